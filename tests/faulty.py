@@ -28,6 +28,14 @@ class KilledInCollective(Faulty):
         dist.barrier()
 
 
+class KilledWithItsServer(Faulty):
+    """Something kills the process that ranks are forked from, and they die with it."""
+
+    def fail(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+
 class KilledAfterwards(Faulty):
     """The step is done, and nobody hears of it."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+from adapters.contract.framework import parse_options
 from conformance import cli
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
@@ -330,6 +331,17 @@ def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch
         assert path.read_text() == text
 
 
+def test_notes_of_options_that_no_job_sets_say_what_looks_at_them_or_why_nothing_does() -> None:
+    options = parse_options("size | steps | `weights` on `two_steps`\nkind | loss | `a` is run")
+    record = replace(registry.create("native", None).framework, options=options)
+    rows = [line for line in table_of_options.section([record]) if line.startswith("| `")]
+
+    assert rows == [
+        "| `size` | steps | `weights` on `two_steps` |",
+        "| `kind` | loss | none: `a` is run |",
+    ]
+
+
 @pytest.mark.skipif(
     not (command.ROOT / pages.ISSUES).exists(), reason="no bug reports are committed"
 )
@@ -440,13 +452,17 @@ def test_options_of_the_lineage_are_those_of_its_parsers() -> None:
     of_megatron = {
         "--calculate-per-token-loss",
         "--clip-grad",
+        "--ddp-average-in-collective",
         "--micro-batch-size",
         "--num-virtual-stages-per-pipeline-rank",
-        "--pipeline-model-parallel-size",
+        "--overlap-grad-reduce",
+        "--use-distributed-optimizer",
+        *(f"--{name}-parallel-size" for name in ("context", "tensor-model", "pipeline-model")),
     }
+    of_pull_requests = {"--loss-aggregation", "--loss-aggregation-divisor", "--pg-loss-divisor"}
 
     unknown = {name for name in options_of("slime and miles") if f'"{name}"' not in known}
-    assert unknown <= of_megatron
+    assert unknown <= of_megatron | of_pull_requests
 
 
 def test_checks_that_are_said_to_cover_options_exist() -> None:

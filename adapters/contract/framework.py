@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.description import Departure, Description
@@ -19,7 +19,10 @@ from adapters.contract.objective import Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
+    from adapters.contract.configuration import FaultInjection, Setting
     from adapters.contract.conventions import Convention
+    from adapters.contract.description import FixedMode
+    from reference.aggregation import Aggregation
 
 Settings = Mapping[str, Any]
 """Values of options by their names; a function of the job gives one that depends on it."""
@@ -45,20 +48,33 @@ def parse_options(table: str) -> tuple[OptionRow, ...]:
     return tuple(OptionRow(tuple(names.split(", ")), *others) for names, *others in cells)
 
 
+@dataclass(frozen=True)
+class Configurable:
+    """What a user sets for a setting of `Job.configuration`.
+
+    An error that refuses it must contain one of ``words``.
+    """
+
+    settings: Settings
+    words: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Framework:
     """A framework, or one of its engines.
 
     ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
-    alone if users give its divisor) and what chooses it; the first is the default. ``layout`` has
-    what each part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``,
-    ``thd``, ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every
-    kind set ``always``. A metric is logged by its name in ``metrics``, and as its opposite if a
-    minus sign is before it.
+    alone if users give its divisor) and what chooses it; the first is the default. Of several names
+    of a mode, jobs choose the one with their divisor, or else the first. ``layout`` has what each
+    part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``,
+    ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every kind set
+    ``always``; the settings of ``configurations`` come last, and an empty text leaves an option
+    out. A metric is logged by its name in ``metrics``, as its opposite if ``-`` is before the name,
+    and as its complement if ``1 -`` is.
     """
 
     title: str
-    """As the framework spells itself."""
+    """As the framework spells itself; frameworks of one title share a section of options."""
     scope: str = ""
     """Which of its options ``options`` are: a sentence."""
     modes: Mapping[str, tuple[str, Settings]]
@@ -67,8 +83,14 @@ class Framework:
     """Of objectives that are documented in one mode alone."""
     layout: Mapping[str, Settings] = field(default_factory=dict)
     always: Settings = field(default_factory=dict)
+    configurations: Mapping[Setting | FaultInjection, Configurable] = field(default_factory=dict)
     metrics: Mapping[Metric, str] = field(default_factory=dict)
     conventions: Mapping[str, Convention] = field(default_factory=dict)
+    rules: Mapping[str, str] = field(default_factory=dict)
+    """These and the next three are as in `Description`."""
+    permits: Mapping[str, str] = field(default_factory=dict)
+    deliberate: Mapping[str, Convention] = field(default_factory=dict)
+    fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
     options: tuple[OptionRow, ...] = ()
     departures: tuple[Departure, ...] = ()
     largest_tp: int = 1
@@ -99,41 +121,71 @@ class Framework:
             "depths": frozenset({Depth.STEP}),
             "objectives": frozenset(objectives),
             "metrics": frozenset(metrics),
+            "configurations": {what: one.words for what, one in self.configurations.items()},
             "options": frozenset(Option(part) for part in self.layout if part in [*Option]),
             "largest_tp": self.largest_tp,
             "largest_pp": self.largest_pp,
             "records_forward_passes": True,
             "new_options": tuple(sorted({*names} - self._documented)),
             "declared": self.conventions,
+            "rules": self.rules,
+            "permits": self.permits,
+            "deliberate": self.deliberate,
+            "fixed_modes": self.fixed_modes,
             "departures": self.departures,
         }
         return Description(**of_record | loaded)
+
+    def narrowed(self, has: Callable[[Settings], bool]) -> Framework:
+        """Returns the record of a version, with nothing to choose that needs an option it lacks.
+
+        ``has`` says whether the version has these options and values, among which there may be
+        functions of the job.
+        """
+        kept = {name: one for name, one in self.configurations.items() if has(one.settings)}
+        of_layout = self.layout.items()
+        return replace(
+            self,
+            modes={name: one for name, one in self.modes.items() if has(one[1])},
+            objectives={name: chosen for name, chosen in self.objectives.items() if has(chosen)},
+            layout={part: one for part, one in of_layout if part not in [*Option] or has(one)},
+            configurations=kept,
+        )
 
     @property
     def _documented(self) -> set[str]:
         """The options that a row of the table says something of, and those of all jobs."""
         return {name for row in self.options for name in row.names} | {*self.always}
 
+    @property
+    def _cuts(self) -> set[str]:
+        """The ways to cut micro-batches: parts of layouts, without how rows are stored."""
+        return {part.partition("-")[0] for words in self.layout for part in words.split()}
+
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
 
-        Raises `Unsupported` for uneven micro-batches that no part of ``layout`` sets, and for a
-        mode that the framework does not have, at all or for the loss.
+        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss,
+        and for a way to cut micro-batches that no part of ``layout`` has.
         """
         mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
-        of_mode = [chosen for text, chosen in self.modes.values() if _kind(text) is mode]
+        of_mode = [one for one in self.modes.values() if _kind(one[0]) is mode]
         if not of_mode:
             raise Unsupported(f"no {mode}")
         if self.only_modes.get(objective, mode) is not mode:
             raise Unsupported(f"{objective} is documented to have no {mode}")
-        if "mbuneven" in parts and not any("mbuneven" in words for words in self.layout):
-            raise Unsupported("no uneven micro-batches")
+        cut = job.layout.micro_batches
+        if isinstance(cut, str) and f"mb{cut}" not in self._cuts:
+            raise Unsupported(f"no micro-batches by {cut}")
+        named = dict(reversed(of_mode)).get(_text(job.aggregation), of_mode[0][1])
         of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
+        of_objective, asked = self.objectives.get(objective, {}), job.configuration.settings
+        of_job = [one.settings for what, one in self.configurations.items() if what in asked]
         merged: dict[str, Any] = {}
-        of_objective = self.objectives.get(objective, {})
-        for chosen in (self.always, of_mode[0], *of_layout, of_objective):
+        for chosen in (self.always, named, *of_layout, of_objective, *of_job):
             merged |= chosen
-        return {name: value(job) if callable(value) else value for name, value in merged.items()}
+        values = {name: one(job) if callable(one) else one for name, one in merged.items()}
+        return {name: value for name, value in values.items() if value != ""}
 
     def reported(
         self, logs: Sequence[Mapping[str, float]]
@@ -141,11 +193,11 @@ class Framework:
         """The metrics that the logs of steps have."""
         found = {}
         for metric, signed in self.metrics.items():
-            name = signed.removeprefix("-")
+            of_one, minus, name = _SIGNED.fullmatch(signed).groups()  # type: ignore[union-attr]
             if any(name in log for log in logs):
-                sign = -1.0 if name != signed else 1.0
+                sign, constant = -1.0 if minus else 1.0, 1.0 if of_one else 0.0
                 found[metric] = tuple(
-                    sign * float(log[name]) if name in log else None for log in logs
+                    constant + sign * float(log[name]) if name in log else None for log in logs
                 )
         return found
 
@@ -167,6 +219,16 @@ def nested(settings: Settings) -> dict[str, Any]:
             inner = inner.setdefault(section, {})
         inner[last] = value
     return whole
+
+
+_SIGNED = re.compile(r"(1 )?(- ?)?(.+)")
+"""The name of a metric in logs, with what is before it in `Framework.metrics`."""
+
+
+def _text(aggregation: Aggregation) -> str:
+    """An aggregation as `Aggregation.parse` reads it."""
+    mode, divisor = aggregation.mode, aggregation.divisor
+    return mode if divisor is None else f"{mode}:{divisor:g}"
 
 
 def _kind(mode: str) -> Mode:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.slime_family import framework
-from adapters.slime_family.framework import LOG
+from adapters.slime_family import importing
+from adapters.slime_family.driving import LOG, OBJECT_STORE
 from adapters.slime_family.user_code import CpUtils
+from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import import_from, modules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
 module = modules_of("miles")
-
-
-def module_if_any(path: str) -> Any:
-    """Import a module of miles; None if this version lacks it."""
-    try:
-        return module(path)
-    except ModuleNotFoundError:
-        return None
 
 
 def engine(name: str) -> Any:
@@ -34,17 +27,22 @@ def engine(name: str) -> Any:
     return module(f"{place}.fsdp_utils.{name}")
 
 
+def decline_in_fetch(actors: ModuleType) -> None:
+    """Let the actors of a module decline a job when they fetch their share of the data."""
+    actors.get_rollout_data = refusals()(actors.get_rollout_data)  # type: ignore[attr-defined]
+
+
 def import_miles(source: Path | None, *, megatron: bool) -> None:
     """Import what all engines need and add the probe to log-probabilities."""
     from adapters.slime_family.model import seam_around
 
-    framework.install("miles", megatron=megatron)
+    importing.install("miles", megatron=megatron)
     import_from("miles", [source] if source else [])
-    framework.drop_server_options("miles")
+    importing.drop_server_options("miles")
     for name in ("ray.rollout.train_data_conversion", "utils.data"):
         holder = module(name)
         if hasattr(holder, "ray"):
-            holder.ray = framework.OBJECT_STORE
+            holder.ray = OBJECT_STORE
         if hasattr(holder, "object_store"):
             store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
             holder.object_store.get_instance = lambda store=store: store

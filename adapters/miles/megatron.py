@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Description, Job, Layout, LogEntry, Rank, grids
-from adapters.contract.description import parse_departures
+from adapters.contract import Job, Layout, LogEntry, Rank, grids
 from adapters.engines.shells import cuts
-from adapters.miles import description, rollouts
-from adapters.miles.importing import import_miles
-from adapters.slime_family import command_line, framework
-from adapters.slime_family.adapter import MegatronAdapter
+from adapters.miles import driving
+from adapters.miles.framework import KEEPERS, LOSSES, MEGATRON, PLACES
+from adapters.miles.importing import decline_in_fetch, import_miles
+from adapters.slime_family.driving import OBJECT_STORE, train_parallel_config
+from adapters.slime_family.megatron import MegatronAdapter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from types import ModuleType
 
+    from adapters.contract.conventions import Convention
     from adapters.contract.probed_batch import ProbedBatch
 
 
@@ -30,24 +29,11 @@ class MilesMegatronAdapter(MegatronAdapter):
     versions = "miles since 0.1.0"
     tree = ("miles",)
 
-    rollout_field = staticmethod(rollouts.rollout_field)
-    slicer = staticmethod(rollouts.slicer)
-    candidates = staticmethod(description.candidates)
-    keepers = staticmethod(description.keepers)
-    declared = staticmethod(description.declared)
-
-    departures = (
-        *description.OBSERVED_ENTROPY,
-        *parse_departures(
-            """
-            stubbed: the phases of sglang's debug dumper: off, as by default
-                a class of sglang's reads its settings; it would only write files
-            stubbed: get_data_parallel_group_gloo: the data-parallel group itself
-                with gloo both groups are the same, and with NCCL the sums are
-            """
-        ),
-    )
-
+    framework = MEGATRON
+    log_probs = "backends.training_utils.loss_hub.logit_processors"
+    losses, places, keepers = LOSSES, PLACES, KEEPERS
+    rollout_field = staticmethod(driving.rollout_field)
+    missing = staticmethod(driving.missing)
     padded_layouts = tuple(cuts(grids(largest=8), "bshd", micro_batches=(1, 2)))
 
     def load(self, source: Path | None) -> None:
@@ -56,7 +42,8 @@ class MilesMegatronAdapter(MegatronAdapter):
         # sglang's debug dumper, which is off, reads its settings with one of sglang's classes.
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
         actors = self.module("backends.megatron_utils.actor")
-        actors.ray = framework.OBJECT_STORE
+        actors.ray = OBJECT_STORE
+        decline_in_fetch(actors)
         # Older versions exchange a critic's values here, between processes; they are given.
         actors.sync_actor_critic_data = lambda *_: None
 
@@ -67,25 +54,14 @@ class MilesMegatronAdapter(MegatronAdapter):
         args.compress_ratios = None
         self.module("utils.arguments").miles_validate_args(args)
 
-    def describe(self) -> Description:
-        """Leave out what miles declares unsupported."""
-        found = super().describe()
-        return replace(found, objectives=found.objectives - description.unsupported_objectives())
-
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References made by miles' rollout side."""
-        told = command_line.train_parallel_config(job.layout)
-        return rollouts.references(args, job, batch, train_parallel_config=told)
+        told = train_parallel_config(job.layout)
+        return driving.references(args, job, batch, train_parallel_config=told)
 
-    def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
-        """Wrap the function that all actors call."""
-        rollouts.decline_in_fetch(actors)
-
-    def loss_modules(self) -> tuple[Any, Any, Any]:
-        """The modules in miles."""
-        paths = "loss_hub.logit_processors", "cp_utils", "loss_hub.losses"
-        processors, cp, losses = (self.module(f"backends.training_utils.{path}") for path in paths)
-        return processors, cp, losses
+    def declared(self) -> Mapping[str, Convention]:
+        """miles' conventions."""
+        return driving.declared(self.parser)
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Make a log with miles configured for one rank."""
@@ -93,9 +69,9 @@ class MilesMegatronAdapter(MegatronAdapter):
         from adapters.toolkit import cuda_on_cpu
 
         with cuda_on_cpu.redirected():
-            megatron_core.join_grid(description.ALONE.layout, rank)
-            self.join(self.arguments(description.ALONE))
-            return description.aggregate(entries)
+            megatron_core.join_grid(driving.ALONE.layout, rank)
+            self.join(self.arguments(driving.ALONE))
+            return driving.aggregate(entries)
 
     def join(self, args: Any) -> None:
         """Initialise miles' state from Megatron's process groups, as its actor does."""

@@ -9,71 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.configuration import FaultInjection, Setting
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import Description
-from adapters.contract.job import Depth, Job, Observation
 from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Objective
+from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.engines.shells import ON_FOUR, STAGES, cuts, staged
-from adapters.openrlhf import departures, importing
+from adapters.engines.shells import ON_FOUR, cuts, staged
+from adapters.openrlhf import importing
+from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.worlds import observation, set_what_ray_sets
-from reference.aggregation import (
-    AuxiliaryAggregation,
-    DenominatorMask,
-    EmptyUnits,
-    EstimatorConventions,
-    Mode,
-    Penalties,
-    TokenSet,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-    from adapters.contract.conventions import Convention
-MASKED = EstimatorConventions(
-    valued=TokenSet.ACTIVE,
-    lost_degrees_of_freedom=0,
-    std_epsilon=1e-9,
-    penalties=Penalties.LATER_TOKENS,
-)
-
-CONVENTIONS: Mapping[str, Convention] = {
-    "empty_units": Documented(
-        EmptyUnits.EXCLUDED,
-        "tests/test_loss_aggregation.py, test_loss_batch_info_excludes_fully_masked_sequences",
-    ),
-    "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
-    "entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-    "kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-    "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-    "value_loss": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-    "of_groups": Assumed(MASKED),
-    "of_returns": Assumed(MASKED),
-    "of_values": Assumed(MASKED),
-}
-"""What the modes leave open. Assumptions were read off the code: terms of the loss and a critic's
-loss are means over tokens, whatever the mode of the policy loss (`trainer/ray/ppo_actor.py`,
-`models/loss.py`), and metrics of micro-batches are weighted by tokens. Returns and GAE go through
-all positions, rewards are at the last active token, values of other tokens are masked, and
-advantages are whitened by the variance of active tokens; estimators with a baseline add up rewards
-of later tokens, without discount (`trainer/ppo_utils/experience_maker.py`)."""
-
-CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
-    Setting.MODE: ("loss_agg_mode",),
-    Setting.ENTROPY: ("entropy_coef",),
-    Setting.KL: ("kl",),
-    Setting.BATCH_SIZE: ("batch",),
-}
-"""What configurations may set, and OpenRLHF's names for it."""
-
-RULES = {"default_mode": "openrlhf/cli/train_ppo_ray.py (--actor.loss_agg_mode)"}
-"""Rules of configurations that OpenRLHF states, by name."""
-
+    from adapters.contract import Description, Job, Observation
+    from adapters.contract.framework import Framework
 
 CUTS_OF_STAGES = (
     "dp1-cp1-mb2-thd",
@@ -97,10 +46,8 @@ class OpenRLHFAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("deepspeed", "ray", "transformers")
-    mode_names: ClassVar[Mapping[str, str]] = {
-        "seq-mean-token-mean": "sample_mean",
-        "token-mean": "token_mean",
-    }
+    framework: ClassVar[Framework] = OPENRLHF
+    mode_names = OPENRLHF.mode_names
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, ring attention of 2, padded (bshd) or packed (thd).
@@ -131,29 +78,18 @@ class OpenRLHFAdapter(Adapter):
         model.put_the_seams_in()
 
     def describe(self) -> Description:
-        """Describe OpenRLHF by what its command line knows."""
-        from adapters.openrlhf import command_line, session
-
-        modes = command_line.LOSS_AGG_MODES
-        has_modes = command_line.knows(command_line.MODE)
-        return Description(
-            modes=frozenset(modes if has_modes else {Mode.TOKEN_MEAN}),
-            default_mode=Mode.TOKEN_MEAN,
-            depths=frozenset({Depth.STEP}),
-            objectives=OBJECTIVES,
-            metrics=session.logged(),
-            options=OPTIONS,
-            configurations=CONFIGURATIONS,
-            records_forward_passes=True,
-            declared=CONVENTIONS,
-            rules=RULES,
+        """Describe OpenRLHF; before 0.11.2 it did not log what corrections drop."""
+        logged = {*OPENRLHF.metrics} - (set() if importing.knows(LEVEL) else {Metric.REJECTED})
+        return OPENRLHF.description(
+            importing.offers,
+            importing.option_names(),
+            metrics=frozenset(logged),
             stubs=tuple(importing.STUBBED),
-            departures=departures.ALL,
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the train batches of one trainer's step."""
-        from adapters.openrlhf.session import Session
+        from adapters.openrlhf.driving import Session
 
         set_what_ray_sets(rank)
         batch = ProbedBatch(job.steps, job.objective)
@@ -171,17 +107,3 @@ class OpenRLHFAdapter(Adapter):
         from adapters.engines import deepspeed
 
         deepspeed.leave_world()
-
-
-OPTIONS = frozenset({Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS, Option.SHORT_BATCH, *STAGES})
-
-OBJECTIVES = frozenset(
-    {
-        *(Objective.POLICY, Objective.OFF_POLICY, Objective.DUAL_CLIP, Objective.GSPO),
-        *(Objective.REJECTION, Objective.TIS_TOKEN, Objective.SEQUENCE_MASKED),
-        *(Objective.ENTROPY, Objective.KL, Objective.COMBINED),
-        *(Objective.GROUP_NORMALISED, Objective.GROUP_CENTRED, Objective.LEAVE_ONE_OUT),
-        *(Objective.REINFORCE_PP, Objective.REINFORCE_PP_BASELINE),
-        *(Objective.GAE, Objective.PENALISED_GAE, Objective.VALUE),
-    }
-)

@@ -1,18 +1,28 @@
-"""Imports OpenRLHF on a machine without its GPU packages."""
+"""Imports OpenRLHF on a machine without its GPU packages, and reads its command line."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import inspect
+import sys
+from argparse import Action, ArgumentParser
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
+from adapters.openrlhf.framework import KIND, LEVEL, LOSS_AGG_MODE
 from adapters.toolkit import worlds
+from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import import_from, modules_of, provide, stub_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+    from types import CodeType
+
+    from adapters.contract.framework import Settings
 
 module = modules_of("openrlhf")
 
@@ -20,6 +30,21 @@ STUBBED: list[str] = []  # packages stubbed in this process
 
 OF_SERVERS = ("vllm", "ring_flash_attn")
 """Packages of rollout servers and of attention, of which the trained model has none."""
+
+SCRIPT = "cli.train_ppo_ray"
+
+SECTIONS = ("--actor.", "--algo.", "--critic.", "--ds.", "--train.")
+"""Sections of options that a step may depend on."""
+
+OF_OPTIMIZERS = {"adam", "muon"}
+"""Sections within these."""
+
+OLDER_KINDS = {
+    ("token", "mask"): "icepop",
+    ("token", "clip"): "tis",
+    ("seq", "mask"): "seq-mask-tis",
+}
+"""Levels and modes of corrections, by the names of their types before 0.11.2."""
 
 
 def import_openrlhf(source: Path | None) -> None:
@@ -37,6 +62,102 @@ def import_openrlhf(source: Path | None) -> None:
     # Compiling takes longer than any step.
     with mock.patch.object(torch, "compile", lambda function: function):
         module("models")
+
+
+def parsed(settings: Settings) -> Any:
+    """OpenRLHF's arguments, as its own script parses and validates them.
+
+    Raises `Refused` if it declines them.
+    """
+    received: list[Any] = []
+    with refusals():
+        _run_script(received.append, *_words(_of_this_version(settings)))
+    [args] = received
+    args.ds.param_dtype = "fp32"  # the parser knows two dtypes of 16 bits alone
+    return args
+
+
+def knows(option: str) -> bool:
+    """Whether the command line of this version has an option."""
+    return option in _options()
+
+
+def offers(settings: Settings) -> bool:
+    """Whether the command line of this version has these options, with these choices."""
+    options, chosen = _options(), _of_this_version(settings)
+    return all(
+        name in options and value in (options[name].choices or (value,))
+        for name, value in chosen.items()
+    )
+
+
+def option_names() -> Iterator[str]:
+    """Yields the options that a gradient may depend on, which those of optimizers are not."""
+    named = (name for name in _options() if name.startswith(SECTIONS))
+    return (name for name in named if not OF_OPTIMIZERS & {*name.split(".")})
+
+
+def _of_this_version(settings: Settings) -> dict[str, Any]:
+    """Settings as users of this version type them.
+
+    Before 0.11.2 the only mode was `token-mean`, and other options chose a correction.
+    """
+    chosen = dict(settings)
+    if not knows(LOSS_AGG_MODE) and chosen.get(LOSS_AGG_MODE) == "token-mean":
+        del chosen[LOSS_AGG_MODE]
+    if not knows(LEVEL) and LEVEL in chosen:
+        kind = OLDER_KINDS[chosen.pop(LEVEL), chosen.pop(KIND)]
+        chosen["--algo.advantage.is_correction_enable"] = True
+        chosen["--algo.advantage.is_correction_type"] = kind
+    return chosen
+
+
+def _words(settings: Settings) -> Iterator[str]:
+    """Yields the words of a command line; a switch has no value, and a tuple several."""
+    for name, value in settings.items():
+        yield name
+        if value is not True:
+            yield from map(str, value if isinstance(value, tuple) else (value,))
+
+
+@cache
+def _options() -> Mapping[str, Action]:
+    """The options of the script's parser."""
+    found: dict[str, Action] = {}
+
+    def keep(parser: ArgumentParser) -> NoReturn:
+        found.update(parser._option_string_actions)
+        raise SystemExit
+
+    try:
+        with mock.patch.object(ArgumentParser, "parse_args", keep):
+            _run_script(_nothing)
+    except SystemExit:
+        return found
+    raise LookupError(f"{SCRIPT} parses no arguments")
+
+
+def _nothing(_: Any) -> None:
+    """Train nothing."""
+
+
+def _run_script(train: Callable[[Any], None], *words: str) -> None:
+    """Run the script with another function in the place of the one that trains."""
+    with mock.patch.object(sys, "argv", [SCRIPT, *words]):
+        exec(_script(), {"__name__": "__main__", "train": train})
+
+
+@cache
+def _script() -> CodeType:
+    """The script's code without its function that trains."""
+    script = module(SCRIPT)
+    tree = ast.parse(inspect.getsource(script))
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.FunctionDef) and node.name == "train")
+    ]
+    return compile(tree, script.__file__, "exec")
 
 
 @cache

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.objective import Objective
-from adapters.openrlhf.command_line import corrects
 from adapters.openrlhf.importing import module
 from adapters.toolkit.probe import by_token_id
 from adapters.toolkit.settings import given_values
@@ -32,6 +31,8 @@ class Rollouts:
     batch: ProbedBatch
     job: Job
     samples: range
+    are_corrected: bool
+    """Whether the rollout policy's log-probabilities are compared with the old one's."""
 
     def experiences(self) -> list[Any]:
         """One of each sample, as OpenRLHF's generator makes it of an engine's answer."""
@@ -77,7 +78,7 @@ class Rollouts:
             "label": "",
             "observation_tokens": np.concatenate([prompt, response]).tolist(),
             "action_ranges": _ranges(active),
-            "rollout_log_probs": log_probs.tolist() if corrects(self.job) else None,
+            "rollout_log_probs": log_probs.tolist() if self.are_corrected else None,
             "reward": float(self.batch.rewards[index]),
         }
 

@@ -10,20 +10,40 @@ from unittest import mock
 from adapters.contract.layout import Layout, Option
 from adapters.engines.shells import ON_FOUR, OnFsdp, cuts
 from adapters.roll.adapter import RollAdapter
+from adapters.roll.framework import ENGINE, ROLL, of_rows
 from adapters.roll.importing import module
 
 if TYPE_CHECKING:
-    from adapters.contract import Description, Job, Rank
-    from adapters.roll.workers import Trained
-
+    from adapters.contract import Job, Rank
+    from adapters.roll.driving import Trained
 
 STRATEGY = "distributed.strategy.fsdp2_strategy"
+
+FSDP2 = replace(
+    ROLL,
+    layout={
+        **ROLL.layout,
+        **of_rows(
+            slices=lambda job: job.layout.cp,
+            of_cp={"actor_train.model_args.ulysses_size": lambda job: job.layout.cp},
+        ),
+        Option.HYBRID_SHARDING: {f"{ENGINE}.fsdp_size": lambda job: job.layout.world_size // 2},
+    },
+    always={
+        **ROLL.always,
+        "actor_train.strategy_args.strategy_name": "fsdp2_train",
+        f"{ENGINE}.fsdp_size": lambda job: job.layout.world_size,
+        f"{ENGINE}.param_dtype": "float32",
+        f"{ENGINE}.reduce_dtype": "float32",
+    },
+)
 
 
 class RollFsdpAdapter(OnFsdp, RollAdapter):
     """ROLL with FSDP2, the first that its guide names."""
 
     engine = "fsdp2"
+    framework = FSDP2
     dependencies = ("tensordict", "transformers")
     engine_module = STRATEGY
     log_probs = STRATEGY, "log_probs_from_logits"
@@ -38,44 +58,19 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
             Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
         ]
 
-    def describe(self) -> Description:
-        """Add the way to shard a model."""
-        found = super().describe()
-        return replace(found, options=found.options | {Option.HYBRID_SHARDING})
-
-    def settings(self, job: Job) -> dict[str, object]:
-        """Ulysses and shards, in float32."""
-        layout = job.layout
-        shards = layout.world_size // (2 if Option.HYBRID_SHARDING in layout.options else 1)
-        precisions = {"param_dtype": "float32", "reduce_dtype": "float32"}
-        return {
-            "model_args": {"dtype": "fp32", "ulysses_size": layout.cp},
-            "strategy_args": {
-                "strategy_name": "fsdp2_train",
-                "strategy_config": {"fsdp_size": shards, **precisions},
-            },
-        }
-
-    def slices(self, layout: Layout) -> int:
-        """One of each rank of Ulysses."""
-        return layout.cp
-
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A worker whose optimizer tells the gradient."""
+        from adapters.roll.driving import Trained, new_worker
         from adapters.roll.model import CONFIG, probed
-        from adapters.roll.workers import Trained, loading, new_worker
         from adapters.toolkit.probe import ForwardPasses, GradientReader
 
         passes = ForwardPasses()
         model = probed(role, capacity, passes)
-        of_engine: dict[str, Any] = {
+        loaded: dict[str, Any] = {
             "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: CONFIG),
             "download_model": lambda path: path,
         }
-        with (
-            mock.patch.multiple(module(self.engine_module), **of_engine),
-            loading(self.engine_module, lambda **_: model),
-        ):
-            worker = new_worker(role, config)
+        with mock.patch.multiple(module(STRATEGY), **loaded):
+            worker = new_worker(role, config, STRATEGY, lambda **_: model)
         gradients = GradientReader(worker.strategy.optimizer)
         return Trained(worker=worker, passes=passes, gradients=gradients)

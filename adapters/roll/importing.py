@@ -1,17 +1,22 @@
-"""Imports ROLL's pipeline and workers on a machine without GPUs, and puts the probe into them."""
+"""Imports ROLL's pipeline on a machine without GPUs, with the probe, and configures it."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import os
-from functools import cache
-from typing import TYPE_CHECKING
+from dataclasses import is_dataclass
+from functools import cache, reduce
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+from adapters.contract.framework import nested
 from adapters.toolkit.imports import import_from, modules_of, stub, stub_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from adapters.contract.framework import Settings
 
 module = modules_of("roll")
 
@@ -23,6 +28,9 @@ RENAMED = {"AutoModelForVision2Seq": "AutoModelForImageTextToText"}
 
 TRACES = ("opentelemetry.exporter.otlp.proto.grpc", "roll.utils.otel_receiver")
 """Where traces are sent to, and a server that receives them."""
+
+OF_POLICIES = ("worker_cls", "pg_variant")
+"""Options of a role that a critic does not have."""
 
 FOR_MEGATRON = "mcore_adapter/src"
 """Where ROLL's repository has its package that makes models of Megatron."""
@@ -46,6 +54,68 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
     module("pipeline.rlvr.rlvr_pipeline")
     _let_a_cpu_do()
     _add_the_seams(log_probs, entropies)
+
+
+def configured(settings: Settings) -> Any:
+    """The configuration of a pipeline, as validated. A critic is trained as the actor is."""
+    from dacite import from_dict
+
+    declared = {name: value for name, value in settings.items() if not name.startswith("+")}
+    sections = nested(declared)
+    if settings["adv_estimator"] == "gae":
+        actor = sections["actor_train"].items()
+        sections["critic"] = {name: value for name, value in actor if name not in OF_POLICIES}
+    config = from_dict(data_class=_pipeline_config(), data=sections)
+    for name in settings.keys() - declared.keys():
+        *roles, option = name.lstrip("+").split(".")
+        setattr(reduce(getattr, roles, config), option, settings[name])
+    return config
+
+
+def offers(settings: Settings) -> bool:
+    """Whether this version's pipeline declares these options and values."""
+    declared = (name for name in settings if not name.startswith("+"))
+    return all(_is_choice(name, settings[name]) for name in declared)
+
+
+def option_names() -> Iterator[str]:
+    """Yields the options that other pipelines of ROLL do not have, roles left out."""
+    of_all = _hints(module("configs.base_config").BaseConfig)
+    declared = _declared(_pipeline_config())
+    yield from (name for name in declared if name.split(".")[0] not in of_all)
+
+
+def _pipeline_config() -> Any:
+    return module("pipeline.rlvr.rlvr_config").RLVRConfig
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a configuration's options."""
+    return get_type_hints(kind)
+
+
+def _declared(kind: type, section: str = "") -> Iterator[str]:
+    """Yields the options of a configuration and of its sections, which are no roles."""
+    of_roles = module("configs.worker_config").WorkerConfig
+    for name, hint in _hints(kind).items():
+        kinds: list[Any] = [one for one in (hint, *get_args(hint)) if is_dataclass(one)]
+        if not kinds or get_origin(hint) is list:
+            yield f"{section}{name}"
+        elif not issubclass(kinds[0], of_roles):
+            yield from _declared(kinds[0], f"{section}{name}.")
+
+
+def _is_choice(name: str, value: Any) -> bool:
+    """Whether an option is declared, with this value among its choices if it has any."""
+    kind: Any = _pipeline_config()
+    for part in name.split("."):
+        if not is_dataclass(kind):
+            return True  # an entry of a dictionary
+        options = _hints(kind)
+        if part not in options:
+            return False
+        kind = options[part]
+    return get_origin(kind) is not Literal or value in get_args(kind)
 
 
 @cache

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
-from adapters.engines.shells import OnMegatron, by_size, cuts
-from adapters.roll import departures
+from adapters.engines.shells import PIPELINE_STAGES, OnMegatron, by_size, cuts
 from adapters.roll.adapter import RollAdapter
+from adapters.roll.framework import ENGINE, ROLL, of_rows
 from adapters.roll.importing import module
 from adapters.toolkit.settings import gives_advantages
 
@@ -24,22 +25,83 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Description, Job, Observation, Rank
-    from adapters.roll.workers import Trained
+    from adapters.contract import Job, Observation, Rank
+    from adapters.roll.driving import Trained
 
 STRATEGY = "distributed.strategy.megatron_strategy"
 
-OPTIONS: dict[Option, str] = {
-    Option.DISTRIBUTED_OPTIMIZER: "use_distributed_optimizer",
-    Option.OVERLAP_GRAD_REDUCE: "overlap_grad_reduce",
-}
-"""ROLL's settings of Megatron's data parallelism, by options of layouts."""
+OF_REPLICAS = (Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS)
+"""Options that are looked at with data- and context-parallel ranks."""
+
+
+def _slices(job: Job) -> int:
+    """Two for each context-parallel rank, one of the beginning and one of the end.
+
+    Raises `Unsupported` where widths of micro-batches would come on top of another mistake: dynamic
+    batching cuts the rows of each micro-batch to a width of its own, by which
+    `seq-mean-token-sum-norm` divides.
+    """
+    divides_by_width = job.aggregation.divisor not in (None, 1)
+    by_tokens = job.layout.micro_batches == "tokens"
+    if divides_by_width and by_tokens and job.objective is not Objective.POLICY:
+        raise Unsupported(
+            "micro-batches by tokens differ in width, the divisor: looked at without other terms"
+        )
+    return 2 * job.layout.cp if job.layout.cp > 1 else 1
+
+
+# ROLL has no critic on Megatron.
+MEGATRON = replace(
+    ROLL,
+    objectives={one: of for one, of in ROLL.objectives.items() if one is not Objective.VALUE},
+    layout={
+        **ROLL.layout,
+        **of_rows(_slices, {f"{ENGINE}.context_parallel_size": lambda job: job.layout.cp}),
+        "pp": {f"{ENGINE}.pipeline_model_parallel_size": lambda job: job.layout.pp},
+        Option.INTERLEAVED: {f"{ENGINE}.virtual_pipeline_model_parallel_size": 2},
+        Option.DISTRIBUTED_OPTIMIZER: {f"{ENGINE}.use_distributed_optimizer": True},
+        Option.OVERLAP_GRAD_REDUCE: {f"{ENGINE}.overlap_grad_reduce": True},
+    },
+    always={
+        **ROLL.always,
+        "actor_train.strategy_args.strategy_name": "megatron_train",
+        f"{ENGINE}.lr_scheduler_kwargs.lr_decay_steps": 1,
+    },
+    largest_pp=4,
+    departures=(
+        *ROLL.departures,
+        *parse_departures(
+            """
+            stubbed: the model that mcore_adapter builds from a checkpoint, by chunks of a model
+            with one token
+                mcore_adapter's own functions hold and slice it; ROLL wraps it in Megatron's data
+                parallelism
+            set: parameters in float32; ROLL's functions of logits get copies
+                the tolerance is derived from the dtype, which a report names; the functions copy
+                bfloat16 logits to float32 themselves, and overwrite the copy
+            stubbed: moving weights, gradients and optimizer states to host memory and back
+                a step computes only on the device
+            set: with dynamic batching, an attention mask of 1 on masked tokens at the end of a
+            response, except in checks on ROLL's own advantages
+                rows are cut to the attended tokens, and these are tokens of a case
+            set: lr_decay_steps=1
+                the learning rate is 0, and ROLL derives no decay from so few steps
+            set: the row length and the number of micro-batches, in a worker that is made once
+                the worker's strategy has copied them from configurations
+            stubbed: on a machine without a GPU, torch's CUDA devices, by the CPU, and pinned memory
+                the same operations in the same order, in float32
+            """,
+            PIPELINE_STAGES,
+        ),
+    ),
+)
 
 
 class RollMegatronAdapter(OnMegatron, RollAdapter):
     """ROLL with its Megatron engine."""
 
     engine = "megatron"
+    framework = MEGATRON
     dependencies = ("megatron-core", "tensordict", "transformers")
     engine_module = STRATEGY
     log_probs = STRATEGY, "vocab_parallel_logprobs"
@@ -51,7 +113,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         return by_size(
             [
                 *cuts(grids(largest=4), "bshd"),
-                *(replace(of_four, options=(option,)) for option in (*OPTIONS, Option.TWO_EPOCHS)),
+                *(replace(of_four, options=(option,)) for option in OF_REPLICAS),
                 *(replace(pipeline, format="bshd") for pipeline in PIPELINES),
                 Layout(pp=2, micro_batches=2, options=(Option.INTERLEAVED,)),
             ]
@@ -63,46 +125,12 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         strategy = module(STRATEGY).MegatronTrainStrategy
         strategy.load_states = strategy.offload_states = _move_nothing
 
-    def describe(self) -> Description:
-        """Add what Megatron's parallelism can do; ROLL has no critic on it."""
-        found = super().describe()
-        return replace(
-            found,
-            objectives=found.objectives - {Objective.VALUE},
-            options=found.options | {*OPTIONS, Option.INTERLEAVED},
-            largest_pp=4,
-            departures=(*found.departures, *departures.MEGATRON),
-        )
-
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train in the layout's process groups."""
         from adapters.engines import megatron_core
 
         megatron_core.join_grid(job.layout, rank)
         return super().observe(job, rank)
-
-    def settings(self, job: Job) -> dict[str, object]:
-        """Sizes of the engine's parallelism, and options of data parallelism and of pipelines."""
-        _require_widths(job)
-        layout = job.layout
-        interleaved = Option.INTERLEAVED in layout.options
-        return {
-            "model_args": {"dtype": "fp32"},
-            "strategy_args": {
-                "strategy_name": "megatron_train",
-                "strategy_config": {
-                    "context_parallel_size": layout.cp,
-                    "pipeline_model_parallel_size": layout.pp,
-                    **({"virtual_pipeline_model_parallel_size": 2} if interleaved else {}),
-                    "lr_scheduler_kwargs": {"lr_decay_steps": 1},
-                    **{OPTIONS[option]: True for option in OPTIONS if option in layout.options},
-                },
-            },
-        }
-
-    def slices(self, layout: Layout) -> int:
-        """Two of each context-parallel rank, of the beginning and of the end."""
-        return 2 * layout.cp if layout.cp > 1 else 1
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
         """All, if advantages are given, with dynamic batching, which cuts off the others."""
@@ -112,11 +140,10 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A worker whose optimizer tells the gradient."""
         from adapters.engines import megatron_core
-        from adapters.roll.workers import Trained, loading, new_worker
+        from adapters.roll.driving import Trained, new_worker
 
         chunks = _chunks(job.layout, capacity, rank)
-        with loading(self.engine_module, lambda **_: _as_models(chunks)):
-            worker = new_worker(role, config)
+        worker = new_worker(role, config, STRATEGY, lambda **_: _as_models(chunks))
         policy = megatron_core.wrapped_policy(worker.strategy.models_wrapped, chunks)
         gradients = megatron_core.gradients_of_steps(worker.strategy.optimizer, policy)
         return Trained(worker=worker, passes=policy.passes, gradients=gradients)
@@ -127,20 +154,6 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         strategy, steps = worker.strategy, own.training_args.gradient_accumulation_steps
         strategy.seq_length = config.sequence_length
         strategy.megatron_train_args.gradient_accumulation_steps = steps
-
-
-def _require_widths(job: Job) -> None:
-    """Raise `Unsupported` where widths of micro-batches would come on top of another mistake.
-
-    Dynamic batching cuts the rows of each micro-batch to a width of its own, by which
-    `seq-mean-token-sum-norm` divides.
-    """
-    divides_by_width = job.aggregation.divisor not in (None, 1)
-    by_tokens = job.layout.micro_batches == "tokens"
-    if divides_by_width and by_tokens and job.objective is not Objective.POLICY:
-        raise Unsupported(
-            "micro-batches by tokens differ in width, the divisor: looked at without other terms"
-        )
 
 
 def _move_nothing(*_: object, **__: object) -> None:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from abc import abstractmethod
 from collections import defaultdict
 from dataclasses import replace
-from functools import cache, partial
-from importlib.metadata import version
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
-from unittest import mock
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.conventions import Assumed
@@ -31,7 +28,6 @@ from adapters.skyrl import driving, importing
 from adapters.skyrl.framework import CONFIGURATIONS, FSDP, MEGATRON, PERMITTED, SKYRL
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
 from adapters.toolkit.calls import places, refusals_of_configuration
-from adapters.toolkit.imports import stub, stub_missing
 from adapters.toolkit.settings import has_critic, has_kl_term, trained_model
 from adapters.toolkit.worlds import observation
 from reference.aggregation import MicroBatchWeight, Mode
@@ -40,18 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract.framework import Framework
 
 SCALING = "apply_loss_reduction_to_advantages_minibatch"
 """SkyRL's function that reduces by scaling advantages; older versions reduce the loss."""
 
 WORKER_UTILS = "backends.skyrl_train.workers.worker_utils"
-
-MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
-"""A package that only registers models with Megatron-Bridge."""
-
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
-"""Dtypes by their names in SkyRL's options of FSDP."""
 
 
 class SkyRLAdapter(Adapter):
@@ -67,25 +57,21 @@ class SkyRLAdapter(Adapter):
     framework: ClassVar[Framework] = SKYRL
     mode_names: ClassVar[Mapping[str, str]] = SKYRL.mode_names
 
-    @abstractmethod
-    def load_engine(self) -> None:
-        """Import the engine's worker and put the seams where it uses logits."""
+    @property
+    def engine_module(self) -> Any:
+        """The module of the engine, which imports torch.
 
-    @abstractmethod
-    def precision(self, job: Job, dtype: str) -> Settings:
-        """The settings for parameters of a dtype; raises `Unsupported` if none run the job."""
-
-    @abstractmethod
-    def worker(self, model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's worker of the ``policy`` or the ``critic`` on this rank.
-
-        It collects gradients in ``gradients`` and what its model is given in ``passes``.
+        ``add_seams`` adds the probe where the engine uses logits. ``precision`` has the settings
+        for parameters of a dtype, if the engine can run a job. ``worker`` makes SkyRL's worker of
+        the policy or of the critic on this rank, which collects gradients in ``gradients`` and what
+        its model is given in ``passes``.
         """
+        return importlib.import_module(f"adapters.skyrl.{self.engine}")
 
     def load(self, source: Path | None) -> None:
         """Import SkyRL and its engine."""
         importing.import_skyrl(source)
-        self.load_engine()
+        self.engine_module.add_seams()
 
     def describe(self) -> Description:
         """Describe SkyRL by what its configuration accepts."""
@@ -108,15 +94,16 @@ class SkyRLAdapter(Adapter):
         batch = ProbedBatch(job.steps, job.objective)
         rollouts = driving.Rollouts(batch, job)
         with rank.framework():
-            settings = driving.settings(self.framework, job)
-            config = driving.configured({**settings, **self.precision(job, rank.dtype)}, job)
+            of_rank = self.engine_module.precision(job, rank.dtype)
+            config = driving.configured(self.framework, job, of_rank)
         if job.depth is Depth.REDUCER:
             with rank.framework():
                 gradient = driving.reduce(config, rollouts)
             return Observation(token_weights=batch.split(batch.weights(gradient)))
         models = ("policy", "critic") if has_critic(job) else ("policy",)
         workers = {
-            model: self.worker(model, config, job, batch.probe_size, rank) for model in models
+            model: self.engine_module.worker(model, config, job, batch.probe_size, rank)
+            for model in models
         }
         dispatch = driving.Dispatch(workers, rollouts)
         with rank.framework(), refusals_of_configuration(job):
@@ -163,36 +150,14 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
         return cuts(ON_FOUR, "bshd", "thd")
 
-    def load_engine(self) -> None:
-        """Add the probe where SkyRL's model wrapper computes log-probabilities and entropies."""
-        from adapters.skyrl.fsdp import add_seams
-
-        add_seams()
-
     def describe(self) -> Description:
         """Add how micro-batches are weighed: newer versions pass each its weight."""
         found = super().describe()
         worker = module("backends.skyrl_train.workers.worker").PolicyWorkerBase
-        weighed = (
-            "microbatch_weight" in inspect.signature(worker._forward_backward_micro).parameters
-        )
+        parameters = inspect.signature(worker._forward_backward_micro).parameters
+        weighed = "microbatch_weight" in parameters
         weight = MicroBatchWeight.BY_SAMPLES if weighed else MicroBatchWeight.EQUAL
         return replace(found, declared={**found.declared, "micro_batch_weight": Assumed(weight)})
-
-    def precision(self, job: Job, dtype: str) -> Settings:
-        """The dtype of parameters in computations; gradients are reduced in float32."""
-        return {
-            f"trainer.{model}.fsdp_config.mixed_precision.param_dtype": PRECISIONS[dtype]
-            for model in ("policy", "critic")
-        }
-
-    def worker(self, model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's worker on this rank, cached for all jobs that can share its model."""
-        from adapters.skyrl.fsdp import cached_worker
-
-        if model == "critic" and job.layout.cp > 1 and job.layout.format == "bshd":
-            raise Unsupported("SkyRL's critic splits sequences only where they are packed")
-        return cached_worker(model, config, job, probe_size, rank)
 
 
 class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
@@ -226,60 +191,11 @@ class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
             ]
         )
 
-    def load_engine(self) -> None:
-        """Add the probe to SkyRL's autograd functions for log-probabilities and entropies."""
-        from adapters.skyrl.megatron import add_seams
-
-        stub([MODEL_BRIDGES])
-        STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
-        if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
-            conversion = importlib.import_module("megatron.bridge.models.conversion.model_bridge")
-            conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
-        add_seams()
-
     def describe(self) -> Description:
         """Add the place that sets the functions around Megatron's reduction of gradients."""
-        from adapters.skyrl.megatron import MODEL_WRAPPER
-
-        found, wrapper = super().describe(), module(MODEL_WRAPPER).MegatronModelWrapper
-        reduction = {CodeLocation.REDUCTION: code_location(wrapper.__init__)}
+        found, wrapper = super().describe(), module(self.engine_module.MODEL_WRAPPER)
+        reduction = {CodeLocation.REDUCTION: code_location(wrapper.MegatronModelWrapper.__init__)}
         return replace(found, places={**found.places, **reduction})
-
-    def precision(self, job: Job, dtype: str) -> Settings:
-        """The dtype of parameters, if SkyRL packs samples with the installed Megatron-Core."""
-        if job.layout.format == "thd" and _packing_fault() is not None:
-            raise Unsupported(
-                f"this SkyRL cannot pack samples with Megatron-Core"
-                f" {version('megatron-core')}: {_packing_fault()}"
-            )
-        return {"trainer.bf16": dtype == "bfloat16"}
-
-    def worker(self, model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-        """SkyRL's worker, cached as long as its process groups, with a new model."""
-        from adapters.skyrl.megatron import joined_worker
-
-        with rank.framework():
-            return joined_worker(config, job, probe_size, rank)
-
-
-@cache
-def _packing_fault() -> str | None:
-    """Why SkyRL cannot pack with this Megatron-Core, tested by packing one token on one rank."""
-    import torch
-
-    utils = module("backends.skyrl_train.distributed.megatron.megatron_utils")
-    alone = SimpleNamespace(
-        get_tensor_model_parallel_world_size=lambda: 1,
-        get_context_parallel_world_size=lambda: 1,
-        get_context_parallel_rank=lambda: 0,
-    )
-    token, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
-    try:
-        with mock.patch.object(utils, "mpu", alone):
-            utils.preprocess_packed_seqs(token, mask)
-    except TypeError as error:
-        return str(error)
-    return None
 
 
 def _places(reducer: str) -> dict[CodeLocation, str]:

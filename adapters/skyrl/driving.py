@@ -109,24 +109,22 @@ def capacity(probe_size: int) -> int:
     return probe_capacity(max(probe_size, PADDING_MICRO_BATCH_IDS) + 1)
 
 
-def settings(framework: Framework, job: Job) -> dict[str, Any]:
-    """The settings that train a job, changed where its configuration differs."""
-    chosen, configuration = framework.settings(job), job.configuration
+def configured(framework: Framework, job: Job, of_rank: Settings) -> Any:
+    """SkyRL's configuration of a job and a rank, changed where the job's configuration says so.
+
+    Raises `Unsupported` or `Refused`.
+    """
+    settings, configuration = framework.settings(job), job.configuration
     if configuration.entropy:
-        chosen |= framework.objectives[Objective.ENTROPY]
+        settings |= framework.objectives[Objective.ENTROPY]
     if configuration.kl:
-        chosen |= framework.objectives[Objective.KL]
+        settings |= framework.objectives[Objective.KL]
     if configuration.corrects:
-        chosen[TYPE_OF_CORRECTION] = "token"
+        settings[TYPE_OF_CORRECTION] = "token"
     if not configuration.says_mode:
-        del chosen["loss_reduction"]
-    return chosen
-
-
-def configured(chosen: Settings, job: Job) -> Any:
-    """SkyRL's configuration by settings of a job; raises `Unsupported` or `Refused`."""
-    config = importing.configured(chosen)
-    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
+        del settings["loss_reduction"]
+    config = importing.configured({**settings, **of_rank})
+    if configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
         raise Unsupported("no missing max_seq_len: it is derived from the generated lengths")
     return config
 

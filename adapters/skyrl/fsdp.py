@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Depth, Job, Rank
+from adapters.contract import Depth, Job, Rank, Unsupported
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import PACKING, module, ppo_utils
 from adapters.toolkit import cuda_on_cpu
@@ -23,8 +23,11 @@ from adapters.toolkit.worlds import cached
 if TYPE_CHECKING:
     import torch
 
+    from adapters.contract.framework import Settings
+
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in SkyRL
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
 
@@ -37,25 +40,35 @@ def add_seams() -> None:
     module(WORKER)
 
 
-def cached_worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+def precision(job: Job, dtype: str) -> Settings:
+    """The dtype of parameters in computations; gradients are reduced in float32."""
+    return {
+        f"trainer.{model}.fsdp_config.mixed_precision.param_dtype": PRECISIONS[dtype]
+        for model in MODELS
+    }
+
+
+def worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
     """A worker from the rank's cache, made if missing, with the configuration of this job."""
+    if model == "critic" and job.layout.cp > 1 and job.layout.format == "bshd":
+        raise Unsupported("SkyRL's critic splits sequences only where they are packed")
     size = capacity(probe_size)
 
     def make() -> Any:
         with rank.framework():
-            worker = _worker(model, config, job, rank.index)
-            worker.passes = ForwardPasses()
-            _prepare(worker, MODELS[model](job, size, worker.passes, rank.device), job)
-        return worker
+            made = _worker(model, config, job, rank.index)
+            made.passes = ForwardPasses()
+            _prepare(made, MODELS[model](job, size, made.passes, rank.device), job)
+        return made
 
     key = (model, job.layout.cp, job.layout.format, job.depth, size)
-    worker = cached(rank, key, make)
-    worker.cfg = config.trainer
-    worker._micro_batches_accumulated = 0  # critics and older versions divide by it
+    found = cached(rank, key, make)
+    found.cfg = config.trainer
+    found._micro_batches_accumulated = 0  # critics and older versions divide by it
     losses, algorithm = ppo_utils(), config.trainer.algorithm
-    worker.policy_loss_fn = losses.PolicyLossRegistry.get(algorithm.policy_loss_type)
-    worker.critic_loss_fn = losses.ppo_critic_loss
-    return worker
+    found.policy_loss_fn = losses.PolicyLossRegistry.get(algorithm.policy_loss_type)
+    found.critic_loss_fn = losses.ppo_critic_loss
+    return found
 
 
 def _worker(model: str, config: Any, job: Job, index: int) -> Any:

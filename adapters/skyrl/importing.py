@@ -81,7 +81,7 @@ def offers(always: Settings, settings: Settings) -> bool:
     """Whether this version has these options and values, besides those that jobs always set."""
     constant = {name: one for name, one in {**always, **settings}.items() if not callable(one)}
     try:
-        configured({"max_seq_len": 1, **constant})  # which a mode requires
+        configured({"max_seq_len": 1, **constant})  # a mode requires it
     except (Refused, Unsupported):
         return False
     return True
@@ -110,7 +110,7 @@ def _path(name: str) -> str:
 
 
 def _has(path: str) -> bool:
-    """Whether the configuration of this version has an option, or its section may be missing."""
+    """Whether this version has an option; every one in a section that is None by default."""
     section = _defaults()
     for name in path.split("."):
         if section is None:

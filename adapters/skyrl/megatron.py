@@ -8,27 +8,41 @@ turn a logit into a log-probability or an entropy.
 
 from __future__ import annotations
 
+import importlib
 import os
+from functools import cache
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
+from adapters.contract.job import Unsupported
 from adapters.contract.probed_batch import ENTROPIES
 from adapters.engines import megatron_core
 from adapters.skyrl.driving import capacity
-from adapters.skyrl.importing import module, ppo_utils
+from adapters.skyrl.importing import STUBBED, module, ppo_utils
+from adapters.toolkit.imports import stub, stub_missing
 from adapters.toolkit.probe import cycled
 
 if TYPE_CHECKING:
     from adapters.contract import Job, Rank
+    from adapters.contract.framework import Settings
 
+# A package that only registers models with Megatron-Bridge.
+MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
 WORKER = "backends.skyrl_train.workers.megatron.megatron_worker"
 MODEL_WRAPPER = "backends.skyrl_train.workers.megatron.megatron_model_wrapper"
 
 
 def add_seams() -> None:
     """Add the probe to SkyRL's autograd functions for log-probabilities and entropies."""
+    stub([MODEL_BRIDGES])
+    STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
+    if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
+        conversion = importlib.import_module("megatron.bridge.models.conversion.model_bridge")
+        conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
     model_utils = module("backends.skyrl_train.distributed.megatron.model_utils")
     for name in ("DistributedLogprob", "ChunkedDistributedLogprob"):
         setattr(model_utils, name, _probed(getattr(model_utils, name)))
@@ -36,21 +50,55 @@ def add_seams() -> None:
     module(WORKER)
 
 
-def joined_worker(config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-    """A worker with a new model; it is kept as long as Megatron's process groups."""
-    if megatron_core.enter_grid(job.layout, rank):
-        worker = object.__new__(module(WORKER).MegatronPolicyWorkerBase)
-        worker.cfg = config.trainer
-        worker._world_size = job.layout.world_size
-        worker._rank = worker._local_rank = rank.index
-        worker._is_lora, worker.adapter_store = False, None
-        worker.init_worker_process_group()
-        rank.cache[WORKER] = worker
-    worker = rank.cache[WORKER]
-    worker.cfg = config.trainer
-    worker._micro_batches_accumulated = 0  # older versions count them
-    _init_model(worker, _Provider(job, capacity(probe_size), rank))
-    return worker
+def precision(job: Job, dtype: str) -> Settings:
+    """The dtype of parameters, if SkyRL packs samples with the installed Megatron-Core."""
+    if job.layout.format == "thd" and _packing_fault() is not None:
+        raise Unsupported(
+            f"this SkyRL cannot pack samples with Megatron-Core"
+            f" {version('megatron-core')}: {_packing_fault()}"
+        )
+    return {"trainer.bf16": dtype == "bfloat16"}
+
+
+@cache
+def _packing_fault() -> str | None:
+    """Why SkyRL cannot pack with this Megatron-Core, tested by packing one token on one rank."""
+    utils = module("backends.skyrl_train.distributed.megatron.megatron_utils")
+    alone = SimpleNamespace(
+        get_tensor_model_parallel_world_size=lambda: 1,
+        get_context_parallel_world_size=lambda: 1,
+        get_context_parallel_rank=lambda: 0,
+    )
+    token, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
+    try:
+        with mock.patch.object(utils, "mpu", alone):
+            utils.preprocess_packed_seqs(token, mask)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
+    """The policy's worker, which is kept as long as Megatron's process groups, with a new model."""
+    with rank.framework():
+        if megatron_core.enter_grid(job.layout, rank):
+            rank.cache[WORKER] = _joined(config, job, rank)
+        found = rank.cache[WORKER]
+        found.cfg = config.trainer
+        found._micro_batches_accumulated = 0  # older versions count them
+        _init_model(found, _Provider(job, capacity(probe_size), rank))
+    return found
+
+
+def _joined(config: Any, job: Job, rank: Rank) -> Any:
+    """A worker that has joined new process groups."""
+    joined = object.__new__(module(WORKER).MegatronPolicyWorkerBase)
+    joined.cfg = config.trainer
+    joined._world_size = job.layout.world_size
+    joined._rank = joined._local_rank = rank.index
+    joined._is_lora, joined.adapter_store = False, None
+    joined.init_worker_process_group()
+    return joined
 
 
 def _init_model(worker: Any, provider: _Provider) -> None:

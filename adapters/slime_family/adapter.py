@@ -1,291 +1,254 @@
-"""The adapter that slime and miles share on Megatron-Core.
+"""What adapters of slime and miles share on every engine: how a loaded version is described.
 
-Every rank converts the same samples, splits them over data-parallel ranks and calls `train` of the
-framework's actor, all with the framework's code, as its trainer does for every batch of rollouts.
-The rank's share, micro-batches, old log-probabilities, logs and optimizer steps are the
-framework's. Below depth `step` the model is not wrapped in data parallelism. At depth `reducer` the
-framework's reducer gets the adapter's own token losses.
+A version states a rule of configurations or logs if its own code enforces it, recognised by the
+identifiers in that code, or if an option's documentation says so.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 from abc import abstractmethod
-from copy import deepcopy
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.description import Departure, Description
-from adapters.contract.job import Depth, Job, Observation, PendingReduction
-from adapters.contract.layout import PIPELINES, Layout, Option, grids
+from adapters.contract import Adapter, Assumed, Depth, Documented, code_location
 from adapters.contract.objective import Objective
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.engines.shells import OnMegatron, by_size, cuts
-from adapters.slime_family import command_line, departures, description, framework, rollouts
-from adapters.slime_family.framework import LOG, METRICS
-from adapters.toolkit.calls import (
-    Candidates,
-    call_supported,
-    places,
-    refusals,
-    refusals_of_configuration,
+from adapters.slime_family import importing
+from adapters.slime_family.framework import (
+    DIVISOR,
+    FAMILY,
+    MODE,
+    OLDER_DIVISOR,
+    PER_TOKEN,
+    REDUCER,
+    of_version,
+)
+from adapters.toolkit.imports import found
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    DenominatorMask,
+    EstimatorConventions,
+    SampleUnit,
+    TokenSet,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import ModuleType
+    import argparse
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    import torch
-
-    from adapters.contract.adapter import Rank
+    from adapters.contract import CodeLocation, Description
     from adapters.contract.conventions import Convention
-    from adapters.engines.megatron_core import Policy
+    from adapters.contract.framework import Framework
 
 
-class MegatronAdapter(OnMegatron):
-    """Drives a framework of the slime lineage on Megatron-Core."""
+class LineageAdapter(Adapter):
+    """Drives a framework of the slime lineage on any engine."""
 
     package: ClassVar[str]
-    engine = "megatron"
     dependencies = ("megatron-core", "ray", "transformers")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
-    mode_names = command_line.MODE_NAMES
+    framework: ClassVar[Framework] = FAMILY
+    mode_names = FAMILY.mode_names
 
-    padded_layouts: ClassVar[Sequence[Layout]]  # layouts in bshd
-    departures: ClassVar[tuple[Departure, ...]] = ()  # departures of this framework only
-
-    def layouts(self) -> Sequence[Layout]:
-        """Data × context parallelism on up to 8 ranks, packed; every other option once."""
-        alone = [one for one in command_line.LAYOUT_OPTIONS if one is not Option.INTERLEAVED]
-        return by_size(
-            [
-                *cuts(grids(largest=8), "thd"),
-                *(
-                    Layout(dp=2, cp=2, micro_batches=2, format="thd", options=(option,))
-                    for option in alone
-                ),
-                Layout(dp=2, micro_batches="tokens", format="thd", options=(Option.BALANCE_DATA,)),
-                Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
-                *PIPELINES,
-                Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
-                *self.padded_layouts,
-            ]
-        )
-
-    @abstractmethod
-    def validated(self, args: Any, layout: Layout) -> None:
-        """Pass arguments through the framework's own startup validation."""
+    depths: ClassVar[frozenset[Depth]] = frozenset(Depth)
+    losses: ClassVar[str]  # the module of loss functions
+    places: ClassVar[Mapping[CodeLocation, tuple[str, ...]]]
+    """Functions that may contain a mistake, those of newer versions first."""
+    keepers: ClassVar[tuple[str, ...]]
+    """Functions that may enforce rules of configurations and logs, in the order of their calls."""
 
     @abstractmethod
     def rollout_field(self) -> str | None:
         """The field of a sample object that names its rollout; None if rollouts have no name."""
 
     @abstractmethod
-    def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
-        """References to the data of training ranks, converted and split by the framework."""
-
-    @abstractmethod
-    def slicer(self, args: Any) -> rollouts.Slicer:
-        """The framework's function that slices the values of a response."""
-
-    @abstractmethod
-    def declining_fetch(self, actors: ModuleType, actor: Any) -> None:
-        """Let an actor decline a job (`refusals`) when it fetches its share of the data."""
-
-    @abstractmethod
-    def loss_modules(self) -> tuple[Any, Any, Any]:
-        """The modules that compute log-probabilities, make reducers and choose one by mode."""
-
-    @abstractmethod
-    def declared(self, parser: Any) -> Mapping[str, Convention]:
+    def declared(self) -> Mapping[str, Convention]:
         """What the modes leave open, by convention."""
 
     @abstractmethod
-    def candidates(self) -> Candidates:
-        """Functions of the framework that may contain a mistake, by place."""
-
-    @abstractmethod
-    def keepers(self) -> Iterable[Any]:
-        """Functions that may enforce rules of configurations and logs; None for missing ones."""
-
-    def join(self, args: Any) -> None:
-        """Initialise the framework's own state from Megatron's process groups, if it has one."""
-
-    def parser(self) -> Any:
-        """The framework's argument parser, added to Megatron's options."""
-        parser = command_line.base_parser()
-        arguments = self.module("utils.arguments")
-        getattr(arguments, f"get_{self.package}_extra_args_provider")()(parser)
-        return parser
+    def bare_parser(self) -> argparse.ArgumentParser:
+        """A parser of the options that are not the framework's own."""
 
     def module(self, path: str) -> Any:
         """A module of the framework."""
         return importlib.import_module(f"{self.package}.{path}")
 
-    def describe(self) -> Description:
-        """Describe the framework by the options of its argument parser."""
-        parser = self.parser()
-        return Description(
-            modes=command_line.modes(parser),
-            depths=frozenset(Depth),
-            metrics=METRICS,
-            configurations=command_line.configurations(parser),
-            records_forward_passes=True,
-            options=command_line.layout_options(parser),
-            largest_tp=2,
-            largest_pp=4,
-            objectives=description.offered(parser, self.loss_modules()[-1]),
-            declared=self.declared(parser),
-            places=places(self.candidates()),
-            rules=description.stated(parser, self.keepers()),
-            stubs=tuple(framework.STUBBED),
-            departures=(*departures.ALL_ENGINES, *departures.MEGATRON, *self.departures),
-        )
-
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train all steps of the batch as the optimizer steps of one rollout."""
-        from adapters.engines import megatron_core
-        from adapters.slime_family import model
-        from adapters.toolkit import cuda_on_cpu
-
-        if self.rollout_field() is None:
-            job = rollouts.of_single_samples(job)
-        batch = ProbedBatch(job.steps, job.objective)
-        LOG.start()
-        with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
-            args = self.arguments(job)
-            per_token = args.calculate_per_token_loss
-            megatron_core.join_grid(job.layout, rank)
-            self.join(args)
-            trained = model.cached_policy(job, batch.probe_size, rank, per_token=per_token)
-            gradients = self.train(args, job, trained, batch)
-        return Observation(
-            token_weights=batch.weights_of_steps(rollouts.of_steps(gradients, job)),
-            pending_reduction=pending_reduction(job.depth, per_token=per_token),
-            counted_tokens=tuple(trained.counted_tokens.drain()),
-            reported=LOG.reported(job),
-            forward_passes=batch.forward_passes(trained.passes.drain()),
-        )
-
-    def arguments(self, job: Job) -> Any:
-        """The validated arguments for a job; raises `Unsupported` or `Refused`."""
-        parser = self._parser
-        with refusals(), command_line.settings(job, parser) as settings:
-            parsed = parser.parse_args([*command_line.job_options(job, parser), *settings])
-            args = deepcopy(parsed)  # defaults are the parser's, and validation changes some
-            self.validated(args, job.layout)
-        return args
+    def found(self, path: str) -> Any:
+        """A module, or what is in one, as in ``utils.data:Sample``; None if a version lacks it."""
+        return found(f"{self.package}.{path}")
 
     @cached_property
-    def _parser(self) -> Any:
-        """The parser, made once per process because that takes a tenth of a step."""
-        return self.parser()
+    def parser(self) -> argparse.ArgumentParser:
+        """The framework's argument parser; it is made once because that takes a tenth of a step."""
+        parser = self.bare_parser()
+        self._provider()(parser)
+        return parser
 
-    def train(self, args: Any, job: Job, trained: Policy, batch: ProbedBatch) -> list[Any]:
-        """The probe's gradient at every optimizer step of the batch."""
-        from adapters.engines import megatron_core
+    @cached_property
+    def record(self) -> Framework:
+        """The record of the loaded version."""
+        version = of_version(self.framework, partial(importing.has, self.parser))
+        missing = self.missing()
+        kept = {one: chosen for one, chosen in version.objectives.items() if one not in missing}
+        return replace(version, objectives=kept)
 
-        training = self.module("backends.megatron_utils.model")
-        training.get_args = lambda: args
-        training.finalize_model_grads = trained.finalize_model_grads
-        whole = getattr(training.loss_function, "original", training.loss_function)
-        run = self.reducing(whole) if job.depth is Depth.REDUCER else whole
-        training.loss_function = counting_in_tensors(run, original=whole)
-        actors = self.module("backends.megatron_utils.actor")
-        rollouts.replace_advantages(actors, job, batch, self.slicer(args))
-        optimizer = megatron_core.ReadingOptimizer(trained)
-        actor = framework.actor(
-            actors.MegatronTrainRayActor,
-            args=args,
-            role="critic" if job.objective is Objective.VALUE else "actor",
-            model=trained.chunks,
-            optimizer=optimizer,
-            opt_param_scheduler=megatron_core.scheduler(),
-        )
-        self.declining_fetch(actors, actor)
-        with refusals():
-            references = self.references(args, job, batch)
-        call_supported(actor.train, 0, references, witness_info=None, attempt=0)
-        return optimizer.gradients.drain()
+    def missing(self) -> set[Objective]:
+        """The objectives that the framework does not have, although their options exist."""
+        return not_computed(self.module(self.losses))
 
-    def reducing(self, loss_function: Any) -> Any:
-        """The framework's loss function, with the loss replaced by its reducer's result."""
-
-        def reduce(args: Any, batch: Any, num_microbatches: int, *rest: Any, **named: Any) -> Any:
-            _, *others = loss_function(args, batch, num_microbatches, *rest, **named)
-            losses = self.token_losses(args, batch, logits=rest[-1])
-            return self.reducer(args, batch)(losses), *others
-
-        return reduce
-
-    def token_losses(self, args: Any, batch: Any, logits: torch.Tensor) -> torch.Tensor:
-        """-advantage · log-probability of the tokens of this rank and micro-batch."""
-        import torch
-
-        log_probs = call_supported(
-            self.loss_modules()[0].get_log_probs_and_entropy,
-            logits,
-            args=args,
-            with_entropy=False,
-            **_lengths(batch),
-            unconcat_tokens=batch["unconcat_tokens"],
-        )
-        if isinstance(log_probs, tuple):
-            log_probs = log_probs[1]
-        return -torch.cat(batch["advantages"]) * torch.cat(log_probs["log_probs"])
-
-    def reducer(self, args: Any, batch: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The framework's reducer of the policy loss for one micro-batch."""
-        _, factory, chooser = self.loss_modules()
-        masks = batch["loss_masks"]
-        shared = call_supported(
-            factory.get_sum_of_sample_mean,
-            loss_masks=masks,
-            calculate_per_token_loss=args.calculate_per_token_loss,
-            qkv_format=getattr(args, "qkv_format", "thd"),
-            divisor=getattr(args, "pg_loss_divisor", None),
-            sample_denoms=batch.get("rollout_mask_sums"),
-            denominators=batch.get("rollout_mask_sums"),
-            **_lengths(batch),
-        )
-        if not hasattr(chooser, "get_pg_loss_reducer"):
-            return shared
-        return call_supported(
-            chooser.get_pg_loss_reducer,
-            args,
-            batch,
-            pg_loss_masks=masks,
-            default_reducer=shared,
-            sum_of_sample_mean=shared,
-            **_lengths(batch),
+    def describe(self) -> Description:
+        """Describe the framework by the options of its argument parser."""
+        return self.record.description(
+            lambda _: True,
+            importing.option_names(self._provider),
+            depths=self.depths,
+            declared=self.declared(),
+            places={
+                place: code_location(functions[0])
+                for place, paths in self.places.items()
+                if (functions := self._all(paths))
+            },
+            rules=stated(self.parser, self._all(self.keepers)),
+            stubs=tuple(importing.STUBBED),
         )
 
+    def _all(self, paths: Iterable[str]) -> list[Any]:
+        """What this version has of modules and functions, by their paths."""
+        return [*filter(None, map(self.found, paths))]
 
-def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
-    """The gradient reduction that is still missing after a Megatron step of this depth."""
-    if depth is Depth.STEP:
-        return PendingReduction.REPLICATED
-    if depth is Depth.LOSS:
-        return PendingReduction.SUM_PER_COUNTED_TOKEN if per_token else PendingReduction.MEAN
-    return PendingReduction.SUM_PER_TOKEN if per_token else PendingReduction.SUM_PER_SAMPLE
-
-
-def counting_in_tensors(loss_function: Any, original: Any) -> Any:
-    """Make the loss's normaliser a tensor, as newer Megatron-Core expects; keep ``original``."""
-    import torch
-
-    def run(*args: Any, **named: Any) -> Any:
-        loss, count, log = loss_function(*args, **named)
-        return loss, torch.as_tensor(count), log
-
-    run.original = original  # type: ignore[attr-defined]
-    return run
+    @property
+    def _provider(self) -> Callable[[], Callable[[argparse.ArgumentParser], object]]:
+        """The framework's function that makes one that adds its options to a parser."""
+        return self.found(f"utils.arguments:get_{self.package}_extra_args_provider")
 
 
-def _lengths(batch: Any) -> dict[str, Any]:
+POSITIVE = ("divisor_zero", "divisor_negative", "divisor_nan")
+FINITE = ("divisor_infinite", "divisor_bool", "divisor_text")
+CONFLICTS = ("divisor_of_another_mode", "per_token_with_another_mode")
+TERMS = ("entropy_per_sample", "divergence_per_sample")
+BOUNDARIES = ("boundary_gap", "boundary_overlap", "boundary_short")
+# Rules of settings that may also be in a configuration file.
+IN_FILE = ("divisor_missing", *POSITIVE, *FINITE, *CONFLICTS, *TERMS, "batch_of_partial_groups")
+
+TRACES: Mapping[str, tuple[str, ...]] = {
+    r"(loss_aggregation|pg_loss)_divisor": POSITIVE,
+    r"\bloss_aggregation_divisor": ("divisor_missing", "divisor_by_default", *CONFLICTS),
+    r"isfinite\(divisor\)": FINITE,
+    r"args\.entropy_coef != 0": TERMS,
+    r"global_batch_size % args\.n_samples_per_prompt": ("batch_of_partial_groups",),
+    r"custom_tis_path is not None": ("correction_across_the_step",),
+    r"\"loss_aggregation\" in data": ("mode_in_file", *(f"{rule}_in_file" for rule in IN_FILE)),
+    r"group_index is None|None in prompt_group_indices": ("groups_missing",),
+    r"partial_groups": ("group_incomplete",),
+    r"prompt_mask_sums is None": ("denominators_dropped",),
+    r"isclose\(float\(prompt_mask_sums": BOUNDARIES,
+    r"losses_reduced": ("log_well_formed",),
+    r"\"normalizers\" in log_dict": ("log_well_formed_normalizers",),
+    r"\[\"keys\"\] != keys": ("log_different_keys", "log_key_order"),
+}
+"""Regular expressions that match the code of versions that state these rules.
+
+They are searched for in the functions that an adapter names.
+"""
+
+HELP = {
+    "default_mode": (MODE, PER_TOKEN),
+    "legacy_flag": (PER_TOKEN,),
+    "custom_reducer": (REDUCER,),
+}
+"""Rules by the options whose documentation states them."""
+
+TYPED = {"divisor_bool": float, "divisor_text": float}
+"""Rules that the type of the divisor's option states."""
+
+
+def stated(parser: argparse.ArgumentParser, functions: Iterable[Any]) -> dict[str, str]:
+    """Each rule that a version states, with its place.
+
+    ``functions`` may enforce rules, in the order of their calls.
+    """
+    rules = dict(_documented(parser))
+    for function in functions:
+        code = inspect.getsource(function)
+        kept = (rules_of for trace, rules_of in TRACES.items() if re.search(trace, code))
+        for rule in chain.from_iterable(kept):
+            rules.setdefault(rule, code_location(function))
+    return rules
+
+
+def _documented(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    for rule, options in HELP.items():
+        for option in _known(parser, options):
+            yield rule, f"the documentation of {option}"
+    for divisor in _known(parser, (DIVISOR, OLDER_DIVISOR)):
+        for rule, typed in TYPED.items():
+            if parser._option_string_actions[divisor].type is typed:
+                yield rule, f"the type of {divisor}"
+
+
+def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[str]:
+    """The first of these options that a version has, in a list; empty if it has none."""
+    return [option for option in options if option in parser._option_string_actions][:1]
+
+
+def not_computed(losses: Any) -> set[Objective]:
+    """The objectives that a module of loss functions does not have."""
+    code = losses.policy_loss_function.__code__
+    # An attribute, or its name as text.
+    clips_twice = "eps_clip_c" in code.co_names + code.co_consts
+    has_critic = hasattr(losses, "value_loss_function")
+    known = {Objective.DUAL_CLIP: clips_twice, Objective.VALUE: has_critic}
+    return {objective for objective, is_there in known.items() if not is_there}
+
+
+def sample_unit(rollout_field: str | None, where: str) -> Convention:
+    """The sample unit, given how samples name their rollout; ``where`` documents `rollout_id`."""
+    if rollout_field == "rollout_id":
+        return Documented(SampleUnit.ROLLOUT, where)
+    return Assumed(SampleUnit.SAMPLE if rollout_field is None else SampleUnit.ROLLOUT)
+
+
+def conventions(
+    parser: argparse.ArgumentParser, estimators: Any, sample_unit: Convention
+) -> dict[str, Convention]:
+    """What the modes of slime and miles leave open.
+
+    Versions that count the tokens of rollouts before a step is cut keep these denominators when
+    tokens are rejected. The option for the four modes is documented to apply only to the policy
+    loss: everything else is a mean over samples. The module ``estimators`` has the functions that
+    compute advantages; None if there is none.
+    """
+    by_rollout = sample_unit.value is SampleUnit.ROLLOUT
+    mask = {"denominator_mask": Assumed(DenominatorMask.ORIGINAL)} if by_rollout else {}
+    auxiliary: Convention = (
+        Documented(AuxiliaryAggregation.SAMPLE_MEAN, f"the documentation of {MODE}")
+        if MODE in parser._option_string_actions
+        else Assumed(AuxiliaryAggregation.WITH_TOKEN_MEAN)
+    )
     return {
-        "total_lengths": batch["total_lengths"],
-        "response_lengths": batch["response_lengths"],
-        "max_seq_lens": batch.get("max_seq_lens"),
+        "sample_unit": sample_unit,
+        **mask,
+        **dict.fromkeys(("entropy", "kl", "diagnostics"), auxiliary),
+        "of_returns": _of_returns(getattr(estimators, "get_reinforce_plus_plus_returns", None)),
+        "of_values": _of_values(getattr(estimators, "get_advantages_and_returns_batch", None)),
     }
+
+
+def _of_returns(function: Any) -> Convention:
+    """Newer versions of slime mask the divergence; all put the reward at the last active token."""
+    masks = function is None or "masked_kl" in function.__code__.co_varnames
+    return Assumed(EstimatorConventions(penalised=TokenSet.ACTIVE if masks else TokenSet.RESPONSE))
+
+
+def _of_values(function: Any) -> Convention:
+    """Newer versions of miles test that GAE passes only through trainable tokens."""
+    masks = function is not None and "loss_masks" in inspect.signature(function).parameters
+    tokens = TokenSet.ACTIVE if masks else TokenSet.RESPONSE
+    of_tokens = EstimatorConventions(transitions=tokens, penalised=tokens, rewarded=tokens)
+    where = "tests/fast/backends/training_utils/test_ppo_gae_masks.py"
+    return Documented(of_tokens, where) if masks else Assumed(of_tokens)

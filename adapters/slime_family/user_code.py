@@ -104,9 +104,10 @@ def samples_to_convert(samples: list[Any], job: Job) -> list[Any]:
 
 def conversion(job: Job, own: Conversion) -> Conversion | None:
     """Return a job's custom conversion of samples, if any: ``own`` with an injected fault."""
-    inject = FAULTS.get(job.configuration.fault_injection)
-    if inject is None:
+    fault = job.configuration.fault_injection
+    if fault is None or fault not in FAULTS:
         return None
+    inject = FAULTS[fault]
 
     def convert(args: Any, samples: Sequence[Any]) -> Columns:
         columns = own(args, samples)
@@ -166,7 +167,7 @@ def _count(columns: Columns, groups: list[int], *, group: int, sample: int, sign
     ]
 
 
-FAULTS: dict[FaultInjection | None, Callable[[Columns, list[int]], None]] = {
+FAULTS: dict[FaultInjection, Callable[[Columns, list[int]], None]] = {
     FaultInjection.DENOMINATORS_DROPPED: _drop_denominators,
     FaultInjection.BOUNDARY_GAP: _leave_a_gap,
     FaultInjection.BOUNDARY_OVERLAP: _overlap,

@@ -43,6 +43,18 @@ def modules_of(package: str) -> Callable[[str], Any]:
     return lambda path: importlib.import_module(f"{package}.{path}")
 
 
+def found(path: str) -> Any:
+    """A module, or what is in one, such as ``package.module:Class.method``; None if missing."""
+    home, _, names = path.partition(":")
+    try:
+        thing: Any = importlib.import_module(home)
+    except ModuleNotFoundError:
+        return None
+    for name in filter(None, names.split(".")):
+        thing = getattr(thing, name, None)
+    return thing
+
+
 def stub_missing(packages: Sequence[str]) -> list[str]:
     """Stub each package that is not installed, and return their names."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]

@@ -1,6 +1,10 @@
-"""Adapters of volcengine/verl, one for each of its training engines."""
+"""Adapters of volcengine/verl, one for each of its training engines.
 
-from adapters.verl.engines.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
-from adapters.verl.engines.megatron import VerlMegatronAdapter
+Both trainers and both kinds of engines share one record (`framework`), with what each engine sets
+besides; versions with the legacy trainer alone have a part of it.
+"""
+
+from adapters.verl.fsdp import VerlFsdp2Adapter, VerlFsdpAdapter
+from adapters.verl.megatron import VerlMegatronAdapter
 
 ENGINES = (VerlFsdpAdapter, VerlFsdp2Adapter, VerlMegatronAdapter)

@@ -6,99 +6,32 @@ our model, which carries the probe, through verl's own extension points.
 
 from __future__ import annotations
 
+import pickle
 from abc import abstractmethod
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.configuration import FaultInjection, Setting
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import Departure, Description
-from adapters.contract.job import Depth, Job, Observation
+from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, trained_model
-from adapters.toolkit.worlds import cached, observation
-from adapters.verl import configuration, departures, importing, objectives
-from adapters.verl.sizes import of_last_epoch
-from adapters.verl.worker import configure_anew
-from reference.aggregation import (
-    AuxiliaryAggregation,
-    DenominatorMask,
-    EmptyUnits,
-    EstimatorConventions,
-    LoggedMean,
-    Mode,
-    TokenSet,
-)
+from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
+from adapters.verl import importing
+from adapters.verl.framework import VERL, before_the_default_trainer
+from adapters.verl.importing import configured, module
+from adapters.verl.sizes import in_legacy_trainer, of_last_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Description
+    from adapters.contract.framework import Framework, Settings
     from adapters.contract.layout import Layout
-
-SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
-OF_ACTIVE_TOKENS = LoggedMean(mode=Mode.TOKEN_MEAN)
-
-CONVENTIONS: Mapping[str, Convention] = {
-    "denominator_mask": Documented(
-        DenominatorMask.MODIFIED,
-        "docs/algo/rollout_corr.md, Rejection Sampling (Separate Mechanism)",
-    ),
-    "empty_units": Assumed(EmptyUnits.COUNTED),
-    "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
-    "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
-    "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
-    "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-    "value_loss": Documented(
-        AuxiliaryAggregation.WITH_POLICY_LOSS,
-        "verl/trainer/config/critic/critic.yaml, loss_agg_mode",
-    ),
-    "of_returns": Documented(SKIPPING, "tests/trainer/ppo/test_reinforce_pp_multiturn_on_cpu.py"),
-    "of_values": Documented(SKIPPING, "tests/trainer/ppo/test_core_algos_on_cpu.py"),
-    "logged_advantages": Assumed(OF_ACTIVE_TOKENS),
-    "logged_values": Assumed(OF_ACTIVE_TOKENS),
-}
-"""What the modes leave open. The assumed ones come from ``ppo_loss`` in `workers/utils/losses.py`,
-which aggregates entropy and divergence like the policy loss and averages diagnostics over
-micro-batches, and from ``compute_data_metrics`` in `trainer/ppo/metric_utils.py`. A sample's reward
-is at its last token (`experimental/agent_loop`). ``agg_loss`` in `trainer/ppo/core_algos.py`
-excludes fully masked sequences from its sums, and its comments say so; its divisor is
-``global_batch_size``, which trainers set to the configured size of a mini-batch."""
-
-CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
-    Setting.MODE: ("loss_agg_mode",),
-    Setting.DIVISOR: ("loss_scale_factor",),
-    Setting.ENTROPY: ("entropy_coeff",),
-    Setting.KL: ("use_kl_loss",),
-    Setting.BATCH_SIZE: ("mini_batch_size",),
-}
-"""The settings that configurations may change, and verl's names for them."""
-
-RULES = {
-    "default_mode": "verl/trainer/config/actor/actor.yaml (loss_agg_mode)",
-    "divisor_by_default": "verl/workers/config/actor.py (ActorConfig: if loss_scale_factor is None,"
-    " response_length)",
-}
-"""Rules for configurations that verl states, by name."""
-
-PERMITTED = {"divisor_missing": RULES["divisor_by_default"]}
-"""Rules of other frameworks whose opposite verl states."""
-
-DELIBERATE = {
-    "filling_rows_counted": Assumed(
-        "global_batch_size is the configured size of a mini-batch, padded or not"
-    ),
-    "padding_micro_batches_averaged": Assumed(
-        "metrics of the policy loss are means over micro-batches, padding-only ones included"
-    ),
-}
-"""Mistakes of the catalogue that verl makes on purpose, by name: ``_update_actor`` in
-`trainer/ppo/v1/trainer_base.py` and ``ppo_loss`` in `workers/utils/losses.py`. verl says that
-padding rows contribute nothing (`trainer/ppo/padding_utils.py`), which is true of their tokens."""
 
 
 class VerlAdapter(Adapter):
@@ -111,18 +44,8 @@ class VerlAdapter(Adapter):
     tree = ("verl",)
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
-    mode_names: ClassVar[Mapping[str, str]] = {
-        **{name: mode for mode, name in configuration.LOSS_AGG_MODES.items()},
-        "seq-mean-token-sum": "constant:1",
-    }
-
-    @abstractmethod
-    def settings(self, job: Job, dtype: str) -> Mapping[str, object]:
-        """The engine's settings in verl's configuration, by path."""
-
-    @abstractmethod
-    def divisor(self, layout: Layout) -> int:
-        """The number of ranks that divides mini-batches, as verl validates."""
+    framework: ClassVar[Framework] = VERL
+    mode_names: ClassVar[Mapping[str, str]] = VERL.mode_names
 
     @abstractmethod
     def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
@@ -135,7 +58,7 @@ class VerlAdapter(Adapter):
         """The worker of a role, configured; the jobs of a world share those that fit."""
         key = self.engine, role, layout.cp, layout.format, layout.options, capacity
         worker = cached(rank, key, lambda: self.make(role, config, layout, capacity, rank))
-        configure_anew(role, worker, config)
+        _configure_anew(role, worker, config)
         return worker
 
     def load(self, source: Path | None) -> None:
@@ -146,31 +69,27 @@ class VerlAdapter(Adapter):
         put_the_probe_in()
 
     def describe(self) -> Description:
-        """Describe verl by what its aggregation and its registries support."""
-        return Description(
-            modes=frozenset(configuration.LOSS_AGG_MODES),
-            default_mode=Mode.TOKEN_MEAN,
-            depths=frozenset({Depth.STEP}),
-            objectives=objectives.objectives(),
-            metrics=_metrics(),
-            options=frozenset(
-                {Option.TWO_EPOCHS, Option.LEGACY_TRAINER}
-                if importing.has_default_trainer()
-                else {Option.TWO_EPOCHS}
-            ),
-            configurations=CONFIGURATIONS,
-            records_forward_passes=True,
-            declared=CONVENTIONS,
-            rules=RULES,
-            permits=PERMITTED,
-            deliberate=DELIBERATE,
-            fixed_modes=objectives.FIXED_MODES,
-            departures=(
-                *_departures_of_trainers(),
-                *departures.CRITIC_AND_SFT,
-                *departures.ALL_ENGINES,
-            ),
-        )
+        """Describe verl by its configuration and its registries."""
+        framework = self.framework
+        if not importing.has_default_trainer():
+            framework = before_the_default_trainer(framework)
+        names = importing.option_names(framework.always.get("model_engine"))
+        found = framework.description(importing.offers, names)
+        of_loss = module("workers.utils.losses").ppo_loss.__code__.co_consts
+        if framework.metrics[Metric.ENTROPY] in of_loss:  # since January 2026
+            return found
+        return replace(found, metrics=found.metrics - {Metric.ENTROPY})
+
+    def settings(self, job: Job, dtype: str) -> Settings:
+        """What a user sets to train the job with parameters of a dtype.
+
+        Raises `Unsupported` if verl lacks the objective with the job's steps or epochs.
+        """
+        if job.objective is Objective.REJECTION and len(job.steps) > 1:
+            raise Unsupported("no log of rejection for several steps: it is logged once per batch")
+        if job.objective is Objective.SFT and Option.TWO_EPOCHS in job.layout.options:
+            raise Unsupported("no epochs of fine-tuning: ppo_epochs is PPO's")
+        return self.framework.settings(job)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
@@ -178,11 +97,9 @@ class VerlAdapter(Adapter):
 
         batch = ProbedBatch(job.steps, job.objective)
         capacity = probe_capacity(batch.probe_size + 1)
+        of_model = {"actor_rollout_ref.model.override_config.capacity": capacity}
         with rank.framework(), refusals_of_configuration(job):
-            settings = dict.fromkeys(configuration.paths_of_capacity(job), capacity)
-            config = configuration.configure(
-                job, {**settings, **self.settings(job, rank.dtype)}, self.divisor(job.layout)
-            )
+            config = configured({**of_model, **self.settings(job, rank.dtype)})
             roles = ("actor", "critic") if has_critic(job) else ("actor",)
             workers = {
                 role: self.worker(role, config, job.layout, capacity, rank) for role in roles
@@ -195,29 +112,85 @@ class VerlAdapter(Adapter):
         return observation(batch, gradients, passes, reported, skipped_steps=skipped)
 
 
-def _metrics() -> frozenset[Metric]:
-    """The metrics that this version logs; rollout metrics of the legacy trainer are not read."""
-    from adapters.verl.trainers.default import NAMES_OF_ROLLOUTS
-    from adapters.verl.trainers.worker_groups import NAMES
-
-    of_loss = importing.module("workers.utils.losses").ppo_loss.__code__.co_consts
-    logs_entropy = NAMES[Metric.ENTROPY] in of_loss  # since January 2026
-    of_rollouts = NAMES_OF_ROLLOUTS if importing.has_default_trainer() else {}
-    missing = set() if logs_entropy else {Metric.ENTROPY}
-    return frozenset({*NAMES, *of_rollouts} - missing)
-
-
-def _departures_of_trainers() -> tuple[Departure, ...]:
-    """Those of both trainers, or of the legacy one if there is no other."""
-    if importing.has_default_trainer():
-        return (*departures.DEFAULT_TRAINER, *departures.LEGACY_TRAINER)
-    return (*departures.LEGACY_TRAINER, *departures.OLDER_VERSIONS)
-
-
 def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float | None, ...]]]:
     """The function that drives the trainer of a job."""
     from adapters.verl.trainers import default, legacy, sft
 
-    if Option.LEGACY_TRAINER in job.layout.options or not importing.has_default_trainer():
+    if in_legacy_trainer(job):
         return legacy.train
     return sft.train if job.objective is Objective.SFT else default.train
+
+
+def new_worker(role: str, config: Any, rank: Rank) -> Any:
+    """A role's worker without a model, the critic's as the trainer's `_setup` makes it."""
+    set_what_ray_sets(rank)
+    workers = module("workers.engine_workers")
+    if role == "actor":
+        return workers.ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+    critic = _critic_config(config)
+    return workers.TrainingWorker(
+        workers.TrainingWorkerConfig(
+            model_type="value_model",
+            model_config=critic.model,
+            engine_config=critic.engine,
+            optimizer_config=critic.optim,
+            checkpoint_config=critic.checkpoint,
+        )
+    )
+
+
+def made_engine(role: str, worker: Any) -> Any:
+    """The engine that a worker makes with its model."""
+    if role == "actor":
+        worker.init_model()
+        return worker.actor.engine
+    worker.reset()
+    return worker.engine
+
+
+def _configure_anew(role: str, worker: Any, config: Any) -> None:
+    """Give a worker the loss and the micro-batches of another job, as it is given its first."""
+    losses = module("workers.utils.losses")
+    if role == "critic":
+        critic = _critic_config(config)
+        _set_micro_batches(worker.engine_config, critic.engine)
+        worker.set_loss_fn(partial(losses.value_loss, config=critic))
+        return
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    actor_config = _as_dataclass(actor)
+    actor_config.model_config = worker.actor.model_config
+    engine = worker.actor.engine_config
+    _set_micro_batches(engine, actor, prefix="ppo_")
+    engine.infer_max_token_len_per_gpu = rollout.log_prob_max_token_len_per_gpu
+    engine.infer_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
+    worker.actor.set_loss_fn(partial(losses.ppo_loss, config=actor_config))
+
+
+def _set_micro_batches(engine: Any, config: Any, prefix: str = "") -> None:
+    """Have an engine cut micro-batches as a configuration says, by names with a prefix."""
+    engine.use_dynamic_bsz = config.use_dynamic_bsz
+    for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu"):
+        setattr(engine, name, getattr(config, f"{prefix}{name}"))
+
+
+def _critic_config(config: Any) -> Any:
+    """The critic's configuration, with the token budgets that the trainer's `_setup` gives it."""
+    critic = _as_dataclass(config.critic)
+    critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    return critic
+
+
+def _as_dataclass(config: Any) -> Any:
+    """A part of the configuration as verl's dataclass, shared by all jobs with the same values."""
+    from omegaconf import OmegaConf
+
+    return _dataclass_of(pickle.dumps(OmegaConf.to_container(config)))
+
+
+@lru_cache(maxsize=256)
+def _dataclass_of(config: bytes) -> Any:
+    from omegaconf import OmegaConf
+
+    as_dataclass = module("utils.config").omega_conf_to_dataclass
+    return as_dataclass(OmegaConf.create(pickle.loads(config)))

@@ -138,3 +138,6 @@ CRITIC_AND_SFT = parse_departures(
         the engine is the same; a sampler that shuffles would mix the samples of steps
     """
 )
+
+ALL_VERSIONS = (*DEFAULT_TRAINER, *LEGACY_TRAINER, *CRITIC_AND_SFT, *ALL_ENGINES)
+"""Those of versions with both trainers, on every engine."""

@@ -1,17 +1,42 @@
-"""Imports verl on a machine without its GPU packages."""
+"""Imports verl on a machine without its GPU packages, and configures it."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import pickle
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import import_from, modules_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+    from adapters.contract.framework import Settings
 
 module = modules_of("verl")
+
+ACTOR = "actor_rollout_ref.actor"
+SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "trainer")
+"""Sections of verl's configuration; what does not begin with one of them is the actor's."""
+
+OF_CRITIC = {
+    "actor_rollout_ref.model.": "critic.model.",
+    "fsdp_config.": "critic.fsdp.",
+    "megatron.": "critic.megatron.",
+    "optim.": "critic.optim.",
+    "strategy": "critic.strategy",
+}
+"""How options of the actor's engine, model and optimizer begin, and a critic's of the same kind."""
+
+REGISTRIES = {
+    "algorithm.adv_estimator": "ADV_ESTIMATOR_REGISTRY",
+    "policy_loss.loss_mode": "POLICY_LOSS_REGISTRY",
+}
+"""Options whose values are registered in `trainer/ppo/core_algos.py`."""
 
 
 def import_verl(source: Path | None) -> None:
@@ -57,3 +82,128 @@ def pack_without_flash_attention() -> None:
         own: Any = importlib.import_module("transformers.modeling_flash_attention_utils")
         functions = (own._index_first_axis, own._pad_input, None, own._unpad_input)
         packing._get_attention_functions = lambda: functions
+
+
+def configured(settings: Settings) -> Any:
+    """verl's configuration of all models, validated; raises `Refused` where verl declines it."""
+    whole = _with_critic(settings) if "critic.enable" in settings else settings
+    return pickle.loads(_validated(pickle.dumps(whole)))
+
+
+def offers(settings: Settings) -> bool:
+    """Whether this version's configuration has these options, and its registries their values.
+
+    Critics in versions before 0.8.0 have an engine with another configuration.
+    """
+    algorithms = module("trainer.ppo.core_algos")
+    of_critic = module("workers.config").FSDPCriticConfig.__dataclass_fields__
+    are_registered = all(
+        settings[name] in getattr(algorithms, registry)
+        for name, registry in REGISTRIES.items()
+        if name in settings
+    )
+    has_options = {*map(_path, settings)} <= {*_paths(None)}
+    return (
+        has_options and are_registered and ("critic.enable" not in settings or "fsdp" in of_critic)
+    )
+
+
+def option_names(model_engine: str | None) -> Iterator[str]:
+    """Yields the options of an engine's actor, of policy losses and of advantages."""
+    for path in _paths(model_engine):
+        name = path.removeprefix(f"{ACTOR}.")
+        is_of_actor = name != path and ("." not in name or name.startswith("policy_loss."))
+        if is_of_actor or path.startswith("algorithm."):
+            yield name
+
+
+@cache
+def _paths(model_engine: str | None) -> tuple[str, ...]:
+    """Where the options of this version are in its configuration."""
+    from omegaconf import OmegaConf
+
+    return tuple(_leaves(OmegaConf.to_container(pickle.loads(_defaults(model_engine)))))
+
+
+def _leaves(section: Any) -> Iterator[str]:
+    """Yields the options of a section and of the sections in it."""
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in _leaves(value))
+        elif name != "_target_":
+            yield name
+
+
+def _path(name: str) -> str:
+    """Where an option is in verl's configuration."""
+    return name if name.partition(".")[0] in SECTIONS else f"{ACTOR}.{name}"
+
+
+def _with_critic(settings: Settings) -> Settings:
+    """Settings that also give a critic what the actor's model, engine and optimizer have.
+
+    The trainer gives a critic's engine one token budget for all purposes, and cuts by tokens unless
+    the engine's own configuration says otherwise.
+    """
+    alike = {
+        name.replace(actor, critic, 1): value
+        for name, value in settings.items()
+        for actor, critic in OF_CRITIC.items()
+        if name.startswith(actor)
+    }
+    if "use_dynamic_bsz" in settings:
+        budget = settings["ppo_max_token_len_per_gpu"]
+        return {**settings, **alike, "critic.ppo_infer_max_token_len_per_gpu": budget}
+    size = settings["ppo_micro_batch_size_per_gpu"]
+    engine = f"critic.{settings.get('model_engine', 'fsdp')}"
+    return {
+        **settings,
+        **alike,
+        "critic.ppo_micro_batch_size_per_gpu": size,
+        f"{engine}.use_dynamic_bsz": False,
+        f"{engine}.micro_batch_size_per_gpu": size,
+    }
+
+
+@cache
+def _parse_interpolations_once() -> None:
+    """Make OmegaConf cache what it has parsed: every configuration has the same texts."""
+    base: Any = importlib.import_module("omegaconf.base")
+    base.parse = cache(base.parse)
+
+
+@lru_cache(maxsize=256)
+def _validated(pickled: bytes) -> bytes:
+    """The configuration of settings, resolved and validated as verl's main function does it.
+
+    Both are pickled. Validation takes longer than a step, and many jobs share a configuration.
+    """
+    from omegaconf import OmegaConf
+
+    _parse_interpolations_once()
+    settings = pickle.loads(pickled)
+    config = pickle.loads(_defaults(settings.pop("model_engine", None)))
+    for name, value in settings.items():
+        OmegaConf.update(config, _path(name), value, force_add=True)
+    OmegaConf.resolve(config)
+    penalises = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    with refusals():
+        module("utils.config").validate_config(
+            config, use_reference_policy=penalises, use_critic=bool(config.critic.enable)
+        )
+    return pickle.dumps(config)
+
+
+@cache
+def _defaults(model_engine: object | None) -> bytes:
+    """An engine's default configuration, pickled, the fastest way to copy it.
+
+    Reading it again with hydra takes longer than a step.
+    """
+    from hydra import compose, initialize_config_dir
+
+    folder = Path(module("trainer.config").__file__).parent
+    with initialize_config_dir(str(folder), version_base=None):
+        # Older versions have no such group in their configuration.
+        chosen = [f"model_engine={model_engine}"] if model_engine else []
+        return pickle.dumps(compose("ppo_trainer", overrides=chosen))

@@ -6,7 +6,6 @@ verl loads it from the `checkpoint` folder next to this module, whose configurat
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +27,6 @@ from adapters.verl.trainers.default import register_given_advantages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CHECKPOINT = Path(__file__).parent / "checkpoint"
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 PASSES = {"actor": ForwardPasses(), "critic": ForwardPasses()}
 ENGINE = "workers.engine.fsdp.transformer_impl"

@@ -250,7 +250,10 @@ class RankPool(AbstractContextManager["RankPool"]):
         return _Answer(rank, _failure(rank, reply) if isinstance(reply, Raised) else reply, seconds)
 
     def _death(self, rank: int) -> _Failure:
-        return _Failure(_Blame.FAILED, Crashed(self._ranks[rank].process.death()))
+        death = self._ranks[rank].process.death()
+        if death.is_of_job:
+            return _Failure(_Blame.FAILED, Crashed(death.words))
+        return _Failure(_Blame.NOT_DRIVEN, Crashed(death.words, Verdict.NOT_DRIVEN))
 
     @property
     def _connections(self) -> list[Connection]:

@@ -50,11 +50,19 @@ RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
 """Bytes in gloo's words on a collective mismatch: which of two collectives meet is a race."""
 
 
+@dataclass(frozen=True)
+class Death:
+    """How a rank ended, with its last words, and whether its job can be why it did."""
+
+    words: str
+    is_of_job: bool = True
+
+
 class RankProcess(Protocol):
     """The process of one rank, wherever it runs."""
 
-    def death(self) -> str:
-        """How it ended and its last words, without folders of its machine."""
+    def death(self) -> Death:
+        """How it ended, without folders of its machine."""
 
     def kill(self) -> None:
         """Put an end to it, whatever it does."""
@@ -117,11 +125,13 @@ class LocalProcess:
         self._process.start()
         connection.close()
 
-    def death(self) -> str:
-        """How it ended and its last words."""
+    def death(self) -> Death:
+        """How it ended; its exit status is lost if the fork server was killed first."""
         self._process.join(SECONDS_TO_DIE)
         who, code = f"rank {self._spec.index}", self._process.exitcode
-        return last_words(who, code, self._log.read_bytes(), self._spec.source)
+        if _fork_server_is_dead():
+            return Death(f"{who} was lost: the fork server was killed", is_of_job=False)
+        return Death(last_words(who, code, self._log.read_bytes(), self._spec.source))
 
     def kill(self) -> None:
         """Put an end to it, and to the processes that it started."""
@@ -134,6 +144,16 @@ class LocalProcess:
         """Wait for that end."""
         self._process.join()
         self._process.close()
+
+
+def _fork_server_is_dead() -> bool:
+    """Whether the fork server, a child of this process, has ended and was not started again."""
+    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if pid is None:
+        return False
+    with suppress(ChildProcessError):  # tests share the server of the process that forked them
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def _serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:

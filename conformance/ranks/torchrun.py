@@ -23,7 +23,7 @@ from conformance.findings.errors import LaunchError
 from conformance.ranks.hardware import RankBudget
 from conformance.ranks.messages import HostSlot, Rendezvous, SharedStore, WorkerSpec
 from conformance.ranks.preload import die_with_parent
-from conformance.ranks.processes import LocalLauncher, LocalProcess, Running, running
+from conformance.ranks.processes import Death, LocalLauncher, LocalProcess, Running, running
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,13 +167,15 @@ class _RemoteProcess:
         self._index = index
         self._orders = orders
 
-    def death(self) -> str:
-        """How it ended and its last words."""
+    def death(self) -> Death:
+        """How it ended, in the words of the process that started it."""
         try:
             self._orders.send(WorkerCommand.TELL_ITS_DEATH)
-            return str(self._orders.recv())
+            death: Death = self._orders.recv()
         except (EOFError, OSError):
-            return f"rank {self._index} is lost with the process that torchrun started for it"
+            words = f"rank {self._index} was lost with the process that torchrun started for it"
+            return Death(words)
+        return death
 
     def kill(self) -> None:
         """Put an end to it."""

@@ -128,8 +128,18 @@ SELECTIONS = (
     ),
     *(
         Selection(report, ("dp1-cp1-mb2-thd", "dp1-cp1-mb1-bshd"), STARTUP)
-        for report in ("slime/main-624b824", "miles/main-31f1ca9", "miles/pull-1498")
+        for report in (
+            "slime/main-624b824",
+            "slime/pull-2090",
+            "miles/main-31f1ca9",
+            "miles/pull-1498",
+        )
     ),
+    *(
+        Selection(report, ("dp2-cp2-mb2-thd+allgather_cp",), ("off_policy.gspo",))
+        for report in ("slime/pull-2090", "miles/pull-1498")
+    ),
+    Selection("slime/pull-2090", ("dp1-cp1-pp2-mb2-thd+interleaved",), ("token_mean/",)),
     *(
         Selection(
             report,

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from adapters.contract import Job, Layout, Option, Unsupported
+from adapters.contract.configuration import Configuration, Setting
 from adapters.contract.description import Description
-from adapters.contract.framework import Framework, OptionRow, nested, parse_options
+from adapters.contract.framework import Configurable, Framework, OptionRow, nested, parse_options
 from adapters.contract.objective import Metric, Objective
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
@@ -16,6 +17,7 @@ RECORD = Framework(
     title="Example",
     modes={
         "token": (Mode.TOKEN_MEAN, {"loss.per_token": True}),
+        "norm": (Mode.CONSTANT, {"loss.kind": "norm"}),
         "sums": ("constant:1", {"loss.kind": "sums"}),
     },
     objectives={
@@ -29,7 +31,11 @@ RECORD = Framework(
         Option.OVERLAP_GRAD_REDUCE: {"overlap": True},
     },
     always={"lr": 0.0},
-    metrics={Metric.POLICY_LOSS: "loss", Metric.POLICY_KL: "-kl", Metric.REJECTED: "rejected"},
+    configurations={
+        Setting.MODE: Configurable({"loss.per_token": ""}, ("per_token",)),
+        Setting.BATCH_SIZE: Configurable({"batch.size": lambda job: job.configuration.batch_size}),
+    },
+    metrics={Metric.POLICY_LOSS: "loss", Metric.POLICY_KL: "-kl", Metric.REJECTED: "1 - kept"},
 )
 
 
@@ -57,9 +63,39 @@ def test_settings_are_those_of_the_mode_the_layout_and_the_objective() -> None:
     }
 
 
+def test_cut_that_no_part_of_the_layout_has_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="no micro-batches by uneven"):
+        RECORD.settings(job("dp1-cp1-mbuneven-thd"))
+
+
+def test_configuration_comes_last_and_an_empty_text_leaves_an_option_out() -> None:
+    configured = replace(job(), configuration=Configuration(says_mode=False, batch_size=3))
+
+    assert RECORD.settings(configured) == {"lr": 0.0, "batch.number": 2, "batch.size": 3}
+    assert described().configurations == {Setting.MODE: ("per_token",), Setting.BATCH_SIZE: ()}
+
+
+def test_record_of_a_version_has_nothing_to_choose_that_needs_an_option_it_lacks() -> None:
+    lacking = {"loss.kind", "loss.clip_c", "batch.size", "batch.number", "overlap"}
+    narrowed = RECORD.narrowed(lambda settings: not {*settings} & lacking)
+
+    assert {*narrowed.modes} == {"token"}
+    assert {*narrowed.objectives} == {Objective.POLICY, Objective.REJECTION}
+    assert {*narrowed.layout} == {"mb", "mbtokens bshd"}, "every job has a number of micro-batches"
+    assert {*narrowed.configurations} == {Setting.MODE}
+
+
 def test_mode_that_a_framework_lacks_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="no sample_mean"):
         RECORD.settings(replace(job(), aggregation=Aggregation(Mode.SAMPLE_MEAN)))
+
+
+def test_uneven_micro_batches_are_unsupported_unless_options_cut_them() -> None:
+    cut = replace(RECORD, layout={"mbuneven": {"batch.sizes": "uneven"}})
+
+    assert cut.settings(job("dp1-cp1-mbuneven-thd"))["batch.sizes"] == "uneven"
+    with pytest.raises(Unsupported, match="no micro-batches by uneven"):
+        RECORD.settings(job("dp1-cp1-mbuneven-thd"))
 
 
 def test_loss_is_unsupported_in_modes_that_it_is_documented_not_to_have() -> None:
@@ -110,15 +146,17 @@ def test_options_that_no_row_speaks_of_are_new() -> None:
 
 
 def test_modes_have_the_frameworks_own_names() -> None:
-    assert RECORD.mode_names == {"token": "token_mean", "sums": "constant:1"}
+    names = {"token": "token_mean", "norm": "constant", "sums": "constant:1"}
+    assert RECORD.mode_names == names
 
 
 def test_metrics_are_read_by_their_names_and_signs() -> None:
-    logs = [{"loss": 1.0, "kl": 0.5}, {"loss": 2.0}]
+    logs = [{"loss": 1.0, "kl": 0.5}, {"loss": 2.0, "kept": 0.75}]
 
     assert RECORD.reported(logs) == {
         Metric.POLICY_LOSS: (1.0, 2.0),
         Metric.POLICY_KL: (-0.5, None),
+        Metric.REJECTED: (None, 0.25),
     }
 
 
@@ -165,3 +203,9 @@ def test_parts_of_layouts_that_set_options_exist(record: Framework) -> None:
     cut_and_stored = {f"{cut}-{stored}" for cut in cuts for stored in ("thd", "bshd")}
 
     assert named <= {"dp", "cp", "tp", "pp", *cuts, "thd", "bshd", *cut_and_stored, *Option}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_departures_are_told_once(record: Framework) -> None:
+    assert {one.kind for one in record.departures} >= {"not_run", "set", "stubbed"}
+    assert len({one.what for one in record.departures}) == len(record.departures)

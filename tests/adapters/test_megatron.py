@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from adapters.contract import (
     Assumed,
     CodeLocation,
+    Description,
     Documented,
     Job,
     Layout,
@@ -19,9 +21,11 @@ from adapters.contract import (
     Rank,
     Unsupported,
 )
+from adapters.contract.framework import Framework
 from adapters.contract.objective import Objective
 from adapters.engines import megatron_core
-from adapters.slime_family import command_line, description, rollouts
+from adapters.slime_family import adapter, driving, importing
+from adapters.slime_family.framework import ON_MEGATRON, _token_budget, of_version
 from adapters.toolkit.calls import call_supported, places
 from conformance.corpus.cases import CORPUS, Case
 from reference.aggregation import (
@@ -45,7 +49,7 @@ def job(case: str, mode: Mode = Mode.TOKEN_MEAN, **layout: object) -> Job:
 
 
 def parser(*flags: str) -> argparse.ArgumentParser:
-    known = command_line.base_parser()
+    known = importing.base_parser()
     for name in (
         "rollout-batch-size",
         "n-samples-per-prompt",
@@ -63,10 +67,18 @@ def parser(*flags: str) -> argparse.ArgumentParser:
     return known
 
 
+def version(known: argparse.ArgumentParser) -> Framework:
+    return of_version(ON_MEGATRON, partial(importing.has, known))
+
+
 def parsed(a_job: Job, *flags: str) -> dict[str, object]:
     known = parser(*flags)
-    with command_line.settings(a_job, known) as settings:
-        return vars(known.parse_args([*command_line.job_options(a_job, known), *settings]))
+    with importing.typed(version(known), a_job, known) as words:
+        return vars(known.parse_args(words))
+
+
+def described(known: argparse.ArgumentParser) -> Description:
+    return version(known).description(lambda _: True, ())
 
 
 def test_micro_batches_by_tokens_take_a_budget() -> None:
@@ -85,11 +97,9 @@ def test_budget_of_all_ranks_of_a_slice_holds_the_longest_sample(
     dp, cp = grid
     longest = max((step.prompt_lengths + step.response_lengths).max() for step in case.steps)
     layout = Layout(dp=dp, cp=cp, micro_batches="tokens", format="thd")
-    [_, budget] = command_line._micro_batch_options(
-        replace(job("uneven_lengths"), steps=case.steps, layout=layout)
-    )
+    budget = _token_budget(replace(job("uneven_lengths"), steps=case.steps, layout=layout))
 
-    assert int(budget.removeprefix("--max-tokens-per-gpu=")) * cp > longest
+    assert budget * cp > longest
 
 
 @pytest.mark.parametrize(
@@ -104,7 +114,7 @@ def test_layouts_that_cannot_be_spelt_are_unsupported(
     layout: dict[str, object], message: str
 ) -> None:
     with pytest.raises(Unsupported, match=message):
-        command_line.job_options(job("unequal_groups", **layout), parser())
+        parsed(job("unequal_groups", **layout))
 
 
 def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
@@ -113,10 +123,8 @@ def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
 
     assert args["overlap_grad_reduce"] is True
     assert args["use_distributed_optimizer"] is False
-    assert command_line.layout_options(parser()) == of_megatron
-    assert command_line.layout_options(parser("--balance-data")) == of_megatron | {
-        Option.BALANCE_DATA
-    }
+    assert described(parser()).options == of_megatron
+    assert described(parser("--balance-data")).options == of_megatron | {Option.BALANCE_DATA}
 
 
 def test_pipelines_are_told_to_training_and_to_the_rollout_side() -> None:
@@ -125,13 +133,13 @@ def test_pipelines_are_told_to_training_and_to_the_rollout_side() -> None:
 
     assert args["pipeline_model_parallel_size"] == 4
     assert args["virtual_pipeline_model_parallel_size"] == 2
-    assert command_line.train_parallel_config(interleaved) == {
+    assert driving.train_parallel_config(interleaved) == {
         "dp_size": 1,
         "cp_size": 1,
         "vpp_size": 2,
         "microbatch_group_size_per_vp_stage": 4,
     }
-    assert command_line.train_parallel_config(Layout(pp=4))["vpp_size"] == 1
+    assert driving.train_parallel_config(Layout(pp=4))["vpp_size"] == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -167,7 +175,7 @@ def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
 def test_modes_are_what_the_options_offer_and_parse_as_spelt(
     flags: list[str], modes: set[Mode]
 ) -> None:
-    assert command_line.modes(parser(*flags)) == modes
+    assert described(parser(*flags)).modes == modes
     for mode in modes:
         args = parsed(job("uneven_lengths", mode), *flags)
         if "--loss-aggregation" in flags:
@@ -187,25 +195,18 @@ def test_objectives_are_what_options_and_losses_offer() -> None:
     )
     always = {Objective.POLICY, Objective.OFF_POLICY}
 
-    assert description.offered(bare, reading) == always
-    assert description.offered(more, reading) == always | {
-        Objective.GROUP_NORMALISED,
-        Objective.ENTROPY,
-        Objective.CISPO,
-        Objective.DUAL_CLIP,
-    }
-    assert description.offered(more, ignoring) == always | {
-        Objective.GROUP_NORMALISED,
-        Objective.ENTROPY,
-        Objective.CISPO,
-        Objective.VALUE,
-    }
+    offered = {*always, Objective.GROUP_NORMALISED, Objective.ENTROPY, Objective.CISPO}
+
+    assert described(bare).objectives == always | {Objective.VALUE}
+    assert described(more).objectives == offered | {Objective.DUAL_CLIP, Objective.VALUE}
+    assert adapter.not_computed(reading) == {Objective.VALUE}
+    assert adapter.not_computed(ignoring) == {Objective.DUAL_CLIP}
 
 
 def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered() -> None:
     by_rollout, by_sample = Assumed(SampleUnit.ROLLOUT), Assumed(SampleUnit.SAMPLE)
-    older = description.conventions(parser(), None, by_rollout)
-    newer = description.conventions(parser("--loss-aggregation"), None, by_sample)
+    older = adapter.conventions(parser(), None, by_rollout)
+    newer = adapter.conventions(parser("--loss-aggregation"), None, by_sample)
     stated = Documented(AuxiliaryAggregation.SAMPLE_MEAN, "the documentation of --loss-aggregation")
 
     assert older["entropy"] == Assumed(AuxiliaryAggregation.WITH_TOKEN_MEAN)
@@ -216,23 +217,23 @@ def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered()
 
 def test_place_is_the_first_function_there_is() -> None:
     candidates = {
-        CodeLocation.LOG: ((None, "missing"), (rollouts, "sample_fields")),
-        CodeLocation.SHARDING: ((rollouts, "missing"),),
+        CodeLocation.LOG: ((None, "missing"), (driving, "samples")),
+        CodeLocation.SHARDING: ((driving, "missing"),),
     }
 
-    line = rollouts.sample_fields.__code__.co_firstlineno
+    line = driving.samples.__code__.co_firstlineno
     assert places(candidates) == {
-        CodeLocation.LOG: f"adapters/slime_family/rollouts.py:{line} (sample_fields)"
+        CodeLocation.LOG: f"adapters/slime_family/driving.py:{line} (samples)"
     }
 
 
 def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
     """11 samples cannot be two micro-batches of one size, and are no whole prompts any more."""
     given = job("unequal_groups", Mode.SAMPLE_MEAN)
-    [step] = rollouts.of_single_samples(given).steps
+    [step] = driving.of_single_samples(given).steps
 
     assert step.rollouts.tolist() == [*range(11)]
-    assert rollouts.of_single_samples(job("two_steps")) == job("two_steps")
+    assert driving.of_single_samples(job("two_steps")) == job("two_steps")
     for uneven in (
         replace(given, layout=Layout(micro_batches=2)),
         replace(given, layout=Layout(dp=2)),
@@ -240,7 +241,7 @@ def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
         replace(given, objective=Objective.GROUP_CENTRED),
     ):
         with pytest.raises(Unsupported, match="no rollouts of several samples"):
-            rollouts.of_single_samples(uneven)
+            driving.of_single_samples(uneven)
 
 
 def test_functions_are_offered_only_what_they_know() -> None:

@@ -16,7 +16,7 @@ from adapters.contract import Job
 from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.roll.adapter import CONVENTIONS
+from adapters.roll.framework import ROLL
 from adapters.roll.fsdp import RollFsdpAdapter
 from adapters.toolkit.source import resolve
 from conformance.ranks.messages import Declined
@@ -44,7 +44,7 @@ CLONE = Path(os.environ.get(command.SOURCES, "")) / "roll"
 
 TWO = "dp2-cp1-mb2-bshd"
 
-weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
+weights_error = partial(steps.weights_error, conventions=conventions_of(ROLL.conventions))
 
 
 @pytest.fixture(scope="module")

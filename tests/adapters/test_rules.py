@@ -3,7 +3,7 @@
 import argparse
 
 from adapters.native.options import RULES as OF_NATIVE
-from adapters.slime_family import description
+from adapters.slime_family import adapter
 from conformance.corpus.configurations import CONFIG_CASES
 from conformance.corpus.log_cases import LOG_CASES
 
@@ -30,14 +30,14 @@ def parser(*options: str) -> argparse.ArgumentParser:
 
 
 def test_every_rule_is_of_a_row_and_every_row_has_a_rule_that_may_be_stated() -> None:
-    traced = {rule for trace in description.TRACES for rule in trace.rules}
+    traced = {rule for rules in adapter.TRACES.values() for rule in rules}
 
-    assert traced | {*description.HELP} | {*description.TYPED} == KNOWN
+    assert traced | {*adapter.HELP} | {*adapter.TYPED} == KNOWN
     assert {*OF_NATIVE} <= KNOWN
 
 
 def test_rules_are_stated_where_there_is_code_that_keeps_them() -> None:
-    stated = description.stated(parser(), [None, positive, whole_groups])
+    stated = adapter.stated(parser(), [positive, whole_groups])
 
     assert set(stated) == {
         "divisor_missing",
@@ -54,8 +54,8 @@ def test_rules_are_stated_where_there_is_code_that_keeps_them() -> None:
 
 
 def test_rules_are_stated_where_an_option_is_documented_or_has_a_type() -> None:
-    older = description.stated(parser("--pg-loss-divisor", "--calculate-per-token-loss"), [])
-    newer = description.stated(parser("--loss-aggregation", "--calculate-per-token-loss"), [])
+    older = adapter.stated(parser("--pg-loss-divisor", "--calculate-per-token-loss"), [])
+    newer = adapter.stated(parser("--loss-aggregation", "--calculate-per-token-loss"), [])
 
     assert older["divisor_text"] == "the type of --pg-loss-divisor"
     assert older["default_mode"] == "the documentation of --calculate-per-token-loss"

@@ -24,7 +24,7 @@ BY_THE_ADVANTAGES = {
     "contract.probed_batch.ProbedBatch.dloss_dlogprob": (
         "KL_COEFFICIENT * self.divergence_derivatives"
     ),
-    "slime_family.adapter.MegatronAdapter.token_losses": (
+    "slime_family.megatron.MegatronAdapter.token_losses": (
         "-torch.cat(batch['advantages']) * torch.cat(log_probs['log_probs'])"
     ),
     "slime_family.model._logits": "0.0 * probe.sum()",
@@ -59,7 +59,7 @@ ELSEWHERE = {
     "engines.megatron_core.transformer_config": "layers of the model",
     "engines.megatron_core.probed_model": "chunks of the model",
     "engines.deepspeed.import_deepspeed": "a path",
-    "slime_family.rollouts.of_single_samples": "micro-batches of all ranks",
+    "slime_family.driving.of_single_samples": "micro-batches of all ranks",
     "nemo_rl.framework._budget": "sizes that the framework is told",
     "nemo_rl.framework._micro_batch_size": "sizes that the framework is told",
     "nemo_rl.framework._multiple": "sizes that the framework is told",
@@ -84,12 +84,11 @@ ELSEWHERE = {
     "roll.megatron.RollMegatronAdapter.slices": "slices of rows",
     "roll.importing.import_roll": "a path",
     "roll.pipeline.Training._keep": "the passes of an epoch",
-    "slime_family.command_line._batch_options": "sizes that the framework is told",
-    "slime_family.command_line._micro_batch_options": "sizes that the framework is told",
-    "slime_family.command_line._micro_batch_size": "sizes that the framework is told",
+    "slime_family.framework._micro_batch_size": "sizes that the framework is told",
+    "slime_family.framework._rollout_batch_size": "sizes that the framework is told",
+    "slime_family.framework._token_budget": "sizes that the framework is told",
     "slime_family.user_code.reject": "a mask, as a user's function changes it",
-    "slime_family.rollouts._rollout_log_probs": "a list of nothing",
-    "slime_family.rollouts.add_columns": "a list of nothing",
+    "slime_family.driving.add_columns": "a list of nothing",
     "slime_family.user_code._count": "the token count of a group with an injected fault",
     "slime_family.user_code.reducer": "a user's reducer, which divides by what it is documented to",
     "slime_family.user_code.samples_to_convert": "a list of rewards",
@@ -119,16 +118,15 @@ ELSEWHERE = {
     "trl.training.GeneratingTraining._prompts": "a list of prompts",
     "trl_losses.adapter._micro_batches": "indices of samples",
     "trl_losses.liger.LigerAdapter.load": "a path",
-    "verl.configuration._sum_mode": "the product of a divisor and the number of samples",
-    "verl.engines.fsdp._shards": "shards that the framework is told",
-    "verl.model.": "a path",
     "toolkit.settings.micro_batch_size": "sizes that the framework is told",
-    "verl.sizes._mini_batch_size": "sizes that the framework is told",
-    "verl.sizes._token_budget": "sizes that the framework is told",
+    "verl.framework.": "a path, and shards that the framework is told",
+    "verl.sizes.BatchSizes._samples": "sizes that the framework is told",
+    "verl.sizes.BatchSizes.batch": "sizes that the framework is told",
+    "verl.sizes.BatchSizes.micro_batch": "sizes that the framework is told",
+    "verl.sizes.BatchSizes.mini_batch": "sizes that the framework is told",
+    "verl.sizes.BatchSizes.token_budget": "sizes that the framework is told",
+    "verl.sizes.mode_of_divisor": "the product of a divisor and the number of samples",
     "verl.sizes.of_last_epoch": "indices of optimizer steps",
-    "verl.sizes.sizes": "sizes that the framework is told",
-    "verl.sizes._micro_batches": "sizes that the framework is told",
-    "verl.sizes.critics_micro_batches": "sizes that the framework is told",
 }
 
 SCALING = (ast.Mult, ast.Div, ast.FloorDiv, ast.MatMult, ast.Pow)

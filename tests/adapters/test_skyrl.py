@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from adapters.contract import (
     CodeLocation,
-    DepartureKind,
     Description,
     LogEntry,
     Rank,
@@ -349,16 +348,3 @@ def test_every_option_of_the_algorithm_is_in_the_record(adapter: SkyRLAdapter) -
     assert found.new_options == ()
     assert found.objectives == {*adapter.framework.objectives}
     assert found.modes == {*Mode}
-
-
-@ADAPTERS
-def test_departures_are_of_every_kind(adapter: SkyRLAdapter) -> None:
-    found = in_a_process(described, adapter, engine=adapter.engine)
-    assert isinstance(found, Description)
-
-    assert {one.kind for one in found.departures} >= {
-        DepartureKind.NOT_RUN,
-        DepartureKind.SET,
-        DepartureKind.STUBBED,
-    }
-    assert len({one.what for one in found.departures}) == len(found.departures)

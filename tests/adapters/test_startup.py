@@ -1,8 +1,10 @@
-"""Configurations of slime and miles: what is refused, at startup or later, and what is not."""
+"""Configurations of toys of slime and miles: what is refused, at startup or later, and what not.
+
+Those of the two themselves are in their committed reports (`test_as_reported`).
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
-from tests import command
 from tests.observing import aggregate, observe
 from tests.toys import Edit, checkout
 
@@ -27,9 +28,6 @@ from tests.toys import Edit, checkout
 PACKED, PADDED = Layout.parse("dp1-cp1-mb2-thd"), Layout.parse("dp1-cp2-mb2-bshd")
 
 ADAPTERS = pytest.mark.parametrize("adapter", ["slime", "miles"])
-REAL = pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
-)
 
 
 def job(mode: str, *, layout: Layout = PACKED, **configured: Any) -> Job:
@@ -196,7 +194,7 @@ def test_version_without_a_configuration_file_reads_none(tmp_path: Path) -> None
     jobs = [job("sample_mean", in_file=in_file(Setting.MODE)), job("sample_mean")]
     in_a_file, typed = observe("slime", str(source), jobs)
 
-    assert in_a_file == Declined("unsupported", "no option --custom-config-path")
+    assert in_a_file == Declined("unsupported", "no option config_file")
     assert np.allclose(weights(typed), expected("sample_mean"), rtol=1e-6)
 
 
@@ -259,57 +257,3 @@ def test_version_that_makes_logs_inside_its_train_step_makes_no_others(tmp_path:
 
     [(outcome, _)] = aggregate("slime", str(source), [[PLAIN]])
     assert outcome == ("no function that aggregates logs: the train step does it itself")
-
-
-def real(adapter: str, ref: str) -> str:
-    return f"{Path(os.environ[command.SOURCES]) / adapter}@{ref}"
-
-
-NEWEST = "refs/pull/2090/head"
-"""The version of slime with all modes, of which no report is committed."""
-
-REFUSED_BY_SLIME = [
-    job("constant", divisor=""),
-    job("constant", divisor="-4"),
-    job("constant", divisor="nan"),
-    job("constant", divisor="abc"),
-    job("sample_mean", divisor="40"),
-    job("prompt_mean", per_token=True),
-    job("prompt_mean", batch_size=3),
-    job("prompt_mean", fault_injection=FaultInjection.GROUPS_MISSING),
-    job("prompt_mean", fault_injection=FaultInjection.DENOMINATORS_DROPPED),
-]
-
-
-@REAL
-def test_real_versions_refuse_in_their_own_words() -> None:
-    for outcome in observe("slime", real("slime", NEWEST), REFUSED_BY_SLIME):
-        words(outcome)
-
-
-@REAL
-def test_real_versions_accept_the_older_spelling_bit_for_bit() -> None:
-    jobs = [
-        job("token_mean"),
-        job("token_mean", says_mode=False, per_token=True),
-        job("sample_mean"),
-        job("sample_mean", says_mode=False),
-        job("sample_mean", reduces=True),
-        job("sample_mean", corrects=True),
-    ]
-    per_token, flag, per_sample, default, reduced, corrected = map(
-        weights, observe("slime", real("slime", NEWEST), jobs)
-    )
-
-    assert np.array_equal(per_token, flag)
-    assert np.array_equal(per_sample, default)
-    assert np.array_equal(per_sample, corrected)
-    assert np.allclose(reduced, expected("constant", REDUCER_DIVISOR), rtol=1e-6)
-
-
-@REAL
-def test_real_slime_checks_logs_by_assertions_alone() -> None:
-    short = [entry((1.0,), count=4.0)]
-    source = real("slime", NEWEST)
-
-    assert aggregate("slime", source, [short]) == [("AssertionError: ", {"a": 0.25})]

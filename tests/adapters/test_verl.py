@@ -13,11 +13,9 @@ import pytest
 from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.conventions import conventions_of
 from adapters.contract.objective import Objective
-from adapters.verl.adapter import CONVENTIONS
-from adapters.verl.engines.fsdp import VerlFsdp2Adapter
-from adapters.verl.engines.megatron import VerlMegatronAdapter
-from adapters.verl.objectives import ACTOR, ROLLOUT
-from adapters.verl.sizes import sizes
+from adapters.verl.framework import FSDP, VERL
+from adapters.verl.fsdp import VerlFsdp2Adapter
+from adapters.verl.megatron import VerlMegatronAdapter
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Mode
@@ -31,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
 ]
 
-weights_error = partial(steps.weights_error, conventions=conventions_of(CONVENTIONS))
+weights_error = partial(steps.weights_error, conventions=conventions_of(VERL.conventions))
 
 
 @pytest.fixture(
@@ -57,13 +55,13 @@ def of_constant(divisor: float) -> Job:
 
 def test_mini_batch_is_counted_in_prompts_of_several_samples() -> None:
     """Where every prompt has as many; else each sample is a prompt of its own."""
-    even = sizes(job("uneven_lengths", layout="dp2-cp1-mb1-thd"), 2)
-    uneven = sizes(job("nine_samples", layout="dp1-cp1-mb1-thd"), 1)
+    even = FSDP.settings(job("uneven_lengths", layout="dp2-cp1-mb1-thd"))
+    uneven = FSDP.settings(job("nine_samples", layout="dp1-cp1-mb1-thd"))
 
-    assert even[f"{ROLLOUT}.n"] == 2
-    assert even[f"{ACTOR}.ppo_mini_batch_size"] == 4
-    assert uneven[f"{ROLLOUT}.n"] == 1
-    assert uneven[f"{ACTOR}.ppo_mini_batch_size"] == 9
+    assert even["actor_rollout_ref.rollout.n"] == 2
+    assert even["ppo_mini_batch_size"] == 4
+    assert uneven["actor_rollout_ref.rollout.n"] == 1
+    assert uneven["ppo_mini_batch_size"] == 9
 
 
 @on_fsdp2

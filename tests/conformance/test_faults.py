@@ -59,6 +59,21 @@ def test_a_rank_that_is_lost_costs_one_finding(adapter: Adapter, message: str) -
     assert not any(is_alive(pid) for pid in pids)
 
 
+@pytest.mark.processes
+def test_a_fork_server_that_is_killed_is_not_the_framework_s_failure(tmp_path: Path) -> None:
+    chosen = ("--checks=weights", "--modes=token_mean", "-k", "one_token or uneven_lengths")
+    run = command.start(tmp_path, "--adapter=killedwithitsserver", *chosen)
+    report = command.finish(run, tmp_path, "killedwithitsserver").report
+
+    by_case = {
+        finding.id.split("/")[2]: finding for finding in report.findings if "dp2" in finding.id
+    }
+    lost = by_case["one_token"]
+    assert lost.verdict is Verdict.NOT_DRIVEN
+    assert_matches("^rank [01] was lost: the fork server was killed$", lost.message)
+    assert by_case["uneven_lengths"].verdict is Verdict.CONFORMS
+
+
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [

@@ -71,7 +71,7 @@ def add_options(parser: ArgumentParser) -> None:
     for name in ("global-batch-size", "micro-batch-size", "max-tokens-per-gpu"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("eps-clip", "eps-clip-high"):
-        parser.add_argument(f"--{name}", type=float)
+        parser.add_argument(f"--{name}", type=float, default=0.2)
     for flag in ("use-dynamic-batch-size", "balance-data"):
         parser.add_argument(f"--{flag}", action="store_true")
     add_custom_options(parser)

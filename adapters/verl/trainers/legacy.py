@@ -23,10 +23,9 @@ from adapters.contract import Unsupported
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.toolkit.settings import has_reference, trained_model
 from adapters.toolkit.worlds import of_all_ranks
+from adapters.verl.framework import VERL, before_the_default_trainer
 from adapters.verl.importing import module
-from adapters.verl.objectives import OF_LOSSES
 from adapters.verl.sizes import of_last_epoch
-from adapters.verl.trainers.worker_groups import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from adapters.contract.probed_batch import ProbedBatch
 
 TRAINER = "trainer.ppo.ray_trainer"
+RECORD = before_the_default_trainer(VERL)
 
 
 class DispatchingGroup(WorkerGroup):
@@ -101,7 +101,7 @@ def _as_sent(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
 
 
 def _require_objective(job: Job) -> None:
-    if job.objective not in OF_LOSSES:
+    if job.objective not in RECORD.objectives:
         raise Unsupported(
             f"the legacy trainer's update of a model, which is entered, has no {job.objective}"
         )
@@ -178,7 +178,7 @@ def _reported(metrics: dict[str, Any], job: Job) -> dict[Metric, tuple[float, ..
     """The actor's logged metrics: the numbers of each step, as the trainer reduces them."""
     names = {
         metric: name if name.startswith("actor/") else f"actor/{name}"
-        for metric, name in NAMES.items()
+        for metric, name in RECORD.metrics.items()
     }
     reduce = module(TRAINER).reduce_metrics
     return {

@@ -10,8 +10,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
+from adapters.contract.objective import FROM_REWARDS
 from adapters.toolkit.probe import by_token_id
-from adapters.verl.objectives import token_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,11 +70,23 @@ def _row(batch: ProbedBatch, index: int, group: int) -> dict[str, Any]:
         "position_ids": torch.arange(len(ids)),
         "response_mask": trained,
         "loss_mask": trained,
-        "rm_scores": torch.from_numpy(token_rewards(batch, index)).float(),
+        "rm_scores": torch.from_numpy(_token_rewards(batch, index)).float(),
         "rollout_log_probs": torch.from_numpy(batch.rollout_log_probs[index]).float(),
         "uid": str(group),
         "num_turns": GENERATED["num_turns"],
     }
+
+
+def _token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:
+    """The rewards of a sample's tokens: [response].
+
+    verl puts a sample's reward at its last token. If advantages are given, rewards are these.
+    """
+    if batch.objective not in FROM_REWARDS:
+        return batch.advantages[index]
+    rewards = np.zeros(len(batch.responses[index]))
+    rewards[-1] = batch.rewards[index]
+    return rewards
 
 
 def _tag(row: Mapping[str, Any]) -> dict[str, int]:

@@ -50,13 +50,11 @@ def pages() -> dict[Path, str]:
 
 
 def records() -> list[list[Framework]]:
-    """Returns the records of each framework's engines, by the framework's title."""
-    of_engines = (
-        [one.framework for one in adapter_classes(name).values() if one.framework is not None]
-        for name in known()
-    )
-    documented = [one for one in of_engines if one and one[0].options]
-    return sorted(documented, key=lambda engines: engines[0].title.lower())
+    """Returns the records of engines that have one title, by that title."""
+    of_engines = (one.framework for name in known() for one in adapter_classes(name).values())
+    documented = [one for one in of_engines if one is not None and one.options]
+    by_title = sorted(documented, key=lambda one: one.title.lower())
+    return [[*engines] for _, engines in groupby(by_title, lambda one: one.title)]
 
 
 def section(engines: list[Framework]) -> Iterator[str]:
@@ -95,6 +93,8 @@ def _checks(row: OptionRow, engines: list[Framework]) -> Iterator[str]:
                 for spec in specs
                 if spec.metric is None or spec.metric in of_all.metrics
             ) + _for(_word(row, settings))
+    if any(names & {*chosen.settings} for chosen in of_all.configurations.values()):
+        yield f"`{Check.ARGUMENTS}`"
     of_layouts = [
         part
         for engine in engines
@@ -114,5 +114,5 @@ def _word(row: OptionRow, settings: Settings) -> str:
 
 
 def _for(*words: str) -> str:
-    named = " and ".join(f"`{word}`" for word in dict.fromkeys(words) if word)
-    return f" for {named}" if named else ""
+    named = ", ".join(f"`{word}`" for word in dict.fromkeys(words) if word)
+    return f" for {' and '.join(named.rsplit(', ', 1))}" if named else ""

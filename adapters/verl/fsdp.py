@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Description, Job, Layout, Option, Rank
+from adapters.contract import Job, Layout, Option, Rank
 from adapters.engines.shells import ON_FOUR, OnFsdp, cuts
-from adapters.toolkit.settings import has_critic
-from adapters.verl.adapter import VerlAdapter
-from adapters.verl.configuration import CRITIC_MODEL, MODEL
-from adapters.verl.objectives import ACTOR
-from adapters.verl.sizes import CRITIC, critics_micro_batches
-from adapters.verl.worker import made_engine, new_worker
+from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
+from adapters.verl.framework import FSDP, FSDP2
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
 
+    from adapters.contract.framework import Framework, Settings
     from adapters.toolkit.probe import Recorder
 
 WRAPPED: list[Any] = []
@@ -32,6 +28,7 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
     """verl with FSDP1, its default."""
 
     engine = "fsdp"
+    framework: ClassVar[Framework] = FSDP
     dependencies = ("ray", "tensordict", "transformers")
 
     def layouts(self) -> list[Layout]:
@@ -56,38 +53,14 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
             Layout(cp=2, micro_batches="tokens", format="thd", options=legacy),
         ]
 
-    def describe(self) -> Description:
-        """Add the ways to shard a model."""
-        found = super().describe()
-        sharding = {Option.HYBRID_SHARDING, Option.NOT_SHARDED}
-        return replace(found, options=found.options | sharding)
-
-    def settings(self, job: Job, dtype: str) -> dict[str, object]:
-        """Settings of the engines, with parameters in the dtype of the run."""
-        settings = self._of_model(ACTOR, f"{ACTOR}.fsdp_config", MODEL, job, dtype)
-        if has_critic(job):
-            engine = f"{CRITIC}.fsdp"
-            settings |= self._of_model(CRITIC, engine, CRITIC_MODEL, job, dtype)
-            settings |= critics_micro_batches(job, self.divisor(job.layout), engine)
-        return settings
-
-    def _of_model(
-        self, role: str, engine: str, model: str, job: Job, dtype: str
-    ) -> dict[str, object]:
-        precision = PRECISIONS[dtype]
-        precisions = {"param_dtype": precision, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-        return {
-            f"{role}.strategy": self.engine,
-            f"{model}.use_remove_padding": job.layout.format == "thd",
-            f"{engine}.ulysses_sequence_parallel_size": job.layout.cp,
-            f"{engine}.fsdp_size": _shards(job.layout),
-            f"{engine}.use_torch_compile": False,
-            f"{engine}.mixed_precision": precisions,
+    def settings(self, job: Job, dtype: str) -> Settings:
+        """What a user sets, with parameters in the dtype of the run."""
+        precisions = {
+            "param_dtype": PRECISIONS[dtype],
+            "reduce_dtype": "fp32",
+            "buffer_dtype": "fp32",
         }
-
-    def divisor(self, layout: Layout) -> int:
-        """All ranks, including those of sequence parallelism."""
-        return layout.world_size
+        return {**super().settings(job, dtype), "fsdp_config.mixed_precision": precisions}
 
     def leave_world(self) -> None:
         """Take the models apart, and clear torch's cache of their meshes.
@@ -113,13 +86,7 @@ class VerlFsdp2Adapter(VerlFsdpAdapter):
     """verl with FSDP2."""
 
     engine: ClassVar[str] = "fsdp2"
-
-
-def _shards(layout: Layout) -> int:
-    """The number of shards of a model; -1 means one per rank."""
-    if Option.NOT_SHARDED in layout.options:
-        return 1
-    return layout.world_size // 2 if Option.HYBRID_SHARDING in layout.options else -1
+    framework = FSDP2
 
 
 def _reader(engine: Any) -> Recorder[NDArray[np.float32] | None]:

@@ -1,8 +1,15 @@
-"""ROLL's RLVR pipeline, run on every rank: `run()` takes batches of rollouts to optimizer steps."""
+"""Drives ROLL's RLVR pipeline, from batches of rollouts to optimizer steps.
+
+ROLL's driver calls the workers of a role by Ray. Here all ranks run the driver, with the same
+batch. ROLL's own functions split what a worker's method is given and collect what it returns, and
+results are gathered from all ranks.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,42 +19,23 @@ import numpy as np
 import torch
 
 from adapters.contract import Refused
-from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE
-from adapters.roll.configuration import has_rollout_policy
 from adapters.roll.importing import module
-from adapters.roll.workers import Given, Workers
 from adapters.toolkit.probe import by_token_id
 from adapters.toolkit.settings import given_values, gives_advantages, has_critic, trained_model
-from adapters.toolkit.worlds import numbers
+from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Rank
+    from adapters.contract.framework import Settings
     from adapters.contract.probed_batch import ProbedBatch
-    from adapters.roll.workers import Trained
+    from adapters.toolkit.probe import ForwardPasses, GradientReader, Recorder
 
 DOMAIN = "corpus"
-
-NAMES = {
-    Metric.POLICY_LOSS: "actor/pg_loss",
-    Metric.LOSS: "actor/total_loss",
-    Metric.CLIP_FRACTION: "actor/clipfrac",
-    Metric.POLICY_KL: "actor/policykl",
-    Metric.KL: "actor/kl_loss",
-    Metric.REJECTED: "actor/train_infer_final_mask_mean",
-}
-"""Names of the metrics that ROLL logs of an optimizer step."""
-
-OF_BATCH = {
-    Metric.REWARD: "critic/score/mean",
-    Metric.ADVANTAGE: "critic/advantages/mean",
-    Metric.VALUE: "critic/values/mean",
-}
-"""Names of the metrics of a batch of rollouts, which is that of one optimizer step."""
 
 
 class Rollouts:
@@ -57,11 +45,12 @@ class Rollouts:
         self,
         batch: ProbedBatch,
         job: Job,
-        width: int,
+        settings: Settings,
         attended: Callable[[NDArray[np.bool_]], NDArray[np.bool_]],
     ) -> None:
         self.batch, self.job = batch, job
-        self._width, self._attended = width, attended
+        self._width, self._attended = settings["sequence_length"], attended
+        self._is_corrected = any(name.startswith("train_infer_correction.") for name in settings)
         self._ends = [0, *accumulate(step.size for step in job.steps)]
 
     def batch_of(self, step_index: int) -> Any:
@@ -81,7 +70,7 @@ class Rollouts:
             "scores": torch.from_numpy(batch.rewards).float(),
             "response_level_rewards": torch.from_numpy(batch.rewards).float(),
         }
-        if has_rollout_policy(self.job):
+        if self._is_corrected:
             of_rollouts = by_token_id(batch, batch.rollout_log_probs)
             tensors["infer_logprobs"] = of_rollouts[tensors["input_ids"]][:, 1:]
         protocol = module("distributed.scheduler.protocol")
@@ -108,19 +97,10 @@ class Training:
     def __init__(self, rollouts: Rollouts, rank: Rank, config: Any, trained: Trained) -> None:
         self._rollouts, self._rank, self._config, self._trained = rollouts, rank, config, trained
         self._batch, self._job = rollouts.batch, rollouts.job
-        self._logs: list[dict[str, float]] = []
+        self.logs: list[dict[str, float]] = []
         self.gradients: list[NDArray[np.float32]] = []
         self.passes: list[NDArray[np.int64]] = []
         self._run()
-
-    @property
-    def reported(self) -> Mapping[Metric, tuple[float | None, ...]]:
-        """What the driver logs of each step, the same on all ranks."""
-        of_steps = {
-            metric: tuple(_signed(metric, number) for number in of_steps)
-            for metric, of_steps in numbers(NAMES, self._logs).items()
-        }
-        return of_steps | (numbers(OF_BATCH, self._logs) if len(self._logs) == 1 else {})
 
     def _run(self) -> None:
         """Run the pipeline, made without its constructor, which starts clusters of Ray."""
@@ -189,7 +169,7 @@ class Training:
         """Keep what is seen of a step, in its last epoch; raises `Refused` if it is skipped."""
         if values.get("mask/final_mask_sum_eq_0"):
             raise Refused("final_response_mask.sum() == 0! Current step will be skipped.")
-        self._logs.append(module("utils.tracking")._strip_metric_tag(values))
+        self.logs.append(module("utils.tracking")._strip_metric_tag(values))
         gradients, passes = self._trained.gradients.drain(), self._trained.passes.drain()
         self.gradients += gradients[-1:]
         self.passes += passes[len(passes) - len(passes) // max(len(gradients), 1) :]
@@ -217,8 +197,118 @@ def _nothing(*_: object, **__: object) -> None:
     """Stands for calls of services that are not there."""
 
 
-def _signed(metric: Metric, value: float | None) -> float | None:
-    """ROLL logs the new log-probability minus the old one, and the share of tokens it keeps."""
-    if value is None:
-        return None
-    return {Metric.POLICY_KL: -value, Metric.REJECTED: 1 - value}.get(metric, value)
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A worker, and what is read off its model and its optimizer."""
+
+    worker: Any
+    passes: ForwardPasses
+    gradients: GradientReader | Recorder[NDArray[np.float32]]
+
+
+def new_worker(role: str, config: Any, engine_module: str, provider: Callable[..., Any]) -> Any:
+    """A role's worker that has been initialised as its cluster does it.
+
+    It finds the model of ``provider`` and no checkpoint.
+    """
+    executor, own = module("distributed.executor.worker"), getattr(config, role)
+    os.environ |= {"WORKER_NAME": f"{own.name}-0", "CLUSTER_NAME": own.name}
+    with (
+        mock.patch.multiple(
+            module(engine_module),
+            default_tokenizer_provider=lambda **_: None,
+            default_processor_provider=lambda **_: None,
+        ),
+        mock.patch.multiple(
+            module("pipeline.base_worker"),
+            default_actor_model_provider=provider,
+            default_value_model_provider=provider,
+        ),
+        mock.patch.multiple(
+            executor, download_model=lambda path: path, SharedStorage=mock.MagicMock()
+        ),
+        mock.patch.multiple(
+            executor.Worker,
+            get_free_port=staticmethod(lambda: os.environ["MASTER_PORT"]),
+            get_node_ip=staticmethod(lambda: os.environ["MASTER_ADDR"]),
+        ),
+    ):
+        worker = module("utils.import_utils").safe_import_class(own.worker_cls)(own)
+        worker.initialize(config)
+    return worker
+
+
+class Workers:
+    """A cluster with a worker in each rank, whose methods are dispatched as ROLL registers them.
+
+    Forward passes that only compute values are not run: their answers are given.
+    """
+
+    def __init__(self, worker: Any, rank: Rank, given: Given) -> None:
+        self._worker, self._rank = worker, rank
+        self.world_size = rank.world_size
+        self.compute_log_probs, self.compute_values = given.compute_log_probs, given.compute_values
+        self._rank_infos = of_all_ranks(worker.get_rank_info())
+
+    @property
+    def dp_size(self) -> int:
+        """The number of data-parallel ranks."""
+        return int(self._rank_infos[0].dp_size)
+
+    def get_rank_info(self, rank: int) -> Any:
+        """Where a rank is among data- and context-parallel ones."""
+        return self._rank_infos[rank]
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method of all workers, as ROLL's cluster binds it."""
+        decorator = module("distributed.scheduler.decorator")
+        registered = getattr(getattr(self._worker, name), decorator.BIND_WORKER_METHOD_FLAG)
+        functions = decorator.get_predefined_dispatch_fn(registered["dispatch_mode"])
+        bound: Callable[..., Any] = decorator.func_generator(
+            self, name, functions["dispatch_fn"], functions["collect_fn"], self._execute
+        )
+        return bound
+
+    def _execute(self, name: str, *arguments: Any, **named: Any) -> list[Any]:
+        """Call the rank's own worker with its share, and return what all workers return."""
+        share = [each[self._rank.index] for each in arguments]
+        options = {key: values[self._rank.index] for key, values in named.items()}
+        with torch.enable_grad():  # the driver runs without, in a process of its own
+            return of_all_ranks(getattr(self._worker, name)(*share, **options))
+
+
+class Given:
+    """A cluster of a role that is not run: its answers are given values of tokens, by their ids."""
+
+    dp_size = world_size = 1
+
+    def __init__(self, worker_config: Any, by_id: torch.Tensor | None = None) -> None:
+        self.worker_config, self._by_id = worker_config, by_id
+
+    def compute_log_probs(self, data: Any, **_: Any) -> Any:
+        """Log-probabilities of response tokens and entropies of 0, as of a forward pass."""
+        values = self._laid_out(data) * data.batch["response_mask"][:, 1:]
+        return _answer(log_probs=values, entropy=torch.zeros_like(values))
+
+    def compute_values(self, data: Any, **_: Any) -> Any:
+        """Values at all positions, those of padding too."""
+        return _answer(values=self._laid_out(data))
+
+    def train_step(self, data: Any, **_: Any) -> Any:
+        """Train nothing, and log nothing."""
+        return module("distributed.scheduler.protocol").DataProto(meta_info={"metrics": {}})
+
+    def load_states(self, *_: Any, **__: Any) -> None:
+        """Do nothing: there are no states."""
+
+    offload_states = load_states
+
+    def _laid_out(self, data: Any) -> torch.Tensor:
+        """The values of tokens, each at the position before its token's: [samples, width - 1]."""
+        assert self._by_id is not None
+        return self._by_id[data.batch["input_ids"]][:, 1:]
+
+
+def _answer(**tensors: torch.Tensor) -> Any:
+    protocol = module("distributed.scheduler.protocol")
+    return protocol.DataProto.from_dict(tensors=tensors, meta_info={"metrics": {}})

@@ -1,0 +1,97 @@
+"""What miles' engines share: its rollout side, its conventions and its logs."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import Assumed, Depth, Job, Layout, LogEntry
+from adapters.contract.objective import Objective
+from adapters.miles.framework import CONVERSION, LOSSES
+from adapters.miles.importing import module
+from adapters.slime_family import driving, user_code
+from adapters.slime_family.adapter import conventions, not_computed, sample_unit
+from adapters.toolkit.calls import call_supported
+from adapters.toolkit.imports import found
+from reference.aggregation import Aggregation, Mode
+from reference.step import Sample, Step
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from adapters.contract.conventions import Convention
+    from adapters.contract.probed_batch import ProbedBatch
+
+ALONE = Job(
+    steps=(Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)]),),
+    aggregation=Aggregation(Mode.SAMPLE_MEAN),
+    layout=Layout(format="thd"),
+    depth=Depth.STEP,
+)
+"""The job that miles is configured for to aggregate log entries."""
+
+
+def rollout_field() -> str | None:
+    """The field of a sample object that names its rollout; None in versions without rollouts."""
+    known = inspect.signature(module("utils.types").Sample).parameters
+    return "rollout_id" if "rollout_id" in known else None
+
+
+def references(
+    args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
+) -> Any:
+    """References to the ranks' data; given all sizes, miles also makes micro-batches."""
+    conversion = module(CONVERSION)
+
+    convert = partial(
+        call_supported,
+        conversion.convert_samples_to_train_data,
+        metadata={},
+        custom_convert_samples_to_train_data_func=None,
+        custom_reward_post_process_func=None,
+    )
+    sent = driving.samples(batch, module("utils.types").Sample, rollout_field())
+    data = convert(
+        args,
+        user_code.samples_to_convert(sent, job),
+        custom_convert_samples_to_train_data_func=user_code.conversion(job, convert),
+    )
+    return call_supported(
+        conversion.split_train_data_by_dp,
+        args,
+        data,
+        dp_size=train_parallel_config["dp_size"],
+        train_parallel_config=train_parallel_config,
+    )
+
+
+def declared(
+    parser: argparse.ArgumentParser, unit: Convention | None = None
+) -> dict[str, Convention]:
+    """miles' conventions; groups are whole on a rank if the rollout side deals them.
+
+    The version decides the sample unit, unless the engine counts something else.
+    """
+    estimators = found("miles.backends.training_utils.loss_hub.math_utils")
+    tested = "tests/fast/backends/training_utils/test_rollout_mask_sums.py"
+    partitions = found(f"miles.{CONVERSION}:_prompt_group_partitions")
+    return {
+        **conventions(parser, estimators, unit or sample_unit(rollout_field(), tested)),
+        "whole_groups": Assumed(partitions is not None),
+    }
+
+
+def missing() -> set[Objective]:
+    """The objectives that miles does not have, although their options exist."""
+    validation = inspect.getsource(module("utils.arguments").miles_validate_args)
+    declared = "does not support reward-level KL" in validation
+    return not_computed(module(LOSSES)) | ({Objective.PENALISED_GAE} if declared else set())
+
+
+def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
+    """Aggregate entries with miles' own function."""
+    make = module("backends.training_utils.log_utils").aggregate_train_losses
+    knows_normalizers = "normalizers" in make.__code__.co_consts
+    return make(driving.as_dictionaries(entries, with_normalizers=knows_normalizers))

@@ -1,0 +1,236 @@
+"""Drives OpenRLHF: its actors on this rank, and its own `train_step` on batches of rollouts.
+
+Ray's calls of actors are made directly: every rank runs the trainer, and calls its own actor.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+
+from adapters.contract.objective import OF_ROLLOUTS, PENALISING, Metric
+from adapters.engines.deepspeed import gradients_of_steps, number_from_zero
+from adapters.openrlhf import importing, model
+from adapters.openrlhf.framework import LEVEL, OPENRLHF
+from adapters.openrlhf.importing import module
+from adapters.openrlhf.rollouts import Rollouts
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import ForwardPasses, Recorder, probe_capacity
+from adapters.toolkit.settings import (
+    gives_advantages,
+    has_critic,
+    has_kl_term,
+    has_reference,
+    trained_model,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job, Rank
+    from adapters.contract.probed_batch import ProbedBatch
+
+
+class Session:
+    """OpenRLHF's arguments and actors for a job, made anew for each."""
+
+    def __init__(self, batch: ProbedBatch, job: Job, rank: Rank) -> None:
+        self._batch, self._job, self._rank = batch, job, rank
+        settings = OPENRLHF.settings(job)
+        self._args, self._is_corrected = importing.parsed(settings), LEVEL in settings
+        # OpenRLHF sets it where sequences are split, and never back in a process.
+        module("models.ring_attn_utils").set_ring_attn_group(None)
+        number_from_zero()
+        capacity = probe_capacity(batch.probe_size + 1)
+        with cuda_on_cpu.redirected():
+            made = {"actor": policy(self._args, capacity)}
+            if has_critic(job):
+                made["critic"] = critic(self._args, capacity)
+        self._actors = {role: one.actor for role, one in made.items()}
+        self.trained = made[trained_model(job, "actor")]
+
+    def train_short_batch(self) -> None:
+        """Train on a micro-batch of each rank, which fill no train batch."""
+        self.train(range(self._job.layout.dp * self._args.train.micro_batch_size))
+        self.trained.passes.drain()
+
+    def of_last_epoch(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]]]:
+        """The gradient of each step of the last epoch, and the token ids of its forward passes."""
+        gradients, passes = self.trained.gradients.drain(), self.trained.passes.drain()
+        epochs = self._args.train.max_epochs
+        return gradients[-(len(gradients) // epochs) :], passes[-(len(passes) // epochs) :]
+
+    def train(self, samples: range) -> Mapping[str, Any]:
+        """Train on samples as a batch of rollouts; returns what is logged, by OpenRLHF's names."""
+        rollouts = Rollouts(self._batch, self._job, samples, self._is_corrected)
+        with cuda_on_cpu.redirected():
+            status, _ = self._trainer(rollouts).train_step(rollouts.experiences(), 0)
+        return status
+
+    def reported(self, logged: Mapping[str, Any]) -> dict[Metric, tuple[float | None, ...]]:
+        """The metrics of a batch of rollouts that was trained on, and of each of its steps.
+
+        OpenRLHF logs one mean over all steps of a batch: if there are several, each is trained on
+        once more, as a batch of its own.
+        """
+        sizes = np.cumsum([0, *(step.size for step in self._job.steps)]).tolist()
+        several = [range(*ends) for ends in pairwise(sizes)] if len(self._job.steps) > 1 else []
+        of_steps = [self.train(samples) for samples in several] or [logged]
+        found, of_rollouts = OPENRLHF.reported(of_steps), OPENRLHF.reported([logged])
+        found |= {metric: of for metric, of in of_rollouts.items() if metric in OF_ROLLOUTS}
+        return {metric: of for metric, of in found.items() if metric not in self._never_computed}
+
+    def _trainer(self, rollouts: Rollouts) -> Any:
+        """The trainer with the groups that OpenRLHF's script starts for these arguments."""
+        group_of = partial(group, rollouts=rollouts, rank=self._rank.index)
+        trained_critic, job = self._actors.get("critic"), self._job
+        trainer = module("trainer.ppo_trainer").BasePPOTrainer(
+            module("utils").get_strategy(self._args),
+            group_of("actor", self._actors["actor"]),
+            group_of("critic", trained_critic) if trained_critic else None,
+            None,
+            group_of("reference", None) if has_reference(job) else None,
+            None,
+            SimpleNamespace(pad_token_id=0, decode=lambda *_, **__: [""]),
+        )
+        if gives_advantages(job):
+            _give_advantages(trainer.experience_maker, rollouts)
+        return trainer
+
+    @property
+    def _never_computed(self) -> set[Metric]:
+        """Divergences that are logged as 0 where there is no such term."""
+        computed = {
+            Metric.KL: has_kl_term(self._job),
+            Metric.DIVERGENCE: self._job.objective in PENALISING,
+        }
+        return {metric for metric, is_computed in computed.items() if not is_computed}
+
+
+def _give_advantages(maker: Any, rollouts: Rollouts) -> None:
+    """Put our advantages in the place of OpenRLHF's, which it would compute token by token."""
+    compute = maker.compute_advantages_and_returns
+    maker.get_cumulative_returns = lambda rewards, *_: rewards
+    maker.get_advantages_and_returns = lambda values, rewards, *_: (rewards, rewards)
+    maker.compute_advantages_and_returns = lambda experiences: rollouts.given(compute(experiences))
+
+
+LEARNING_STEPS = 100  # of the schedule of a learning rate that is always 0
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """An actor of OpenRLHF, the gradients of its optimizer's steps and its forward passes."""
+
+    actor: Any
+    gradients: Recorder[NDArray[np.float32]]
+    passes: ForwardPasses
+
+
+def policy(args: Any, capacity: int) -> Trained:
+    """The actor that trains the policy."""
+    passes = ForwardPasses()
+    made = _initialised(
+        args,
+        "trainer.ray.ppo_actor",
+        "PolicyModelActor",
+        None,
+        Actor=lambda *_, **__: model.actor(capacity, passes, args),
+        get_tokenizer=lambda *_, **__: None,
+    )
+    return _observed(made, made.actor.model, passes)
+
+
+def critic(args: Any, capacity: int) -> Trained:
+    """The actor that trains the critic."""
+    passes = ForwardPasses()
+    made = _initialised(
+        args,
+        "trainer.ray.ppo_critic",
+        "CriticModelActor",
+        get_llm_for_sequence_regression=lambda *_, **__: model.critic(capacity, passes, args),
+    )
+    return _observed(made, made.critic, passes)
+
+
+def _initialised(args: Any, path: str, name: str, *more: Any, **replaced: Any) -> Any:
+    """An actor of the class that Ray would start a process of, initialised by itself.
+
+    It has a strategy of its own, as Ray sends each actor a copy.
+    """
+    home = module(path)
+    made = object.__new__(getattr(home, name).__ray_metadata__.modified_class)
+    with mock.patch.multiple(home, **replaced):
+        strategy = module("utils").get_strategy(args)
+        made.init_model_from_pretrained(strategy, "probe", LEARNING_STEPS, *more)
+    return made
+
+
+def _observed(actor: Any, engine: Any, passes: ForwardPasses) -> Trained:
+    [probe] = [one for one in engine.module.parameters() if one.requires_grad]
+    return Trained(actor, gradients_of_steps(engine, probe), passes)
+
+
+@dataclass(frozen=True, eq=False)
+class Handle:
+    """Ray's handle of one actor; ``actor`` is None if it is another rank's, or never trained.
+
+    Every rank runs the trainer, so that all of them call an actor's collectives at the same time.
+    """
+
+    role: str
+    actor: Any
+    rollouts: Rollouts
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=partial(self._call, method))
+
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        if method == "execute_batch" and args[0] == "forward":
+            return self.rollouts.answers(self.role, args[1])
+        if self.actor is None:
+            return {}
+        return getattr(self.actor, method)(*deepcopy(args), **options)
+
+
+def group(role: str, actor: Any, rollouts: Rollouts, rank: int) -> Any:
+    """OpenRLHF's group of the actors of all ranks, of which it can call this rank's alone."""
+    layout = rollouts.job.layout
+    made = object.__new__(module("trainer.ray.launcher").RayActorGroup)
+    made.duplicate_actors = layout.cp
+    made._actor_handlers = [
+        Handle(role, actor if index == rank else None, rollouts)
+        for index in range(layout.world_size)
+    ]
+    if len(rollouts.job.steps) > 1:
+        made.async_run_method_batch = partial(_call_in_steps, made.async_run_method_batch, rollouts)
+    return made
+
+
+def _call_in_steps(call: Any, rollouts: Rollouts, method_name: str, **data: Any) -> Any:
+    """Call a method of all actors, whose experiences are dealt to them step by step."""
+    if method_name == "append":
+        data = {"experience": _dealt(data["experience"], rollouts)}
+    return call(method_name, **data)
+
+
+def _dealt(experiences: Sequence[Any], rollouts: Rollouts) -> list[Any]:
+    """The experiences, in an order that gives each rank its part of every step of several.
+
+    Ranks have contiguous parts of a batch of rollouts, which they cut into train batches.
+    """
+    functions, layout = module("trainer.ppo_utils.experience"), rollouts.job.layout
+    rows = [row for one in experiences for row in functions.split_experience_batch(one)]
+    rows.sort(key=lambda row: int(row.sequences[0]))
+    steps = len(rows) // rollouts.job.steps[0].size
+    parts = np.arange(len(rows)).reshape(steps, layout.dp, -1).swapaxes(0, 1)
+    return [functions.make_experience_batch([rows[index]]) for index in parts.ravel()]

@@ -1,0 +1,265 @@
+"""Drives slime's and miles' own code: samples of their rollout side, actors and their logs.
+
+Actors are entered at `train`, as in their trainers. They are made without their `init`, which
+starts CUDA and loads checkpoints, and get a model, an optimizer and bookkeeping instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adapters.contract import Depth, Job, Layout, LogEntry, Option, Unsupported
+from adapters.contract.objective import (
+    CORRECTIONS,
+    FROM_REWARDS,
+    OF_ROLLOUTS,
+    OF_VALUES,
+    OFF_POLICY,
+    PENALISING,
+    Objective,
+)
+from adapters.slime_family.framework import OF_CRITIC
+from adapters.slime_family.user_code import CpUtils
+from adapters.toolkit.calls import call_supported
+from adapters.toolkit.worlds import numbers
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+
+    import torch
+    from numpy.typing import NDArray
+
+    from adapters.contract.framework import Framework
+    from adapters.contract.objective import Metric
+    from adapters.contract.probed_batch import ProbedBatch
+
+    Columns = dict[str, Any]
+
+
+OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
+TRACKERS = ("logging_utils", "tracking", "tracking_utils")
+
+
+def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) -> list[Any]:
+    """The batch as a framework's sample objects, with the field that names their rollout.
+
+    Identifiers are unique over the steps. Samples have log-probabilities of the rollout policy if
+    the objective needs them.
+    """
+    sequences = zip(batch.prompts, batch.responses, strict=True)
+    columns = {
+        "index": range(len(batch.responses)),
+        rollout_field or "index": batch.trajectories.tolist(),
+        "group_index": batch.groups.tolist(),
+        "tokens": [np.concatenate(sequence).tolist() for sequence in sequences],
+        "response_length": [len(response) for response in batch.responses],
+        "loss_mask": [mask.astype(int).tolist() for mask in batch.original_masks],
+        "reward": batch.rewards.tolist(),
+    }
+    if batch.objective in (Objective.REJECTION, *CORRECTIONS, *FROM_REWARDS):
+        columns["rollout_log_probs"] = [values.tolist() for values in batch.rollout_log_probs]
+    completed = sample_class.Status.COMPLETED
+    return [
+        call_supported(sample_class, status=completed, **dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def of_single_samples(job: Job) -> Job:
+    """Returns the job for a version without rollouts of several samples.
+
+    Every sample is then its own rollout. Because options give all prompts the same number of
+    rollouts, every sample also becomes its own prompt. Raises `Unsupported` if prompts matter, or
+    if the batch is not a multiple of its micro-batches, which Megatron would refuse.
+    """
+    if all(len(np.unique(step.rollouts)) == step.size for step in job.steps):
+        return job
+    parts = job.layout.micro_batches if isinstance(job.layout.micro_batches, int) else 1
+    is_uneven = any(step.size % (job.layout.dp * parts) for step in job.steps)
+    if is_uneven or job.aggregation.mode is Mode.PROMPT_MEAN or job.objective in FROM_REWARDS:
+        raise Unsupported("no rollouts of several samples")
+    alone = [
+        replace(step, groups=np.arange(step.size), rollouts=np.arange(step.size))
+        for step in job.steps
+    ]
+    return replace(job, steps=tuple(alone))
+
+
+def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch) -> None:
+    """Replace the function of an actor's module that computes advantages and returns.
+
+    The actor's old log-probabilities are kept unless the objective needs another old policy. In
+    checks on the framework's own advantages, its function is called with its inputs.
+    """
+    current = actors.compute_advantages_and_returns
+    original = getattr(current, "original", current)
+
+    def compute_advantages_and_returns(args: Any, rollout_data: Columns, *others: Any) -> None:
+        add_columns(args, rollout_data, _columns(job, batch), batch)
+        if batch.objective in FROM_REWARDS:
+            original(args, rollout_data, *others)
+
+    compute_advantages_and_returns.original = original  # type: ignore[attr-defined]
+    actors.compute_advantages_and_returns = compute_advantages_and_returns  # type: ignore[attr-defined]
+
+
+def add_columns(
+    args: Any, share: Columns, columns: dict[str, list[NDArray[np.float64]]], batch: ProbedBatch
+) -> None:
+    """Add sliced columns of token values to a rank's share, whose samples may be reordered."""
+    from adapters.toolkit.probe import by_token_id
+
+    widths = share.get("max_seq_lens") or [None] * len(share["tokens"])
+    lengths = share["total_lengths"], share["response_lengths"]
+    for name, values in columns.items():
+        table = by_token_id(batch, values).to(share["tokens"][0].device)
+        share[name] = [
+            _sliced(args, table[ids[total - response :]], total, response, width)
+            for ids, total, response, width in zip(share["tokens"], *lengths, widths, strict=True)
+        ]
+
+
+def _sliced(
+    args: Any, values: torch.Tensor, total: int, response: int, width: int | None
+) -> torch.Tensor:
+    """The values of a response that are on this context-parallel rank, as the framework slices.
+
+    ``total`` and ``response`` are the lengths of sample and response, ``width`` that of a padded
+    row.
+    """
+    sliced: torch.Tensor = call_supported(
+        CpUtils.module.slice_log_prob_with_cp,
+        values,
+        total,
+        response,
+        qkv_format=getattr(args, "qkv_format", "thd"),
+        max_token_len=width,
+        max_seq_len=width,
+    )
+    return sliced
+
+
+def of_steps(gradients: list[Any], job: Job) -> list[Any]:
+    """Each step's gradient; summed where a batch size cuts a step of the job into several."""
+    if job.configuration.batch_size is None or len(job.steps) > 1:
+        return gradients
+    return [sum(gradients)]
+
+
+def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
+    """The inputs of an objective's loss, or of its advantages, that models compute, by sample."""
+    objective, reference = batch.objective, {"ref_log_probs": batch.reference_log_probs}
+    if objective in FROM_REWARDS:
+        values = {"values": batch.values} if objective in OF_VALUES else {}
+        return values | (reference if objective in PENALISING else {})
+    columns = {"advantages": batch.advantages, "returns": batch.returns}
+    if objective in OFF_POLICY:
+        columns["log_probs"] = batch.old_log_probs
+    if objective in (Objective.KL, Objective.COMBINED):
+        columns |= reference
+    if job.configuration.kl:
+        columns["ref_log_probs"] = batch.old_log_probs
+    return columns
+
+
+def train_parallel_config(layout: Layout) -> dict[str, int]:
+    """The layout as slime's and miles' trainers describe it to the rollout side."""
+    interleaved = Option.INTERLEAVED in layout.options
+    return {
+        "dp_size": layout.dp,
+        "cp_size": layout.cp,
+        "vpp_size": 2 if interleaved else 1,
+        "microbatch_group_size_per_vp_stage": layout.pp if interleaved else 1,
+    }
+
+
+def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
+    """An actor that waits for a batch of rollouts, with ``trained`` as further attributes."""
+    made: Any = object.__new__(actor_class)
+    actors = sys.modules[actor_class.__module__]
+    timer = actors.Timer()  # one per process, perhaps still running after a failed job
+    timer.reset()
+    timer.start_time.clear()
+    timer.start("train_wait")
+    if hasattr(actors, "TrainProfiler"):
+        made.prof = actors.TrainProfiler(args)
+    vars(made).update(
+        trained,
+        args=args,
+        weights_backuper=SimpleNamespace(
+            backup_tags=("actor",), backup=lambda tag: None, restore=lambda tag: None
+        ),
+        weights={"actor": {}},  # for older versions, with the function that copies them
+        update_gpu_params_dict=lambda weights: None,
+        update_cpu_params_dict=lambda weights: None,
+        weight_updater=SimpleNamespace(pop_metrics=dict),
+        rollout_data_postprocess=None,
+        sleep=lambda: None,
+        wake_up=lambda: None,
+        _asleep=False,
+        with_ref=False,
+        with_opd_teacher=False,
+        _active_model_tag="actor",
+        _actor_critic_groups=None,
+        _flops_args=None,
+        _ft_test_action_executor=None,
+        _heartbeat=SimpleNamespace(bump=lambda: None),
+    )
+    return made
+
+
+def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
+    """Entries in the form of micro-batches; raises `Unsupported` for unknown normalizers."""
+    import torch
+
+    if not with_normalizers and any(entry.normalizers is not None for entry in entries):
+        raise Unsupported("no separate normalizers for logged values")
+
+    def as_dictionary(entry: LogEntry) -> dict[str, Any]:
+        if entry.normalizers is None:
+            return {"keys": [*entry.keys], "values": torch.tensor([entry.count, *entry.values])}
+        tensors = {"values": entry.values, "normalizers": entry.normalizers}
+        return {"keys": [*entry.keys]} | {name: torch.tensor(of) for name, of in tensors.items()}
+
+    return [as_dictionary(entry) for entry in entries]
+
+
+class Log:
+    """Collects the numbers logged on this rank, in place of the trackers."""
+
+    def __init__(self) -> None:
+        self._logs: list[Mapping[str, Any]] = []
+
+    def listen(self, module: ModuleType) -> None:
+        """Replace the tracker of a module."""
+        for name in TRACKERS:
+            if hasattr(module, name):
+                getattr(module, name).log = self._collect
+
+    def start(self) -> None:
+        """Clear the numbers of a job that may have ended early."""
+        self._logs.clear()
+
+    def reported(self, record: Framework, job: Job) -> dict[Metric, tuple[float | None, ...]]:
+        """The metrics of a job's rollouts and of each step; empty on a rank that logs none."""
+        if job.depth is not Depth.STEP:
+            return {}
+        names = {**record.metrics, **(OF_CRITIC if job.objective is Objective.VALUE else {})}
+        of_rollouts = {metric: names.pop(metric) for metric in OF_ROLLOUTS if metric in names}
+        steps = [log for log in self._logs if {*names.values()} & log.keys()]
+        merged = {name: value for log in self._logs for name, value in log.items()}
+        return numbers(names, steps) | numbers(of_rollouts, [merged])
+
+    def _collect(self, args: Any, metrics: Mapping[str, Any], **options: Any) -> None:
+        """Keep the numbers of a training step, or of rollouts."""
+        self._logs.append(dict(metrics))
+
+
+LOG = Log()

@@ -1,0 +1,162 @@
+"""Imports slime and miles on a machine without their servers, and types a job's options."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import tempfile
+import textwrap
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import Job, Unsupported
+from adapters.slime_family.framework import CONFIG_FILE, IN_FILE_TOO_LATE, OPTIONAL
+from adapters.toolkit.imports import stub, stub_missing
+from adapters.toolkit.settings import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.contract.framework import Framework, Settings
+
+SERVERS = ("aiohttp", "fastapi", "openai", "sglang", "sglang_router", "starlette", "uvicorn", "zmq")
+TRACKING = ("structlog", "tensorboard", "wandb")
+GPU_CODE = ("megatron.training", "ring_flash_attn", "torch_memory_saver")
+DATA = ("blake3", "mooncake", "polars", "pylatexenc", "qwen_vl_utils")
+PACKAGES = sorted((*SERVERS, *TRACKING, *GPU_CODE, *DATA))  # no training step uses them
+STUBBED: list[str] = []  # packages that `install` stubbed in this process
+
+SWITCHES = (
+    *("align-grad-reduce", "align-param-gather", "calculate-per-token-loss", "manual-gc"),
+    *("ddp-average-in-collective", "use-distributed-optimizer"),
+    *("overlap-grad-reduce", "overlap-param-gather"),
+)
+"""Flags of Megatron's that are read."""
+
+OFF = ("bf16", "fp16", "record_memory_history", "use_pytorch_profiler")
+OF_OTHER_MODELS = (
+    *("kv_lora_rank", "num_experts", "q_lora_rank"),
+    *("qk_pos_emb_head_dim", "v_head_dim"),
+)
+SIZES = {"ffn_hidden_size": 32, "hidden_size": 8, "kv_channels": 4, "vocab_size": 64} | {
+    "num_attention_heads": 2,
+    "num_layers": 1,
+    "num_query_groups": 2,
+}
+"""Sizes of a small model, with which frameworks estimate workload to balance ranks."""
+
+
+def install(package: str, *, megatron: bool) -> None:
+    """Prepare this process for importing a framework, with or without its Megatron engine."""
+    from adapters.toolkit import cuda_on_cpu
+
+    cuda_on_cpu.install()
+    kernels = [f"{package}.backends.megatron_utils.kernels", f"{package}.utils.fp8_kernel"]
+    stubbed = kernels if megatron else []  # modules, by version, with nothing but GPU kernels
+    stub(stubbed)
+    STUBBED.extend([*stub_missing([*PACKAGES, f"{package}_plugins"]), *stubbed])
+
+
+def drop_server_options(package: str) -> None:
+    """Remove sglang's options from a framework's parser; no train step reads them."""
+    for path in ("utils.arguments", "backends.sglang_utils.arguments"):
+        module = importlib.import_module(f"{package}.{path}")
+        for options in (getattr(module, name, None) for name in ("RouterArgs", "ServerArgs")):
+            if options is not None:
+                options.add_cli_args = staticmethod(lambda *args, **kwargs: None)
+
+
+def base_parser() -> argparse.ArgumentParser:
+    """A parser with options and defaults of `megatron.training`, which no distribution contains."""
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, conflict_handler="resolve", exit_on_error=False
+    )
+    for flag in SWITCHES:
+        parser.add_argument(f"--{flag}", action="store_true")
+    for name in ("context", "pipeline-model", "tensor-model"):
+        parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
+    # Megatron derives its own name for it when it validates its options.
+    parser.add_argument(
+        "--num-virtual-stages-per-pipeline-rank",
+        type=int,
+        dest="virtual_pipeline_model_parallel_size",
+    )
+    parser.add_argument("--seq-length", type=int, default=64)
+    parser.add_argument("--decoder-seq-length", type=int)
+    parser.set_defaults(**SIZES, check_for_nan_in_loss_and_grad=True)
+    parser.set_defaults(**dict.fromkeys(OFF, False), **dict.fromkeys(OF_OTHER_MODELS))
+    return parser
+
+
+def has(parser: argparse.ArgumentParser, settings: Settings) -> bool:
+    """Whether a parser has all options, and words among their choices, if they have any."""
+    return all(name in OPTIONAL or _takes(parser, name, one) for name, one in settings.items())
+
+
+def _takes(parser: argparse.ArgumentParser, name: str, value: object) -> bool:
+    action = parser._option_string_actions.get(name)
+    if action is None:
+        return False
+    is_word = isinstance(value, str) and value != ""
+    return not is_word or action.choices is None or value in action.choices
+
+
+def option_names(provider: Any) -> Iterator[str]:
+    """Yields the options of algorithms, for which a framework's provider has a function."""
+    code = ast.parse(textwrap.dedent(inspect.getsource(provider)))
+    for function in ast.walk(code):
+        if isinstance(function, ast.FunctionDef) and function.name == "add_algo_arguments":
+            calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+            added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
+            yield from (ast.literal_eval(call.args[0]) for call in added)
+
+
+@contextmanager
+def typed(record: Framework, job: Job, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
+    """Yield a job's command line; its configuration file is kept while the context is open.
+
+    ``record`` is that of the version. Raises `Unsupported` for what is not in it.
+    """
+    _require(record, job, parser)
+    settings, in_file = record.settings(job), job.configuration.in_file
+    in_file_too = {name for one in in_file for name in record.configurations[one].settings}
+    late = [name for name in settings if name in in_file_too and name not in IN_FILE_TOO_LATE]
+    words = [
+        _word(name, value)
+        for name, value in settings.items()
+        if name not in late and (name not in OPTIONAL or _takes(parser, name, value))
+    ]
+    if not late:
+        yield words
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.writelines(_line(name, settings[name]) for name in late)
+        file.flush()
+        yield [*words, f"{CONFIG_FILE}={file.name}"]
+
+
+def _require(record: Framework, job: Job, parser: argparse.ArgumentParser) -> None:
+    """Raise `Unsupported` unless a version's record has all that a job asks for by name."""
+    configuration = job.configuration
+    lacking = [
+        *({job.objective} - record.objectives.keys()),
+        *({*job.layout.options} - record.layout.keys()),
+        *((configuration.settings | configuration.in_file) - record.configurations.keys()),
+    ]
+    if lacking:
+        raise Unsupported(f"no option {', '.join(sorted(lacking))}")
+    if job.layout.format == "bshd" and not has(parser, record.layout["bshd"]):
+        raise Unsupported("no format bshd")
+
+
+def _word(name: str, value: object) -> str:
+    """An option as typed; a flag if its value is True."""
+    return name if value is True else f"{name}={value}"
+
+
+def _line(name: str, value: object) -> str:
+    """An option as a line of YAML, in which the value has a type."""
+    text = "true" if value is True else str(value)
+    return f"{name.removeprefix('--').replace('-', '_')}: {yaml(text)}\n"

@@ -1,0 +1,218 @@
+"""The adapter that slime and miles share on Megatron-Core.
+
+Every rank converts the same samples, splits them over data-parallel ranks and calls `train` of the
+framework's actor, all with the framework's code, as its trainer does for every batch of rollouts.
+The rank's share, micro-batches, old log-probabilities, logs and optimizer steps are the
+framework's. Below depth `step` the model is not wrapped in data parallelism. At depth `reducer` the
+framework's reducer gets the adapter's own token losses.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from adapters.contract.job import Depth, Job, Observation, PendingReduction
+from adapters.contract.layout import PIPELINES, Layout, Option, grids
+from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.engines.shells import OnMegatron, by_size, cuts
+from adapters.slime_family import driving, importing
+from adapters.slime_family.adapter import LineageAdapter
+from adapters.slime_family.driving import LOG
+from adapters.slime_family.framework import ON_MEGATRON
+from adapters.slime_family.user_code import CpUtils
+from adapters.toolkit.calls import call_supported, refusals, refusals_of_configuration
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from adapters.contract import Rank
+    from adapters.contract.framework import Framework
+    from adapters.engines.megatron_core import Policy
+
+
+class MegatronAdapter(OnMegatron, LineageAdapter):
+    """Drives a framework of the slime lineage on Megatron-Core."""
+
+    engine = "megatron"
+    framework: ClassVar[Framework] = ON_MEGATRON
+    log_probs: ClassVar[str]  # the module that computes log-probabilities
+    padded_layouts: ClassVar[Sequence[Layout]]  # layouts in bshd
+
+    def layouts(self) -> Sequence[Layout]:
+        """Data × context parallelism on up to 8 ranks, packed; every other option once."""
+        alone = [one for one in Option if one in ON_MEGATRON.layout and one != Option.INTERLEAVED]
+        return by_size(
+            [
+                *cuts(grids(largest=8), "thd"),
+                *(
+                    Layout(dp=2, cp=2, micro_batches=2, format="thd", options=(option,))
+                    for option in alone
+                ),
+                Layout(dp=2, micro_batches="tokens", format="thd", options=(Option.BALANCE_DATA,)),
+                Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
+                *PIPELINES,
+                Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
+                *self.padded_layouts,
+            ]
+        )
+
+    @abstractmethod
+    def validated(self, args: Any, layout: Layout) -> None:
+        """Pass arguments through the framework's own startup validation."""
+
+    @abstractmethod
+    def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
+        """References to the data of training ranks, converted and split by the framework."""
+
+    def join(self, args: Any) -> None:
+        """Initialise the framework's own state from Megatron's process groups, if it has one."""
+
+    def bare_parser(self) -> argparse.ArgumentParser:
+        """A parser of Megatron's options."""
+        return importing.base_parser()
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch as the optimizer steps of one rollout."""
+        from adapters.engines import megatron_core
+        from adapters.slime_family import model
+        from adapters.toolkit import cuda_on_cpu
+
+        if self.rollout_field() is None:
+            job = driving.of_single_samples(job)
+        batch = ProbedBatch(job.steps, job.objective)
+        LOG.start()
+        with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
+            args = self.arguments(job)
+            per_token = args.calculate_per_token_loss
+            megatron_core.join_grid(job.layout, rank)
+            self.join(args)
+            trained = model.cached_policy(job, batch.probe_size, rank, per_token=per_token)
+            gradients = self.train(args, job, trained, batch)
+        return Observation(
+            token_weights=batch.weights_of_steps(driving.of_steps(gradients, job)),
+            pending_reduction=pending_reduction(job.depth, per_token=per_token),
+            counted_tokens=tuple(trained.counted_tokens.drain()),
+            reported=LOG.reported(self.framework, job),
+            forward_passes=batch.forward_passes(trained.passes.drain()),
+        )
+
+    def arguments(self, job: Job) -> Any:
+        """The validated arguments for a job; raises `Unsupported` or `Refused`."""
+        with refusals(), importing.typed(self.record, job, self.parser) as words:
+            # Defaults are the parser's, and validation changes some.
+            args = deepcopy(self.parser.parse_args(words))
+            self.validated(args, job.layout)
+        return args
+
+    def train(self, args: Any, job: Job, trained: Policy, batch: ProbedBatch) -> list[Any]:
+        """The probe's gradient at every optimizer step of the batch."""
+        from adapters.engines import megatron_core
+
+        training = self.module("backends.megatron_utils.model")
+        training.get_args = lambda: args
+        training.finalize_model_grads = trained.finalize_model_grads
+        whole = getattr(training.loss_function, "original", training.loss_function)
+        run = self.reducing(whole) if job.depth is Depth.REDUCER else whole
+        training.loss_function = counting_in_tensors(run, original=whole)
+        actors = self.module("backends.megatron_utils.actor")
+        driving.replace_advantages(actors, job, batch)
+        optimizer = megatron_core.ReadingOptimizer(trained)
+        actor = driving.actor(
+            actors.MegatronTrainRayActor,
+            args=args,
+            role="critic" if job.objective is Objective.VALUE else "actor",
+            model=trained.chunks,
+            optimizer=optimizer,
+            opt_param_scheduler=megatron_core.scheduler(),
+        )
+        with refusals():
+            references = self.references(args, job, batch)
+        call_supported(actor.train, 0, references, witness_info=None, attempt=0)
+        return optimizer.gradients.drain()
+
+    def reducing(self, loss_function: Any) -> Any:
+        """The framework's loss function, with the loss replaced by its reducer's result."""
+
+        def reduce(args: Any, batch: Any, num_microbatches: int, *rest: Any, **named: Any) -> Any:
+            _, *others = loss_function(args, batch, num_microbatches, *rest, **named)
+            losses = self.token_losses(args, batch, logits=rest[-1])
+            return self.reducer(args, batch)(losses), *others
+
+        return reduce
+
+    def token_losses(self, args: Any, batch: Any, logits: torch.Tensor) -> torch.Tensor:
+        """-advantage · log-probability of the tokens of this rank and micro-batch."""
+        import torch
+
+        log_probs = call_supported(
+            self.module(self.log_probs).get_log_probs_and_entropy,
+            logits,
+            args=args,
+            with_entropy=False,
+            **_lengths(batch),
+            unconcat_tokens=batch["unconcat_tokens"],
+        )
+        if isinstance(log_probs, tuple):
+            log_probs = log_probs[1]
+        return -torch.cat(batch["advantages"]) * torch.cat(log_probs["log_probs"])
+
+    def reducer(self, args: Any, batch: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The framework's reducer of the policy loss for one micro-batch."""
+        masks = batch["loss_masks"]
+        shared = call_supported(
+            CpUtils.module.get_sum_of_sample_mean,
+            loss_masks=masks,
+            calculate_per_token_loss=args.calculate_per_token_loss,
+            qkv_format=getattr(args, "qkv_format", "thd"),
+            divisor=getattr(args, "pg_loss_divisor", None),
+            sample_denoms=batch.get("rollout_mask_sums"),
+            denominators=batch.get("rollout_mask_sums"),
+            **_lengths(batch),
+        )
+        chooser = self.found(f"{self.losses}:get_pg_loss_reducer")
+        if chooser is None:
+            return shared
+        return call_supported(
+            chooser,
+            args,
+            batch,
+            pg_loss_masks=masks,
+            default_reducer=shared,
+            sum_of_sample_mean=shared,
+            **_lengths(batch),
+        )
+
+
+def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
+    """The gradient reduction that is still missing after a Megatron step of this depth."""
+    if depth is Depth.STEP:
+        return PendingReduction.REPLICATED
+    if depth is Depth.LOSS:
+        return PendingReduction.SUM_PER_COUNTED_TOKEN if per_token else PendingReduction.MEAN
+    return PendingReduction.SUM_PER_TOKEN if per_token else PendingReduction.SUM_PER_SAMPLE
+
+
+def counting_in_tensors(loss_function: Any, original: Any) -> Any:
+    """Make the loss's normaliser a tensor, as newer Megatron-Core expects; keep ``original``."""
+    import torch
+
+    def run(*args: Any, **named: Any) -> Any:
+        loss, count, log = loss_function(*args, **named)
+        return loss, torch.as_tensor(count), log
+
+    run.original = original  # type: ignore[attr-defined]
+    return run
+
+
+def _lengths(batch: Any) -> dict[str, Any]:
+    return {
+        "total_lengths": batch["total_lengths"],
+        "response_lengths": batch["response_lengths"],
+        "max_seq_lens": batch.get("max_seq_lens"),
+    }

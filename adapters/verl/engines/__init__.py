@@ -1,1 +1,0 @@
-"""verl's engines, each with its adapter and what only this engine needs."""

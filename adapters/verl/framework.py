@@ -1,0 +1,397 @@
+"""The record of verl: its options as users type them, and what it documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from adapters.contract.configuration import Setting
+from adapters.contract.conventions import Assumed, Documented
+from adapters.contract.description import FixedMode
+from adapters.contract.framework import Configurable, Framework, Settings, parse_options
+from adapters.contract.layout import Option
+from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    OF_ROLLOUTS,
+    Metric,
+    Objective,
+)
+from adapters.verl import departures
+from adapters.verl.sizes import DIVIDED, BatchSizes, divisor, mode_of_divisor
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    DenominatorMask,
+    EmptyUnits,
+    EstimatorConventions,
+    LoggedMean,
+    Mode,
+    TokenSet,
+)
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+GIVEN = "given"
+"""The name under which given advantages are registered as an estimator."""
+
+LOSS = "policy_loss.loss_mode"
+CLIPPED: Settings = {
+    "clip_ratio_low": CONSTANTS.clip_low,
+    "clip_ratio_high": CONSTANTS.clip_high,
+}
+ENTROPY: Settings = {"entropy_coeff": ENTROPY_COEFFICIENT}
+KL: Settings = {"use_kl_loss": True, "kl_loss_type": "k1", "kl_loss_coef": KL_COEFFICIENT}
+
+# verl's documentation requires it to compare the policy of the rollouts and the old one.
+COMPARED: Settings = {"actor_rollout_ref.rollout.calculate_log_probs": True}
+SAMPLING = "algorithm.rollout_correction.rollout_is"
+TRUNCATED: Settings = {**CLIPPED, **COMPARED, f"{SAMPLING}_threshold": CONSTANTS.truncation}
+
+ESTIMATOR = "algorithm.adv_estimator"
+DISCOUNTED: Settings = {
+    "algorithm.gamma": ADVANTAGE_CONSTANTS.discount,
+    "algorithm.lam": ADVANTAGE_CONSTANTS.trace,
+}
+PENALISED: Settings = {
+    "algorithm.use_kl_in_reward": True,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.kl_coef": ADVANTAGE_CONSTANTS.penalty,
+}
+CRITIC: Settings = {"critic.enable": True}
+SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
+OF_ACTIVE_TOKENS = LoggedMean(mode=Mode.TOKEN_MEAN)
+DIVISOR_BY_DEFAULT = (
+    "verl/workers/config/actor.py (ActorConfig: if loss_scale_factor is None, response_length)"
+)
+
+VERL = Framework(
+    title="verl",
+    scope="Below `actor_rollout_ref.actor` unless a name begins with another section.",
+    modes={
+        "token-mean": (Mode.TOKEN_MEAN, {"loss_agg_mode": "token-mean"}),
+        "seq-mean-token-mean": (Mode.SAMPLE_MEAN, {"loss_agg_mode": "seq-mean-token-mean"}),
+        DIVIDED: (
+            Mode.CONSTANT,
+            {"loss_agg_mode": mode_of_divisor, "loss_scale_factor": divisor},
+        ),
+        "seq-mean-token-sum": ("constant:1", {"loss_agg_mode": "seq-mean-token-sum"}),
+    },
+    # The estimator `reinforce_plus_plus_baseline` uses only sample rewards, without the penalty on
+    # each token that `REINFORCE_PP_BASELINE` has.
+    objectives={
+        Objective.POLICY: {},
+        Objective.ENTROPY: ENTROPY,
+        Objective.KL: KL,
+        Objective.COMBINED: {**ENTROPY, **KL},
+        Objective.OFF_POLICY: CLIPPED,
+        Objective.DUAL_CLIP: {**CLIPPED, "clip_ratio_c": CONSTANTS.dual_clip},
+        Objective.GSPO: {**CLIPPED, LOSS: "gspo"},
+        Objective.CISPO: {**CLIPPED, LOSS: "cispo"},
+        Objective.SAPO: {
+            LOSS: "sapo",
+            "tau_pos": CONSTANTS.positive_temperature,
+            "tau_neg": CONSTANTS.negative_temperature,
+        },
+        # No token has so large a covariance: which ones of several are clipped is random.
+        Objective.CLIP_COV: {**CLIPPED, LOSS: "clip_cov", "policy_loss.clip_cov_lb": 1.0},
+        Objective.KL_COV: {
+            LOSS: "kl_cov",
+            "policy_loss.kl_cov_ratio": 1.0,
+            "policy_loss.ppo_kl_coef": CONSTANTS.kl_penalty,
+        },
+        Objective.GEO_MEAN: {**CLIPPED, LOSS: "geo_mean"},
+        Objective.GPG: {LOSS: "gpg"},
+        Objective.DRO: {LOSS: "dro", "policy_loss.dro_beta": CONSTANTS.kl_penalty},
+        # The lower bound on a token's ratio is then the reciprocal.
+        Objective.REJECTION: {
+            **COMPARED,
+            "algorithm.rollout_correction.rollout_rs": "token_k1",
+            "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
+        },
+        Objective.TIS_TOKEN: {**TRUNCATED, SAMPLING: "token"},
+        Objective.TIS_SEQUENCE: {**TRUNCATED, SAMPLING: "sequence"},
+        Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
+        Objective.GROUP_CENTRED: {ESTIMATOR: "grpo", "algorithm.norm_adv_by_std_in_grpo": False},
+        Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo"},
+        Objective.REINFORCE_PP: {ESTIMATOR: "reinforce_plus_plus", **DISCOUNTED, **PENALISED},
+        Objective.GAE: {ESTIMATOR: "gae", **DISCOUNTED, **CRITIC},
+        Objective.PENALISED_GAE: {ESTIMATOR: "gae", **DISCOUNTED, **PENALISED, **CRITIC},
+        Objective.VALUE: CRITIC,
+        Objective.SFT: {},
+    },
+    only_modes={Objective.GEO_MEAN: Mode.SAMPLE_MEAN, Objective.SFT: Mode.TOKEN_MEAN},
+    # verl requires or recommends one mode for these losses, as their papers do; since 0.9.1 GSPO
+    # accepts any.
+    fixed_modes={
+        objective: FixedMode(
+            Mode.SAMPLE_MEAN,
+            f"verl/trainer/ppo/core_algos.py (compute_policy_loss_{objective}:"
+            " seq-mean-token-mean)",
+        )
+        for objective in (Objective.SAPO, Objective.GSPO)
+    },
+    layout={
+        "thd": {"actor_rollout_ref.model.use_remove_padding": True},
+        "bshd": {"actor_rollout_ref.model.use_remove_padding": False},
+        Option.TWO_EPOCHS: {"ppo_epochs": 2},
+    },
+    always={
+        "actor_rollout_ref.model.path": str(CHECKPOINT),
+        "actor_rollout_ref.model.load_tokenizer": False,
+        "actor_rollout_ref.model.override_config.attn_implementation": "eager",
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "optim.lr": 0.0,
+        "optim.weight_decay": 0.0,
+        "optim.clip_grad": 1e9,
+        "optim.total_training_steps": 1,
+        ESTIMATOR: GIVEN,
+        "clip_ratio_c": 1e6,  # which no ratio reaches
+        "loss_scale_factor": divisor,
+        "trainer.n_gpus_per_node": lambda job: job.layout.world_size,
+        "trainer.nnodes": 1,
+    },
+    # Those of the loss are logged by the worker for each mini-batch, the others by the trainer.
+    metrics={
+        Metric.POLICY_LOSS: "actor/pg_loss",
+        Metric.LOSS: "loss",
+        Metric.CLIP_FRACTION: "actor/pg_clipfrac",
+        Metric.POLICY_KL: "actor/ppo_kl",
+        Metric.ENTROPY: "actor/entropy_loss",
+        Metric.KL: "kl_loss",
+        Metric.REJECTED: "rollout_corr/rollout_rs_masked_fraction",
+        Metric.REWARD: "critic/rewards/mean",
+        Metric.RESPONSE_LENGTH: "response_length/mean",
+        Metric.ADVANTAGE: "critic/advantages/mean",
+        Metric.VALUE: "critic/values/mean",
+        Metric.DIVERGENCE: "actor/reward_kl_penalty",
+    },
+    # The assumed ones come from `ppo_loss` in `workers/utils/losses.py`, which aggregates entropy
+    # and divergence like the policy loss and averages diagnostics over micro-batches, and from
+    # `compute_data_metrics` in `trainer/ppo/metric_utils.py`. A sample's reward is at its last
+    # token (`experimental/agent_loop`). `agg_loss` in `trainer/ppo/core_algos.py` excludes fully
+    # masked sequences from its sums, and its comments say so; its divisor is `global_batch_size`,
+    # which trainers set to the configured size of a mini-batch.
+    conventions={
+        "denominator_mask": Documented(
+            DenominatorMask.MODIFIED,
+            "docs/algo/rollout_corr.md, Rejection Sampling (Separate Mechanism)",
+        ),
+        "empty_units": Assumed(EmptyUnits.COUNTED),
+        "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+        "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+        "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+        "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "value_loss": Documented(
+            AuxiliaryAggregation.WITH_POLICY_LOSS,
+            "verl/trainer/config/critic/critic.yaml, loss_agg_mode",
+        ),
+        "of_returns": Documented(
+            SKIPPING, "tests/trainer/ppo/test_reinforce_pp_multiturn_on_cpu.py"
+        ),
+        "of_values": Documented(SKIPPING, "tests/trainer/ppo/test_core_algos_on_cpu.py"),
+        "logged_advantages": Assumed(OF_ACTIVE_TOKENS),
+        "logged_values": Assumed(OF_ACTIVE_TOKENS),
+    },
+    configurations={
+        Setting.MODE: Configurable({"loss_agg_mode": ""}, ("loss_agg_mode",)),
+        Setting.DIVISOR: Configurable({"loss_scale_factor": divisor}, ("loss_scale_factor",)),
+        Setting.ENTROPY: Configurable(ENTROPY, ("entropy_coeff",)),
+        Setting.KL: Configurable(KL, ("use_kl_loss",)),
+        Setting.BATCH_SIZE: Configurable(
+            {"ppo_mini_batch_size": lambda job: job.configuration.batch_size}, ("mini_batch_size",)
+        ),
+    },
+    rules={
+        "default_mode": "verl/trainer/config/actor/actor.yaml (loss_agg_mode)",
+        "divisor_by_default": DIVISOR_BY_DEFAULT,
+    },
+    permits={"divisor_missing": DIVISOR_BY_DEFAULT},
+    # `_update_actor` in `trainer/ppo/v1/trainer_base.py` and `ppo_loss` in
+    # `workers/utils/losses.py`. verl says that padding rows contribute nothing
+    # (`trainer/ppo/padding_utils.py`), which is true of their tokens.
+    deliberate={
+        "filling_rows_counted": Assumed(
+            "global_batch_size is the configured size of a mini-batch, padded or not"
+        ),
+        "padding_micro_batches_averaged": Assumed(
+            "metrics of the policy loss are means over micro-batches, padding-only ones included"
+        ),
+    },
+    options=parse_options(
+        """
+        loss_agg_mode | the mode | with other divisors `seq-mean-token-sum-norm`, and with one over
+            the number of samples, such as `--modes=constant:0.125` for 8, `token-sum`
+        loss_scale_factor | the divisor of `constant` | left out, `arguments`
+        policy_loss.loss_mode | the policy loss | elsewhere `vanilla`. `dppo_tv` and `dppo_kl`
+            compare probabilities, which the probe's model has none of between 0 and 1;
+            `bypass_mode` is `vanilla` with the rollout policy in the place of the old one
+        clip_ratio_low, clip_ratio_high | clipping bounds | they differ
+        clip_ratio | both bounds, unless they are set | they are where a ratio is not 1
+        clip_ratio_c | the bound of dual clip | no ratio reaches it elsewhere
+        tau_pos, tau_neg | temperatures of SAPO
+        policy_loss.clip_cov_ratio, policy_loss.clip_cov_lb, policy_loss.clip_cov_ub | tokens of
+            large covariance are clipped | where no covariance is large: which tokens are drawn is
+            random
+        policy_loss.kl_cov_ratio, policy_loss.ppo_kl_coef | the penalty on tokens of large
+            covariance | every token is chosen
+        policy_loss.dro_beta | the quadratic penalty on the log-ratio
+        entropy_coeff | the entropy bonus
+        use_kl_loss, kl_loss_coef | the divergence in the loss
+        kl_loss_type | the estimator of the divergence | all estimators are reduced by the same
+            lines
+        calculate_entropy, calculate_sum_pi_squared | what is computed besides the loss | no loss
+            of ours uses it
+        entropy_from_logits_with_chunking, entropy_from_logits_chunk_size, entropy_checkpointing,
+            sum_pi_squared_checkpointing | how the entropy is computed | the default is run
+        data.train_batch_size, ppo_mini_batch_size | several optimizer steps | several on
+            `two_steps`, and rows of padding on `nine_samples`, `ten_samples` and `unequal_groups`
+        actor_rollout_ref.rollout.n, rollout_n | samples of a prompt | more than 1 on cases whose
+            prompts have equally many
+        ppo_micro_batch_size_per_gpu, actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu,
+            actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu | micro-batches | 1 and 2 of a
+            rank
+        ppo_micro_batch_size | micro-batches of all ranks | deprecated
+        use_dynamic_bsz, ppo_max_token_len_per_gpu | micro-batches by tokens
+        ppo_epochs | how often samples are trained | the second time is looked at
+        shuffle, data_loader_seed | the order in which samples are trained | it would mix the
+            samples of two steps
+        strategy, trainer.use_v1 | the engine and the trainer
+        fsdp_config.ulysses_sequence_parallel_size, ulysses_sequence_parallel_size | sequences split
+            over ranks | the second is deprecated
+        fsdp_config.fsdp_size | shards that are replicated
+        megatron.context_parallel_size, megatron.tensor_model_parallel_size,
+            megatron.pipeline_model_parallel_size, megatron.virtual_pipeline_model_parallel_size |
+            Megatron's ways to share a sequence or a model
+        megatron.use_distributed_optimizer | what of the optimizer is replicated | the default is
+            on all others
+        megatron.override_ddp_config.average_in_collective,
+            megatron.override_ddp_config.overlap_grad_reduce | how Megatron reduces gradients
+        megatron.override_transformer_config.calculate_per_token_loss | Megatron divides by tokens
+        actor_rollout_ref.model.use_remove_padding, use_remove_padding | packed rows
+        pad_to_length | packed rows are padded to few different lengths | the default is run
+        actor_rollout_ref.model.use_fused_kernels, use_fused_kernels, use_prefix_grouper | kernels
+            of their own for log-probabilities | the probe is in the plain functions
+        use_torch_compile, freeze_vision_tower, load_weight | what is compiled, trained or loaded |
+            no verdict depends on it
+        grad_clip | the norm of the gradient | the gradient is read before it
+        algorithm.adv_estimator | how advantages are computed | `reinforce_plus_plus_baseline` has
+            no penalty on tokens, which the reference's has. The others have no formula in the
+            reference yet
+        algorithm.norm_adv_by_std_in_grpo | the standard deviation of a group |
+            `advantages.group_normalised` has the default
+        algorithm.gamma, algorithm.lam | discounts | two different ones
+        algorithm.use_kl_in_reward, algorithm.kl_penalty, algorithm.kl_ctrl.kl_coef | the divergence
+            in the reward | with `kl`
+        algorithm.kl_ctrl.type, algorithm.kl_ctrl.horizon, algorithm.kl_ctrl.target_kl | how its
+            coefficient changes | it is fixed
+        algorithm.use_pf_ppo, algorithm.pf_ppo.reweight_method, algorithm.pf_ppo.weight_pow |
+            samples are drawn by their scores | which are drawn is random
+        algorithm.filter_groups.enable, algorithm.filter_groups.metric,
+            algorithm.filter_groups.max_num_gen_batches,
+            algorithm.filter_groups.max_inflight_gen_batches | groups of equal rewards are left out
+            | it comes before a step
+        actor_rollout_ref.rollout.calculate_log_probs | the policy of the rollouts is compared with
+            the old one
+        algorithm.rollout_correction.rollout_is, algorithm.rollout_correction.rollout_is_threshold |
+            truncated importance sampling
+        algorithm.rollout_correction.rollout_is_batch_normalize | its weights have a mean of 1 | the
+            reference has no formula yet
+        algorithm.rollout_correction.rollout_rs, algorithm.rollout_correction.rollout_rs_threshold,
+            algorithm.rollout_correction.rollout_rs_threshold_lower | masks by the ratio to the
+            rollout policy | masks of whole sequences are not run
+        algorithm.rollout_correction.rollout_token_veto_threshold | sequences with a token of a
+            small ratio are masked, before 0.7.1 | it is off
+        algorithm.rollout_correction.bypass_mode, algorithm.rollout_correction.loss_type | the
+            rollout policy is the old one | old log-probabilities are given
+        critic.enable | there is a critic | its model, optimizer and engine have the actor's options
+        critic.loss_agg_mode, critic.loss_scale_factor | the reduction of a critic's loss |
+            `other_losses.value` has that of the actor, as by default
+        critic.cliprange_value | clipping of a critic's values | `other_losses.value` is inside the
+            bound
+        distillation | a teacher's losses | they are not driven yet
+        """
+    ),
+    departures=departures.ALL_VERSIONS,
+)
+
+
+def _cut(sizes: BatchSizes) -> dict[str, Settings]:
+    """The options by which batches are cut into mini-batches and micro-batches."""
+    return {
+        "dp cp": {
+            "data.train_batch_size": sizes.batch,
+            "ppo_mini_batch_size": sizes.mini_batch,
+            "actor_rollout_ref.rollout.n": sizes.samples_per_prompt,
+        },
+        "mb": {
+            "ppo_micro_batch_size_per_gpu": sizes.micro_batch,
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
+        },
+        "mbtokens": {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": sizes.token_budget},
+    }
+
+
+FSDP = replace(
+    VERL,
+    always={**VERL.always, "strategy": "fsdp", "fsdp_config.use_torch_compile": False},
+    layout={
+        **VERL.layout,
+        **_cut(BatchSizes(lambda layout: layout.world_size)),
+        "cp": {"fsdp_config.ulysses_sequence_parallel_size": lambda job: job.layout.cp},
+        Option.HYBRID_SHARDING: {"fsdp_config.fsdp_size": lambda job: job.layout.world_size // 2},
+        Option.NOT_SHARDED: {"fsdp_config.fsdp_size": 1},
+        Option.LEGACY_TRAINER: {"trainer.use_v1": False},
+    },
+)
+
+FSDP2 = replace(FSDP, always={**FSDP.always, "strategy": "fsdp2"})
+
+# Older versions use another bridge to Megatron's models by default.
+MEGATRON = replace(
+    VERL,
+    always={**VERL.always, "model_engine": "megatron", "megatron.vanilla_mbridge": False},
+    layout={
+        **VERL.layout,
+        **_cut(BatchSizes(lambda layout: layout.dp)),
+        "cp": {"megatron.context_parallel_size": lambda job: job.layout.cp},
+        "tp": {"megatron.tensor_model_parallel_size": lambda job: job.layout.tp},
+        "pp": {"megatron.pipeline_model_parallel_size": lambda job: job.layout.pp},
+        Option.INTERLEAVED: {"megatron.virtual_pipeline_model_parallel_size": 2},
+        Option.REPLICATED_OPTIMIZER: {"megatron.use_distributed_optimizer": False},
+        Option.AVERAGE_IN_COLLECTIVE: {"megatron.override_ddp_config.average_in_collective": True},
+        Option.OVERLAP_GRAD_REDUCE: {"megatron.override_ddp_config.overlap_grad_reduce": True},
+        Option.PER_TOKEN_LOSS: {
+            "megatron.override_transformer_config.calculate_per_token_loss": True
+        },
+    },
+    largest_tp=2,
+    largest_pp=4,
+    departures=(*VERL.departures, *departures.MEGATRON),
+)
+
+
+def before_the_default_trainer(record: Framework) -> Framework:
+    """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one.
+
+    It is entered where a model is updated: below advantages, corrections for the policy of the
+    rollouts, and numbers of the rollouts. Fine-tuning is not run.
+    """
+    objectives: dict[Objective, Settings] = {
+        objective: settings
+        for objective, settings in record.objectives.items()
+        if objective is not Objective.SFT and not any(n.startswith("algorithm.") for n in settings)
+    }
+    of_loss = {metric: name for metric, name in record.metrics.items() if metric not in OF_ROLLOUTS}
+    of_trainer = [one for one in record.departures if one not in departures.DEFAULT_TRAINER]
+    return replace(
+        record,
+        objectives=objectives,
+        metrics=of_loss,
+        layout={
+            part: chosen for part, chosen in record.layout.items() if part != Option.LEGACY_TRAINER
+        },
+        departures=(*of_trainer, *departures.OLDER_VERSIONS),
+    )

@@ -1,0 +1,249 @@
+"""The adapter of verl's Megatron engine."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract import PIPELINES, Depth, Job, Layout, Option, Rank, Unsupported, grids
+from adapters.contract.objective import FROM_REWARDS, Objective
+from adapters.contract.probed_batch import PADDING_ID
+from adapters.engines.shells import OnMegatron, by_size, cuts
+from adapters.toolkit.imports import stub
+from adapters.toolkit.settings import samples_per_step
+from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
+from adapters.verl.framework import MEGATRON
+from adapters.verl.importing import module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import torch
+
+    from adapters.contract.framework import Settings
+    from adapters.engines.megatron_core import Policy
+
+ENGINE = "workers.engine.megatron.transformer_impl"
+BRIDGE = "models.mcore.bridge"
+LOG_PROBS, ENTROPIES = "vocab_parallel_log_probs_from_logits", "vocab_parallel_entropy"
+
+OPTIONS = (
+    Option.AVERAGE_IN_COLLECTIVE,
+    Option.OVERLAP_GRAD_REDUCE,
+    Option.PER_TOKEN_LOSS,
+    Option.REPLICATED_OPTIMIZER,
+    Option.TWO_EPOCHS,
+)
+"""Options that need no pipeline."""
+
+LOOKED_AT_ALONE = frozenset(
+    {*FROM_REWARDS, Objective.GEO_MEAN, Objective.SAPO, Objective.REJECTION}
+)
+"""Objectives in which verl has mistakes other than its token counts."""
+
+
+class VerlMegatronAdapter(OnMegatron, VerlAdapter):
+    """verl with its Megatron engine."""
+
+    engine = "megatron"
+    versions = "verl since 0.8.0"
+    dependencies = ("megatron-core", "ray", "tensordict", "transformers")
+    framework = MEGATRON
+
+    def layouts(self) -> list[Layout]:
+        """Data × context parallelism on up to 4 ranks, in both formats; every option and pipelines.
+
+        Options use packed rows on 4 ranks. With ``per_token_loss``, verl depends on the number of
+        tokens in micro-batches, so it also runs with fewer and with more ranks that share them.
+        """
+        of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
+        per_token = (Option.PER_TOKEN_LOSS,)
+        return by_size(
+            [
+                *cuts(grids(largest=4), "bshd", "thd"),
+                *(replace(of_four, options=(option,)) for option in OPTIONS),
+                Layout(dp=2, micro_batches="tokens", format="thd", options=per_token),
+                Layout(cp=2, micro_batches="tokens", format="thd", options=per_token),
+                Layout(dp=2, tp=2, micro_batches=2, format="thd"),
+                *PIPELINES,
+                Layout(pp=2, micro_batches=2, format="bshd"),
+                Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
+            ]
+        )
+
+    def load(self, source: Path | None) -> None:
+        """Import verl and its Megatron engine."""
+        super().load(source)
+        _put_the_probe_in()
+
+    def settings(self, job: Job, dtype: str) -> Settings:
+        """What a user sets; raises `Unsupported` where token counts would not be read alone."""
+        _require_counts(job)
+        return super().settings(job, dtype)
+
+    def worker(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
+        """The worker of a role, in the layout's process groups."""
+        from adapters.engines import megatron_core
+
+        megatron_core.enter_grid(layout, rank)
+        return super().worker(role, config, layout, capacity, rank)
+
+    def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
+        """A worker whose engine's optimizer tells the gradient that it steps with."""
+        from adapters.engines import megatron_core
+
+        head = megatron_core.values_head if role == "critic" else _logits
+        module(BRIDGE).AutoBridge = bridge = Bridge(layout, capacity, rank, head)
+        worker = new_worker(role, config, rank)
+        if role == "actor":
+            worker.actor_worker_cls = _of_dtype(worker.actor_worker_cls, rank.dtype)
+        else:
+            _set_dtype(worker, rank.dtype)
+        engine = made_engine(role, worker)
+        engine.model_config.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
+        worker.passes = bridge.policy.passes
+        worker.gradients = megatron_core.gradients_of_steps(engine.optimizer, bridge.policy)
+        return worker
+
+
+def _require_counts(job: Job) -> None:
+    """Raise `Unsupported` if rounded-down token counts would combine with another mistake.
+
+    With ``per_token_loss``, Megatron divides by the counts of context-parallel ranks, which are
+    rounded down to whole numbers: all weights are off by a known factor.
+    """
+    layout = job.layout
+    if Option.PER_TOKEN_LOSS not in layout.options or layout.cp == 1:
+        return
+    if job.objective in LOOKED_AT_ALONE or samples_per_step(job.steps) % layout.dp:
+        raise Unsupported(
+            "with per_token_loss, context-parallel ranks round counts down: run without the option"
+        )
+
+
+def _of_dtype(training_worker: Any, dtype: str) -> Any:
+    """verl's training worker with parameters of a dtype that its validation may not allow."""
+
+    class OfDtype(training_worker):
+        def reset(self) -> None:
+            _set_dtype(self, dtype)
+            super().reset()
+
+    return OfDtype
+
+
+def _set_dtype(worker: Any, dtype: str) -> None:
+    object.__setattr__(worker.engine_config, "dtype", dtype)
+
+
+def _put_the_probe_in() -> None:
+    """Stub the code around Megatron's model, and add the probe to verl's functions of logits."""
+    import torch
+
+    from adapters.verl.model import SEAM, with_probe
+
+    stub(["megatron.bridge"])
+    utils: Any = importlib.import_module("megatron.bridge.training.utils.config_utils")
+    utils.create_ddp_config = _ddp_config
+    engine = module(ENGINE)
+    engine.MegatronCheckpointManager = lambda **_: None
+    setattr(engine, LOG_PROBS, with_probe(getattr(engine, LOG_PROBS)))
+    setattr(engine, ENTROPIES, SEAM.around_entropies(getattr(engine, ENTROPIES)))
+    if not torch.cuda.is_available():
+        _let_the_engine_run_on_the_cpu(engine)
+
+
+def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
+    """Register the engine's models for the CPU, and copy the token counts as a GPU transfer would.
+
+    The count is a view of a batch's offsets, and ranks sum their counts in place.
+    """
+    from adapters.verl import cpu
+
+    cpu.register_engines(engine, "Megatron", "megatron")
+    of_data = getattr(engine.MegatronEngine, "_routed_num_tokens", None)
+    if of_data is None:  # in versions in which ranks do not share their counts
+        return
+
+    def copied(self: Any, data: Any) -> torch.Tensor:
+        counted: torch.Tensor = of_data(self, data).clone()
+        return counted
+
+    engine.MegatronEngine._routed_num_tokens = copied
+
+
+class Bridge:
+    """Makes a role's model, as both Megatron-Bridge's bridge and its provider.
+
+    ``policy`` is the data-parallel model, once the engine has requested it.
+    """
+
+    policy: Policy
+    fp16 = bf16 = False  # no wrapper that casts inputs and outputs: our model casts its own
+
+    def __init__(
+        self, layout: Layout, capacity: int, rank: Rank, output: Callable[..., torch.Tensor]
+    ) -> None:
+        self._layout, self._capacity, self._rank = layout, capacity, rank
+        self._output = output
+
+    def from_hf_pretrained(self, path: str, **_: object) -> Bridge:
+        """The bridge for a checkpoint, which is not read."""
+        return self
+
+    def to_megatron_provider(self, load_weights: bool) -> Bridge:
+        """The provider, which is this object."""
+        return self
+
+    def apply_overrides_and_finalize(
+        self, dtype: torch.dtype, overrides: Mapping[str, object]
+    ) -> None:
+        """Configure the model as the engine asks."""
+        from adapters.engines import megatron_core
+
+        self.config = megatron_core.transformer_config(self._layout, dtype)
+        for name, value in overrides.items():
+            setattr(self.config, name, value)
+        self.config.__post_init__()
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether activations are split over tensor-parallel ranks."""
+        return bool(self.config.sequence_parallel)
+
+    def provide_distributed_model(self, *, ddp_config: Any, **_: object) -> list[Any]:
+        """This rank's chunks of the model in Megatron's data parallelism."""
+        from adapters.engines import megatron_core
+
+        bare = megatron_core.probed_model(self.config, self._capacity, self._rank, self._output)
+        self.policy = megatron_core.policy_of(bare, self._rank, Depth.STEP, ddp_config)
+        return self.policy.chunks
+
+    def register_pre_wrap_hook(self, hook: object) -> None:
+        """Ignore the hook that adds a critic's head to a model: ours has one."""
+
+    def load_hf_weights(self, model: list[Any], path: str, **_: object) -> None:
+        """Leave the probe at 0."""
+
+
+def _ddp_config(
+    *, use_distributed_optimizer: bool, overrides: Mapping[str, Any], **_: object
+) -> Any:
+    """Megatron's data-parallel configuration."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    return DistributedDataParallelConfig(
+        **{"use_distributed_optimizer": use_distributed_optimizer, **overrides}
+    )
+
+
+def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
+    """The only token's logits, which the engine divides by the temperature in place."""
+    from adapters.engines import megatron_core
+    from adapters.verl.model import SEAM
+
+    SEAM.probe, SEAM.predicted = probe, input_ids + 1
+    return (logit + megatron_core.vocabulary_offset()).repeat(*input_ids.shape, SEAM.VOCABULARY)
