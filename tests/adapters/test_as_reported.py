@@ -23,6 +23,16 @@ DISTRIBUTIONS = {"liger": "liger-kernel", "unsloth": "unsloth_zoo"}
 """Of frameworks whose package has another name."""
 
 
+NEEDED = {
+    "areal": "colorlog",
+    "dtensor_v2": "nemo_automodel",
+    "openrlhf": "deepspeed",
+    "prime_rl": "pydantic_config",
+    "roll": "dacite",
+}
+"""Packages that frameworks or engines need, and that not all environments have."""
+
+
 class Selection(NamedTuple):
     """A committed report, and the findings of it that are made again."""
 
@@ -169,8 +179,9 @@ def made(selection: Selection, report: Report) -> dict[str, tuple[str, str | Non
 def source(report: Report) -> list[str]:
     """The option that gives the version of a report; the test is skipped where it is not there."""
     of = report.source
-    if report.adapter == "openrlhf" and find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed")
+    for name in (report.adapter, report.engine):
+        if name in NEEDED and find_spec(NEEDED[name]) is None:
+            pytest.skip(f"{NEEDED[name]} is not installed")
     if of.kind == "pypi":
         return [f"--source=pypi:{of.version}"]
     if of.kind == "git":
