@@ -1,13 +1,13 @@
 """docs/options.md: which options of each framework are covered, and by which checks.
 
-Sections are made of the records of frameworks (`adapters.contract.framework`). Those of adapters
-that have no record are written by hand in adapters/options.md.
+Sections are made of the records of frameworks (`adapters.contract.framework`).
 """
 
 from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from conformance.findings.verdict import Check
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework, OptionRow, Settings
 
 PAGE = Path("docs/options.md")
-BY_HAND = Path("adapters/options.md")
 
 KNOWN_CHECKS = tuple(f"`{name}`" for name in (*Check, *(spec.slug for spec in CHECK_SPECS)))
 """What a note begins with if it says which checks look at options that no job sets."""
@@ -43,9 +42,7 @@ by. Only the check `advantages` has the framework compute them, from rewards.
 
 def pages() -> dict[Path, str]:
     """Returns the text of docs/options.md."""
-    _, *by_hand = BY_HAND.read_text(encoding="utf-8").split("\n## ")
-    of_records = ["".join(f"{line}\n" for line in section(one)) for one in records()]
-    sections = [*(f"## {text.rstrip()}\n" for text in by_hand), *of_records]
+    sections = ["".join(f"{line}\n" for line in section(one)) for one in records()]
     return {PAGE: "\n".join([HEAD, *sections])}
 
 
@@ -58,17 +55,18 @@ def records() -> list[list[Framework]]:
 
 
 def section(engines: list[Framework]) -> Iterator[str]:
-    """Yields the lines about one framework, given the records of its engines."""
+    """Yields the lines about one framework: a table for engines whose records have one scope."""
     yield f"## {engines[0].title}"
-    yield ""
-    if engines[0].scope:
-        yield f"{engines[0].scope}"
+    for scope in dict.fromkeys(one.scope for one in engines):
+        within = [one for one in engines if one.scope == scope]
         yield ""
-    rows = (
-        [", ".join(f"`{name}`" for name in row.names), row.changes, _covered(row, engines)]
-        for row in engines[0].options
-    )
-    yield from markdown_table(["option", "what it changes", "check"], rows)
+        if scope:
+            yield from (*wrap(scope, 100), "")
+        rows = (
+            [", ".join(f"`{name}`" for name in row.names), row.changes, _covered(row, within)]
+            for row in within[0].options
+        )
+        yield from markdown_table(["option", "what it changes", "check"], rows)
 
 
 def _covered(row: OptionRow, engines: list[Framework]) -> str:
