@@ -1,4 +1,4 @@
-"""Steps and jobs of which a test names only the fields that matter to it."""
+"""Makes steps and jobs from the fields that matter to a test."""
 
 from collections.abc import Sequence
 from typing import Any

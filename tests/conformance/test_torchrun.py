@@ -201,7 +201,7 @@ def test_there_is_room_for_a_rank_in_each_process_unless_a_user_wants_fewer() ->
 
 
 def run_in_two_groups(folder: Path, adapter: str, *arguments: str) -> list[command.Result]:
-    """Run as on two machines, of which each starts one of the processes."""
+    """Run as on two machines, each of which starts one process."""
     port = free_port()
     shared = ("--nproc-per-node=1", "--nnodes=2", "--master-addr=127.0.0.1")
     runs = [
