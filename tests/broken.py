@@ -24,7 +24,7 @@ from adapters.contract import (
     Refused,
     Unsupported,
 )
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import OF_ROLLOUTS, Metric
 from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors

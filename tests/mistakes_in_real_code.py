@@ -18,6 +18,7 @@ from pathlib import Path
 
 from adapters.toolkit.source import resolve
 from conformance.comparing.cause_changes import CauseChange, cause_changes
+from conformance.comparing.diff import difference
 from conformance.findings.report import Report
 from conformance.runs import registry
 from tests import command
@@ -408,7 +409,7 @@ def changes(mistake: Mistake, folder: Path) -> list[CauseChange]:
     before = report(mistake, source, folder)
     mistake.edit.apply(source / packages(mistake)[0])
     after = report(mistake, source, folder)
-    return cause_changes(before, after)
+    return cause_changes(difference(before, after))
 
 
 def report(mistake: Mistake, source: Path, folder: Path) -> Report:

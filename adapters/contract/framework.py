@@ -19,9 +19,8 @@ from adapters.contract.objective import Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from adapters.contract.configuration import Configuration, FaultInjection, Setting
-    from adapters.contract.conventions import Convention
-    from adapters.contract.description import FixedMode
+    from adapters.contract.description import Convention, FixedMode
+    from adapters.contract.job import Configuration, FaultInjection, Setting
     from reference.aggregation import Aggregation
 
 Settings = Mapping[str, Any]

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import Documented, conventions_of
-from adapters.contract.description import CodeLocation, Description
+from adapters.contract.description import CodeLocation, Description, Documented, conventions_of
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Metric, Objective
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.framework import Framework, Settings
     from adapters.toolkit.calls import Candidates
     from adapters.trl.driving import Training

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.engines.accelerate import Watch
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import by_token_id

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.configuration import Setting
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import BatchProperty, parse_departures
+from adapters.contract.description import Assumed, BatchProperty, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, Settings, parse_options
+from adapters.contract.job import Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
     CONSTANTS,

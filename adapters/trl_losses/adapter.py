@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import Assumed
-from adapters.contract.description import parse_departures
+from adapters.contract.description import Assumed, parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective

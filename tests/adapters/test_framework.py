@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from adapters.contract import Job, Layout, Option, Unsupported
-from adapters.contract.configuration import Configuration, Setting
 from adapters.contract.description import Description
 from adapters.contract.framework import Configurable, Framework, OptionRow, nested, parse_options
+from adapters.contract.job import Configuration, Setting
 from adapters.contract.objective import Metric, Objective
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import adapters
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BY_THE_ADVANTAGES = {
     "contract.probed_batch.ProbedBatch.weights": ("gradient[ids].astype(np.float64) / derivatives"),
@@ -76,7 +73,7 @@ ELSEWHERE = {
     "prime_rl.rollouts.Rollouts._sample": "a list of temperatures",
     "prime_rl.rollouts.Rollouts._sample_in_two_parts": "a mask of nothing, and temperatures",
     "prime_rl.driving.Training.__init__": "a path",
-    "roll.driving.Given.compute_log_probs": "the mask, as the framework's workers apply it",
+    "roll.driving.StubCluster.compute_log_probs": "the mask, as the framework's workers apply it",
     "toolkit.worlds.of_all_ranks": "a list of nothing",
     "roll.framework.": "a bound as the framework is told",
     "roll.framework._micro_batches": "sizes that the framework is told",

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from adapters.contract import Job
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, LOG_RATIOS, ProbedBatch
 from adapters.trl.asynchronous import prompt_of_group

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from adapters.contract import Description, Job, Layout, Option
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from adapters.trl.engines import TrlRlooAdapter

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import Layout
-from conformance.comparing.assembly import assembled
+from conformance.comparing.report_file import assembled
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
 from conformance.findings.report import Report, Selection

@@ -6,8 +6,12 @@ from pathlib import Path
 from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
-from conformance.views.overview.committed import CommittedReport
-from conformance.views.overview.pages import cause_rows, kinds_of_causes, wrong_of_seen
+from conformance.views.overview.pages import (
+    CommittedReport,
+    cause_rows,
+    kinds_of_causes,
+    wrong_of_seen,
+)
 from tests.conformance.pages import finding_of, report_of
 
 

@@ -5,8 +5,7 @@ import pytest
 
 from adapters.contract import Description, Layout, Observation
 from conformance.findings.verdict import Verdict
-from conformance.judging.sharding import judge_sharding
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, judge_sharding
 from reference.aggregation import Aggregation, Conventions, Mode
 from tests.declaring import assumed
 from tests.jobs import job_of, step_of

@@ -9,15 +9,15 @@ from hypothesis.strategies import SearchStrategy
 from markdown_it import MarkdownIt
 
 from conformance.findings.sanitize import printable
-from conformance.views.markdown import (
+from conformance.views.formatting import (
     ZERO_WIDTH_SPACE,
     code,
     escape_html,
     escape_markdown,
     markdown_table,
     preformatted,
+    text_table,
 )
-from conformance.views.tables import text_table
 from tests.conformance.reports import UNRULY
 
 RENDERER = MarkdownIt("commonmark").enable(["table", "strikethrough"])

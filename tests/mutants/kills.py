@@ -6,7 +6,7 @@ from functools import cache
 
 from adapters.contract import Depth, Layout, LogEntry, Rank
 from adapters.native.adapter import NativeAdapter
-from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES
+from conformance.corpus.configurations import LOG_CASES, LOG_ENTRIES
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Verdict
 from conformance.judging.startup import judge_log

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Sequence
 
-from conformance.explain.find import causes
+from conformance.explain.causes import causes
 from conformance.findings.cause import Cause, Clues
 from conformance.findings.finding import Finding
 from tests.mutants.kills import Trial

@@ -2,6 +2,7 @@
 
 ``python -m conformance.views.overview`` writes them from the reports alone: README.md's table,
 reports/causes.md, reports/README.md, and docs/frameworks.md, with what
-`conformance.comparing.conversion` reads. Of the newest version of each engine they are a bug report
-in reports/issues/ for each cause, and the web page reports/index.html.
+`conformance.views.conversion` reads. Of the newest version of each engine they are a bug report in
+reports/issues/ for each cause, and the web page reports/index.html. It also writes docs/options.md,
+from the records of frameworks.
 """
