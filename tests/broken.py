@@ -1,32 +1,35 @@
 """Adapters with one defect each, named after it; `native` is what they would be without."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
 import sys
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 
-from adapters.contract import Description, Documented, Layout, Refused, Unsupported
+from adapters.contract import (
+    Description,
+    Documented,
+    Job,
+    Layout,
+    Observation,
+    Rank,
+    Refused,
+    Unsupported,
+)
 from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import OF_ROLLOUTS, Metric
 from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import Trainer, with_denominators
 from reference.aggregation import AuxiliaryAggregation, Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from adapters.contract import Job, Observation, Rank
 
 
 class TwoLayouts(NativeAdapter):

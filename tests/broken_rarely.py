@@ -1,24 +1,17 @@
 """Adapters whose defect shows in rare steps only: what generated steps are for."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from adapters.contract import Refused
+from adapters.contract import Job, Observation, Rank, Refused
 from adapters.native.adapter import NativeAdapter
+from reference.step import Step
 from tests.broken import TwoLayouts
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from adapters.contract import Job, Observation, Rank
-    from reference.step import Step
 
 
 class _Miscounting(TwoLayouts, ABC):

@@ -5,8 +5,6 @@ has torch, Megatron and what else frameworks import loaded. `start` starts pytes
 about processes.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Conventions as an adapter declares them."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from adapters.contract import Assumed

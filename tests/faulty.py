@@ -1,7 +1,5 @@
 """Adapters of frameworks that behave badly in a process that they share; see `tests.broken`."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -9,21 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from adapters.contract import Refused
+from adapters.contract import Job, LogEntry, Observation, Rank, Refused
 from adapters.native.trainer import Trainer
 from tests.broken import Faulty, TwoLayouts, Vanishing
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from adapters.contract import Job, LogEntry, Observation, Rank
 
 
 class KilledInCollective(Faulty):
@@ -58,11 +51,6 @@ class HangingInNativeCode(Faulty):
 
     def fail(self) -> None:
         ctypes.PyDLL(None).sleep(600)
-
-
-class OutOfMemory(Faulty):
-    def fail(self) -> None:
-        torch.empty(1 << 50)
 
 
 class Wandering(TwoLayouts):

@@ -5,20 +5,15 @@ each in about half a minute on two cores; FOLDER has clones of the frameworks. T
 is kept.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conformance import cli
 from tests.command import ROOT, SOURCES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PAGE = ROOT / "reports" / "history.md"
 

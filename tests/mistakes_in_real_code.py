@@ -5,31 +5,24 @@ changes in the causes when each mistake is made; FOLDER has clones of miles, sli
 nemo_rl and roll.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from adapters.toolkit.source import resolve
-from conformance.comparing.cause_changes import cause_changes
+from conformance.comparing.cause_changes import CauseChange, cause_changes
 from conformance.comparing.diff import difference
+from conformance.findings.report import Report
 from conformance.runs import registry
 from tests import command
 from tests.toys import commit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from conformance.comparing.cause_changes import CauseChange
-    from conformance.findings.report import Report
 
 CASES = (
     "fully_masked_sample",
@@ -375,7 +368,6 @@ def original(mistake: Mistake) -> Path:
     """The folder that holds the framework's package as it is."""
     if mistake.framework in INSTALLED:
         spec = importlib.util.find_spec(mistake.framework)
-        assert spec is not None
         assert spec.origin is not None
         return Path(spec.origin).parents[1]
     adapter = registry.create(mistake.framework, mistake.engine)

@@ -1,7 +1,5 @@
 """Runs jobs of a framework in a process of its own, as one process holds one framework only."""
 
-from __future__ import annotations
-
 import pickle
 import tempfile
 from collections.abc import Sequence

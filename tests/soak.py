@@ -3,8 +3,6 @@
 ``python -m tests.soak --adapter=native --minutes=30``; its status is 1 where memory grows.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Iterator

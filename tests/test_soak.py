@@ -1,17 +1,11 @@
 """The soak run sees what it is for: memory that is lost little by little."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from adapters.contract import Job, Observation, Rank
 from conformance.ranks.pool import RankPool
 from tests import soak
 from tests.broken import TwoLayouts
-
-if TYPE_CHECKING:
-    from adapters.contract import Job, Observation, Rank
 
 KEPT: list[bytearray] = []
 

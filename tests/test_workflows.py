@@ -3,8 +3,6 @@
 Whether GitHub runs them as they are meant is seen on GitHub alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

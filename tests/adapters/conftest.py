@@ -1,14 +1,9 @@
 """Keeps frameworks that are driven in one test process apart."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from multiprocessing import forkserver
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OF_FRAMEWORKS = {"areal", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "verl"}
 """Markers of modules whose ranks have a framework in memory."""

@@ -1,30 +1,22 @@
 """Jobs of a framework on cases of the corpus, and how far off its weights are."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from adapters.contract import Depth, Job, Layout
+from adapters.contract import Adapter, Job, Layout
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.source import WheelError, resolve
 from conformance.corpus.cases import ALL_CASES
 from conformance.judging.weights import largest_error
 from conformance.ranks.pool import Ran
-from reference.aggregation import Mode
+from reference.aggregation import Conventions, Mode
 from reference.weights import token_weights
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from adapters.contract import Adapter
-    from reference.aggregation import Conventions
+from tests.jobs import job_of
 
 CASES = {case.name: case for case in ALL_CASES}
 MASKED = CASES["fully_masked_sample"]
@@ -37,11 +29,10 @@ def job(
     objective: Objective = Objective.POLICY,
 ) -> Job:
     """The whole step of a case."""
-    return Job(
-        steps=CASES[case].steps,
+    return job_of(
+        *CASES[case].steps,
         aggregation=CASES[case].aggregation(mode),
         layout=Layout.parse(layout),
-        depth=Depth.STEP,
         objective=objective,
     )
 

@@ -5,26 +5,32 @@ CI makes whole quick plans of SkyRL, verl, AReaL, OpenRLHF and TRL on one engine
 that are no longer made.
 """
 
-from __future__ import annotations
-
 import os
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from conformance.comparing.report_file import load
+from conformance.findings.report import Report
 from tests import command
-
-if TYPE_CHECKING:
-    from conformance.findings.report import Report
 
 REPORTS = Path(__file__).parents[2] / "reports"
 
 DISTRIBUTIONS = {"liger": "liger-kernel", "unsloth": "unsloth_zoo"}
 """Of frameworks whose package has another name."""
+
+
+NEEDED = {
+    "areal": "colorlog",
+    "dtensor_v2": "nemo_automodel",
+    "openrlhf": "deepspeed",
+    "prime_rl": "pydantic_config",
+    "roll": "dacite",
+}
+"""Packages that frameworks or engines need, and that not all environments have."""
 
 
 class Selection(NamedTuple):
@@ -91,6 +97,24 @@ SELECTIONS = (
         "roll/main-8eb27cc-megatron",
         ("dp1-cp4-mbtokens-bshd", "dp2-cp1-mbtokens-bshd", "dp1-cp1-pp2-mb2-bshd"),
     ),
+    Selection(
+        "areal/v1.0.4",
+        ("dp1-cp1-mb2-thd", "dp2-cp2-mbtokens-thd", "dp4-cp1-mb2-thd", "dp4-cp1-mbtokens-thd"),
+    ),
+    Selection("areal/v1.0.4-megatron", ("dp1-cp1-pp2-mb2-thd+interleaved",)),
+    Selection("areal/v1.0.4-megatron", ("+average_in_collective",), TELLING),
+    Selection(
+        "areal/v1.0.4-megatron",
+        ("+overlap_grad_reduce", "dp2-cp1-tp2-mb2-thd", "dp1-cp4-mb1-thd"),
+        ("weights/token_mean",),
+    ),
+    Selection(
+        "nemo_rl/main-7ea279a-dtensor_v1",
+        ("dp1-cp1-mb2-bshd", "dp1-cp2-mb2-bshd", "dp4-cp1-mbtokens-thd", "dp1-cp1-mb1-thd"),
+    ),
+    Selection("nemo_rl/main-7ea279a", ("dp4-cp1-mbtokens-thd+hybrid_sharding", "dp2-cp2-mb2-bshd")),
+    Selection("prime_rl/main-559b447", ("+hybrid_sharding", "dp4-cp1-mbtokens-thd")),
+    Selection("prime_rl/main-559b447", ("+not_sharded",), TELLING),
     Selection("openrlhf/v0.11.2", ("dp2-cp1-mb2-thd+two_epochs",), (*TELLING, "odd_groups")),
     Selection("openrlhf/v0.11.2", ("+zero_0", "+zero_1", "+zero_3"), ("weights/token_mean",)),
     *(
@@ -101,6 +125,11 @@ SELECTIONS = (
         "trl/v1.16.0",
         ("dp2-cp1-mb2-bshd+masked_truncation", "dp2-cp1-mb2-bshd+split_generation"),
         ("weights/", "metric.entropy"),
+    ),
+    Selection(
+        "trl/v1.16.0-rloo",
+        ("+masked_truncation", "+shared_generation", "+split_generation", "dp1-cp1-mb2-bshd"),
+        ("weights/", "metric/"),
     ),
     Selection("trl/v1.16.0-async", ("dp2-cp1-mb2-thd", "dp2-cp1-mb1-thd")),
     *(
@@ -150,8 +179,9 @@ def made(selection: Selection, report: Report) -> dict[str, tuple[str, str | Non
 def source(report: Report) -> list[str]:
     """The option that gives the version of a report; the test is skipped where it is not there."""
     of = report.source
-    if report.adapter == "openrlhf" and find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed")
+    for name in (report.adapter, report.engine):
+        if name in NEEDED and find_spec(NEEDED[name]) is None:
+            pytest.skip(f"{NEEDED[name]} is not installed")
     if of.kind == "pypi":
         return [f"--source=pypi:{of.version}"]
     if of.kind == "git":
@@ -183,8 +213,10 @@ def marks(selection: Selection) -> list[pytest.MarkDecorator]:
 def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: Selection) -> None:
     committed = load(REPORTS / f"{selection.report}.json.gz")
     depth = committed.findings[0].depth
-    plan = (f"--plan={committed.request.plan}", f"--depth={depth}")
-    chosen = (f"--engine={committed.engine}", *source(committed), *plan)
+    plan, divisor = committed.request.plan, committed.request.divisor
+    modes = [f"--modes=constant:{divisor:g}"] if divisor else []
+    asked = (f"--plan={plan}", f"--depth={depth}", *modes)
+    chosen = (f"--engine={committed.engine}", *source(committed), *asked)
     result = command.run(tmp_path, committed.adapter, *chosen, "-k", selection.expression)
 
     assert result.report.complete, result.output

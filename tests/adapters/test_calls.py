@@ -1,7 +1,5 @@
 """Objections of a framework's validation, in its own words."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 
 import pytest

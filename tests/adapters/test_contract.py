@@ -1,7 +1,5 @@
 """Layouts read and write as one text."""
 
-from __future__ import annotations
-
 import pytest
 
 from adapters.contract import InvalidLayoutError, Layout

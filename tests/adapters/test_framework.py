@@ -1,18 +1,17 @@
 """Records of frameworks: what follows from them, and that those of adapters are complete."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
-from adapters.contract import Depth, Job, Layout, Option, Unsupported
+from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.description import Description
 from adapters.contract.framework import Configurable, Framework, OptionRow, nested, parse_options
 from adapters.contract.job import Configuration, Setting
 from adapters.contract.objective import Metric, Objective
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
+from tests.jobs import job_of
 
 RECORD = Framework(
     title="Example",
@@ -41,13 +40,7 @@ RECORD = Framework(
 
 
 def job(layout: str = "dp1-cp1-mb2-thd", objective: Objective = Objective.POLICY) -> Job:
-    return Job(
-        steps=(),
-        aggregation=Aggregation(Mode.TOKEN_MEAN),
-        layout=Layout.parse(layout),
-        depth=Depth.STEP,
-        objective=objective,
-    )
+    return job_of(layout=Layout.parse(layout), objective=objective)
 
 
 def described(*missing: str) -> Description:

@@ -1,17 +1,12 @@
 """Imports come from the source and nowhere else; stubs are empty."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from adapters.toolkit.imports import WrongSourceError, import_from, stub_missing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """The controlling process knows adapters without torch and without their frameworks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What slime's and miles' adapters share, without either framework."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from functools import partial
@@ -15,7 +13,6 @@ import torch.distributed as dist
 from adapters.contract import (
     Assumed,
     CodeLocation,
-    Depth,
     Description,
     Documented,
     Job,
@@ -38,16 +35,16 @@ from reference.aggregation import (
     Mode,
     SampleUnit,
 )
+from tests.jobs import job_of
 
 CASES = {case.name: case for case in CORPUS}
 
 
 def job(case: str, mode: Mode = Mode.TOKEN_MEAN, **layout: object) -> Job:
-    return Job(
-        steps=CASES[case].steps,
+    return job_of(
+        *CASES[case].steps,
         aggregation=CASES[case].aggregation(mode),
-        layout=Layout(**{"format": "thd", **layout}),  # type: ignore[arg-type]
-        depth=Depth.STEP,
+        layout=Layout(**{"format": "thd", **layout}),
     )
 
 
@@ -108,7 +105,7 @@ def test_budget_of_all_ranks_of_a_slice_holds_the_longest_sample(
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ({"micro_batches": "uneven"}, "no uneven micro-batches"),
+        ({"micro_batches": "uneven"}, "no micro-batches by uneven"),
         ({"dp": 4, "micro_batches": 2}, "no micro-batch size that cuts the samples of every"),
         ({"format": "bshd"}, "no format bshd"),
     ],
@@ -164,7 +161,6 @@ def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
 
     (of_first[torch.tensor([2, 3, 4])] * torch.tensor([0.5, 0.25, 2.0])).sum().backward()
 
-    assert first.grad is not None
     assert first.grad.tolist() == [0, 0, 0.5, 0.25, 2, 0, 0, 0]
 
 

@@ -1,15 +1,13 @@
 """The parts of the example framework that the suite cannot see from outside."""
 
-from __future__ import annotations
-
-import pytest
 import torch
 
-from adapters.contract import Depth, Job, Layout
+from adapters.contract import Layout
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.native.packing import SampleTensors, pack
 from adapters.native.trainer import Trainer
 from reference.aggregation import Aggregation, Mode
+from tests.jobs import job_of
 
 
 def samples(*lengths: int) -> list[SampleTensors]:
@@ -35,18 +33,7 @@ def samples(*lengths: int) -> list[SampleTensors]:
 
 def trainer(layout: Layout, rank: int = 0) -> Trainer:
     aggregation = Aggregation(Mode.TOKEN_MEAN)
-    return Trainer(Job(steps=(), aggregation=aggregation, layout=layout, depth=Depth.STEP), rank)
-
-
-@pytest.mark.parametrize("storage", ["thd", "bshd"])
-@pytest.mark.parametrize("cp", [1, 2, 4])
-def test_context_parallel_ranks_share_every_prediction_out_once(storage: str, cp: int) -> None:
-    micro_batch = samples(1, 2, 7, 16, 33)
-    layout = Layout(cp=cp, format=storage)  # type: ignore[arg-type]
-    labels = torch.cat([pack(micro_batch, layout, rank).ids.flatten() for rank in range(cp)])
-    predicted = torch.cat([sample.ids[1:] for sample in micro_batch])
-
-    assert sorted(labels[labels != PADDING_ID].tolist()) == predicted.tolist()
+    return Trainer(job_of(aggregation=aggregation, layout=layout), rank)
 
 
 def test_zigzag_pairs_first_and_last_chunk() -> None:
@@ -56,24 +43,6 @@ def test_zigzag_pairs_first_and_last_chunk() -> None:
 
     assert of_first == [2, 3, 8, PADDING_ID]
     assert of_second == [4, 5, 6, 7]
-
-
-@pytest.mark.parametrize("dp", [1, 2, 3, 5])
-def test_shards_partition_the_samples(dp: int) -> None:
-    batch = samples(*[2] * 5)
-
-    trainers = [trainer(Layout(dp=dp), rank) for rank in range(dp)]
-
-    assert [sample for one in trainers for sample in one.shard(batch)] == batch
-
-
-@pytest.mark.parametrize("micro_batches", [1, 2, 5, "uneven"])
-def test_micro_batches_partition_the_samples(micro_batches: int | str) -> None:
-    batch = samples(*[2] * 5)
-    parts = trainer(Layout(micro_batches=micro_batches)).cut(batch)  # type: ignore[arg-type]
-
-    assert [sample for part in parts for sample in part] == batch
-    assert all(parts)
 
 
 def test_uneven_micro_batches_differ_in_size() -> None:

@@ -1,7 +1,5 @@
 """The probe numbers tokens so that their weights can be read back exactly."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +15,7 @@ from adapters.toolkit.probe import ProbeSeam, Recorder, by_token_id
 from adapters.toolkit.worlds import cached, numbers
 from conformance.corpus.strategies import steps
 from reference.step import Sample, Step
+from tests.jobs import step_of
 
 
 @given(st.lists(steps(), min_size=1, max_size=3))
@@ -59,9 +58,7 @@ def test_forward_passes_are_told_apart_from_a_frameworks_padding() -> None:
 
 
 def test_another_number_of_optimizer_steps_is_noticed() -> None:
-    steps_of_one_sample = [
-        Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)]) for _ in range(2)
-    ]
+    steps_of_one_sample = [step_of([1]) for _ in range(2)]
     batch = ProbedBatch(tuple(steps_of_one_sample))
 
     with pytest.raises(RuntimeError, match="1 optimizer steps were made of 2"):
@@ -76,7 +73,7 @@ def test_advantages_are_signed_powers_of_two() -> None:
 def test_repeated_rows_are_counted_in_the_pass_that_holds_them() -> None:
     """Steps of two samples and of one; the first is repeated in the last two passes."""
     two = Step.of([Sample(prompt_length=2, loss_mask=[1, 0], group=0) for _ in range(2)])
-    one = Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)])
+    one = step_of([1])
     batch = ProbedBatch((two, one))
     first, second, third = (
         np.concatenate(ids) for ids in zip(batch.prompts, batch.responses, strict=True)
@@ -87,7 +84,7 @@ def test_repeated_rows_are_counted_in_the_pass_that_holds_them() -> None:
 
 
 def test_a_clipped_tokens_own_gradient_stands_in_the_place_of_its_weight() -> None:
-    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 40, group=0)])
+    step = step_of([1] * 40)
     batch = ProbedBatch((step,), Objective.OFF_POLICY)
     gradient = np.ones(batch.probe_size, np.float32)
     clipped = batch.dloss_dlogprob == 0
@@ -101,7 +98,7 @@ def test_a_clipped_tokens_own_gradient_stands_in_the_place_of_its_weight() -> No
 def test_corrections_have_ratios_to_the_rollout_policy_on_either_side_of_the_bound(
     objective: Objective,
 ) -> None:
-    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 5, group=0)])
+    step = step_of([1] * 5)
     batch = ProbedBatch((step,), objective)
     [old], [rollout] = batch.old_log_probs, batch.rollout_log_probs
     ratios = np.exp(old - rollout)

@@ -1,7 +1,5 @@
 """Rules that versions of slime and miles state, found in their code."""
 
-from __future__ import annotations
-
 import argparse
 
 from adapters.native.options import RULES as OF_NATIVE

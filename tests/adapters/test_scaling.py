@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import adapters
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BY_THE_ADVANTAGES = {
     "contract.probed_batch.ProbedBatch.weights": ("gradient[ids].astype(np.float64) / derivatives"),

@@ -1,19 +1,14 @@
 """Sources: found down to the commit, refused with the way out, never touched."""
 
-from __future__ import annotations
-
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 import pytest
 
 from adapters.native.adapter import NativeAdapter
 from adapters.toolkit.source import SourceError, find_commits, resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VERSION = Path("toyframework") / "__init__.py"
 

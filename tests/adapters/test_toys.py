@@ -1,9 +1,9 @@
 """The adapters of slime and miles, end to end on toys of the two: right, older and broken ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -276,112 +276,85 @@ def test_all_but_a_critic_conforms_on_the_other_engine(tmp_path: Path) -> None:
 LOSS_OF_FSDP = "backends/fsdp_utils/actor.py"
 
 
-@pytest.mark.parametrize(
-    ("toy", "engine", "layout", "edits", "finding_id", "name"),
-    [
-        *(
-            (
-                "slime",
-                "megatron",
-                layout,
-                WITHOUT_FACTORS,
-                "weights/sample_mean/odd",
-                f"divided_by_{factor}",
-            )
-            for layout, factor in FACTORS.items()
-        ),
-        (
-            "miles",
-            "fsdp",
-            "dp2-cp1-mb1-thd",
-            [Edit(LOSS_OF_FSDP, "loss * dp.size / count", "loss / count")],
-            "weights/token_mean/odd",
-            "divided_by_dp",
-        ),
-        (
-            "slime",
-            "megatron",
-            "dp1-cp1-pp2-mb1-thd",
-            [OF_EARLIER_STAGES],
-            "weights/sample_mean/odd",
-            "multiplied_by_pp",
-        ),
-        (
-            "slime",
-            "megatron",
-            "dp1-cp2-mb1-thd",
-            [Edit("lineage.py", "tokens = num_tokens / grid.cp.size", "tokens = num_tokens")],
-            "metric/token_mean/odd",
-            "divided_by_",
-        ),
-        (
-            "miles",
-            "megatron",
-            "dp2-cp1-mb1-thd",
-            [Edit("lineage.py", "value / count if count", "value / count / 2 if count")],
-            "metric/token_mean/odd",
-            "divided_by_",
-        ),
-        (
-            "miles",
-            "fsdp",
-            "dp2-cp1-mb1-thd",
-            [Edit(LOSS_OF_FSDP, "count / dp.size / len", "count / len")],
-            "metric/token_mean/odd",
-            "divided_by_",
-        ),
-        (
-            "slime",
-            "megatron",
-            "dp2-cp1-mb2-thd",
-            [Edit("terms.py", '"entropy_loss": reduce(', '"entropy_loss": 2 * reduce(')],
-            "auxiliary.entropy/sample_mean/fully_masked_sample",
-            "multiplied_by_",
-        ),
-        (
-            "miles",
-            "megatron",
-            "dp2-cp1-mb2-thd",
-            [
-                Edit(
-                    "terms.py",
-                    "reduce = make_reducer(masks",
-                    "masks = batch['loss_masks']; reduce = make_reducer(masks",
-                )
-            ],
-            "rejection/sample_mean/rejected_tokens",
-            "rejection_left_out",
-        ),
-        (
-            "slime",
-            "megatron",
-            "dp2-cp1-mb2-thd",
-            [Edit("terms.py", "name: before(value)", "name: reduce(value)")],
-            "rejection.metric/sample_mean/rejected_tokens",
-            "nothing_reported",
-        ),
-        (
-            "miles",
-            "megatron",
-            "dp2-cp1-mb2-thd",
-            [Edit("terms.py", "-reduce(torch", "-0.5 * reduce(torch")],
-            "other_losses.sft/sample_mean/fully_masked_sample",
-            "divided_by_",
-        ),
-    ],
+class Mistake(NamedTuple):
+    """Edits of a toy, a finding that they make wrong, and the beginning of its name."""
+
+    finding: str
+    name: str
+    layout: str
+    edits: Sequence[Edit]
+    toy: str = "slime"
+    engine: str = "megatron"
+
+
+_of_miles = partial(Mistake, toy="miles")
+_of_miles_fsdp = partial(_of_miles, layout="dp2-cp1-mb1-thd", engine="fsdp")
+
+MASKED_BY_THEN = "masks = batch['loss_masks']; reduce = make_reducer(masks"
+
+MISTAKES = (
+    *(
+        Mistake("weights/sample_mean/odd", f"divided_by_{factor}", layout, WITHOUT_FACTORS)
+        for layout, factor in FACTORS.items()
+    ),
+    _of_miles_fsdp(
+        "weights/token_mean/odd",
+        "divided_by_dp",
+        edits=[Edit(LOSS_OF_FSDP, "loss * dp.size / count", "loss / count")],
+    ),
+    Mistake(
+        "weights/sample_mean/odd", "multiplied_by_pp", "dp1-cp1-pp2-mb1-thd", [OF_EARLIER_STAGES]
+    ),
+    Mistake(
+        "metric/token_mean/odd",
+        "divided_by_",
+        "dp1-cp2-mb1-thd",
+        [Edit("lineage.py", "tokens = num_tokens / grid.cp.size", "tokens = num_tokens")],
+    ),
+    _of_miles(
+        "metric/token_mean/odd",
+        "divided_by_",
+        "dp2-cp1-mb1-thd",
+        [Edit("lineage.py", "value / count if count", "value / count / 2 if count")],
+    ),
+    _of_miles_fsdp(
+        "metric/token_mean/odd",
+        "divided_by_",
+        edits=[Edit(LOSS_OF_FSDP, "count / dp.size / len", "count / len")],
+    ),
+    Mistake(
+        "auxiliary.entropy/sample_mean/fully_masked_sample",
+        "multiplied_by_",
+        "dp2-cp1-mb2-thd",
+        [Edit("terms.py", '"entropy_loss": reduce(', '"entropy_loss": 2 * reduce(')],
+    ),
+    _of_miles(
+        "rejection/sample_mean/rejected_tokens",
+        "rejection_left_out",
+        "dp2-cp1-mb2-thd",
+        [Edit("terms.py", "reduce = make_reducer(masks", MASKED_BY_THEN)],
+    ),
+    Mistake(
+        "rejection.metric/sample_mean/rejected_tokens",
+        "nothing_reported",
+        "dp2-cp1-mb2-thd",
+        [Edit("terms.py", "name: before(value)", "name: reduce(value)")],
+    ),
+    _of_miles(
+        "other_losses.sft/sample_mean/fully_masked_sample",
+        "divided_by_",
+        "dp2-cp1-mb2-thd",
+        [Edit("terms.py", "-reduce(torch", "-0.5 * reduce(torch")],
+    ),
 )
-def test_mistake_shows_where_it_is(
-    tmp_path: Path,
-    toy: str,
-    engine: str,
-    layout: str,
-    edits: Sequence[Edit],
-    finding_id: str,
-    name: str,
-) -> None:
-    source = checkout(tmp_path / toy, toy, *edits)
-    options = f"--engine={engine}"
-    [finding] = find(tmp_path, toy, source, [layout], f"[{finding_id}", options, subjects="dp")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: f"{one.toy} {one.finding}")
+def test_mistake_shows_where_it_is(tmp_path: Path, mistake: Mistake) -> None:
+    toy = mistake.toy
+    source = checkout(tmp_path / toy, toy, *mistake.edits)
+    only = (f"[{mistake.finding}", f"--engine={mistake.engine}")
+    [finding] = find(tmp_path, toy, source, [mistake.layout], *only, subjects="dp")
 
     assert finding.verdict == "mismatch"
-    assert finding.diagnosis.name.startswith(name)
+    assert finding.diagnosis.name.startswith(mistake.name)

@@ -1,7 +1,5 @@
 """TRL's real trainer, from PyPI: what it is given, and what is read off it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,12 +18,7 @@ from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
-from reference.aggregation import (
-    Aggregation,
-    AuxiliaryAggregation,
-    DivergenceEstimator,
-    Mode,
-)
+from reference.aggregation import Aggregation, AuxiliaryAggregation, DivergenceEstimator, Mode
 from reference.rounding import weight_bound
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
@@ -157,7 +150,6 @@ class TestReal:
 
         assert isinstance(outcome, Ran), outcome
         judged = judge_logged(given, outcome.observations, description(), Metric.POLICY_LOSS)
-        assert judged.diagnosis is not None
         assert judged.diagnosis.name == "divided_by_dp_or_micro_batches_or_group_size"
 
     def test_bnpo_is_the_mean_over_tokens_of_each_micro_batch_of_a_process(self) -> None:

@@ -1,13 +1,13 @@
 """TRL's real `AsyncGRPOTrainer`, from PyPI: what it is given, and what is read off it."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from adapters.contract import Job
 from adapters.contract.description import conventions_of
@@ -20,11 +20,6 @@ from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
 from tests.adapters import steps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
 pytestmark = [
     pytest.mark.trl,

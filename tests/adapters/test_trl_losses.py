@@ -1,7 +1,5 @@
 """Loss functions that users run instead of TRL's, from PyPI: Liger's and Unsloth's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec

@@ -1,18 +1,13 @@
 """Releases are fetched once, from the index that pip knows, and nothing of them is run."""
 
-from __future__ import annotations
-
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import platformdirs
 import pytest
 
 from adapters.native.adapter import NativeAdapter
 from adapters.toolkit.source import SourceError, WheelError, released, resolve
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class ToyAdapter(NativeAdapter):

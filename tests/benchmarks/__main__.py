@@ -1,7 +1,5 @@
 """Prints every ratio: ``python -m tests.benchmarks [NAME…]``."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.benchmarks import (

@@ -1,7 +1,5 @@
 """Generated examples per second at 2 ranks, against the framework's own time for them."""
 
-from __future__ import annotations
-
 from adapters.native.adapter import NativeAdapter
 from adapters.skyrl.adapter import SkyRLFsdpAdapter
 from reference.aggregation import Mode

@@ -1,7 +1,5 @@
 """What a layout costs by the number of its ranks."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """SkyRL's quick plan against its full one, all checks, after the start of the ranks."""
 
-from __future__ import annotations
-
 from tests.benchmarks.bench_suite import run
 
 

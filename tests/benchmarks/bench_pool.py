@@ -1,7 +1,5 @@
 """SkyRL steps per second at 4 ranks: the pool against one `torch.multiprocessing.spawn` a step."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

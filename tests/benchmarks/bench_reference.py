@@ -1,21 +1,15 @@
 """The reference on a production-shaped step, against one `numpy` sum over the same masks."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.aggregation import Aggregation, Mode
 from reference.step import Step
 from reference.weights import sample_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 SAMPLES = 512 * 8
 LONGEST = 32_768

@@ -1,7 +1,5 @@
 """Wall time of a check over the time its ranks spend in the framework's own code."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,9 +1,7 @@
 """Two reports of one framework differ first of all in their causes."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +16,6 @@ from conformance.findings.verdict import Check, Verdict
 from conformance.views import diff_formats
 from tests.causes.test_find import CP, EMPTY, UNEXPLAINED, Said, explained, right, wrong
 from tests.conformance.test_journal import HEADER
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 A = "weights/token_mean/a/dp1-cp2-mb1-thd"
 B = "weights/token_mean/b/dp1-cp2-mb1-thd"

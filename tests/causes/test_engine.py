@@ -1,7 +1,5 @@
 """What one step showed is held against every known mistake, alone and with another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +28,7 @@ from reference.weights import token_weights
 from tests.conformance import test_combined as combined
 from tests.conformance.given import BY_SAMPLE, SLICED, Given
 from tests.conformance.test_mistakes import IN_FOURS, TEN_SAMPLES
+from tests.jobs import step_of
 
 EMPTY = Sample(prompt_length=1, loss_mask=[0], group=1)
 CP_4 = Given(layout=Layout(cp=4))
@@ -76,7 +75,6 @@ def test_what_is_within_the_bound_of_what_was_observed_is_not_excluded() -> None
     judged = judge_logged(job, [observation], Description())
 
     assert judged.verdict is Verdict.CONFORMS
-    assert judged.clues is not None
     assert "policy_loss/empty_samples_counted" not in judged.clues.excluded
 
 
@@ -151,7 +149,6 @@ def test_empty_samples_may_count_a_token_more_as_all_others_do() -> None:
 
 def test_a_term_without_gradient_hides_all_its_other_mistakes() -> None:
     judged = combined.judged(entropy=0.0)
-    assert judged.clues is not None
 
     assert "policy_loss/not_divided" in judged.clues.excluded
     assert not any(name.startswith("entropy/") for name in judged.clues.excluded)
@@ -162,7 +159,6 @@ def test_all_terms_may_have_a_factor_on_top_of_another_mistake() -> None:
     of_tokens = token_weights(combined.STEP, Aggregation(Mode.TOKEN_MEAN))
     ratio = of_tokens / np.where(combined.STEP.mask, combined.POLICY, 1)
     judged = combined.judged(size * ratio, entropy=size, kl=size)
-    assert judged.clues is not None
 
     names = [
         "policy_loss/multiplied_by_samples",
@@ -180,7 +176,6 @@ def test_all_terms_may_have_a_factor_on_top_of_another_mistake() -> None:
 def test_terms_have_mistakes_of_their_own() -> None:
     judged = combined.judged(policy=4.0, entropy=0.0)
     assert judged.verdict is Verdict.MISMATCH
-    assert judged.clues is not None
 
     assert judged.clues.terms == ["policy_loss", "entropy", "kl"]
     assert [
@@ -363,12 +358,7 @@ def test_losing_half_of_equal_weights_halves_the_rate_and_turns_by_45_degrees() 
 
 def test_large_steps_say_what_small_ones_do() -> None:
     """Five thousand tokens in two samples, four thousand of them active, on two slices."""
-    step = Step.of(
-        [
-            Sample(prompt_length=1, loss_mask=[1] * 3000 + [0] * 1000, group=0),
-            Sample(prompt_length=1, loss_mask=[1] * 1000, group=1),
-        ]
-    )
+    step = step_of([1] * 3000 + [0] * 1000, [1] * 1000, groups=[0, 1])
     passes = np.where(np.arange(5000) % 2 == np.arange(2)[:, None], 0, -1).astype(np.int32)
     given = Given(
         mode=Mode.SAMPLE_MEAN, steps=(step,), layout=Layout(cp=2), forward_pass_of_token=passes

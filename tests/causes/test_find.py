@@ -1,9 +1,7 @@
 """The causes of a report are the fewest mistakes that explain it and contradict nothing right."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -13,16 +11,11 @@ from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.explain.causes import causes
 from conformance.explain.conditions import of_finding, of_step
-from conformance.findings.cause import Clues, Range, Severity
+from conformance.findings.cause import Cause, Clues, Range, Severity
 from conformance.findings.finding import Diagnosis, Finding, Logged
 from conformance.findings.report import Selection
 from conformance.findings.verdict import Verdict
 from tests.conformance.test_journal import HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from conformance.findings.cause import Cause
 
 CP, MICRO = "policy_loss/multiplied_by_cp", "policy_loss/multiplied_by_micro_batches"
 EMPTY = "policy_loss/empty_samples_counted"

@@ -1,27 +1,20 @@
 """A step of ten active tokens and what is given of it to the judge."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
+from adapters.contract import Description, Layout, Observation, PendingReduction
 from conformance.expected.step_context import StepContext
+from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import judge_weights
+from conformance.judging.weights import Judgement, judge_weights
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 from tests.declaring import assumed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from conformance.findings.finding import Diagnosis
-    from conformance.judging.weights import Judgement
+from tests.jobs import job_of
 
 ONE_RANK = Layout()
 
@@ -121,12 +114,7 @@ class Given:
             else [(forward_pass_of_token,) for forward_pass_of_token in self.forward_pass_of_token]
         )
         given = of_ranks * (len(seen) // len(of_ranks))
-        job = Job(
-            steps=self.steps,
-            aggregation=self.aggregation,
-            layout=self.layout,
-            depth=Depth.STEP,
-        )
+        job = job_of(*self.steps, aggregation=self.aggregation, layout=self.layout)
         observations = [
             Observation(
                 token_weights=(*before, weights),

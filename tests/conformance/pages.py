@@ -1,31 +1,23 @@
 """Reports for pages: with pictures of mistakes, with hostile words, and with many findings."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adapters.contract import Layout
 from conformance.comparing.report_file import assembled
+from conformance.findings.cause import Clues
 from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
-from conformance.findings.report import Selection
+from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.picture import picture
 from reference.aggregation import Mode
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, SLICED, Given
 from tests.conformance.test_journal import HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from conformance.findings.cause import Clues
-    from conformance.findings.report import Report
 
 HOSTILE = (
     "</script><script>alert(1)</script>",

@@ -3,8 +3,6 @@
 `reports` makes one; `pairs` two that look at much the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Advantages that a framework computes: a wrong one is told from wrong weights, and named."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.contract import Description, Layout, Observation
 from adapters.contract.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import ProbedBatch
@@ -36,6 +34,7 @@ from reference.rounding import ratio_bound
 from reference.weights import token_weights
 from tests import command
 from tests.declaring import assumed
+from tests.jobs import job_of
 
 STEPS = tuple(
     step for case in CORPUS if case.name in ("long_prompts", "split_groups") for step in case.steps
@@ -74,13 +73,7 @@ def judged(
     conventions: Conventions = DEFAULT_CONVENTIONS,
 ) -> Judgement:
     """The judgement on the gradient of right weights times advantages, [tokens of all steps]."""
-    job = Job(
-        steps=STEPS,
-        aggregation=AGGREGATION,
-        layout=LAYOUT,
-        depth=Depth.STEP,
-        objective=objective,
-    )
+    job = job_of(*STEPS, aggregation=AGGREGATION, layout=LAYOUT, objective=objective)
     weights = [factor * token_weights(step, AGGREGATION) for step in STEPS]
     split = np.split(advantages, [LENGTHS[0]])
     products = tuple(one * of_step for one, of_step in zip(weights, split, strict=True))
@@ -131,9 +124,7 @@ def test_every_wrong_advantage_is_named_if_it_can_be_seen(
         assert judgement.verdict is Verdict.CONFORMS
         return
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis is not None
     assert name in (judgement.diagnosis.name, *judgement.diagnosis.also)
-    assert judgement.clues is not None
     [[names], *_] = judgement.clues.explanations
     assert f"policy_loss/{name}" in names
 
@@ -233,7 +224,6 @@ def test_reward_that_is_lost_at_a_skipped_token_is_named(objective: Objective) -
     judgement = judged(objective, wrong, conventions=SKIPPING)
 
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == "reward_off_the_path_lost"
     lost = right.rollouts.rewards.copy()
     lost[4] = 0.0
@@ -245,7 +235,6 @@ def test_reward_that_is_lost_at_a_skipped_token_is_named(objective: Objective) -
 def test_wrong_weights_are_found_under_right_advantages(objective: Objective) -> None:
     judgement = judged(objective, estimate(objective).advantages, factor=2)
 
-    assert judgement.clues is not None
     assert "policy_loss/multiplied_by_cp" in judgement.clues.explanations[0][0]
 
 

@@ -1,42 +1,34 @@
 """A factor r is as bad as 1 / r, wherever it is said or ordered how wrong something is."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
+from adapters.contract import Description, Observation, PendingReduction
 from adapters.contract.objective import Metric
 from conformance.comparing.diff import Change, ChangeKind
 from conformance.comparing.gate import Comparing, Outcome
 from conformance.explain.causes import causes
 from conformance.findings.badness import agreement, badness, factor_text, off_by
+from conformance.findings.finding import Finding
 from conformance.findings.report import Report, Request, Selection
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement, judge_weights
-from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance.test_diff import found, wrong
 from tests.conformance.test_expectations import mismatch
 from tests.conformance.test_journal import HEADER, finding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from conformance.findings.finding import Finding
+from tests.jobs import job_of
 
 STEP = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0, 1], group=group) for group in (0, 1)])
 
-JOB = Job(
-    steps=(STEP,), aggregation=Aggregation(Mode.TOKEN_MEAN), layout=Layout(), depth=Depth.STEP
-)
+JOB = job_of(STEP)
 
 FACTORS = st.floats(1.01, 1e5)
 
@@ -53,7 +45,6 @@ def weighed(factor: float) -> Judgement:
 def logged(factor: float) -> Judgement:
     """The policy loss, in which advantages of both signs cancel."""
     right = _logged(0.0).logged
-    assert right is not None
     return _logged(factor * right.expected)
 
 

@@ -1,17 +1,12 @@
 """Whose failure an exception is."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from conformance.findings.verdict import Verdict
 from conformance.ranks.blame import blame
 from tests.drifting.adapter import CRASHES, OURS, REFUSALS, DriftingAdapter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def _cases() -> Iterator[object]:

@@ -1,10 +1,9 @@
 """A step of one's own is run as the corpus is, or refused with what is wrong in the file."""
 
-from __future__ import annotations
-
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -14,9 +13,6 @@ from conformance.corpus.cases import DIVISOR
 from conformance.findings.errors import InvalidCaseFileError
 from conformance.findings.report import json_schema
 from tests import command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SAMPLES = [
     {"prompt_length": 3, "loss_mask": [1, 1, 0, 1], "group": "q-17", "rollout": "r1"},
@@ -69,7 +65,6 @@ def test_file_is_read_as_a_case(tmp_path: Path) -> None:
 def test_rejection_has_a_mask_of_before(tmp_path: Path) -> None:
     [step] = load(written(tmp_path, with_sample(original_mask=[1, 1, 1, 1]))).steps
 
-    assert step.original_mask is not None
     assert step.original_mask.all()
 
 

@@ -1,14 +1,12 @@
 """The corpus is what it says, and every case kills a mistake it is meant to catch."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Job, Layout
+from adapters.contract import Layout
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from adapters.native.trainer import Trainer
@@ -17,9 +15,7 @@ from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
 from reference.step import Step
 from reference.weights import sample_weights, token_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.jobs import job_of
 
 EVERY_CASE = pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
 
@@ -75,7 +71,7 @@ def step_of(name: str) -> Step:
 def partition(step: Step, layout: Layout) -> list[list[int]]:
     """The samples of every micro-batch of every rank, as the native adapter cuts them."""
     aggregation = Aggregation(Mode.TOKEN_MEAN)
-    job = Job(steps=(step,), aggregation=aggregation, layout=layout, depth=Depth.STEP)
+    job = job_of(step, aggregation=aggregation, layout=layout)
     ranks = [Trainer(job, dp_rank * layout.cp) for dp_rank in range(layout.dp)]
     samples = list(range(step.size))
     return [part for rank in ranks for part in rank.cut(rank.shard(samples))]

@@ -1,7 +1,5 @@
 """From what a framework did to a verdict: what it may decline, and whose rule it breaks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """``check-adapter`` names the faults of an adapter, and no others."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -225,25 +223,3 @@ def test_unfinished_class_is_one_line_of_a_run(tmp_path: Path, unfinished: str) 
     assert f"ERROR: class {unfinished} of tests.minimal.unfinished lacks " in result.output
     assert "Traceback" not in result.output
     assert "INTERNALERROR" not in result.output
-
-
-ADAPTER = """
-from tests.minimal.right import MinimalAdapter
-
-class MyAdapter(MinimalAdapter):
-    name = "mine"
-"""
-
-
-@pytest.mark.parametrize(
-    "workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.processes)], ids=["alone", "xdist"]
-)
-def test_class_in_the_current_folder_needs_no_entry_point(
-    tmp_path: Path, workers: tuple[str, ...]
-) -> None:
-    (tmp_path / "my_adapter.py").write_text(ADAPTER)
-    few = ("--checks=weights", "--modes=token_mean", "-k", "two_steps")
-    result = command.run(tmp_path, "my_adapter:MyAdapter", *few, *workers)
-
-    assert result.status == 0, result.output
-    assert f"report: {tmp_path}/reports/latest/mine.json" in result.output

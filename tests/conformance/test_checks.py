@@ -1,7 +1,5 @@
 """What is looked at, and when."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

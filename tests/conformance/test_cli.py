@@ -1,7 +1,5 @@
 """The command line, as a user types it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -15,19 +13,24 @@ from conformance.corpus.cases import ALL_CASES
 from tests import command
 
 
-def adapters(*arguments: str) -> dict[str, str]:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """What a command prints, line by line."""
+    assert cli.main(arguments) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def adapters(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
     """What ``rl-loss-conformance adapters`` says of each adapter and engine."""
-    script = Path(sys.executable).with_name("rl-loss-conformance")
-    result = subprocess.run(
-        [script, "adapters", *arguments], capture_output=True, text=True, timeout=180, check=True
-    )
-    blocks = [block for block in result.stdout.split("\n\n") if block.strip()]
+    command.warm_context()
+    blocks = "\n".join(printed(capsys, "adapters", *arguments)).split("\n\n")
     return {re.sub(", default", "", block.splitlines()[0]): block for block in blocks}
 
 
 @pytest.mark.processes
-def test_adapters_shows_what_can_be_checked_here_and_what_is_missing() -> None:
-    blocks = adapters()
+def test_adapters_shows_what_can_be_checked_here_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    blocks = adapters(capsys)
 
     assert re.search(r"source +installed 0\.3\.0", blocks["skyrl (engine fsdp)"])
     assert re.search(
@@ -43,9 +46,10 @@ def test_adapters_shows_what_can_be_checked_here_and_what_is_missing() -> None:
 @pytest.mark.skipif(
     command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
 )
-def test_adapters_takes_sources_by_name() -> None:
+def test_adapters_takes_sources_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     repository = Path(os.environ[command.SOURCES]) / "miles"
-    block = adapters(f"--source=miles={repository}@refs/pull/1328/head")["miles (engine megatron)"]
+    blocks = adapters(capsys, f"--source=miles={repository}@refs/pull/1328/head")
+    block = blocks["miles (engine megatron)"]
 
     assert re.search(r"source +git refs/pull/1328/head [0-9a-f]{40}", block)
     assert re.search(r"modes +sample_mean, token_mean, constant", block)
@@ -63,12 +67,6 @@ def test_source_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         cli.main(["adapters", "--source=/tmp"])
     assert "'/tmp' is not of the form NAME=PATH" in capsys.readouterr().err
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """What a command prints, line by line."""
-    assert cli.main(arguments) == 0
-    return capsys.readouterr().out.splitlines()
 
 
 def test_cases_are_a_table_with_what_each_catches_and_its_source(

@@ -1,13 +1,11 @@
 """Several terms in one gradient: a mistake is found in the term that has it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.contract import Description, Layout, Observation
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
@@ -15,24 +13,11 @@ from conformance.judging.gradients import judge_combined
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Mode
-from reference.step import Sample, Step
 from reference.weights import token_weights
+from tests.jobs import job_of, step_of
 
-STEP = Step.of(
-    [
-        Sample(prompt_length=1, loss_mask=[1, 1, 0], group=0),
-        Sample(prompt_length=2, loss_mask=[1], group=0),
-        Sample(prompt_length=1, loss_mask=[1, 1, 1, 1], group=1),
-        Sample(prompt_length=1, loss_mask=[0, 1, 1], group=1),
-    ]
-)
-JOB = Job(
-    steps=(STEP,),
-    aggregation=Aggregation(Mode.PROMPT_MEAN),
-    layout=Layout(),
-    depth=Depth.STEP,
-    objective=Objective.COMBINED,
-)
+STEP = step_of([1, 1, 0], [1], [1, 1, 1, 1], [0, 1, 1], prompts=[1, 2, 1, 1], groups=[0, 0, 1, 1])
+JOB = job_of(STEP, mode=Mode.PROMPT_MEAN, objective=Objective.COMBINED)
 BATCH = ProbedBatch(JOB.steps, JOB.objective)
 POLICY = token_weights(STEP, JOB.aggregation)
 AUXILIARY = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
@@ -51,9 +36,7 @@ def judged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgem
 
 
 def explained(judgement: Judgement | None) -> tuple[str, str]:
-    assert judgement is not None
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis is not None
     return judgement.diagnosis.name, judgement.diagnosis.explanation
 
 
@@ -114,7 +97,6 @@ def logged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgem
 def test_logged_loss_is_the_sum_of_its_terms() -> None:
     judgement = logged()
 
-    assert judgement is not None
     assert judgement.verdict is Verdict.CONFORMS
 
 

@@ -1,13 +1,13 @@
 """Numbers that are right by a documented convention, or by an assumed one."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from adapters.contract import Assumed, Depth, Description, Documented, Job, Layout, Observation
+from adapters.contract import Assumed, Description, Documented, Layout, Observation
+from adapters.contract.description import Convention
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected.loss_terms import quantities
@@ -27,25 +27,13 @@ from reference.aggregation import (
     Mode,
     SampleUnit,
 )
-from reference.step import Sample, Step
+from reference.step import Step
 from reference.weights import token_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from adapters.contract.description import Convention
+from tests.jobs import job_of, step_of
 
 POOLED, MEANS = AuxiliaryAggregation.TOKEN_MEAN, AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
 
-STEP = Step.of(
-    [
-        Sample(prompt_length=1, loss_mask=[1, 1], group=0),
-        Sample(prompt_length=1, loss_mask=[1], group=0),
-        Sample(prompt_length=1, loss_mask=[1], group=0),
-    ]
-)
+STEP = step_of([1, 1], [1], [1])
 PASSES = np.array([0, 0, 0, 1])
 """One rank has two micro-batches, of 3 tokens and of one."""
 
@@ -59,13 +47,7 @@ def logged(
 ) -> Judgement:
     """The judgement of a number that is logged with these weights of the tokens' quantities."""
     spec = check_spec(slug)
-    job = Job(
-        steps=(STEP,),
-        aggregation=Aggregation(Mode.TOKEN_MEAN),
-        layout=layout,
-        depth=Depth.STEP,
-        objective=spec.objective,
-    )
+    job = job_of(STEP, layout=layout, objective=spec.objective)
     assert spec.metric is not None
     batch = ProbedBatch(job.steps, job.objective)
     number = float(quantities(spec.metric, batch) @ np.array(weights))
@@ -111,7 +93,6 @@ def test_pooled_number_is_always_right_and_a_mean_of_means_where_it_is_documente
 def test_advice_on_a_mean_of_means_has_both_numbers(declared: Mapping[str, Convention]) -> None:
     found = logged(declared, OF_MICRO_BATCHES).diagnosis
 
-    assert found is not None
     assert found.name == "mean_of_means"
     assert set(found.numbers) == {"reported", "pooled"}
     assert found.explanation.endswith("a mean of means is taken instead of pooling over the step")
@@ -143,7 +124,6 @@ def test_padding_that_is_averaged_in_is_wrong_by_either_answer() -> None:
     judgement = logged({"entropy": Assumed(MEANS)}, padded, layout=UNEVEN, passes=ON_TWO)
 
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == "padding_micro_batches_averaged"
 
 
@@ -172,13 +152,7 @@ def test_means_of_different_parts_are_one_cause() -> None:
 
 def test_assumed_mean_of_means_may_be_pooled_in_training_too() -> None:
     spec = check_spec("auxiliary.entropy")
-    job = Job(
-        steps=(STEP,),
-        aggregation=Aggregation(Mode.TOKEN_MEAN),
-        layout=Layout(micro_batches=2),
-        depth=Depth.STEP,
-        objective=Objective.ENTROPY,
-    )
+    job = job_of(STEP, layout=Layout(micro_batches=2), objective=Objective.ENTROPY)
     for weights in (OF_THE_STEP, OF_MICRO_BATCHES):
         seen = [
             Observation(
@@ -190,13 +164,7 @@ def test_assumed_mean_of_means_may_be_pooled_in_training_too() -> None:
         assert judgement.verdict is Verdict.CONFORMS
 
 
-SHARED = Step.of(
-    [
-        Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0, rollout=0),
-        Sample(prompt_length=1, loss_mask=[1], group=0, rollout=0),
-        Sample(prompt_length=1, loss_mask=[1, 1], group=1, rollout=1),
-    ]
-)
+SHARED = step_of([1, 1, 1], [1], [1, 1], groups=[0, 0, 1], rollouts=[0, 0, 1])
 """Weights are 1/9, 1/3 and 1/6 if samples count, 1/8, 1/8 and 1/4 if rollouts do."""
 
 BY_SAMPLE, BY_ROLLOUT = (
@@ -210,12 +178,7 @@ def weighed(
 ) -> Judgement:
     """The judgement of the weights of a step on one rank."""
     spec = check_spec("weights")
-    job = Job(
-        steps=(step,),
-        aggregation=Aggregation(Mode.SAMPLE_MEAN),
-        layout=Layout(),
-        depth=Depth.STEP,
-    )
+    job = job_of(step, mode=Mode.SAMPLE_MEAN)
     seen = [Observation(token_weights=(weights,))]
     return judge_by_conventions(judge(spec), spec, job, seen, Description(declared=declared))
 
@@ -225,7 +188,6 @@ def test_either_answer_to_an_assumed_convention_is_advice(declared: SampleUnit) 
     for weights, unit in ((BY_SAMPLE, SampleUnit.SAMPLE), (BY_ROLLOUT, SampleUnit.ROLLOUT)):
         judgement = weighed(weights, {"sample_unit": Assumed(declared)})
         assert judgement.verdict is Verdict.ADVICE
-        assert judgement.diagnosis is not None
         assert judgement.diagnosis.name == f"sample_unit_{unit}"
 
 
@@ -253,7 +215,6 @@ def test_advice_says_by_how_much_a_token_would_weigh_otherwise() -> None:
     """1/8 instead of 1/9 and 1/3, and 1/4 instead of 1/6."""
     found = weighed(BY_ROLLOUT, {"sample_unit": Assumed(SampleUnit.ROLLOUT)}).diagnosis
 
-    assert found is not None
     assert found.numbers == pytest.approx({"lowest_ratio": 3 / 8, "highest_ratio": 3 / 2})
     assert found.explanation == (
         "samples of one rollout are counted as one, which the framework does not document;"
@@ -306,10 +267,5 @@ def test_other_mistakes_stay_wrong_and_what_conforms_is_no_advice() -> None:
 
 def rejudged(judgement: Judgement, description: Description) -> Judgement:
     """What becomes of a judgement, whatever was observed."""
-    job = Job(
-        steps=(STEP,),
-        aggregation=Aggregation(Mode.TOKEN_MEAN),
-        layout=Layout(),
-        depth=Depth.STEP,
-    )
+    job = job_of(STEP)
     return judge_by_conventions(lambda *_: judgement, check_spec("weights"), job, (), description)

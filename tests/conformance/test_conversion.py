@@ -1,7 +1,5 @@
 """What becomes of the learning rate where a recipe moves to another framework."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import cache

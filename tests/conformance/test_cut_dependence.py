@@ -1,36 +1,22 @@
 """Terms that are documented to depend on how a step is cut: advice, with its figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.contract import Description, Layout, Observation
 from adapters.contract.objective import Objective
 from conformance.findings.verdict import Verdict
-from conformance.judging.advice import (
-    depends_on_cuts,
-    judge_cut_dependence,
-)
-from reference.aggregation import (
-    Aggregation,
-    AuxiliaryAggregation,
-    Conventions,
-    MicroBatchWeight,
-    Mode,
-)
+from conformance.judging.advice import depends_on_cuts, judge_cut_dependence
+from reference.aggregation import AuxiliaryAggregation, Conventions, MicroBatchWeight, Mode
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, STEP
 from tests.declaring import assumed
+from tests.jobs import job_of
 
-JOB = Job(
-    steps=(STEP,),
-    aggregation=Aggregation(Mode.SAMPLE_MEAN),
-    layout=Layout(dp=2, micro_batches=2),
-    depth=Depth.STEP,
-    objective=Objective.ENTROPY,
+JOB = job_of(
+    STEP, mode=Mode.SAMPLE_MEAN, layout=Layout(dp=2, micro_batches=2), objective=Objective.ENTROPY
 )
 OBSERVATIONS = [
     Observation(token_weights=(), forward_passes=(forward_pass_of_token,))
@@ -44,9 +30,7 @@ def test_dependence_on_the_cut_is_advice_with_its_figures() -> None:
     conventions = Conventions(entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN)
     judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(declared=assumed(conventions)))
 
-    assert judgement is not None
     assert judgement.verdict is Verdict.ADVICE
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.numbers == pytest.approx(
         {"lowest_ratio": 10 / 16, "highest_ratio": 10 / 12}
     )
@@ -60,8 +44,6 @@ def test_mean_over_samples_is_compared_with_that_of_the_step() -> None:
     conventions = Conventions(entropy=AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN)
     judgement = judge_cut_dependence(JOB, OBSERVATIONS, Description(declared=assumed(conventions)))
 
-    assert judgement is not None
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.numbers == pytest.approx(
         {"lowest_ratio": 5 / 8, "highest_ratio": 5 / 4}
     )
@@ -81,7 +63,6 @@ def test_cut_that_makes_no_difference_is_no_advice() -> None:
     ]
     judgement = judge_cut_dependence(job, seen, Description(declared=assumed(by_samples)))
 
-    assert judgement is not None
     assert judgement.verdict is Verdict.CONFORMS
 
 

@@ -1,7 +1,5 @@
 """Adapters that declare too little are unsupported, and those that declare too much are wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from conformance.findings.finding import Finding

@@ -1,7 +1,5 @@
 """What is said of a wrong result: names, words and numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +10,8 @@ from conformance.explain.diagnosis import likeliest
 from conformance.findings.finding import Diagnosis
 from reference.aggregation import Conventions, DenominatorMask, EmptyUnits, Mode
 from reference.rounding import weight_bound
-from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, REJECTED, SLICED, Given
+from tests.jobs import step_of
 
 SAMPLES = np.repeat(np.arange(5), [3, 1, 2, 5, 3])
 
@@ -53,13 +51,12 @@ def test_ratio_is_a_fraction_where_that_is_short(divisor: float, ratio: str) -> 
 
 @pytest.mark.parametrize("token", range(64))
 def test_every_token_must_weigh_what_a_mistake_predicts(token: int) -> None:
-    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 64, group=0)])
+    step = step_of([1] * 64)
     given = Given(steps=(step,), layout=Layout(cp=2))
     observed = given.weights * 2
     observed[token] *= 1.5
     diagnosis = given.judged(observed).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "unexplained"
 
 
@@ -163,7 +160,7 @@ def test_ratios_of_slices_are_of_one_rank_each() -> None:
 
 def test_token_that_is_divided_by_nothing_weighs_nothing() -> None:
     """Two tokens on three ranks: 3 · (2 // 3)."""
-    step = Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=0)])
+    step = step_of([1, 1])
     diagnosis = Given(steps=(step,), layout=Layout(dp=3)).diagnosis(np.zeros(2))
 
     assert diagnosis.name == "term_without_gradient"

@@ -1,11 +1,10 @@
 """What changed between two reports is told finding by finding, exactly, and shown without harm."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,9 +27,6 @@ from conformance.views.diff_formats import ALL, MOST_CHARACTERS, as_json, as_mar
 from reference.aggregation import Conventions, DenominatorMask, LoggedMean, Mode
 from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
 from tests.conformance.test_journal import HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIRRORED = {
     ChangeKind.WORSE: ChangeKind.BETTER,

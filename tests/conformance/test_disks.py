@@ -1,21 +1,15 @@
 """A report that cannot be written is refused before any rank starts, or its findings are kept."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from conformance.comparing.report_file import load
+from conformance.findings.report import Report
 from tests import command
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conformance.findings.report import Report
 
 pytestmark = pytest.mark.soak
 

@@ -1,7 +1,5 @@
 """All errors are listed in one module, and each says the way out."""
 
-from __future__ import annotations
-
 import pickle
 import re
 

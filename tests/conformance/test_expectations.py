@@ -1,9 +1,8 @@
 """Findings that are listed as wrong are checked as strictly as right ones."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,17 +10,12 @@ from conformance.comparing.expectations import draft, load
 from conformance.comparing.gate import Expecting, GateDecision, Outcome, Strict
 from conformance.comparing.report_file import assembled
 from conformance.findings.errors import InvalidExpectationsError
-from conformance.findings.finding import Diagnosis
+from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from tests import command
 from tests.causes.test_find import CP, MICRO, Said, right, wrong
 from tests.conformance.test_journal import HEADER, finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conformance.findings.finding import Finding
 
 X, Y = "not_divided", "not_finite"
 
@@ -285,7 +279,6 @@ def test_another_cause_fails_be_it_alike_in_every_single_finding(tmp_path: Path)
     assert gate.decision(*other).outcome is Outcome.FAILS
     assert gate.decision(*ambiguous).outcome is Outcome.KNOWN
     objection = gate.objection(report_of(gate, ambiguous, CP_RIGHT))
-    assert objection is not None
     assert "does not list this cause: an extra factor of the number of micro" in objection
 
 
@@ -307,12 +300,10 @@ def test_a_cause_that_is_gone_or_has_another_condition_fails(tmp_path: Path) -> 
     mended = gate.objection(report_of(gate, CP_RIGHT))
     unseen = gate.objection(report_of(gate, right("weights/token_mean/a/dp1-cp1-mb1-thd")))
 
-    assert mended is not None
     assert mended.endswith("fixed; remove it")
     assert unseen is None
     conditional = expecting(tmp_path, CAUSE | {"condition": ["in sample_mean"]})
     other = conditional.objection(report_of(conditional, CP_WRONG))
-    assert other is not None
     assert "does not list this cause" in other
 
 
@@ -323,7 +314,6 @@ def test_a_cause_is_gone_only_where_its_condition_holds(tmp_path: Path) -> None:
 
     here = expecting(tmp_path, CAUSE | {"condition": ["in token_mean"]})
     objection = here.objection(report_of(here, CP_RIGHT))
-    assert objection is not None
     assert objection.endswith("fixed; remove it")
 
 

@@ -85,7 +85,6 @@ NOISE = 1 + np.random.default_rng(0).random(len(RIGHT.expected))
 def test_weights_are_explained(change: Callable[[Array], Array], name: str, words: str) -> None:
     cause = explanations.explain_weights(step_weights(change(RIGHT.expected)))
 
-    assert cause is not None
     assert cause.name == name
     assert words in cause.words
 
@@ -94,7 +93,6 @@ def test_a_token_too_many_is_no_vocabulary() -> None:
     """A framework that counts 65 tokens of 64 gives 1 - 1/65."""
     cause = explanations.explain_weights(step_weights(RIGHT.expected * (1 - 1 / 65)))
 
-    assert cause is not None
     assert cause.name == "factor"
 
 
@@ -109,7 +107,6 @@ def test_a_factor_of_whole_samples_is_left_to_findings() -> None:
         explanations.explain_padding(replace(right, observed=right.expected * of_samples)) is None
     )
     cause = explanations.explain_padding(replace(right, observed=hit))
-    assert cause is not None
     assert cause.words.startswith("where samples are equally long")
     assert "1 of 93 tokens" in cause.words
 

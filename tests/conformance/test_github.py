@@ -1,10 +1,10 @@
 """What GitHub shows of a run keeps its limits, and takes no words of others for commands."""
 
-from __future__ import annotations
-
 import os
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from conformance.comparing.report_file import assembled
 from conformance.findings.report import Report, Selection
@@ -13,11 +13,6 @@ from conformance.views import report_formats
 from tests import command
 from tests.conformance.test_expectations import crash, mismatch
 from tests.conformance.test_journal import HEADER, finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def report(*findings: object) -> Report:

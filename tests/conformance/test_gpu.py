@@ -1,7 +1,5 @@
 """CUDA tensors over NCCL and over gloo find what the CPU finds, of every framework."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Devices and backends, on a machine that may have no GPU: what it has is made up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

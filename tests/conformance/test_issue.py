@@ -1,12 +1,12 @@
 """A cause as a bug report: complete, true, and with a command that shows the same cause again."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -23,10 +23,6 @@ from tests.causes.test_find import CP, MICRO, Said, right, wrong
 from tests.conformance.pages import report_of
 from tests.conformance.test_expectations import crash, mismatch
 from tests.conformance.test_journal import finding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class Defect(NamedTuple):

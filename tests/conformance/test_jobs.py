@@ -1,19 +1,16 @@
 """A job runs once for all the checks that share it, in whatever order and process they are made."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.contract import Description, Layout
+from adapters.contract import Description, Job, Layout
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check, Verdict
-from conformance.plan.matrix import MatrixCell
+from conformance.plan.matrix import AnyMatrixCell, MatrixCell
 from conformance.plan.plan import Plan
 from conformance.plan.quick import pairwise
 from conformance.plugin.options import SETTINGS, settings_of
@@ -22,10 +19,6 @@ from conformance.ranks.pool import Crashed
 from conformance.runs.check import job_cell, make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
-    from conformance.plan.matrix import AnyMatrixCell
 
 LAYOUTS = (Layout(dp=2), Layout(dp=2, cp=2, micro_batches=2))
 

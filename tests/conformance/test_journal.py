@@ -1,10 +1,8 @@
 """Nothing that was found is lost, and no reader ever meets half a report."""
 
-from __future__ import annotations
-
 import errno
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,6 @@ from conformance.findings.finding import Finding
 from conformance.findings.report import Environment, Header, Provenance, Selection
 from conformance.findings.verdict import Verdict
 from reference.aggregation import DEFAULT_CONVENTIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEADER = Header(
     adapter="toy",

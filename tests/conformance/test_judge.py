@@ -1,13 +1,11 @@
 """Negative controls: the judge can fail, on the smallest mistake there is, and names it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
+from adapters.contract import Description, Layout, Observation, PendingReduction
 from conformance.corpus.cases import CORPUS
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, judge_weights
@@ -24,6 +22,7 @@ from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance.given import BY_SAMPLE, Given
 from tests.declaring import assumed
+from tests.jobs import job_of, step_of
 
 STEP = Step.of(
     [
@@ -65,12 +64,7 @@ class Judge:
         counted_tokens: float = 0,
         conventions: Conventions = DEFAULT_CONVENTIONS,
     ) -> Judgement:
-        job = Job(
-            steps=(self.step,),
-            aggregation=self.aggregation,
-            layout=self.layout,
-            depth=Depth.STEP,
-        )
+        job = job_of(self.step, aggregation=self.aggregation, layout=self.layout)
         observations = [
             Observation(
                 token_weights=(w,),
@@ -101,7 +95,7 @@ def test_tolerance_is_the_derived_bound(factor: float) -> None:
 
 
 def test_one_token_too_many_in_a_hundred_thousand_is_a_mismatch() -> None:
-    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 100_000, group=0)])
+    step = step_of([1] * 100_000)
     judge = Judge(step=step)
     judgement = judge(np.full(100_000, np.float64(np.float32(1 / 99_999))))
 
@@ -118,21 +112,9 @@ def test_factor_of_the_layout_is_named(name: str, layout: Layout, verb: str, pow
     judgement = judge(*[judge.weights * 2.0**power] * layout.world_size)
 
     assert judgement.error == abs(2.0**power - 1)
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == f"{verb}_by_{name}"
     assert judgement.diagnosis.numbers["ratio"] == 2.0**power
     assert judgement.diagnosis.numbers[name] == 2
-
-
-@pytest.mark.parametrize(
-    ("asked", "given"),
-    [(a, b) for a in list(Mode)[:3] for b in list(Mode)[:3] if a is not b],
-)
-def test_weights_of_another_mode_are_named(asked: Mode, given: Mode) -> None:
-    judgement = Judge(asked)(Judge(given).weights)
-
-    assert judgement.diagnosis is not None
-    assert judgement.diagnosis.name == f"weights_of_{given}"
 
 
 def test_empty_sample_counted_as_a_token_is_named_with_its_numbers() -> None:
@@ -140,7 +122,6 @@ def test_empty_sample_counted_as_a_token_is_named_with_its_numbers() -> None:
     judge = Judge(Mode.TOKEN_MEAN)
     diagnosis = judge(judge.weights * 11 / 12).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "empty_samples_counted"
     assert diagnosis.numbers == pytest.approx({"denominator": 12, "expected_denominator": 11})
 
@@ -152,7 +133,6 @@ def test_another_count_is_named_before_a_factor_that_happens_to_be_the_same() ->
     judge = Judge(Mode.TOKEN_MEAN, step=Step.of(samples))
     diagnosis = judge(judge.weights / 5).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "empty_samples_counted"
     assert {"weights_of_sample_mean", "divided_by_prompts_or_samples"} < {*diagnosis.also}
 
@@ -163,7 +143,6 @@ def test_explanation_names_at_most_three_alternatives_the_likeliest() -> None:
     judge = Judge(Mode.TOKEN_MEAN, step=Step.of(samples))
     diagnosis = judge(judge.weights / 5).diagnosis
 
-    assert diagnosis is not None
     _, others = diagnosis.explanation.split("; or it is ")
     assert len(diagnosis.also) > 3
     assert others.split(", ") == diagnosis.also[:3]
@@ -184,7 +163,6 @@ def test_size_of_the_layout_is_named_after_another_count_only_for_a_single_activ
     judge = Judge(Mode.TOKEN_MEAN, step=Step.of(samples), layout=Layout(dp=dp))
     diagnosis = judge(judge.weights / dp).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == name
     found = {each.split("_or_")[0] for each in (diagnosis.name, *diagnosis.also)}
     assert {"empty_samples_counted", "divided_by_dp"} <= found
@@ -194,7 +172,6 @@ def test_sizes_that_are_alike_are_named_together() -> None:
     judge = Judge(step=ODD_GROUPS, layout=Layout(dp=2, cp=2))
     diagnosis = judge(judge.weights * 2).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "multiplied_by_dp_or_cp"
     assert diagnosis.numbers == {"ratio": 2.0, "dp": 2, "cp": 2}
 
@@ -204,10 +181,8 @@ def test_group_size_is_the_rollouts_of_a_prompt_and_named_beside_a_layout_of_tha
     alone = judge(judge.weights / 2).diagnosis
     in_data_parallel = replace(judge, layout=Layout(dp=2))(judge.weights / 2).diagnosis
 
-    assert alone is not None
     assert alone.name == "rollouts_counted_as_prompts"
     assert "divided_by_group_size" in alone.also
-    assert in_data_parallel is not None
     assert in_data_parallel.name == "divided_by_dp_or_group_size"
 
 
@@ -215,7 +190,6 @@ def test_group_size_is_told_from_sizes_of_the_layout() -> None:
     judge = Judge(Mode.PROMPT_MEAN, step=ODD_GROUPS, layout=Layout(dp=2, cp=2))
     diagnosis = judge(judge.weights / 3).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "samples_counted_as_prompts"
     assert diagnosis.also == ["rollouts_counted_as_prompts", "divided_by_group_size"]
     assert "24 samples are counted instead of 8 prompts" in diagnosis.explanation
@@ -228,7 +202,6 @@ def test_lost_tokens_are_named_with_the_samples_they_are_of() -> None:
     weights[6:11] = 0
     diagnosis = judge(weights).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "samples_lost"
     assert diagnosis.numbers == {"tokens": 5, "samples": 1}
 
@@ -240,36 +213,10 @@ def test_sum_that_is_not_divided_is_named(layout: Layout, weight: float) -> None
     """As miles' FSDP engine had it per token, where FSDP still averages over the ranks."""
     diagnosis = Judge(Mode.TOKEN_MEAN, layout=layout)(STEP.mask * weight).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "not_divided"
     assert diagnosis.numbers == pytest.approx(
         {"denominator": 1 / weight, "expected_denominator": 11}
     )
-
-
-def test_masked_tokens_in_the_denominator_are_named() -> None:
-    judge = Judge(Mode.SAMPLE_MEAN)
-    lengths = np.repeat(STEP.response_lengths, STEP.response_lengths)
-    diagnosis = judge(STEP.mask / (STEP.size * lengths)).diagnosis
-
-    assert diagnosis is not None
-    assert diagnosis.name == "masked_tokens_counted"
-
-
-def test_padding_in_the_denominator_is_named() -> None:
-    judge = Judge(Mode.SAMPLE_MEAN)
-    diagnosis = judge(STEP.mask / (STEP.size * 5.0)).diagnosis
-
-    assert diagnosis is not None
-    assert diagnosis.name == "padding_counted"
-
-
-def test_empty_samples_left_out_of_n_are_named() -> None:
-    judge = Judge(Mode.SAMPLE_MEAN)
-    diagnosis = judge(judge.weights * 5 / 4).diagnosis
-
-    assert diagnosis is not None
-    assert diagnosis.name == "sample_units_excluded"
 
 
 def test_hard_coded_divisor_is_named_with_its_value() -> None:
@@ -277,7 +224,6 @@ def test_hard_coded_divisor_is_named_with_its_value() -> None:
     judge = Judge(Mode.CONSTANT, divisor=40_960)
     diagnosis = judge(judge.weights * 40.96).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "other_divisor"
     assert diagnosis.numbers["divisor"] == pytest.approx(1000)
 
@@ -287,7 +233,6 @@ def test_what_nothing_explains_is_said_to_be_unexplained_with_its_pattern() -> N
     by_sample = np.repeat([1.1, 1.0, 1.3, 1.7, 1.9], STEP.response_lengths)
     diagnosis = judge(judge.weights * by_sample).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "unexplained"
     assert "one ratio per sample" in diagnosis.explanation
     assert diagnosis.numbers["lowest_ratio"] == pytest.approx(1.1)
@@ -298,7 +243,6 @@ def test_unexplained_denominator_is_given_with_the_right_one() -> None:
     judge = Judge()
     diagnosis = judge(judge.weights * 11 / 10.5).diagnosis
 
-    assert diagnosis is not None
     assert "the same for all tokens; a token is divided by 10.5 instead of 11" in (
         diagnosis.explanation
     )
@@ -311,7 +255,6 @@ def test_weight_on_an_inactive_token_is_a_mismatch_however_small() -> None:
     judgement = judge(leaking)
 
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == "inactive_tokens_weigh"
     assert judgement.diagnosis.numbers == {"tokens": 1, "largest": 1e-30}
 
@@ -325,7 +268,6 @@ def test_weight_that_is_not_finite_is_a_mismatch(value: float) -> None:
 
     assert judgement.verdict is Verdict.MISMATCH
     assert judgement.error is None
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == "not_finite"
 
 
@@ -384,7 +326,7 @@ def test_tensor_parallel_ranks_count_once_and_are_each_looked_at() -> None:
 
 
 def test_step_without_active_tokens_must_weigh_exactly_nothing() -> None:
-    step = Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=0)])
+    step = step_of([0, 0])
     judge = Judge(step=step)
 
     assert judge(np.zeros(2)).verdict is Verdict.CONFORMS
@@ -406,7 +348,7 @@ def test_weight_on_an_inactive_token_is_a_multiple_of_the_largest_and_at_least_1
 def test_weight_in_a_step_without_active_tokens_is_given_as_it_is_and_at_least_as_1(
     leak: float, error: float
 ) -> None:
-    step = Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=0)])
+    step = step_of([0, 0])
 
     assert Judge(step=step)(np.array([0, leak])).error == error
 
@@ -418,7 +360,7 @@ def test_weight_in_a_step_without_active_tokens_is_given_as_it_is_and_at_least_a
 def test_sum_of_one_token_or_none_is_divided_by_one(
     pending_reduction: PendingReduction, active: int
 ) -> None:
-    step = Step.of([Sample(prompt_length=1, loss_mask=[active, 0], group=0)])
+    step = step_of([active, 0])
     judgement = Judge(step=step)(
         np.array([active, 0.0]), pending_reduction=pending_reduction, counted_tokens=active
     )

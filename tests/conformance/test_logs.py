@@ -1,13 +1,13 @@
 """What micro-batches hand on to be logged, and frameworks that do not look at it."""
 
-from __future__ import annotations
-
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from adapters.contract import Adapter
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.configurations import LOG_CASES, LOG_ENTRIES, LogCase
 from conformance.findings.verdict import Verdict
@@ -18,12 +18,6 @@ from conformance.ranks.log_process import LogOutcome, LogRequest, Logs
 from tests import broken, command
 from tests.broken import Chattering
 from tests.faulty import FailingToLog
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from adapters.contract import Adapter
 
 BY_NAME = {log_case.name: log_case for log_case in LOG_CASES}
 
@@ -59,14 +53,12 @@ def test_well_formed_entries_are_logged_and_others_raise(log_case: LogCase) -> N
     wrong = judge_log(log_case, outcome, outcome)
 
     assert wrong.verdict is Verdict.MISMATCH
-    assert wrong.diagnosis is not None
     assert log_case.says in wrong.diagnosis.explanation
 
 
 def test_what_is_logged_all_the_same_is_told() -> None:
     diagnosis = judge_log(BY_NAME["key_order"], LOGGED, LOGGED).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "accepted"
     assert diagnosis.explanation.endswith("as loss = 1.5, kl = 3")
 
@@ -74,7 +66,6 @@ def test_what_is_logged_all_the_same_is_told() -> None:
 def test_what_an_assert_alone_refuses_is_told_once() -> None:
     diagnosis = judge_log(BY_NAME["key_order"], RAISED, LOGGED).diagnosis
 
-    assert diagnosis is not None
     assert diagnosis.name == "refused_by_an_assert"
     assert diagnosis.explanation.endswith("under python -O they are logged, as loss = 1.5, kl = 3")
 

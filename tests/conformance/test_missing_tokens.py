@@ -1,7 +1,5 @@
 """Tokens that were lost on the way or came twice, and what is said of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +10,7 @@ from conformance.findings.verdict import Verdict
 from reference.aggregation import Mode
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, SCATTERED, SLICED, UNEVEN, Given
+from tests.jobs import step_of
 
 SAMPLES = np.repeat(np.arange(5), [3, 1, 2, 5, 3])
 
@@ -19,30 +18,65 @@ TWO = Given(layout=Layout(dp=2, micro_batches=2), forward_pass_of_token=BY_SAMPL
 FOUR = Given(layout=Layout(dp=2, cp=2, micro_batches=2), forward_pass_of_token=SLICED)
 
 
+FIRST_OF_FOUR = np.arange(14) == 7
+
+OF_OTHER_RANKS = (
+    "those of other data-parallel ranks were not added; or it is not_reduced_over_ranks,"
+    " micro_batches_lost, samples_lost"
+)
+
+
 def without(given: Given, lost: np.ndarray) -> np.ndarray:
     return np.where(lost, 0, given.weights)
 
 
 @pytest.mark.parametrize(
-    ("rank", "tokens", "samples", "also"),
-    [(0, 7, 2, "micro_batches_lost, samples_lost"), (1, 3, 2, "micro_batches_lost, samples_lost")],
+    ("given", "lost", "name", "count", "words"),
+    [
+        (TWO, BY_SAMPLE[0] < 0, "not_reduced_over_dp", "7 active tokens of 2", OF_OTHER_RANKS),
+        (TWO, BY_SAMPLE[1] < 0, "not_reduced_over_dp", "3 active tokens of 2", OF_OTHER_RANKS),
+        (
+            # The second context-parallel ranks have tokens 1, 3, 9, 10, 12, 13, but 10 is masked.
+            FOUR,
+            (SLICED[[0, 2]] < 0).all(axis=0),
+            "not_reduced_over_cp",
+            "5 active tokens of 4",
+            "those of other context-parallel ranks were not added; or it is tokens_lost",
+        ),
+        (
+            FOUR,
+            SLICED[1] < 0,
+            "not_reduced_over_ranks",
+            "8 active tokens of 3",
+            "those of all other ranks were not added; or it is tokens_lost",
+        ),
+        (
+            TWO,
+            SAMPLES == 3,
+            "micro_batches_lost",
+            "4 active tokens of 1",
+            "those of whole micro-batches; or it is samples_lost",
+        ),
+        (TWO, SAMPLES == 1, "samples_lost", "1 active tokens of 1", "those of whole samples"),
+        (TWO, FIRST_OF_FOUR, "tokens_lost", "1 active tokens of 1", "their gradient was lost"),
+    ],
 )
-def test_ranks_that_keep_their_own_gradients_are_named(
-    rank: int, tokens: int, samples: int, also: str
+def test_what_was_lost_is_named_after_the_largest_part_of_which_nothing_is_left(
+    given: Given, lost: np.ndarray, name: str, count: str, words: str
 ) -> None:
-    diagnosis = TWO.diagnosis(without(TWO, (BY_SAMPLE[rank] < 0)))
+    diagnosis = given.diagnosis(without(given, lost))
 
-    assert diagnosis.name == "not_reduced_over_dp"
+    tokens, samples = (int(number) for number in count.split(" active tokens of "))
+    assert diagnosis.name == name
     assert diagnosis.explanation == (
-        f"{tokens} active tokens of {samples} samples weigh nothing, all others are right: those of"
-        f" other data-parallel ranks were not added; or it is not_reduced_over_ranks, {also}"
+        f"{count} samples weigh nothing, all others are right: {words}"
     )
     assert diagnosis.numbers == {"tokens": tokens, "samples": samples}
 
 
 def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gradient() -> None:
     """The one active token is on the second context-parallel rank."""
-    one = Step.of([Sample(prompt_length=1, loss_mask=[0, 1], group=0)])
+    one = step_of([0, 1])
     given = Given(
         steps=(one,),
         layout=Layout(cp=2),
@@ -57,28 +91,6 @@ def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gr
     )
 
 
-def test_slices_that_are_not_added_are_named() -> None:
-    """The second context-parallel ranks have tokens 1, 3, 9, 10, 12 and 13, but 10 is masked."""
-    diagnosis = FOUR.diagnosis(without(FOUR, (SLICED[[0, 2]] < 0).all(axis=0)))
-
-    assert diagnosis.name == "not_reduced_over_cp"
-    assert diagnosis.explanation == (
-        "5 active tokens of 4 samples weigh nothing, all others are right: those of other"
-        " context-parallel ranks were not added; or it is tokens_lost"
-    )
-    assert diagnosis.also == ["tokens_lost"]
-
-
-def test_single_rank_that_adds_none_of_the_others_is_named() -> None:
-    diagnosis = FOUR.diagnosis(without(FOUR, SLICED[1] < 0))
-
-    assert diagnosis.name == "not_reduced_over_ranks"
-    assert diagnosis.explanation == (
-        "8 active tokens of 3 samples weigh nothing, all others are right: those of all other"
-        " ranks were not added; or it is tokens_lost"
-    )
-
-
 def test_where_nothing_is_left_no_others_are_said_to_be_right() -> None:
     """One active token, and it weighs nothing: the other sample has none."""
     samples = [Sample(prompt_length=1, loss_mask=[active], group=0) for active in (1, 0)]
@@ -89,17 +101,6 @@ def test_where_nothing_is_left_no_others_are_said_to_be_right() -> None:
         "the term reaches no gradient: all 1 active tokens weigh nothing"
     )
     assert diagnosis.numbers == {"tokens": 1}
-
-
-def test_micro_batch_that_is_lost_is_named() -> None:
-    diagnosis = TWO.diagnosis(without(TWO, SAMPLES == 3))
-
-    assert diagnosis.name == "micro_batches_lost"
-    assert diagnosis.explanation == (
-        "4 active tokens of 1 samples weigh nothing, all others are right: those of whole"
-        " micro-batches; or it is samples_lost"
-    )
-    assert diagnosis.also == ["samples_lost"]
 
 
 OVERLAPPING = replace(
@@ -131,25 +132,6 @@ def test_no_reduction_was_too_early_without_overlap_or_if_a_later_micro_batch_is
     diagnosis = given.diagnosis(without(given, sample == SAMPLES))
 
     assert diagnosis.name == "micro_batches_lost"
-
-
-def test_sample_that_is_lost_is_named_where_its_micro_batch_is_not() -> None:
-    diagnosis = TWO.diagnosis(without(TWO, SAMPLES == 1))
-
-    assert diagnosis.name == "samples_lost"
-    assert diagnosis.explanation == (
-        "1 active tokens of 1 samples weigh nothing, all others are right: those of whole samples"
-    )
-    assert diagnosis.also == []
-
-
-def test_tokens_that_are_lost_of_a_sample_are_named() -> None:
-    diagnosis = TWO.diagnosis(without(TWO, np.arange(14) == 7))
-
-    assert diagnosis.name == "tokens_lost"
-    assert diagnosis.explanation == (
-        "1 active tokens of 1 samples weigh nothing, all others are right: their gradient was lost"
-    )
 
 
 def test_tokens_that_no_rank_held_are_named() -> None:
@@ -227,7 +209,7 @@ def test_uneven_micro_batches_are_told_apart() -> None:
 
 def test_step_of_one_sample_is_not_lost_as_a_sample() -> None:
     """Losing all of it leaves nothing that is right."""
-    one = Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=0)])
+    one = step_of([1, 1])
 
     assert Given(steps=(one,)).diagnosis(np.zeros(2)).name == "term_without_gradient"
 

@@ -1,7 +1,5 @@
 """The weights that known mistakes would give."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +27,7 @@ from tests.conformance.given import (
     Given,
     passes,
 )
+from tests.jobs import step_of
 
 
 def denominators(given: Given, name: str) -> list[list[float]]:
@@ -212,14 +211,14 @@ def test_denominators_worked_by_hand(given: Given, name: str, expected: list[lis
 def test_counts_are_rounded_to_even_as_the_dtype_does(
     dtype: str, tokens: int, counted: int
 ) -> None:
-    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * tokens, group=0)])
+    step = step_of([1] * tokens)
 
     given = Given(steps=(step,))
     assert denominators(given, f"counted_in_{dtype}") == [pytest.approx([counted] * tokens)]
 
 
 def test_count_beyond_the_largest_number_of_a_dtype_is_infinite() -> None:
-    step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 65_600, group=0)])
+    step = step_of([1] * 65_600)
     weights = [
         mistake.weights
         for mistake in predictions(Given(steps=(step,)).context)
@@ -265,7 +264,7 @@ def test_step_that_is_the_first_has_none_before() -> None:
 
 def test_batch_and_step_before_are_counted() -> None:
     """Three tokens and one sample in the step before, as many prompts."""
-    before = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0)])
+    before = step_of([1, 1, 1])
     token, sample, prompt = (
         Given(mode=mode, steps=(before, STEP))
         for mode in (Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN)
@@ -282,9 +281,7 @@ def test_batch_and_step_before_are_counted() -> None:
 
 def test_nearest_step_before_is_counted_and_all_steps_of_the_batch() -> None:
     """Two tokens, then three, then ten."""
-    first, second = (
-        Step.of([Sample(prompt_length=1, loss_mask=[1] * tokens, group=0)]) for tokens in (2, 3)
-    )
+    first, second = (step_of([1] * tokens) for tokens in (2, 3))
     given = Given(mode=Mode.TOKEN_MEAN, steps=(first, second, STEP))
 
     assert denominators(given, "counted_of_the_step_before") == [[3.0] * 10]

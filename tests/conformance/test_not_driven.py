@@ -1,11 +1,10 @@
 """A version that the adapter cannot drive is reported as not driven, and never as wrong."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from adapters.contract import Adapter
 from conformance.findings.verdict import Verdict
 from conformance.plugin.controller import NOT_DRIVEN
 from conformance.ranks.pool import Crashed, RankPool
@@ -18,11 +17,6 @@ from tests.drifting.adapter import (
     RefusingOnOneRank,
     RefusingTooLate,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from adapters.contract import Adapter
 
 LACKING = next(iter(OURS.values()))
 

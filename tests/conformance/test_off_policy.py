@@ -1,13 +1,11 @@
 """Policy losses with ratios other than 1: a wrong derivative is told from wrong weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.contract import Description, Job, Layout, Observation
 from adapters.contract.objective import CONSTANTS, OFF_POLICY, ONE_ADVANTAGE, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from conformance.corpus.cases import CORPUS
@@ -19,6 +17,7 @@ from conformance.judging.weights import Judgement
 from reference import policy_losses
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
+from tests.jobs import job_of
 
 [CASE] = [case for case in CORPUS if case.name == "fully_masked_sample"]
 [STEP] = CASE.steps
@@ -26,13 +25,7 @@ CP_RANK = np.arange(len(STEP.mask)) % 2
 
 
 def job(objective: Objective, cp: int = 1) -> Job:
-    return Job(
-        steps=(STEP,),
-        aggregation=Aggregation(Mode.TOKEN_MEAN),
-        layout=Layout(cp=cp),
-        depth=Depth.STEP,
-        objective=objective,
-    )
+    return job_of(STEP, layout=Layout(cp=cp), objective=objective)
 
 
 def judged(of: Job, gradient: np.ndarray) -> Judgement:
@@ -99,10 +92,8 @@ def test_every_wrong_derivative_is_named_and_alone(
     judgement = judged(job(objective, cp=2), weights() * derivative)
 
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == name
     assert judgement.diagnosis.explanation.startswith(MISTAKES[name].says)
-    assert judgement.clues is not None
     first, *others = judgement.clues.explanations
     assert first == [[f"policy_loss/{name}"]]
     inferred = {f"policy_loss/{each}" for each in READ_OFF}  # which tokens without gradient seem
@@ -119,7 +110,6 @@ def test_every_statement_is_of_some_mistake() -> None:
 def test_wrong_weights_are_found_under_a_right_derivative(objective: Objective) -> None:
     judgement = judged(job(objective), right(objective) * 23)
 
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == "not_divided"
 
 
@@ -131,7 +121,6 @@ def test_factor_and_wrong_derivative_are_both_found() -> None:
 
     judgement = judged(job(Objective.OFF_POLICY, cp=2), gradient)
 
-    assert judgement.clues is not None
     [[first, second]] = judgement.clues.explanations
     assert "policy_loss/multiplied_by_cp" in first
     assert second == ["policy_loss/clipping_left_out"]
@@ -146,7 +135,6 @@ def test_gradient_of_a_clipped_token_is_no_mistake_in_weights() -> None:
     judgement = judged(job(Objective.OFF_POLICY), gradient)
 
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == "unexplained"
 
 
@@ -157,7 +145,6 @@ def test_tokens_that_are_lost_are_not_those_that_are_clipped() -> None:
 
     judgement = judged(job(Objective.OFF_POLICY), gradient)
 
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == "samples_lost"
 
 

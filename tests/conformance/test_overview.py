@@ -1,13 +1,11 @@
 """The pages about committed reports name each cause of a framework once, the worst first."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from adapters.contract.description import Departure, DepartureKind
 from conformance.findings.cause import Severity
+from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.overview.pages import (
     CommittedReport,
@@ -17,9 +15,6 @@ from conformance.views.overview.pages import (
 )
 from conformance.views.overview.reword import reworded
 from tests.conformance.pages import finding_of, report_of
-
-if TYPE_CHECKING:
-    from conformance.findings.finding import Finding
 
 
 def version(name: str, *findings: Finding) -> CommittedReport:

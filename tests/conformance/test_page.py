@@ -1,7 +1,5 @@
 """A page says what its reports say, and nothing that a framework says can act on it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

@@ -1,16 +1,17 @@
 """What people see of a page and do with it, in a real browser without a window."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.explain.causes import finding_groups
 from conformance.findings.badness import LEGEND
-from conformance.findings.finding import Logged, Picture, PicturedSample, Run
+from conformance.findings.finding import Finding, Logged, Picture, PicturedSample, Run
+from conformance.findings.report import Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.options import command
 from conformance.views.overview import pages
@@ -18,13 +19,6 @@ from conformance.views.overview.pages import newest, versions
 from conformance.views.web.page import render
 from tests.command import ROOT
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from conformance.findings.finding import Finding
-    from conformance.findings.report import Report
 
 pytest.importorskip("selenium", reason="needs the Python package selenium")
 

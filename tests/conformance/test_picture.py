@@ -1,7 +1,5 @@
 """The picture of wrong weights shows the observed ones, rounded as documented."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,8 +1,6 @@
 """Where a step is trained by the stages of a pipeline."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -20,9 +18,7 @@ from conformance.ranks.pool import Ran, RankPool
 from conformance.runs.check import _missing
 from conformance.views.worked_step import layout_words
 from reference.aggregation import Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from tests.jobs import job_of
 
 CASE = next(case for case in CORPUS if case.name == "fully_masked_sample")
 
@@ -41,11 +37,10 @@ def pool() -> Iterator[RankPool]:
 
 
 def job(layout: Layout, objective: Objective = Objective.POLICY) -> Job:
-    return Job(
-        steps=CASE.steps,
+    return job_of(
+        *CASE.steps,
         aggregation=CASE.aggregation(Mode.PROMPT_MEAN),
         layout=layout,
-        depth=Depth.STEP,
         objective=objective,
     )
 
@@ -116,7 +111,6 @@ def test_zero_of_some_ranks_is_told_from_zero_of_all(
 
     judgement = judge_logged(what, observed, Description())
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.clues is not None
     assert [name] in [part for parts in judgement.clues.explanations for part in parts]
 
 

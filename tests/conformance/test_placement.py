@@ -1,7 +1,5 @@
 """How a step was cut, from the forward passes in which ranks held its tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from adapters.contract import Layout, Observation
@@ -69,7 +67,6 @@ def observations(*ranks: list[int] | None) -> list[Observation]:
 def test_ranks_tell_what_they_held_of_a_step() -> None:
     passes = forward_pass_of_token(observations([0, NONE], [NONE, 1]), 1, Layout(cp=2))
 
-    assert passes is not None
     assert passes.tolist() == [[0, NONE], [NONE, 1]]
 
 
@@ -78,7 +75,6 @@ def test_first_of_the_tensor_parallel_ranks_speaks_for_all() -> None:
         observations([0, NONE], [7, 7], [NONE, 1], None), 1, Layout(dp=2, tp=2)
     )
 
-    assert passes is not None
     assert passes.tolist() == [[0, NONE], [NONE, 1]]
 
 
@@ -107,7 +103,6 @@ def test_rows_are_added_over_context_parallel_ranks_and_unknown_unless_all_tell(
     layout = Layout(cp=2)
 
     rows = rows_of_passes(told, 0, layout)
-    assert rows is not None
     assert rows.tolist() == [[2, 1, 1]]
     assert rows_of_passes([told[0], Observation(token_weights=())], 0, layout) is None
 

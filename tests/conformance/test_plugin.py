@@ -1,7 +1,5 @@
 """What a user at a terminal sees: runs of pytest in processes of their own."""
 
-from __future__ import annotations
-
 import getpass
 import signal
 import socket
@@ -203,15 +201,29 @@ def test_framework_that_cannot_be_imported_ends_the_run(tmp_path: Path) -> None:
     assert "Traceback" not in result.output
 
 
+MINE = """
+from tests.broken_rarely import GroupsOfThree
+
+class MyAdapter(GroupsOfThree):
+    name = "mine"
+"""
+
+
 @pytest.mark.processes
 def test_workers_find_the_same_byte_for_byte_and_so_does_another_run(tmp_path: Path) -> None:
-    some = ("-k", "token_mean and (two_steps or arguments or logging)")
-    first = command.run(tmp_path, "twolayouts", *some).findings
-    second = command.run(tmp_path, "twolayouts", *some).findings
-    shared = command.run(tmp_path, "twolayouts", *some, "-n", "2")
+    """Of a class in the current folder, without an entry point."""
+    (tmp_path / "my_adapter.py").write_text(MINE)
+    some = "weights and two_steps or arguments and divisor or logging or generated"
+    report = tmp_path / "reports" / "latest" / "mine.json"
 
-    assert first == second == shared.findings
-    assert shared.report.complete
+    def findings(*workers: str) -> bytes:
+        chosen = ("--examples=10", "-k", f"token_mean and ({some})", *workers)
+        result = command.run(tmp_path, "my_adapter:MyAdapter", *chosen)
+        assert f"report: {report}" in result.output
+        assert load(report).complete
+        return report.read_bytes().partition(b'"findings":')[2]
+
+    assert findings() == findings() == findings("-n", "2")
 
 
 @pytest.mark.processes

@@ -1,7 +1,5 @@
 """How far a run has come is said on a terminal, and nowhere else."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os
@@ -9,7 +7,7 @@ import pty
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich.console import Console
 
@@ -17,9 +15,6 @@ from conformance.findings.verdict import Verdict
 from conformance.plugin.progress import ProgressLine
 from tests import command
 from tests.conformance.test_journal import finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHOSEN = ("--checks=weights", "--layout=dp1-cp1-mb1-bshd", "-k", "uneven_lengths")
 

@@ -1,8 +1,5 @@
 """What must hold of all steps: of the reference, and of ranks that train on `native`."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
@@ -13,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from adapters.contract import Depth, Job, Layout
+from adapters.contract import Layout
 from adapters.contract.objective import FROM_REWARDS, OFF_POLICY, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
@@ -31,15 +28,10 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.ranks.pool import Ran, RankPool
 from reference import rounding
-from reference.aggregation import (
-    Aggregation,
-    Conventions,
-    EmptyUnits,
-    EstimatorConventions,
-    Mode,
-)
+from reference.aggregation import Aggregation, Conventions, EmptyUnits, EstimatorConventions, Mode
 from reference.step import Sample, Step
 from reference.weights import sample_weights, token_weights
+from tests.jobs import job_of
 
 Weigh = Callable[[Step, Aggregation, Layout], NDArray[np.float64]]
 
@@ -74,18 +66,6 @@ def test_permuting_samples_permutes_weights(
     expected = sample_weights(step, aggregation, chosen)[order]
 
     assert sample_weights(pick(step, order), aggregation, chosen).tolist() == expected.tolist()
-
-
-@given(steps(), aggregations(), conventions(), st.integers(-30, 30), st.integers(0, 2**32 - 1))
-def test_scaling_losses_scales_the_scalar(
-    step: Step, aggregation: Aggregation, chosen: Conventions, exponent: int, seed: int
-) -> None:
-    losses = np.random.default_rng(seed).standard_normal(len(step.mask))
-    scalar = math.fsum(token_weights(step, aggregation, chosen) * losses)
-
-    scaled = math.fsum(token_weights(step, aggregation, chosen) * losses * 2.0**exponent)
-
-    assert scaled == scalar * 2.0**exponent, "a power of two rounds nothing"
 
 
 @given(steps(), aggregations(), conventions(), st.integers(1, 1000))
@@ -174,9 +154,7 @@ def weigh(pool: RankPool) -> Weigh:
     """Trains one step on ranks; the weights of every response token, alike on all of them."""
 
     def weigh(step: Step, aggregation: Aggregation, layout: Layout) -> NDArray[np.float64]:
-        outcome = pool.run(
-            Job(steps=(step,), aggregation=aggregation, layout=layout, depth=Depth.STEP)
-        )
+        outcome = pool.run(job_of(step, aggregation=aggregation, layout=layout))
         assert isinstance(outcome, Ran), outcome
         first, *others = [observation.token_weights[0] for observation in outcome.observations]
         assert all((other == first).all() for other in others)
@@ -195,13 +173,7 @@ def weigh(pool: RankPool) -> Weigh:
 def test_no_off_policy_loss_of_any_step_is_accused(
     pool: RankPool, step: Step, aggregation: Aggregation, layout: Layout, objective: Objective
 ) -> None:
-    job = Job(
-        steps=(step,),
-        aggregation=aggregation,
-        layout=layout,
-        depth=Depth.STEP,
-        objective=objective,
-    )
+    job = job_of(step, aggregation=aggregation, layout=layout, objective=objective)
     outcome = pool.run(job)
 
     assert isinstance(outcome, Ran), outcome
@@ -223,13 +195,7 @@ def test_no_advantages_of_any_batch_are_accused(
     layout: Layout,
     objective: Objective,
 ) -> None:
-    job = Job(
-        steps=batch,
-        aggregation=aggregation,
-        layout=layout,
-        depth=Depth.STEP,
-        objective=objective,
-    )
+    job = job_of(*batch, aggregation=aggregation, layout=layout, objective=objective)
     estimate = Estimate(
         objective=objective,
         rollouts=ProbedBatch(batch, objective).rollouts,

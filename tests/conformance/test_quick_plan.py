@@ -1,9 +1,7 @@
 """The quick plan has every pair of properties that the full one has, in few jobs."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -23,9 +21,6 @@ from conformance.plan.quick import covering
 from conformance.plugin.options import settings_of
 from reference.aggregation import Mode
 from tests.conformance.test_journal import HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 QUICK = Plan(layouts=tuple(NativeAdapter().layouts()), size=PlanSize.QUICK)
 FULL = QUICK.extended_to(())

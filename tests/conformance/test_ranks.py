@@ -1,15 +1,12 @@
 """The pool on adapters that fail in every way a framework can."""
 
-from __future__ import annotations
-
 import os
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from adapters.contract import Depth, Job, Layout, LogEntry, Rank
+from adapters.contract import Adapter, Job, Layout, LogEntry, Rank
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.errors import StartError
 from conformance.findings.sanitize import sanitized_traceback
@@ -20,9 +17,7 @@ from conformance.ranks.preload import load_once
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from tests import broken
-
-if TYPE_CHECKING:
-    from adapters.contract import Adapter
+from tests.jobs import job_of
 
 ACTIVE = Step.of([Sample(prompt_length=2, loss_mask=[1, 1], group=i) for i in range(2)])
 MASKED = Step.of([Sample(prompt_length=2, loss_mask=[i, i], group=i) for i in range(2)])
@@ -30,7 +25,7 @@ MASKED = Step.of([Sample(prompt_length=2, loss_mask=[i, i], group=i) for i in ra
 
 def job(step: Step = ACTIVE, *, dp: int = 2, mode: Mode = Mode.TOKEN_MEAN) -> Job:
     aggregation = Aggregation(mode, 4 if mode is Mode.CONSTANT else None)
-    return Job(steps=(step,), aggregation=aggregation, layout=Layout(dp=dp), depth=Depth.STEP)
+    return job_of(step, aggregation=aggregation, layout=Layout(dp=dp))
 
 
 def test_serves_worlds_of_every_size_in_any_order_from_the_same_processes() -> None:

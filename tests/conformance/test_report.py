@@ -1,7 +1,5 @@
 """The published schema is the models' own, and describes real reports."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,10 +1,9 @@
 """A report is read as it was written, or refused with the place that is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +11,6 @@ from conformance.comparing.report_file import load, write
 from conformance.findings.errors import ReportFileError
 from conformance.findings.report import Report, Selection
 from tests.conformance.test_journal import HEADER, finding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 REPORT = Report.assemble(HEADER, [finding("a"), finding("b")], Selection(selected=2, deselected=0))
 

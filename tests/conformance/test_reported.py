@@ -1,13 +1,11 @@
 """The reported policy loss is held against the reference, and its mistakes are named."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.contract import Description, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected.loss_terms import COMBINED, quantities
@@ -16,17 +14,11 @@ from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import TERM_OPERATIONS, reported_bound
-from reference.step import Sample, Step
+from reference.step import Step
 from reference.weights import token_weights
+from tests.jobs import job_of, step_of
 
-STEP = Step.of(
-    [
-        Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0),
-        Sample(prompt_length=1, loss_mask=[1, 1, 0], group=0),
-        Sample(prompt_length=2, loss_mask=[1, 1], group=1),
-        Sample(prompt_length=1, loss_mask=[1, 0], group=2),
-    ]
-)
+STEP = step_of([1, 1, 1], [1, 1, 0], [1, 1], [1, 0], prompts=[1, 1, 2, 1], groups=[0, 0, 1, 2])
 """Numbers of the response tokens are 2 to 4, 6 to 8, 11 to 12 and 14 to 15, as 0 is padding. The
 advantages 1, -1/2, 2, -1, 1/2, -2, -4 are cycled over them, and a loss is minus an advantage: -2,
 1, -1/2; 4, -1, (1/2); -1/2, 2; -1, (1/2). Sums of samples are -3/2, 3, 3/2 and -1: 2 in all, of 8
@@ -59,11 +51,10 @@ class Judge:
         return self.of_steps(*((reported,) for reported in of_ranks))
 
     def of_steps(self, *of_ranks: tuple[float | None, ...]) -> Judgement | None:
-        job = Job(
-            steps=self.steps,
+        job = job_of(
+            *self.steps,
             aggregation=Aggregation(self.mode, 10 if self.mode is Mode.CONSTANT else None),
             layout=self.layout,
-            depth=Depth.STEP,
         )
         passes = [(held,) for held in self.passes] or [()] * len(of_ranks)
         observations = [
@@ -76,17 +67,14 @@ class Judge:
 
 
 def said(judgement: Judgement | None) -> tuple[str, str, dict[str, float], list[str]]:
-    assert judgement is not None
     assert judgement.verdict is Verdict.MISMATCH
     diagnosis = judgement.diagnosis
-    assert diagnosis is not None
     return diagnosis.name, diagnosis.explanation, diagnosis.numbers, diagnosis.also
 
 
 def test_reported_mean_of_all_ranks_conforms() -> None:
     judgement = Judge()(EXPECTED, EXPECTED)
 
-    assert judgement is not None
     assert (judgement.verdict, judgement.error) == (Verdict.CONFORMS, 0.0)
     assert judgement.tolerance == reported_bound(8, "float32")
     assert judgement.expected == (
@@ -102,23 +90,18 @@ def test_error_is_relative_to_the_losses_without_their_signs_and_the_largest_is_
     alone = Judge()(EXPECTED + 0.5 * bound * MAGNITUDE)
     beyond = Judge()(EXPECTED, EXPECTED + 1.1 * bound * MAGNITUDE)
 
-    assert judgement is not None
     assert judgement.verdict is Verdict.CONFORMS
     assert judgement.error == pytest.approx(0.9 * bound)
     assert judgement.tolerance == bound
-    assert alone is not None
     assert alone.error == pytest.approx(0.5 * bound)
-    assert beyond is not None
     assert beyond.verdict is Verdict.MISMATCH
     assert beyond.error == pytest.approx(1.1 * bound)
     assert beyond.tolerance == bound
-    assert beyond.logged is not None
     assert beyond.logged.expected == EXPECTED
     assert beyond.logged.reported == EXPECTED + 1.1 * bound * MAGNITUDE
 
 
 def name_of(judgement: Judgement) -> str:
-    assert judgement.diagnosis is not None
     return judgement.diagnosis.name
 
 
@@ -126,33 +109,28 @@ def test_one_rank_that_reports_is_enough() -> None:
     assert name_of(Judge()(None, None)) == "not_logged"
     assert name_of(Judge().of_steps((), ())) == "not_logged"
     judgement = Judge()(None, EXPECTED)
-    assert judgement is not None
     assert judgement.verdict is Verdict.CONFORMS
 
 
 def test_every_step_is_judged_by_its_own_losses() -> None:
     """Of the second step, token 17 alone is active, whose advantage is -1."""
-    second = Step.of([Sample(prompt_length=1, loss_mask=[1, 0], group=0)])
+    second = step_of([1, 0])
     judge = Judge(steps=(STEP, second))
     right = judge.of_steps((EXPECTED, 1.0))
     off = judge.of_steps((EXPECTED, 1 + 1e-6), (EXPECTED * (1 + 1e-7), 1.0))
     wrong = judge.of_steps((EXPECTED, 0.5))
 
-    assert right is not None
     assert (right.verdict, right.error) == (Verdict.CONFORMS, 0.0)
     assert right.tolerance == reported_bound(8, "float32")
-    assert off is not None
     assert off.error == pytest.approx(1e-6)
     assert said(wrong)[1].startswith("0.5 is reported instead of 1: ")
 
 
 def test_step_without_active_tokens_reports_nothing_or_zero() -> None:
-    judge = Judge(steps=(Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=0)]),))
+    judge = Judge(steps=(step_of([0, 0]),))
     zero, other = judge(0.0), judge(1e-3)
 
-    assert zero is not None
     assert zero.verdict is Verdict.CONFORMS
-    assert other is not None
     assert other.verdict is Verdict.MISMATCH
     assert other.error == 1e-3
 
@@ -162,7 +140,6 @@ def test_number_that_is_not_finite_is_a_mismatch(value: float) -> None:
     judgement = Judge()(value)
 
     assert said(judgement) == ("not_finite", f"{value} is reported", {}, [])
-    assert judgement is not None
     assert judgement.error is None
     assert judgement.tolerance == reported_bound(8, "float32")
 
@@ -176,7 +153,6 @@ def test_factor_is_named_with_its_size() -> None:
         {"reported": 1.25, "expected": 0.25, "dp": 5.0},
         [],
     )
-    assert judgement is not None
     assert judgement.error == 1 / MAGNITUDE
 
 
@@ -274,13 +250,7 @@ def test_small_share_of_a_term_may_be_off_by_the_rounding_of_the_whole_sum() -> 
     first = np.arange(10) == 0
     passes = tuple(np.where(mine, 0, -1) for mine in (first, ~first))
     aggregation = Aggregation(Mode.TOKEN_MEAN)
-    job = Job(
-        steps=(STEP,),
-        aggregation=aggregation,
-        layout=Layout(cp=2),
-        depth=Depth.STEP,
-        objective=Objective.COMBINED,
-    )
+    job = job_of(STEP, aggregation=aggregation, layout=Layout(cp=2), objective=Objective.COMBINED)
     weights = token_weights(STEP, aggregation)
     batch = ProbedBatch(job.steps, job.objective)
     policy, entropy, kl = (

@@ -1,10 +1,8 @@
 """The command of a finding makes that finding, and no other."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,6 @@ from conformance.findings.report import Header, Provenance, Request, Selection
 from conformance.runs.options import command as command_of
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OF_NATIVE = HEADER.model_copy(update={"adapter": "native"})
 

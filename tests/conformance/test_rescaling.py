@@ -4,8 +4,6 @@ Each trainer is that of `tests/tinyrl` with a few lines that trainers have, driv
 that docs/adapters.md shows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -18,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.contract import Description, Job, Layout, Observation
 from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import ADVANTAGES, ProbedBatch
 from adapters.toolkit.probe import GradientReader
@@ -31,6 +29,7 @@ from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests import command
+from tests.jobs import job_of
 from tests.test_docs import TINYRL, write_tinyrl
 
 OPTIMIZER_STEP = "        self.optimizer.step()\n"
@@ -205,9 +204,7 @@ NONE = Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=group) for group
 
 
 def job(*steps: Step) -> Job:
-    return Job(
-        steps=steps, aggregation=Aggregation(Mode.TOKEN_MEAN), layout=Layout(), depth=Depth.STEP
-    )
+    return job_of(*steps)
 
 
 def test_skipped_step_with_active_tokens_is_a_mismatch_of_that_name() -> None:
@@ -215,10 +212,8 @@ def test_skipped_step_with_active_tokens_is_a_mismatch_of_that_name() -> None:
     judgement = judge_weights(job(ONE), [skipped], Description())
 
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == "step_skipped"
     assert "4 active tokens are not trained on" in judgement.diagnosis.explanation
-    assert judgement.clues is not None
     assert judgement.clues.explanations == [[["policy_loss/step_skipped"]]]
 
 
@@ -230,9 +225,7 @@ def test_nan_that_is_logged_of_a_skipped_step_has_the_same_cause() -> None:
     )
     judgement = judge_logged(job(ONE), [skipped], Description())
 
-    assert judgement.diagnosis is not None
     assert judgement.diagnosis.name == "step_skipped"
-    assert judgement.clues is not None
     assert judgement.clues.explanations == [[["policy_loss/step_skipped"]]]
 
 

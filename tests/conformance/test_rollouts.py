@@ -1,7 +1,5 @@
 """What is logged of a batch of rollouts: means over all its steps, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

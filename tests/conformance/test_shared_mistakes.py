@@ -1,7 +1,5 @@
 """Several terms of a loss are wrong, each in its own way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A report in short says what is wrong, worst first, on any terminal and in any format."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

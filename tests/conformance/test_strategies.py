@@ -1,17 +1,17 @@
 """Generated steps are what their strategies promise, and as varied."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from adapters.contract import InvalidLayoutError, Layout
 from adapters.native.adapter import NativeAdapter
@@ -25,11 +25,6 @@ from conformance.corpus.strategies import (
     training_steps,
 )
 from reference.step import Step
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hypothesis.strategies import SearchStrategy
 
 NATIVE_LAYOUTS = layouts(NativeAdapter())
 

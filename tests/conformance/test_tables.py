@@ -1,13 +1,11 @@
 """Tables and Markdown show cells and texts as they are, whatever the terminal and the text."""
 
-from __future__ import annotations
-
 from html import unescape
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from markdown_it import MarkdownIt
 
 from conformance.findings.sanitize import printable
@@ -21,9 +19,6 @@ from conformance.views.formatting import (
     text_table,
 )
 from tests.conformance.reports import UNRULY
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
 
 RENDERER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 

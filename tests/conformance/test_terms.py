@@ -1,7 +1,5 @@
 """What an objective adds up, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

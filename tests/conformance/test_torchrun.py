@@ -1,25 +1,36 @@
 """Runs under torchrun, as a user starts them, on one machine and as if on two."""
 
-from __future__ import annotations
-
 import signal
 import socket
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from conformance.findings.errors import LaunchError
+from conformance.ranks import torchrun
 from conformance.ranks.torchrun import Launch
 from tests import command
+from tests.conformance.test_leftovers import OF_OTHERS, names
 from tests.conformance.test_plugin import wait_for
 
 pytestmark = pytest.mark.processes
 
 TWO = ("--nproc-per-node=2",)
-FOUR = ("--nproc-per-node=4",)
 FEW = ("--checks=weights", "--modes=token_mean,prompt_mean", "-k", "uneven_lengths or one_token")
-LAYOUTS = ("--layout=dp1-cp1-mb1-bshd", "--layout=dp2-cp1-mb2-thd", "--layout=dp2-cp2-mb1-thd")
+LAYOUTS = ("--layout=dp1-cp1-mb1-bshd", "--layout=dp2-cp1-mb2-thd")
+
+CASES = ("two_prompts", "fibonacci_lengths", "odd_groups", "ten_samples", "padded_widths")
+IN_TURN = (
+    "--layout=dp2-cp1-mb1-bshd",
+    "--checks=weights",
+    "--modes=token_mean",
+    "--time-limit=15",
+    "-k",
+    " or ".join(CASES),
+)
+"""Options under which `FailingInTurn` fails in another way in each case but the last."""
 
 ENVIRONMENT = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -34,36 +45,65 @@ ENVIRONMENT = {
 }
 
 
-def test_finds_what_the_pool_finds_byte_for_byte(tmp_path: Path) -> None:
-    pool = command.run(tmp_path, "native", *FEW, *LAYOUTS).findings
-    result = command.torchrun(tmp_path, "native", *FEW, *LAYOUTS, options=FOUR)
+@dataclass(frozen=True, kw_only=True)
+class AtOnce:
+    """Two runs under torchrun and one without, at the same time and in folders of their own."""
 
-    assert result.status == 0, result.output
-    assert result.findings == pool
-    assert result.output.count("test session starts") == 1
+    failing: command.Result
+    native: command.Result
+    pool: command.Result
+    left: list[str]
+    """Names of temporary files of the two under torchrun."""
+
+
+@pytest.fixture(scope="module")
+def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
+    folder, temporary = (tmp_path_factory.mktemp(name) for name in ("r", "t"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        failing = command.start(folder / "a", "--adapter=failinginturn", *IN_TURN, torchrun=TWO)
+        native = command.start(folder / "b", "--adapter=native", *FEW, *LAYOUTS, torchrun=TWO)
+    pool = command.run(folder / "c", "native", *FEW, *LAYOUTS)
+    failed = command.finish(failing, folder / "a", "failinginturn")
+    found = command.finish(native, folder / "b", "native")
+    wait_for(lambda: not any(processes_in(folder / name) for name in "ab"), seconds=120)
+    left = [name for name in names(temporary) if not name.startswith(OF_OTHERS)]
+    return AtOnce(failing=failed, native=found, pool=pool, left=left)
+
+
+def test_finds_what_the_pool_finds_byte_for_byte(at_once: AtOnce) -> None:
+    found = at_once.native
+
+    assert found.status == 0, found.output
+    assert found.findings == at_once.pool.findings
+    assert found.output.count("test session starts") == 1
+    assert found.report.complete
+
+
+def test_failing_ranks_are_named_and_the_run_goes_on(at_once: AtOnce) -> None:
+    result = at_once.failing
+    found = {finding.id.split("/")[2]: finding for finding in result.report.findings}
+    crashed = {case: one.message for case, one in found.items() if one.verdict == "crashed"}
+
+    assert result.status == 1
+    assert "exitcode  : 1 " in result.output
+    assert found.keys() == set(CASES)
+    assert found.keys() - crashed.keys() == {"padded_widths"}
+    assert crashed["two_prompts"].startswith("rank 1 was killed by SIGKILL")
+    assert crashed["fibonacci_lengths"].startswith("rank 1 exited with status 7\n")
+    assert crashed["odd_groups"].startswith("RuntimeError: no kernel image\nrank 1 raised\n")
+    assert crashed["ten_samples"].startswith("rank")
     assert result.report.complete
-    wait_for(lambda: not processes_in(tmp_path), seconds=120)
 
 
-def test_runs_at_once_find_what_each_finds_alone(tmp_path: Path) -> None:
-    """Two without torchrun and two under it, each in a folder of its own."""
-    alone = command.run(tmp_path, "native", *FEW, *LAYOUTS[:2]).findings
-    launches: dict[str, Sequence[str]] = {"a": (), "b": (), "c": TWO, "d": TWO}
-    runs = {}
-    for name, torchrun in launches.items():
-        (tmp_path / name).mkdir()
-        arguments = ("--adapter=native", *FEW, *LAYOUTS[:2])
-        runs[name] = command.start(tmp_path / name, *arguments, torchrun=torchrun)
-    results = [command.finish(run, tmp_path / name, "native") for name, run in runs.items()]
-
-    assert [result.status for result in results] == [0] * 4, results
-    assert {result.findings for result in results} == {alone}
+def test_nothing_is_left_of_ranks_that_failed_or_not(at_once: AtOnce) -> None:
+    assert at_once.left == []
 
 
 def test_two_groups_of_processes_find_the_same_as_one(tmp_path: Path) -> None:
     """A mismatch, which the first group reports, is no failure of the other."""
     pool = command.run(tmp_path, "onetokenshort", *FEW, *LAYOUTS)
-    first, second = run_in_two_groups(tmp_path, "onetokenshort", *FEW, *LAYOUTS, torchrun=TWO)
+    first, second = run_in_two_groups(tmp_path, "onetokenshort", *FEW, *LAYOUTS)
 
     assert (pool.status, first.status, second.status) == (1, 1, 0), first.output + second.output
     assert first.findings == pool.findings
@@ -72,48 +112,30 @@ def test_two_groups_of_processes_find_the_same_as_one(tmp_path: Path) -> None:
     wait_for(lambda: not processes_in(tmp_path), seconds=120)
 
 
-def test_failing_ranks_are_named_and_the_run_goes_on(tmp_path: Path) -> None:
-    cases = ("two_prompts", "fibonacci_lengths", "odd_groups", "ten_samples", "padded_widths")
-    chosen = ("--layout=dp2-cp1-mb1-bshd", "--checks=weights", "--modes=token_mean")
-    named = ("-k", " or ".join(cases), "--time-limit=15")
-    result = command.torchrun(tmp_path, "failinginturn", *chosen, *named, options=TWO)
-
-    found = {finding.id.split("/")[2]: finding for finding in result.report.findings}
-    crashed = {case: one.message for case, one in found.items() if one.verdict == "crashed"}
-    assert result.status == 1
-    assert "exitcode  : 1 " in result.output
-    assert found.keys() == set(cases)
-    assert found.keys() - crashed.keys() == {"padded_widths"}
-    assert crashed["two_prompts"].startswith("rank 1 was killed by SIGKILL")
-    assert crashed["fibonacci_lengths"].startswith("rank 1 exited with status 7\n")
-    assert crashed["odd_groups"].startswith("RuntimeError: no kernel image\nrank 1 raised\n")
-    assert crashed["ten_samples"].startswith("rank")
-    assert result.report.complete
-    wait_for(lambda: not processes_in(tmp_path), seconds=120)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "arguments", "message"),
-    [
-        (
-            "native",
-            ["--layout=dp4-cp1-mb1-thd"],
-            "layout dp4-cp1-mb1-thd takes 4 ranks and torchrun started 2 processes, one for each;"
-            " start 4 with --nproc-per-node and --nnodes or choose a smaller layout",
-        ),
-        ("native", ["-n", "2"], "leave out -n, or torchrun"),
-    ],
-)
-def test_bad_input_ends_all_processes(
-    tmp_path: Path, adapter: str, arguments: list[str], message: str
-) -> None:
-    result = command.torchrun(tmp_path, adapter, *arguments, options=TWO)
+def test_bad_input_ends_all_processes(tmp_path: Path) -> None:
+    result = command.torchrun(tmp_path, "native", "--layout=dp4-cp1-mb1-thd", options=TWO)
 
     assert result.status == 1, "torchrun has no other for failures"
     assert "exitcode  : 4 " in result.output
-    assert message in result.output
+    assert (
+        "layout dp4-cp1-mb1-thd takes 4 ranks and torchrun started 2 processes, one for each;"
+        " start 4 with --nproc-per-node and --nnodes or choose a smaller layout"
+    ) in result.output
     assert not result.report_path.exists()
     wait_for(lambda: not processes_in(tmp_path), seconds=120)
+
+
+def test_workers_of_xdist_are_refused_and_the_other_processes_dismissed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = MagicMock()
+    monkeypatch.setattr(torchrun, "RemoteWorkers", workers)
+    for name, value in (ENVIRONMENT | {"RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    result = pytester.runpytest_inprocess("--adapter=native", "-n", "2")
+
+    result.stderr.fnmatch_lines(["*leave out -n, or torchrun"])
+    workers().dismiss.assert_called_once_with(pytest.ExitCode.USAGE_ERROR)
 
 
 @pytest.mark.parametrize(
@@ -162,16 +184,13 @@ def test_only_ranks_of_one_machine_are_kept_off_the_network(tmp_path: Path) -> N
     several = Launch.of(ENVIRONMENT)
     one = Launch.of(ENVIRONMENT | {"GROUP_WORLD_SIZE": "1"})
 
-    assert several is not None
     assert several.slot(tmp_path).interface is None
-    assert one is not None
     assert one.slot(tmp_path).interface == "lo"
 
 
 def test_there_is_room_for_a_rank_in_each_process_unless_a_user_wants_fewer() -> None:
     launch = Launch.of(ENVIRONMENT)
 
-    assert launch is not None
     assert (launch.rank_budget(None).ranks, launch.rank_budget(None).here) == (8, 4)
     assert (
         launch.rank_budget(6).ranks,
@@ -181,17 +200,16 @@ def test_there_is_room_for_a_rank_in_each_process_unless_a_user_wants_fewer() ->
     assert launch.rank_budget(6).rule == "--max-ranks is 6"
 
 
-def run_in_two_groups(
-    folder: Path, adapter: str, *arguments: str, torchrun: Sequence[str]
-) -> list[command.Result]:
-    """Run as on two machines that each start some of the processes."""
-    rendezvous = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+def run_in_two_groups(folder: Path, adapter: str, *arguments: str) -> list[command.Result]:
+    """Run as on two machines that start one process each."""
+    port = free_port()
+    shared = ("--nproc-per-node=1", "--nnodes=2", "--master-addr=127.0.0.1")
     runs = [
         command.start(
             folder,
             f"--adapter={adapter}",
             *arguments,
-            torchrun=(*torchrun, *rendezvous, f"--node-rank={group}"),
+            torchrun=(*shared, f"--master-port={port}", f"--node-rank={group}"),
         )
         for group in (0, 1)
     ]

@@ -4,12 +4,11 @@ Each test makes something else where a file is to be, has it refused before anyt
 finds it as it was.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,10 +23,6 @@ from conformance.runs.history import CommitRuns, require_folder
 from conformance.views.web.page import write
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 def device(path: Path) -> None:

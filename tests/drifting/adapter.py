@@ -1,25 +1,19 @@
 """The adapter of `tests.drifting.framework`: each failure is a function, which a job calls."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from unittest import mock
 
 import torch
 from omegaconf import OmegaConf
 
-from adapters.contract import Observation
+from adapters.contract import Description, Job, Observation, Rank
 from adapters.native.adapter import NativeAdapter
 from adapters.toolkit import cuda_on_cpu
 from tests.drifting import framework
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from adapters.contract import Description, Job, Rank
 
 
 class Bridge:

@@ -1,13 +1,9 @@
 """A framework of functions that fail; its adapter hands them objects of its own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Actor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from adapters.contract import Description, Job, Layout, Observation, Rank, Refused, Unsupported
 from adapters.contract.objective import Metric, Objective
@@ -15,11 +17,6 @@ from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.probe import GradientReader, as_array, probe_capacity
 from reference.aggregation import Mode
 from tests.minimal.right import MinimalAdapter
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 class ReturningGradients(MinimalAdapter):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -12,9 +13,6 @@ from adapters.contract.objective import Objective
 from adapters.native.adapter import NativeAdapter
 from reference.aggregation import Mode
 from tests.minimal.right import MinimalAdapter, Trainer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class TrainerThatCountsASample(Trainer):

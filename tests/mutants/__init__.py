@@ -1,9 +1,8 @@
 """The catalogue of mutants: mistakes that a conformance suite must notice."""
 
-from __future__ import annotations
-
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from types import ModuleType
 
 from tests.mutants import (
     advantages,
@@ -21,10 +20,6 @@ from tests.mutants import (
     startup,
 )
 from tests.mutants.mutant import Mutant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 
 def _of(module: ModuleType) -> Iterator[type[Mutant]]:

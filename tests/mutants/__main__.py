@@ -1,7 +1,5 @@
 """Writes reports/mutants.md."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from conformance.ranks.pool import RankPool

@@ -1,21 +1,16 @@
 """Mistakes in computing advantages from rewards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from adapters.contract import Job
 from adapters.contract.probed_batch import PADDING_VALUE
+from adapters.native.packing import Packed, SampleTensors
 from adapters.native.rollouts import NativeEstimator
 from tests.mutants.mutant import SAMPLE, Mutant
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
-    from adapters.native.packing import Packed, SampleTensors
 
 
 class FromRewards(Mutant, modes=SAMPLE):

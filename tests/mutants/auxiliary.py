@@ -1,14 +1,12 @@
 """The policy loss is right; auxiliary losses, or losses trained instead of it, are wrong."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from adapters.contract.objective import Objective
-from adapters.native.packing import SampleTensors
+from adapters.native.packing import Packed, SampleTensors
 from adapters.native.trainer import denominators, with_denominators
 from reference.aggregation import (
     Aggregation,
@@ -18,9 +16,6 @@ from reference.aggregation import (
     Mode,
 )
 from tests.mutants.mutant import EVERYDAY, PROMPT, TOKEN, Mutant
-
-if TYPE_CHECKING:
-    from adapters.native.packing import Packed
 
 
 def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:

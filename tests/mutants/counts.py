@@ -1,10 +1,8 @@
 """Something other than active tokens, samples or prompts is counted."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,9 +13,6 @@ from conformance.corpus.cases import CORPUS, Case
 from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
 from reference.step import Sample, Step
 from tests.mutants.mutant import CONSTANT, MEANS, PROMPT, SAMPLE, TOKEN, Counting, Mutant
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class OtherTokens(Counting, modes=MEANS):

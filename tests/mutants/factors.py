@@ -1,14 +1,9 @@
 """Everything is right except a factor: the size of something."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import torch
 
 from adapters.native.packing import Packed
 from tests.mutants.mutant import CONSTANT, MEANS, PROMPT, SAMPLE, Mutant
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Scaled(Mutant):

@@ -1,39 +1,30 @@
 """Runs mutants over the corpus and reports which cases kill them, and with which diagnosis."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
-from adapters.contract import Depth, Layout
+from adapters.contract import Depth, Layout, LogEntry, Rank
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.configurations import LOG_CASES, LOG_ENTRIES
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Verdict
 from conformance.judging.startup import judge_log
 from conformance.judging.weights import Judgement
+from conformance.plan.checks import CheckSpec
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.log_process import LogRequest, Logs
-from conformance.ranks.pool import Ran
+from conformance.ranks.pool import Ran, RankPool
 from conformance.runs.check import judge, judge_startup
+from reference.aggregation import Mode
 from tests.declaring import assumed
 from tests.mutants import one_process
 from tests.mutants.logging import LogMutant
-from tests.mutants.mutant import LARGEST, MutantJob
+from tests.mutants.mutant import LARGEST, Mutant, MutantJob
 from tests.mutants.one_process import OneProcess
 from tests.mutants.startup import StartupMutant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from adapters.contract import LogEntry, Rank
-    from conformance.plan.checks import CheckSpec
-    from conformance.ranks.pool import RankPool
-    from reference.aggregation import Mode
-    from tests.mutants.mutant import Mutant
 
 
 @dataclass(frozen=True, kw_only=True)

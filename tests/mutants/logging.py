@@ -1,19 +1,13 @@
 """Logs that combine entries that do not match."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from adapters.contract import LogEntry
 from adapters.native.adapter import aggregate
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CheckSpec
 from tests.mutants.mutant import Mutant
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from adapters.contract import LogEntry
 
 
 class LogMutant(Mutant, spec=CheckSpec(check=Check.LOGGING)):

@@ -1,9 +1,8 @@
 """A mutant is the trainer of `native` with one plausible human mistake."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from adapters.contract import Job, Layout
 from adapters.native.adapter import NativeAdapter
@@ -12,9 +11,6 @@ from adapters.native.trainer import Trainer, with_denominators
 from conformance.corpus.cases import ALL_CASES, Case
 from conformance.plan.checks import CheckSpec, check_spec
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LARGEST = 4
 """The ranks that layouts use."""

@@ -1,20 +1,15 @@
 """Policy losses that are wrong if ratios of policies are not 1."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from adapters.contract import Job
 from adapters.contract.objective import CONSTANTS
 from adapters.native import losses
+from adapters.native.packing import Packed
 from tests.mutants.mutant import Mutant
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
-    from adapters.native.packing import Packed
 
 LOW, HIGH = 1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high
 

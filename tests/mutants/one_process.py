@@ -1,19 +1,12 @@
 """Trains the ranks of a job one after another in this process, without collectives."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
-from adapters.contract import Depth, Rank
+from adapters.contract import Depth, Job, Observation, Rank
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check
 from conformance.ranks.pool import Ran
 from tests.mutants.mutant import Mutant, MutantAdapter, MutantJob
-
-if TYPE_CHECKING:
-    from adapters.contract import Job, Observation
 
 torch.set_num_threads(1)  # as ranks do
 

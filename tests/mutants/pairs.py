@@ -4,29 +4,22 @@
 does, and the causes of the others.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import random
+from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
 from adapters.native.trainer import Trainer
 from conformance.explain.catalogue.mistake import MISTAKES
+from conformance.findings.cause import Cause
+from conformance.plan.matrix import MatrixCell
 from tests.mutants import MUTANTS
-from tests.mutants.kills import cells_of, trials_on
+from tests.mutants.kills import Trial, cells_of, trials_on
 from tests.mutants.mutant import EVERYDAY, Mutant
 from tests.mutants.one_process import OneProcess, is_seen
 from tests.mutants.table import found
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from conformance.findings.cause import Cause
-    from conformance.plan.matrix import MatrixCell
-    from tests.mutants.kills import Trial
 
 DECLARED = {"diagnosis", "spec", "modes", "corpus", "case", "conventions", "dtype"}
 """What a mutant declares about itself, without changing the trainer."""

@@ -1,17 +1,11 @@
 """The gradient is right, but a logged number about the rollouts is not."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 
+from adapters.native.packing import SampleTensors
 from adapters.native.rollouts import RolloutLog
 from tests.mutants.mutant import SAMPLE, Mutant
-
-if TYPE_CHECKING:
-    from adapters.native.packing import SampleTensors
 
 
 class OfRollouts(Mutant, modes=SAMPLE):

@@ -1,7 +1,5 @@
 """Samples are on other ranks than a framework's own rules require."""
 
-from __future__ import annotations
-
 from conformance.plan.checks import check_spec
 from reference.aggregation import Conventions, Mode
 from tests.mutants.mutant import Mutant

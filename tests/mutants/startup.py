@@ -1,12 +1,11 @@
 """Startup validation that accepts a wrong configuration, or refuses a right one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from adapters.contract import Layout, Refused
+from adapters.contract import Job, Layout, Refused
 from adapters.native import options as native
+from adapters.native.options import Options
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import denominators, with_denominators
 from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
@@ -14,10 +13,6 @@ from conformance.findings.verdict import Check
 from conformance.plan.checks import CheckSpec
 from reference.aggregation import Mode
 from tests.mutants.mutant import Mutant
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
-    from adapters.native.options import Options
 
 
 def config_cases(*names: str) -> tuple[ConfigCase, ...]:

@@ -1,20 +1,13 @@
 """The catalogue as a table: which cases kill each mutant, and how the mistake is named."""
 
-from __future__ import annotations
-
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from conformance.explain.causes import causes
-from conformance.findings.cause import Clues
+from conformance.findings.cause import Cause, Clues
 from conformance.findings.finding import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from conformance.findings.cause import Cause
-    from tests.mutants.kills import Trial
-    from tests.mutants.mutant import Mutant
+from tests.mutants.kills import Trial
+from tests.mutants.mutant import Mutant
 
 HEAD = """\
 # Mutants

@@ -1,10 +1,8 @@
 """Every mutant is killed by a mismatch, by the expected cases, and named."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,9 +27,6 @@ from tests.mutants.kills import cells_of, trials, trials_on
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter
 from tests.mutants.table import killers, row
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 TABLE = Path(__file__).parents[2] / "reports" / "mutants.md"
 
 TRIED = 1
@@ -52,8 +47,8 @@ def pool() -> Iterator[RankPool]:
 @pytest.mark.parametrize(
     "name",
     [
-        # A step of 2^24 tokens takes half a minute, as long as the tests that wait for processes.
-        pytest.param(name, marks=[pytest.mark.processes] if mutant.case else [])
+        # Those of a step of 2^24 tokens take half a minute; `test_mistakes` has their prediction.
+        pytest.param(name, marks=[pytest.mark.soak] if mutant.case else [])
         for name, mutant in BY_NAME.items()
     ],
 )

@@ -4,8 +4,6 @@ It works in a copy of the project, in which properties are written so that mutmu
 decorated functions alone, mutates them like any other: ``size = property(_size)``.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil
@@ -14,13 +12,10 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mutmut.mutation.diff_apply import get_diff_for_mutant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,7 +1,5 @@
 """Valid modes and divisors (the startup validation of miles' pull request 1328)."""
 
-from __future__ import annotations
-
 import pytest
 
 from reference.aggregation import (

@@ -1,7 +1,5 @@
 """How auxiliary losses and diagnostics are aggregated."""
 
-from __future__ import annotations
-
 import pytest
 
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode, auxiliary_aggregation

@@ -1,7 +1,5 @@
 """Estimators of the divergence, worked by hand and against their derivatives."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

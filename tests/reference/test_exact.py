@@ -1,7 +1,5 @@
 """The oracle's oracle, against fractions worked by hand."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 

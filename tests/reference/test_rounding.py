@@ -1,7 +1,5 @@
 """The bounds hold for real float32 arithmetic, and are tight enough to catch one token."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

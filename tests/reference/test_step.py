@@ -1,7 +1,5 @@
 """The contents of a step, and the inputs that it refuses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -211,7 +209,6 @@ def test_masks_of_numbers_are_kept_as_truth_values_and_views_of_them_are_not_cop
     step = Step(**{**WHOLE, "mask": mask, "original_mask": ONE})
 
     assert step.mask is mask
-    assert step.original_mask is not None
     assert step.original_mask.dtype == np.bool_
 
 
@@ -223,7 +220,6 @@ def test_samples_keep_what_they_are_given() -> None:
         ]
     )
 
-    assert step.original_mask is not None
     assert step.original_mask.tolist() == [True, False, True, False, True]
     assert step.prompt_lengths.tolist() == [2, 7]
     assert step.response_lengths.tolist() == [3, 2]

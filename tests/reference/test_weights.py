@@ -1,7 +1,5 @@
 """Weights against exact arithmetic, and against examples worked by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
