@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Assumed, Depth, Job, Layout, LogEntry
 from adapters.contract.objective import Objective
-from adapters.miles.framework import CONVERSION, LOSSES
+from adapters.miles.framework import LOSSES, TRAIN_DATA
 from adapters.miles.importing import module
 from adapters.slime_family import driving, user_code
 from adapters.slime_family.adapter import conventions, not_computed, sample_unit
@@ -43,7 +43,7 @@ def references(
     args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
 ) -> Any:
     """References to the ranks' data; given all sizes, miles also makes micro-batches."""
-    conversion = module(CONVERSION)
+    conversion = module(TRAIN_DATA)
 
     convert = partial(
         call_supported,
@@ -76,7 +76,7 @@ def declared(
     """
     estimators = found("miles.backends.training_utils.loss_hub.math_utils")
     tested = "tests/fast/backends/training_utils/test_rollout_mask_sums.py"
-    partitions = found(f"miles.{CONVERSION}:_prompt_group_partitions")
+    partitions = found(f"miles.{TRAIN_DATA}:_prompt_group_partitions")
     return {
         **conventions(parser, estimators, unit or sample_unit(rollout_field(), tested)),
         "whole_groups": Assumed(partitions is not None),

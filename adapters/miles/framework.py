@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Framework
 
-CONVERSION = "ray.rollout.train_data_conversion"
+TRAIN_DATA = "ray.rollout.train_data_conversion"
 LOSSES = "backends.training_utils.loss_hub.losses"
 AGGREGATION = "backends.training_utils.log_utils:aggregate_train_losses"
 VALIDATION = (
@@ -29,17 +29,17 @@ PLACES: Mapping[CodeLocation, tuple[str, ...]] = {
     CodeLocation.LOG: (AGGREGATION,),
     CodeLocation.ARGUMENTS: VALIDATION,
     CodeLocation.SHARDING: (
-        f"{CONVERSION}:split_train_data_by_dp_scheduled_raw",
-        f"{CONVERSION}:split_train_data_by_dp_raw",
-        f"{CONVERSION}:split_train_data_by_dp",
+        f"{TRAIN_DATA}:split_train_data_by_dp_scheduled_raw",
+        f"{TRAIN_DATA}:split_train_data_by_dp_raw",
+        f"{TRAIN_DATA}:split_train_data_by_dp",
     ),
 }
 """Functions that may contain a mistake, newer versions first."""
 
 KEEPERS = (
     *VALIDATION,
-    f"{CONVERSION}:convert_samples_to_train_data",
-    f"{CONVERSION}:_prompt_group_partitions",
+    f"{TRAIN_DATA}:convert_samples_to_train_data",
+    f"{TRAIN_DATA}:_prompt_group_partitions",
     f"{LOSSES}:get_pg_loss_reducer",
     AGGREGATION,
 )

@@ -146,7 +146,9 @@ SELECTIONS = (
         )
     ),
     *(
-        Selection(report, ("dp2-cp2-mb2-thd+allgather_cp",), ("off_policy.gspo",))
+        Selection(
+            report, ("dp2-cp2-mb2-thd+allgather_cp",), ("off_policy.gspo", "off_policy/sample_mean")
+        )
         for report in ("slime/pull-2090", "miles/pull-1498")
     ),
     Selection("slime/pull-2090", ("dp1-cp1-pp2-mb2-thd+interleaved",), ("token_mean/",)),
