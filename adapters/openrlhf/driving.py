@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from adapters.contract import Job, Rank
     from adapters.contract.probed_batch import ProbedBatch
 
+LEARNING_STEPS = 100  # of the schedule of a learning rate that is always 0
+
 
 class Session:
     """OpenRLHF's arguments and actors for a job, made anew for each."""
@@ -122,9 +124,6 @@ def _give_advantages(maker: Any, rollouts: Rollouts) -> None:
     maker.get_cumulative_returns = lambda rewards, *_: rewards
     maker.get_advantages_and_returns = lambda values, rewards, *_: (rewards, rewards)
     maker.compute_advantages_and_returns = lambda experiences: rollouts.given(compute(experiences))
-
-
-LEARNING_STEPS = 100  # of the schedule of a learning rate that is always 0
 
 
 @dataclass(frozen=True, eq=False)

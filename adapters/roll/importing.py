@@ -80,7 +80,7 @@ def offers(settings: Settings) -> bool:
 
 def option_names() -> Iterator[str]:
     """Yields the options that other pipelines of ROLL do not have, roles left out."""
-    of_all = _hints(module("configs.base_config").BaseConfig)
+    of_all = get_type_hints(module("configs.base_config").BaseConfig)
     declared = _declared(_pipeline_config())
     yield from (name for name in declared if name.split(".")[0] not in of_all)
 
@@ -89,15 +89,10 @@ def _pipeline_config() -> Any:
     return module("pipeline.rlvr.rlvr_config").RLVRConfig
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    """The types of a configuration's options."""
-    return get_type_hints(kind)
-
-
 def _declared(kind: type, section: str = "") -> Iterator[str]:
     """Yields the options of a configuration and of its sections, which are no roles."""
     of_roles = module("configs.worker_config").WorkerConfig
-    for name, hint in _hints(kind).items():
+    for name, hint in get_type_hints(kind).items():
         kinds: list[Any] = [one for one in (hint, *get_args(hint)) if is_dataclass(one)]
         if not kinds or get_origin(hint) is list:
             yield f"{section}{name}"
@@ -111,7 +106,7 @@ def _is_choice(name: str, value: Any) -> bool:
     for part in name.split("."):
         if not is_dataclass(kind):
             return True  # an entry of a dictionary
-        options = _hints(kind)
+        options = get_type_hints(kind)
         if part not in options:
             return False
         kind = options[part]
