@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
 
-from reference.errors import ConformanceError
+from reference import ConformanceError
 
 
 class InvalidAggregationError(ConformanceError):

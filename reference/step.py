@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reference.errors import ConformanceError
+from reference import ConformanceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

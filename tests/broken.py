@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Description, Documented, Layout, Refused, Unsupported
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import OF_ROLLOUTS, Metric
 from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from adapters.toolkit.source import resolve
 from conformance.comparing.cause_changes import cause_changes
+from conformance.comparing.diff import difference
 from conformance.runs import registry
 from tests import command
 from tests.toys import commit
@@ -416,7 +417,7 @@ def changes(mistake: Mistake, folder: Path) -> list[CauseChange]:
     before = report(mistake, source, folder)
     mistake.edit.apply(source / packages(mistake)[0])
     after = report(mistake, source, folder)
-    return cause_changes(before, after)
+    return cause_changes(difference(before, after))
 
 
 def report(mistake: Mistake, source: Path, folder: Path) -> Report:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import parse_departures
+from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, Metric, Objective

@@ -33,12 +33,12 @@ class ArealFsdpAdapter(ArealAdapter):
 
     def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer tells the gradient."""
-        from adapters.areal.model import CONFIG, critic, policy
-        from adapters.toolkit.probe import ForwardPasses, GradientReader
+        from adapters.areal.model import critic, policy
+        from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
 
         passes = ForwardPasses()
         loaded: dict[str, Any] = {
-            "AutoConfig": _loader(lambda: CONFIG),
+            "AutoConfig": _loader(lambda: HEADED),
             "AutoModelForCausalLM": _loader(lambda: policy(capacity, passes)),
             "AutoModelForTokenClassification": _loader(lambda: critic(capacity, passes)),
             "load_hf_tokenizer": lambda _: None,

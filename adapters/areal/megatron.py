@@ -109,9 +109,10 @@ class Bridge:
 
         from adapters.areal import model
         from adapters.engines import megatron_core
+        from adapters.toolkit.probe import HEADED
 
         self.config = megatron_core.transformer_config(job.layout, torch.float32)
-        self.hf_config = SimpleNamespace(**vars(model.CONFIG))  # which AReaL writes to
+        self.hf_config = SimpleNamespace(**vars(HEADED))  # which AReaL writes to
         self._capacity, self._rank = capacity, rank
         has_critic = job.objective is Objective.VALUE
         self._output = model.megatron_values if has_critic else model.megatron_logits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
@@ -17,20 +16,15 @@ if TYPE_CHECKING:
 
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
-CONFIG = SimpleNamespace(
-    model_type="probe", num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True
-)
-"""What AReaL asks of a model's configuration: heads that ranks of Ulysses can share."""
-
 
 def policy(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
     """The probe as a policy of one token."""
-    return ProbedTransformer(capacity, passes, _logits, CONFIG)
+    return ProbedTransformer(capacity, passes, _logits)
 
 
 def critic(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
     """The probe as a critic, whose values are those of the next tokens."""
-    return ProbedTransformer(capacity, passes, _values, CONFIG)
+    return ProbedTransformer(capacity, passes, _values)
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:

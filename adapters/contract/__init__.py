@@ -8,13 +8,14 @@ an expected value.
 """
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import Assumed, Documented
 from adapters.contract.description import (
+    Assumed,
     BatchProperty,
     CodeLocation,
     Departure,
     DepartureKind,
     Description,
+    Documented,
     FixedMode,
     code_location,
 )

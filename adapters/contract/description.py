@@ -1,4 +1,9 @@
-"""The description of a loaded framework."""
+"""The description of a loaded framework: its features, its conventions, its departures.
+
+`reference.aggregation.Conventions` says what the modes leave open. An adapter gives its answers by
+the names of the fields of that class, each with the place where the framework states it; fields
+that it does not name have the default value, which is that of the contract.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,19 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from adapters.contract.conventions import conventions_of
-from reference.aggregation import Mode
+from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from adapters.contract.configuration import FaultInjection, Setting
-    from adapters.contract.conventions import Convention
-    from adapters.contract.job import Depth
+    from adapters.contract.job import Depth, FaultInjection, Setting
     from adapters.contract.layout import Option
     from adapters.contract.objective import Metric, Objective
-    from reference.aggregation import Conventions
+
+
+Value = TypeVar("Value")
 
 
 class CodeLocation(StrEnum):
@@ -147,3 +151,47 @@ def code_location(function: Any) -> str:
     original = inspect.unwrap(function)
     line = inspect.getsourcelines(original)[1]
     return f"{original.__module__.replace('.', '/')}.py:{line} ({original.__qualname__})"
+
+
+@dataclass(frozen=True)
+class Documented(Generic[Value]):
+    """A convention that the framework states.
+
+    ``where`` is a document with its section, a help text, a validation or a test of the framework.
+    """
+
+    value: Value
+    where: str
+
+
+@dataclass(frozen=True)
+class Assumed(Generic[Value]):
+    """A convention that is read off the framework's code or its comments alone."""
+
+    value: Value
+
+
+Convention = Documented[Any] | Assumed[Any]
+
+
+def conventions_of(declared: Mapping[str, Convention]) -> Conventions:
+    """Returns the conventions without their sources, as the reference takes them."""
+    return Conventions(**{name: convention.value for name, convention in declared.items()})
+
+
+def sources(declared: Mapping[str, Convention]) -> dict[str, str]:
+    """Returns where each documented convention is stated."""
+    return {
+        name: convention.where
+        for name, convention in declared.items()
+        if isinstance(convention, Documented)
+    }
+
+
+def answers(conventions: Conventions, documented: Mapping[str, str]) -> dict[str, str]:
+    """Returns each convention in words, with the place that states it, or that it is assumed."""
+    return {
+        name: f"{value} ({documented.get(name, 'assumed')})"
+        for name, value in vars(conventions).items()
+        if value is not None
+    }

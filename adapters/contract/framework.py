@@ -19,9 +19,8 @@ from adapters.contract.objective import Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from adapters.contract.configuration import FaultInjection, Setting
-    from adapters.contract.conventions import Convention
-    from adapters.contract.description import FixedMode
+    from adapters.contract.description import Convention, FixedMode
+    from adapters.contract.job import Configuration, FaultInjection, Setting
     from reference.aggregation import Aggregation
 
 Settings = Mapping[str, Any]
@@ -65,8 +64,8 @@ class Framework:
 
     ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
     alone if users give its divisor) and what chooses it; the first is the default. Of several names
-    of a mode, jobs choose the one with their divisor, or else the first. ``layout`` has what each
-    part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``,
+    of a mode, jobs choose the first that has their divisor, or else the first. ``layout`` has what
+    each part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``,
     ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every kind set
     ``always``; the settings of ``configurations`` come last, and an empty text leaves an option
     out. A metric is logged by its name in ``metrics``, as its opposite if ``-`` is before the name,
@@ -157,35 +156,44 @@ class Framework:
         """The options that a row of the table says something of, and those of all jobs."""
         return {name for row in self.options for name in row.names} | {*self.always}
 
-    @property
-    def _cuts(self) -> set[str]:
-        """The ways to cut micro-batches: parts of layouts, without how rows are stored."""
-        return {part.partition("-")[0] for words in self.layout for part in words.split()}
-
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
 
         Raises `Unsupported` for a mode that the framework does not have, at all or for the loss,
         and for a way to cut micro-batches that no part of ``layout`` has.
         """
-        mode, objective, parts = job.aggregation.mode, job.objective, parts_of(job.layout)
-        of_mode = [one for one in self.modes.values() if _kind(one[0]) is mode]
-        if not of_mode:
-            raise Unsupported(f"no {mode}")
-        if self.only_modes.get(objective, mode) is not mode:
-            raise Unsupported(f"{objective} is documented to have no {mode}")
-        cut = job.layout.micro_batches
-        if isinstance(cut, str) and f"mb{cut}" not in self._cuts:
-            raise Unsupported(f"no micro-batches by {cut}")
-        named = dict(reversed(of_mode)).get(_text(job.aggregation), of_mode[0][1])
-        of_layout = [chosen for words, chosen in self.layout.items() if parts & {*words.split()}]
-        of_objective, asked = self.objectives.get(objective, {}), job.configuration.settings
-        of_job = [one.settings for what, one in self.configurations.items() if what in asked]
-        merged: dict[str, Any] = {}
-        for chosen in (self.always, named, *of_layout, of_objective, *of_job):
+        merged = dict(self.always)
+        of_objective = self.objectives.get(job.objective, {})
+        for chosen in (
+            self._of_mode(job),
+            *self._of_layout(job.layout),
+            of_objective,
+            *self._of_configuration(job.configuration),
+        ):
             merged |= chosen
         values = {name: one(job) if callable(one) else one for name, one in merged.items()}
         return {name: value for name, value in values.items() if value != ""}
+
+    def _of_mode(self, job: Job) -> Settings:
+        mode, exact = job.aggregation.mode, _text(job.aggregation)
+        fitting = [one for one in self.modes.values() if one[0] in (mode, exact)]
+        if not fitting:
+            raise Unsupported(f"no {exact}")
+        if self.only_modes.get(job.objective, mode) is not mode:
+            raise Unsupported(f"{job.objective} is documented to have no {mode}")
+        return dict(reversed(fitting)).get(exact, fitting[0][1])
+
+    def _of_layout(self, layout: Layout) -> list[Settings]:
+        by_parts = [({*words.split()}, chosen) for words, chosen in self.layout.items()]
+        cut = layout.micro_batches
+        cuts = {part.partition("-")[0] for parts, _ in by_parts for part in parts}
+        if isinstance(cut, str) and f"mb{cut}" not in cuts:
+            raise Unsupported(f"no micro-batches by {cut}")
+        return [chosen for parts, chosen in by_parts if parts & parts_of(layout)]
+
+    def _of_configuration(self, configuration: Configuration) -> list[Settings]:
+        asked = configuration.settings
+        return [one.settings for what, one in self.configurations.items() if what in asked]
 
     def reported(
         self, logs: Sequence[Mapping[str, float]]

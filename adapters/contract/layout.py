@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from reference.errors import ConformanceError
+from reference import ConformanceError
 
 
 class Option(StrEnum):

@@ -64,12 +64,6 @@ def staged(cut: Iterable[str]) -> list[Layout]:
     return [Layout.parse(f"{layout}+{stage}") for stage in STAGES for layout in layouts]
 
 
-def stage_of(layout: Layout) -> int:
-    """The stage of ZeRO of a layout."""
-    chosen = [stage for option, stage in STAGES.items() if option in layout.options]
-    return chosen[0] if chosen else DEFAULT_STAGE
-
-
 class OnFsdp(Adapter):
     """An adapter of an engine with torch's FSDP."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.probed_batch import ProbedBatch
 
 ALONE = Job(

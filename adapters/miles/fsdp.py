@@ -17,8 +17,7 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.conventions import Assumed
-from adapters.contract.description import CodeLocation
+from adapters.contract.description import Assumed, CodeLocation
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.probed_batch import ProbedBatch
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import LogEntry, Rank
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.framework import Framework
     from adapters.miles.model import Policy
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.probed_batch import ProbedBatch
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adapters.contract import Job, Refused, Unsupported
-from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.job import FaultInjection, Setting
 from reference.aggregation import Aggregation, Mode
 
 CONFIGURATIONS = (

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from adapters.contract.configuration import REDUCER_DIVISOR
-from adapters.contract.job import Depth
+from adapters.contract.job import REDUCER_DIVISOR, Depth
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from adapters.contract.conventions import conventions_of
-from adapters.contract.description import CodeLocation
+from adapters.contract.description import CodeLocation, conventions_of
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS

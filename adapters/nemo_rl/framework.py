@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import parse_departures
+from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.configuration import Setting
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import parse_departures
+from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
-from adapters.contract.job import Unsupported
+from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import conventions_of
-from adapters.contract.description import CodeLocation
+from adapters.contract.description import CodeLocation, conventions_of
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.probed_batch import ProbedBatch

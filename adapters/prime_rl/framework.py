@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.conventions import Documented
-from adapters.contract.description import parse_departures
+from adapters.contract.description import Documented, parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import conventions_of
-from adapters.contract.description import CodeLocation
+from adapters.contract.description import CodeLocation, conventions_of
 from adapters.contract.framework import nested
 from adapters.contract.objective import OF_ROLLOUTS
 from adapters.contract.probed_batch import ProbedBatch

@@ -132,11 +132,11 @@ class Training:
     def _clusters(self) -> dict[str, Any]:
         """The roles: one is trained, the others are not run."""
         config, batch = self._config, self._batch
-        old = Given(config.actor_train, by_token_id(batch, batch.old_log_probs))
-        reference = Given(config.reference, by_token_id(batch, batch.reference_log_probs))
+        old = StubCluster(config.actor_train, by_token_id(batch, batch.old_log_probs))
+        reference = StubCluster(config.reference, by_token_id(batch, batch.reference_log_probs))
         clusters: dict[str, Any] = {
             "actor_train": old,
-            "actor_infer": Given(config.actor_infer),
+            "actor_infer": StubCluster(config.actor_infer),
             "reward_model_cluster": None,
             "rewards": {},
             "use_ref_model": config.enable_reference,
@@ -144,7 +144,7 @@ class Training:
             "reference": reference,  # the name before the release 0.3.0
         }
         if has_critic(self._job):
-            clusters["critic"] = Given(config.critic, self._values())
+            clusters["critic"] = StubCluster(config.critic, self._values())
         role = trained_model(self._job, "actor_train")
         clusters[role] = Workers(self._trained.worker, self._rank, given=clusters[role])
         return clusters
@@ -244,7 +244,7 @@ class Workers:
     Forward passes that only compute values are not run: their answers are given.
     """
 
-    def __init__(self, worker: Any, rank: Rank, given: Given) -> None:
+    def __init__(self, worker: Any, rank: Rank, given: StubCluster) -> None:
         self._worker, self._rank = worker, rank
         self.world_size = rank.world_size
         self.compute_log_probs, self.compute_values = given.compute_log_probs, given.compute_values
@@ -277,7 +277,7 @@ class Workers:
             return of_all_ranks(getattr(self._worker, name)(*share, **options))
 
 
-class Given:
+class StubCluster:
     """A cluster of a role that is not run: its answers are given values of tokens, by their ids."""
 
     dp_size = world_size = 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import TYPE_CHECKING
 
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import parse_departures
+from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Framework, Settings, parse_options
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
@@ -20,16 +19,8 @@ from adapters.contract.objective import (
 )
 from adapters.engines.shells import NOTHING_LEARNED, ZEROED
 from adapters.toolkit.settings import rollouts_per_prompt, samples_per_step, token_budget
-from reference.aggregation import (
-    AuxiliaryAggregation,
-    DenominatorMask,
-    DivergenceEstimator,
-    EmptyUnits,
-    EstimatorConventions,
-    LoggedMean,
-    Mode,
-    Penalties,
-)
+from reference import aggregation
+from reference.aggregation import AuxiliaryAggregation, EstimatorConventions, LoggedMean, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,15 +245,15 @@ ROLL = Framework(
     # `CriticWorker.loss_func` and `compute_reinforce_return`, by which a return has the penalties
     # of later tokens too.
     conventions={
-        "empty_units": Documented(EmptyUnits.EXCLUDED, f"{GUIDE}, 6.1"),
-        "denominator_mask": Documented(DenominatorMask.MODIFIED, f"{GUIDE}, 6.1"),
+        "empty_units": Documented(aggregation.EmptyUnits.EXCLUDED, f"{GUIDE}, 6.1"),
+        "denominator_mask": Documented(aggregation.DenominatorMask.MODIFIED, f"{GUIDE}, 6.1"),
         "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "kl": Documented(AuxiliaryAggregation.WITH_POLICY_LOSS, f"{GUIDE}, 8.2"),
         "diagnostics": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "rejected": Documented(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN, f"{GUIDE}, 7"),
         "value_loss": Assumed(AuxiliaryAggregation.SAMPLE_MEAN),
-        "kl_estimator": Documented(DivergenceEstimator.K3, f"{GUIDE}, 8.1"),
-        "of_groups": Assumed(EstimatorConventions(penalties=Penalties.LATER_TOKENS)),
+        "kl_estimator": Documented(aggregation.DivergenceEstimator.K3, f"{GUIDE}, 8.1"),
+        "of_groups": Assumed(EstimatorConventions(penalties=aggregation.Penalties.LATER_TOKENS)),
         "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),
         "logged_values": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),
     },

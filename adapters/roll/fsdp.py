@@ -61,13 +61,13 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A worker whose optimizer tells the gradient."""
         from adapters.roll.driving import Trained, new_worker
-        from adapters.roll.model import CONFIG, probed
-        from adapters.toolkit.probe import ForwardPasses, GradientReader
+        from adapters.roll.model import probed
+        from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
 
         passes = ForwardPasses()
         model = probed(role, capacity, passes)
         loaded: dict[str, Any] = {
-            "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: CONFIG),
+            "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: HEADED),
             "download_model": lambda path: path,
         }
         with mock.patch.multiple(module(STRATEGY), **loaded):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
@@ -16,15 +15,10 @@ if TYPE_CHECKING:
 
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
-CONFIG = SimpleNamespace(
-    model_type="probe", num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True
-)
-"""What ROLL asks of a model's configuration: heads that ranks of Ulysses can share."""
-
 
 def probed(role: str, capacity: int, passes: ForwardPasses) -> ProbedTransformer:
     """The probe as a policy of one token, or as a critic, whose values are the next tokens'."""
-    return ProbedTransformer(capacity, passes, _values if role == "critic" else _logits, CONFIG)
+    return ProbedTransformer(capacity, passes, _values if role == "critic" else _logits)
 
 
 # ROLL's functions for Megatron overwrite logits, if these are in float32 and not copied to it, as

@@ -17,8 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import Assumed
-from adapters.contract.description import CodeLocation, Description, code_location
+from adapters.contract.description import Assumed, CodeLocation, Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Metric

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract.configuration import FaultInjection
-from adapters.contract.job import Unsupported
+from adapters.contract.job import FaultInjection, Unsupported
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, OF_VALUES, Objective
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
 from adapters.skyrl import importing

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adapters.contract.configuration import FaultInjection, Setting
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import parse_departures
+from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Framework, parse_options
+from adapters.contract.job import FaultInjection, Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.adapter import Rank
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.job import Job, LogEntry
     from adapters.contract.probed_batch import ProbedBatch
 

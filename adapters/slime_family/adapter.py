@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from adapters.contract import CodeLocation, Description
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from adapters.contract.framework import Framework
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.configuration import FaultInjection, Setting
 from adapters.contract.description import parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
-from adapters.contract.job import Unsupported
+from adapters.contract.job import FaultInjection, Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,

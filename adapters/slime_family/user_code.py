@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Job, Unsupported
-from adapters.contract.configuration import REDUCER_DIVISOR, FaultInjection
+from adapters.contract.job import REDUCER_DIVISOR, FaultInjection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

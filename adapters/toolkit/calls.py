@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
 from adapters.contract import CodeLocation, Job, Refused, code_location
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.job import DEFAULT_CONFIGURATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

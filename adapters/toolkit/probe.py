@@ -202,11 +202,21 @@ class ProbedModel(nn.Module):
         return self._head(input_ids, self.layer())
 
 
+HEADED = SimpleNamespace(
+    model_type="probe", num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True
+)
+"""The configuration of a model whose heads ranks of Ulysses can share."""
+
+
 class ProbedTransformer(ProbedModel):
     """A probed model with a configuration, and its layer where frameworks look for layers."""
 
     def __init__(
-        self, capacity: int, passes: ForwardPasses, head: Callable[..., Any], config: Any
+        self,
+        capacity: int,
+        passes: ForwardPasses,
+        head: Callable[..., Any],
+        config: Any = HEADED,
     ) -> None:
         super().__init__(capacity, passes, head)
         self.config = config

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 import platformdirs
 
-from reference.errors import ConformanceError
+from reference import ConformanceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

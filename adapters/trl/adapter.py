@@ -1,34 +1,42 @@
-"""The adapter that TRL's trainers and engines share, from rollouts to the optimizer's gradient."""
+"""The adapters of TRL's trainers, from rollouts to the optimizer's gradient, for every engine."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import conventions_of
-from adapters.contract.description import Departure, Description
-from adapters.contract.job import Depth, Job, Observation, Unsupported
+from adapters.contract.description import CodeLocation, Description, Documented, conventions_of
+from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
+from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import cuts
 from adapters.toolkit.calls import places, refusals_of_configuration
 from adapters.toolkit.worlds import observation
-from adapters.trl import departures, importing
+from adapters.trl import importing
+from adapters.trl.framework import (
+    ASYNC,
+    ESTIMATOR,
+    GRPO,
+    NEVER_MADE,
+    RLOO,
+)
+from reference.aggregation import DivergenceEstimator, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
+    from adapters.contract.framework import Framework, Settings
     from adapters.toolkit.calls import Candidates
-    from adapters.trl.configuration import Settings
+    from adapters.trl.driving import Training
     from adapters.trl.rollouts import Rollouts
-    from adapters.trl.schedule import Schedule
-    from adapters.trl.training import Training
 
-OPTIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
-"""The layout options of generations, which all trainers have."""
+OF_GENERATIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
 
 
 class TrlAdapter(Adapter):
@@ -42,16 +50,12 @@ class TrlAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers")
-    options: ClassVar[tuple[Option, ...]] = OPTIONS
-    """The options of layouts that are the trainer's."""
-    options_of_engine: ClassVar[tuple[Option, ...]] = ()
-    departures: ClassVar[tuple[Departure, ...]]
-    departures_of_engine: ClassVar[tuple[Departure, ...]] = ()
+    framework: ClassVar[Framework]
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
         plain = cuts(((1, 1), (2, 1), (4, 1)), "bshd", micro_batches=(1, 2))
-        optional = [Layout(dp=2, micro_batches=2, options=(option,)) for option in OPTIONS]
+        optional = [Layout(dp=2, micro_batches=2, options=(option,)) for option in OF_GENERATIONS]
         return [*plain, Layout(micro_batches=4), *optional]
 
     def load(self, source: Path | None) -> None:
@@ -64,42 +68,30 @@ class TrlAdapter(Adapter):
 
         accelerate.enter_world(rank)
 
-    def settings_of_engine(self, job: Job) -> Settings:
-        """The engine's own settings for a job."""
-        return {}
-
     def describe(self) -> Description:
         """Describe the trainer."""
-        return Description(
-            depths=frozenset({Depth.STEP}),
-            metrics=frozenset(self.trainings().names),
-            options=frozenset({*self.options, *self.options_of_engine}),
-            records_forward_passes=True,
-            declared=self.declared(),
-            places=places(self.candidates()),
-            departures=(*departures.ALL, *self.departures, *self.departures_of_engine),
-            **self.found(),
+        return self.framework.description(
+            self.offers, (), declared=self.declared(), places=places(self.candidates())
         )
 
-    @abstractmethod
-    def found(self) -> dict[str, Any]:
-        """The trainer's modes and objectives, and what else its description has."""
+    def offers(self, settings: Settings) -> bool:
+        """Whether the trainer has settings; these are those of all versions."""
+        return True
+
+    def declared(self) -> Mapping[str, Convention]:
+        """What the trainer's modes leave open, by convention."""
+        return self.framework.conventions
 
     @abstractmethod
     def candidates(self) -> Candidates:
         """Functions of the trainer that a mistake may be in, by place."""
 
-    @abstractmethod
-    def declared(self) -> Mapping[str, Convention]:
-        """What the trainer's modes leave open, by convention."""
+    def settings(self, job: Job) -> dict[str, Any]:
+        """The settings of a job by the trainer's names, which may write to them.
 
-    def iterations(self, job: Job) -> int:
-        """How many times each generation is trained on."""
-        return 1
-
-    @abstractmethod
-    def settings(self, job: Job, schedule: Schedule) -> Settings:
-        """The settings of a job by the trainer's names; raises `Unsupported`."""
+        Raises `Unsupported`.
+        """
+        return deepcopy(self.framework.settings(job))
 
     @abstractmethod
     def trainings(self) -> type[Training]:
@@ -108,6 +100,12 @@ class TrlAdapter(Adapter):
     def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
         """One run of the trainer."""
         return self.trainings()(job, rollouts, capacity, chosen)
+
+    def reported(
+        self, job: Job, logs: Sequence[Mapping[str, float]]
+    ) -> Mapping[Metric, tuple[float | None, ...]]:
+        """The metrics that the logs of steps have."""
+        return self.framework.reported(logs)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch in one run of the trainer."""
@@ -118,17 +116,161 @@ class TrlAdapter(Adapter):
         if importing.needs_triton():
             raise Unsupported("this version's LM head requires Triton, which is not installed")
         batch = ProbedBatch.under(conventions_of(self.declared()), job.steps, job.objective)
-        schedule = schedule_of(job, self.iterations(job))
-        chosen = self.settings(job, schedule) | self.settings_of_engine(job)
+        chosen = self.settings(job)
+        schedule = schedule_of(job, chosen.get("num_iterations", 1))
         rollouts = Rollouts(batch, job, schedule, rank.index)
         self.enter_world(rank)
         with rank.framework(), refusals_of_configuration(job):
             training = self.train(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
-        passes = training.passes.drain()
-        return observation(batch, training.gradients, passes, training.reported)
+        reported = self.reported(job, training.logs)
+        return observation(batch, training.gradients, training.passes.drain(), reported)
 
     def leave_world(self) -> None:
         """Reset the state that Accelerate keeps of the world."""
         from adapters.engines import accelerate
 
         accelerate.leave_world()
+
+
+class GrpoAdapter(TrlAdapter):
+    """Drives `GRPOTrainer`."""
+
+    framework = GRPO
+    mode_names = GRPO.mode_names
+
+    def describe(self) -> Description:
+        """Describe the trainer, whose entropy bonus depends on the loss type before 1.10."""
+        found = super().describe()
+        missing = () if importing.has_entropy_bonus() else (Objective.ENTROPY, Objective.COMBINED)
+        default = importing.defaults()["loss_type"]
+        return replace(
+            found,
+            default_mode=Mode(self.mode_names[default]),
+            objectives=found.objectives.difference(missing),
+        )
+
+    def offers(self, settings: Settings) -> bool:
+        """Whether this version's `GRPOConfig` has settings, and its loss their type."""
+        return importing.offers(settings)
+
+    def declared(self) -> Mapping[str, Convention]:
+        """The conventions of all versions, with the version's estimator of the divergence."""
+        is_corrected = importing.defaults().get("use_bias_correction_kl")
+        estimator = DivergenceEstimator.K3_BY_RATIO if is_corrected else DivergenceEstimator.K3
+        return {**GRPO.conventions, "kl_estimator": Documented(estimator, ESTIMATOR)}
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        """The settings for a job; raises `Unsupported`."""
+        chosen = super().settings(job)
+        of_loss = {name: chosen[name] for name in ("loss_type",) if name in chosen}
+        if not importing.offers(of_loss):
+            raise Unsupported(f"no loss_type={of_loss['loss_type']}")
+        return chosen
+
+    def trainings(self) -> type[Training]:
+        """Runs of `GRPOTrainer`."""
+        from adapters.trl.driving import GrpoTraining
+
+        return GrpoTraining
+
+    def reported(
+        self, job: Job, logs: Sequence[Mapping[str, float]]
+    ) -> Mapping[Metric, tuple[float | None, ...]]:
+        """The metrics of steps; a loss of one term is the policy loss."""
+        found = dict(super().reported(job, logs))
+        if job.objective is Objective.COMBINED:  # TRL's policy loss includes the divergence
+            del found[Metric.POLICY_LOSS]
+            return found
+        return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
+
+    def candidates(self) -> Candidates:
+        """The functions in which the trainer counts, divides, logs and validates."""
+        trainer = importing.module("trainer.grpo_trainer").GRPOTrainer
+        config = importing.module("trainer.grpo_config").GRPOConfig
+        return {
+            CodeLocation.TOKEN_COUNT: ((trainer, "_generate_and_score_completions"),),
+            CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss"), (trainer, "compute_loss")),
+            CodeLocation.LOG: ((trainer, "log"),),
+            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+        }
+
+
+class RlooAdapter(TrlAdapter):
+    """Drives `RLOOTrainer`."""
+
+    framework = RLOO
+    mode_names = RLOO.mode_names
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        """The settings for a job; raises `Unsupported`.
+
+        The trainer has no masks: samples are whole, or masked because they are truncated.
+        """
+        chosen = super().settings(job)
+        masks = [step.mask[response] for step in job.steps for response in step.responses]
+        if any(mask.any() and not mask.all() for mask in masks):
+            raise Unsupported("RLOOTrainer has no token mask: it trains on whole completions")
+        if not chosen["mask_truncated_completions"] and not all(mask.all() for mask in masks):
+            raise Unsupported("RLOOTrainer masks only truncated samples")
+        return chosen
+
+    def trainings(self) -> type[Training]:
+        """Runs of `RLOOTrainer`."""
+        from adapters.trl.driving import RlooTraining
+
+        return RlooTraining
+
+    def candidates(self) -> Candidates:
+        """The functions in which the trainer logs and validates; it counts no tokens."""
+        trainer = importing.module("trainer.rloo_trainer").RLOOTrainer
+        config = importing.module("trainer.rloo_config").RLOOConfig
+        return {
+            CodeLocation.LOG: ((trainer, "log"),),
+            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+        }
+
+
+class AsyncAdapter(TrlAdapter):
+    """Drives `AsyncGRPOTrainer`.
+
+    Its loss is a mean over the tokens of a step, and its samples come from a queue. Each has one
+    advantage, and log-probabilities of the policy that generated it.
+    """
+
+    framework = ASYNC
+    mode_names = ASYNC.mode_names
+
+    def load(self, source: Path | None) -> None:
+        """Import the trainer, too; fails in versions that do not pack rows by shared prefixes."""
+        super().load(source)
+        importing.module("experimental.async_grpo.packing")
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks, with packed rows."""
+        plain = cuts(((1, 1), (2, 1), (4, 1)), "thd", micro_batches=(1, 2))
+        return [*plain, Layout(dp=2, micro_batches=4, format="thd")]
+
+    def describe(self) -> Description:
+        """Describe the trainer, with what its own worker never makes."""
+        return replace(super().describe(), never_made=NEVER_MADE)
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps; rows are not counted by their first token, which samples share."""
+        return replace(super().observe(job, rank), rows=())
+
+    def trainings(self) -> type[Training]:
+        """Runs of `AsyncGRPOTrainer`."""
+        from adapters.trl.asynchronous import AsyncTraining
+
+        return AsyncTraining
+
+    def candidates(self) -> Candidates:
+        """The functions in which the trainer counts, divides, logs and validates."""
+        trainer = importing.module("experimental.async_grpo.async_grpo_trainer")
+        config = importing.module("experimental.async_grpo.async_grpo_config").AsyncGRPOConfig
+        return {
+            CodeLocation.TOKEN_COUNT: ((trainer.DataCollatorForRollout, "torch_call"),),
+            CodeLocation.TOKEN_DIVISION: ((trainer.AsyncGRPOTrainer, "compute_loss"),),
+            CodeLocation.LOG: ((trainer.AsyncGRPOTrainer, "log"),),
+            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+        }

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Layout, Unsupported
-from adapters.engines.shells import STAGES, stage_of, staged
-from adapters.trl import departures
-from adapters.trl.adapter import TrlAdapter
-from adapters.trl.asynchronous.adapter import AsyncAdapter
-from adapters.trl.grpo.adapter import GrpoAdapter
-from adapters.trl.rloo.adapter import RlooAdapter
+from adapters.contract.description import parse_departures
+from adapters.engines.shells import DEFAULT_STAGE, STAGES, staged
+from adapters.trl.adapter import AsyncAdapter, GrpoAdapter, RlooAdapter, TrlAdapter
+from adapters.trl.framework import ASYNC, GRPO
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Job, Rank
-    from adapters.trl.configuration import Settings
+    from adapters.contract.framework import Framework, Settings
+    from adapters.trl.driving import Training
     from adapters.trl.rollouts import Rollouts
-    from adapters.trl.training import Training
-
 
 CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
 """The layouts that are run with each non-default ZeRO stage."""
@@ -32,6 +30,52 @@ FROM_ARGUMENTS = (
     "gradient_clipping",
 )
 """DeepSpeed's settings that take transformers' values."""
+
+PREPARED = {"accelerator_config": {"use_configured_state": True}}
+"""Keeps the engine of the world, which transformers would reset."""
+
+
+def sharded(record: Framework) -> Framework:
+    """The record of a trainer on FSDP2, layer by layer."""
+    layers = {"transformer_layer_cls_to_wrap": ["ProbeLayer"]}
+    of_engine = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}
+    departures = parse_departures(
+        """
+        set: on a machine without a GPU, the distributed type that Accelerate chooses on GPUs
+            Accelerate shards models only on GPUs; torch's FSDP2 is the same on gloo
+        """
+    )
+    return replace(
+        record,
+        always={**record.always, **PREPARED, **of_engine},
+        departures=(*record.departures, *departures),
+    )
+
+
+def of_stage(stage: int) -> dict[str, Any]:
+    """DeepSpeed's configuration, in which transformers fills in the sizes."""
+    sizes = dict.fromkeys(FROM_ARGUMENTS, "auto")
+    return {"deepspeed": {**sizes, "zero_optimization": {"stage": stage}}}
+
+
+def of_zero(record: Framework) -> Framework:
+    """The record of a trainer on DeepSpeed's engine."""
+    departures = parse_departures(
+        """
+        set: on a machine without a GPU, the distributed type that Accelerate chooses on GPUs
+            Accelerate uses DeepSpeed only on GPUs; DeepSpeed has its own accelerator for CPUs
+        stubbed: DeepSpeed's shared-memory collectives, which it would compile C++ for
+            gloo's are equivalent
+        set: DeepSpeed's counts of parameters and modules, to 0 before each job
+            ZeRO 3 compares them over ranks, which have run different numbers of jobs
+        """
+    )
+    return replace(
+        record,
+        layout={**record.layout, **{one: of_stage(stage) for one, stage in STAGES.items()}},
+        always={**record.always, **PREPARED, **of_stage(DEFAULT_STAGE)},
+        departures=(*record.departures, *departures),
+    )
 
 
 class TrlDdpAdapter(GrpoAdapter):
@@ -46,10 +90,6 @@ class OnPreparedEngine(TrlAdapter):
     of_accelerate: ClassVar[str]
     """Accelerate's name of the engine."""
 
-    def settings_of_engine(self, job: Job) -> Settings:
-        """Keep the world's engine, which transformers would reset."""
-        return {"accelerator_config": {"use_configured_state": True}}
-
     def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
         """One run of the trainer; raises `Unsupported` if another engine ran."""
         from adapters.engines import accelerate
@@ -63,7 +103,6 @@ class OnFsdp2(OnPreparedEngine):
     """A trainer with FSDP2."""
 
     of_accelerate = "FSDP"
-    departures_of_engine = departures.FSDP2
 
     def layouts(self) -> list[Layout]:
         """Those with several ranks."""
@@ -79,21 +118,11 @@ class OnFsdp2(OnPreparedEngine):
         if rank.device == "cpu":
             accelerate.name_engine("MULTI_GPU")
 
-    def settings_of_engine(self, job: Job) -> Settings:
-        """Shard the model layer by layer."""
-        from adapters.toolkit.probe import ProbeLayer
-
-        layers = {"transformer_layer_cls_to_wrap": [ProbeLayer.__name__]}
-        of_engine = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}
-        return {**super().settings_of_engine(job), **of_engine}
-
 
 class OnDeepspeed(OnPreparedEngine):
     """A trainer with DeepSpeed's engine and its ZeRO stages."""
 
     of_accelerate = "DEEPSPEED"
-    options_of_engine = tuple(STAGES)
-    departures_of_engine = departures.DEEPSPEED
     dependencies = (*TrlAdapter.dependencies, "deepspeed")
 
     def layouts(self) -> list[Layout]:
@@ -116,12 +145,6 @@ class OnDeepspeed(OnPreparedEngine):
         accelerate.name_engine("DEEPSPEED")
         os.environ[accelerate.LOCAL_RANK] = str(rank.index)
 
-    def settings_of_engine(self, job: Job) -> Settings:
-        """DeepSpeed's configuration, in which transformers fills in the sizes."""
-        sizes = dict.fromkeys(FROM_ARGUMENTS, "auto")
-        stage = {"zero_optimization": {"stage": stage_of(job.layout)}}
-        return {**super().settings_of_engine(job), "deepspeed": {**sizes, **stage}}
-
     def leave_world(self) -> None:
         """Also drop the process groups that DeepSpeed caches."""
         from adapters.engines import deepspeed
@@ -134,12 +157,14 @@ class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
     """`GRPOTrainer` with FSDP2."""
 
     engine = "fsdp2"
+    framework = sharded(GRPO)
 
 
 class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
     """`GRPOTrainer` with DeepSpeed's engine."""
 
     engine = "deepspeed"
+    framework = of_zero(GRPO)
 
 
 class TrlRlooAdapter(RlooAdapter):
@@ -152,3 +177,4 @@ class TrlAsyncAdapter(OnFsdp2, AsyncAdapter):
     """`AsyncGRPOTrainer` with FSDP2, the only engine that TRL documents for it on several ranks."""
 
     engine = "async"
+    framework = sharded(ASYNC)

@@ -1,16 +1,20 @@
-"""Imports TRL without network access."""
+"""Imports TRL without network access, and finds what a version has."""
 
 from __future__ import annotations
 
 import importlib
 import os
+from dataclasses import fields
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.imports import import_from, modules_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from adapters.contract.framework import Settings
 
 module = modules_of("trl")
 
@@ -59,3 +63,37 @@ def needs_triton() -> bool:
 def has_fused_lm_head() -> bool:
     """Whether this version computes log-probabilities without logits."""
     return hasattr(module("trainer.utils"), "add_fused_lm_head")
+
+
+def offers(settings: Settings) -> bool:
+    """Whether `GRPOConfig` has these fields, and the loss implements the loss type."""
+    has_loss = "loss_type" not in settings or settings["loss_type"] in _texts(_constants_of_loss())
+    return has_loss and settings.keys() <= defaults().keys()
+
+
+def defaults() -> dict[str, Any]:
+    """The defaults of `GRPOConfig`, by name."""
+    return {one.name: one.default for one in fields(module("trainer.grpo_config").GRPOConfig)}
+
+
+def has_entropy_bonus() -> bool:
+    """Whether the entropy bonus is one for all loss types, which it was not before 1.10."""
+    return "accumulation_factor" in _loss().__code__.co_varnames
+
+
+def _constants_of_loss() -> tuple[object, ...]:
+    constants: tuple[object, ...] = _loss().__code__.co_consts
+    return constants
+
+
+def _loss() -> Any:
+    return module("trainer.grpo_trainer").GRPOTrainer._compute_loss
+
+
+def _texts(constants: tuple[object, ...]) -> Iterator[str]:
+    """Yield the strings among a function's constants, where lists and sets are tuples."""
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _texts(tuple(constant))

@@ -7,13 +7,20 @@ samples of one optimizer step; it may also hold those of several steps, or of on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from adapters.contract import Option, Unsupported
-from adapters.toolkit.settings import samples_per_step
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.toolkit.settings import gives_advantages, rollouts_per_prompt, samples_per_step
 
 if TYPE_CHECKING:
     from adapters.contract import Job
+
+FEWEST_GENERATIONS = 2
+"""The fewest samples of a prompt that TRL accepts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +82,7 @@ class Schedule:
         return range(first, first + self.micro_batch_size)
 
 
-def schedule_of(job: Job, iterations: int) -> Schedule:
+def schedule_of(job: Job, iterations: int = 1) -> Schedule:
     """The schedule for a job; raises `Unsupported` if TRL has none."""
     layout, size = job.layout, job.configuration.batch_size or samples_per_step(job.steps)
     if not isinstance(layout.micro_batches, int):
@@ -101,3 +108,28 @@ def _per_generation(job: Job, micro_batches: int) -> int:
     if Option.SHARED_GENERATION in job.layout.options:
         return micro_batches * len(job.steps)
     return 1 if Option.SPLIT_GENERATION in job.layout.options else micro_batches
+
+
+def generations_of_prompt(job: Job, schedule: Schedule) -> int:
+    """The samples of a prompt; all samples of a generation if it has only one prompt.
+
+    Raises `Unsupported` if TRL has no such prompts.
+    """
+    if schedule.generation_size < FEWEST_GENERATIONS:
+        raise Unsupported(f"a generation of {schedule.generation_size} sample: TRL needs 2")
+    if not gives_advantages(job):
+        return _samples_of_prompts(job, schedule)
+    return schedule.generation_size if schedule.generation_size % 2 else FEWEST_GENERATIONS
+
+
+def _samples_of_prompts(job: Job, schedule: Schedule) -> int:
+    """The number of samples of every prompt, which must be adjacent in a generation."""
+    size = rollouts_per_prompt(job.steps)
+    groups = ProbedBatch(job.steps).groups
+    for generation in range(schedule.generations):
+        ranks = (schedule.samples(generation, rank) for rank in range(schedule.ranks))
+        generated = groups[[*chain.from_iterable(ranks)]]
+        whole = len(generated) % size == 0
+        if not whole or np.ptp(generated.reshape(-1, size), axis=1).any():
+            raise Unsupported(f"a generation does not have whole prompts of {size} samples")
+    return size

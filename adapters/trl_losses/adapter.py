@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.conventions import Assumed
-from adapters.contract.description import Departure, Description, parse_departures
+from adapters.contract.description import Assumed, parse_departures
+from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
@@ -24,52 +24,78 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Departure, Description
     from adapters.contract.layout import Layout
     from adapters.toolkit.calls import Candidates
 
-LOSS_TYPES = {Mode.SAMPLE_MEAN: "grpo", Mode.TOKEN_MEAN: "dapo", Mode.CONSTANT: "dr_grpo"}
-"""The name of each mode, which is TRL's."""
+CLIPPED = {"epsilon_low": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
 
-SETTINGS: dict[Objective, dict[str, Any]] = {
-    Objective.POLICY: {},
-    Objective.OFF_POLICY: {},
-    Objective.DUAL_CLIP: {"delta": CONSTANTS.dual_clip},
-    Objective.GSPO: {"importance_sampling_level": "sequence"},
-    Objective.SAPO: {
-        "loss_type": "sapo",
-        "sapo_temperature_pos": CONSTANTS.positive_temperature,
-        "sapo_temperature_neg": CONSTANTS.negative_temperature,
+LOSSES = Framework(
+    title="Loss functions of libraries",
+    scope="Arguments of Liger-Kernel's and Unsloth's functions, at depth `loss`.",
+    modes={
+        "grpo": (Mode.SAMPLE_MEAN, {"loss_type": "grpo"}),
+        "dapo": (Mode.TOKEN_MEAN, {"loss_type": "dapo"}),
+        "dr_grpo": (
+            Mode.CONSTANT,
+            {
+                "loss_type": "dr_grpo",
+                "max_completion_length": lambda job: job.aggregation.divisor,
+            },
+        ),
     },
-    Objective.KL: {"beta": KL_COEFFICIENT},
-}
-"""What each objective sets."""
-
-CONVENTIONS: Mapping[str, Convention] = {
-    "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
-    "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
-    "kl_estimator": Assumed(DivergenceEstimator.K3),
-}
-"""The divergence is a part of each token's loss, and denominators count the mask that is given."""
-
-DEPARTURES = parse_departures(
-    """
-    not_run: the trainer, its model and its optimizer
-        the loss function is called as TRL's trainer calls it, for each micro-batch of each rank
-    set: advantages of samples, all 1 and then all -1; a token's gradient is that of the sign of its
-    advantage, times the advantage's size
-        the function takes one advantage of a sample; a loss is proportional to those of one sign
-    set: log-probabilities of the policy, the old policy and the reference policy
-        the first are the probe's, by which weights are read; the others are the case's
-    set: clipping bounds and coefficients of terms
-        values a user may choose; the reference takes the same
-    """
+    objectives={
+        Objective.POLICY: {},
+        Objective.OFF_POLICY: CLIPPED,
+        Objective.DUAL_CLIP: {**CLIPPED, "delta": CONSTANTS.dual_clip},
+        Objective.GSPO: {**CLIPPED, "importance_sampling_level": "sequence"},
+        Objective.SAPO: {
+            "loss_type": "sapo",
+            "sapo_temperature_pos": CONSTANTS.positive_temperature,
+            "sapo_temperature_neg": CONSTANTS.negative_temperature,
+        },
+        Objective.KL: {"beta": KL_COEFFICIENT},
+    },
+    only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
+    always={**CLIPPED, "beta": 0.0, "max_completion_length": None},
+    # The divergence is a part of each token's loss, and denominators count the mask that is given.
+    conventions={
+        "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
+        "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+        "kl_estimator": Assumed(DivergenceEstimator.K3),
+    },
+    options=parse_options(
+        """
+        loss_type | the mode, and the policy loss
+        max_completion_length | the divisor of `dr_grpo`
+        epsilon_low, epsilon_high | clipping bounds
+        delta | a bound on ratios of negative advantages
+        importance_sampling_level | ratios of sequences
+        sapo_temperature_pos, sapo_temperature_neg | temperatures of SAPO
+        beta | the divergence in the loss
+        """
+    ),
+    departures=parse_departures(
+        """
+        not_run: the trainer, its model and its optimizer
+            the loss function is called as TRL's trainer calls it, for each micro-batch of each rank
+        set: advantages of samples, all 1 and then all -1; a token's gradient is that of the sign of
+        its advantage, times the advantage's size
+            the function takes one advantage of a sample; a loss is proportional to those of one
+            sign
+        set: log-probabilities of the policy, the old policy and the reference policy
+            the first are the probe's, by which weights are read; the others are the case's
+        set: clipping bounds and coefficients of terms
+            values a user may choose; the reference takes the same
+        """
+    ),
 )
+"""What loss functions share, whose arguments are named as in TRL."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +115,7 @@ class Rows:
 class LossAdapter(Adapter):
     """Drives a loss function that takes the log-probabilities of padded responses."""
 
+    framework = LOSSES
     devices = ("cpu",)
     dtypes = ("float32",)
     default_mode: ClassVar[Mode]
@@ -105,15 +132,13 @@ class LossAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe the loss function."""
-        return Description(
-            modes=frozenset(LOSS_TYPES),
+        return LOSSES.description(
+            offers=lambda _: True,
+            names=(),
             default_mode=self.default_mode,
             depths=frozenset({Depth.LOSS}),
-            objectives=frozenset(SETTINGS),
-            records_forward_passes=True,
-            declared=CONVENTIONS,
             places=places(self.candidates()),
-            departures=(*DEPARTURES, *self.departures),
+            departures=(*LOSSES.departures, *self.departures),
         )
 
     @abstractmethod
@@ -126,18 +151,8 @@ class LossAdapter(Adapter):
         """
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """The names and values that the loss functions share; raises `Unsupported`."""
-        mode = job.aggregation.mode
-        if job.objective is Objective.SAPO and mode is not Mode.SAMPLE_MEAN:
-            raise Unsupported(f"loss_type=sapo is {Mode.SAMPLE_MEAN} alone")
-        return {
-            "loss_type": LOSS_TYPES[mode],
-            "max_completion_length": job.aggregation.divisor,
-            "epsilon_low": CONSTANTS.clip_low,
-            "epsilon_high": CONSTANTS.clip_high,
-            "beta": 0.0,
-            **SETTINGS[job.objective],
-        }
+        """The arguments that the loss functions share; raises `Unsupported`."""
+        return LOSSES.settings(job)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Add up the gradients of each step's micro-batches on this rank."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from adapters.contract.configuration import Setting
-from adapters.contract.conventions import Assumed, Documented
-from adapters.contract.description import FixedMode
+from adapters.contract.description import Assumed, Documented, FixedMode
 from adapters.contract.framework import Configurable, Framework, Settings, parse_options
+from adapters.contract.job import Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,

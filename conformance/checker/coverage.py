@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Layout, Option
-from adapters.contract.configuration import FaultInjection, Setting
+from adapters.contract.job import FaultInjection, Setting
 from adapters.contract.objective import Metric, Objective
 from conformance.corpus.configurations import CONFIG_CASES
-from conformance.plan.covering import pairwise
 from conformance.plan.matrix import MatrixCell, StartupCell, may_decline
 from conformance.plan.plan import Plan
+from conformance.plan.quick import pairwise
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Generator, Iterable, Iterator
 
-    from conformance.comparing.groups import FindingFilter
+    from conformance.explain.causes import FindingFilter
     from conformance.runs.registry import Entry
 
 WORSE = 1
@@ -42,7 +42,7 @@ def adapters(options: argparse.Namespace) -> Iterator[str]:
 def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
     """Yields the names and values of what is known about one engine of an adapter."""
     from adapters.contract import Depth
-    from adapters.contract.conventions import answers, sources
+    from adapters.contract.description import answers, sources
 
     if entry.source is not None:
         source = entry.source
@@ -174,8 +174,8 @@ def expect(options: argparse.Namespace) -> Iterator[str]:
 
 def issue(options: argparse.Namespace) -> Iterator[str]:
     """Yields a cause as a bug report."""
-    from conformance.comparing.groups import find_cause
     from conformance.comparing.report_file import load_reliable
+    from conformance.explain.causes import find_cause
     from conformance.views import issue as view
 
     report = load_reliable(options.report)
@@ -184,16 +184,15 @@ def issue(options: argparse.Namespace) -> Iterator[str]:
 
 def convert(options: argparse.Namespace) -> Iterator[str]:
     """Yields what changes for a step that moves from one framework's reduction to another's."""
-    from conformance.comparing.conversion import find_reduction
     from conformance.corpus.case_file import load
     from conformance.views import conversion
 
-    before, after = map(find_reduction, (options.before, options.after))
+    before, after = map(conversion.find_reduction, (options.before, options.after))
     return conversion.as_text(load(options.step), before, after)
 
 
 def _filter(options: argparse.Namespace) -> FindingFilter:
-    from conformance.comparing.groups import FindingFilter
+    from conformance.explain.causes import FindingFilter
 
     return FindingFilter(verdicts=options.verdicts, modes=options.modes, checks=options.checks)
 

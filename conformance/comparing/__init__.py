@@ -1,5 +1,5 @@
 """Reports on disk and what changed between two of them.
 
-In come findings and report files; out come report files, differences, groups of
-findings that share a mistake, and the decision whether a run fails.
+In come findings and report files; out come report files, differences, and the decision whether a
+run fails.
 """

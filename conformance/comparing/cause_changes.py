@@ -10,15 +10,16 @@ from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.comparing.diff import by_key
-from conformance.comparing.groups import shared_causes
+from conformance.comparing.diff import difference
+from conformance.explain.causes import shared_causes
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from conformance.comparing.groups import SharedCause
+    from conformance.comparing.diff import Difference
+    from conformance.explain.causes import SharedCause
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
@@ -75,12 +76,12 @@ class CauseChange(NamedTuple):
         return " -> ".join(dict.fromkeys(counts))
 
 
-def cause_changes(old: Report, new: Report) -> list[CauseChange]:
+def cause_changes(found: Difference) -> list[CauseChange]:
     """The causes of what is wrong in either report; of the same kind in the order of the reports.
 
     A cause is the same one if mistake and condition are, whatever findings it explains.
     """
-    return sorted(_changes(old, new), key=lambda change: [*Fate].index(change.fate))
+    return sorted(_changes(found), key=lambda change: [*Fate].index(change.fate))
 
 
 def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseChange]]:
@@ -91,7 +92,8 @@ def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseC
     those that it has under another condition.
     """
     *before, last = reports
-    changes = [cause_changes(report, last) for report in before]
+    differences = [difference(report, last) for report in before]
+    changes = [cause_changes(one) for one in differences]
     histories = []
     for shared in shared_causes(reports):
         place = next(iter(shared.groups))
@@ -99,23 +101,15 @@ def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseC
         found = (one for one in since if shared.cause is one.new or shared.cause is one.old)
         change = next(found, None)
         if change is None and place < len(before):  # advice, which is not among the changes
-            change = _missing(shared.cause, _Side(reports[place]), _Side(last))
+            change = _missing(shared.cause, differences[place])
         change = change or CauseChange(Fate.SAME, shared.cause, shared.cause)
         if place == len(before) or change.fate is not Fate.CHANGED:
             histories.append((shared, change))
     return histories
 
 
-def _missing(cause: Cause, old: _Side, new: _Side) -> CauseChange:
-    found = _verdicts_on(cause, old, new)
-    if set(found) <= {RIGHT, WITHOUT_IT}:
-        return CauseChange(Fate.GONE, cause, None)
-    return CauseChange(Fate.UNSEEN, cause, None, f"now {_counted(found)}")
-
-
-def _changes(old: Report, new: Report) -> Iterator[CauseChange]:
-    before, after = _wrong(old), _wrong(new)
-    old_side, new_side = _Side(old), _Side(new)
+def _changes(found: Difference) -> Iterator[CauseChange]:
+    before, after = _wrong(found.old), _wrong(found.new)
     for cause in [*after]:
         same = next((one for one in before if one.key == cause.key), None)
         if same is not None:
@@ -125,51 +119,45 @@ def _changes(old: Report, new: Report) -> Iterator[CauseChange]:
     for cause in after:
         alike = next((one for one in before if one.mistake == cause.mistake), None)
         if alike is None:
-            yield _appeared(cause, old_side, new_side)
+            yield _appeared(cause, found)
         else:
             before.remove(alike)
             yield CauseChange(Fate.CHANGED, alike, cause)
     for cause in before:
-        yield _missing(cause, old_side, new_side)
-
-
-def _appeared(cause: Cause, old: _Side, new: _Side) -> CauseChange:
-    found = _verdicts_on(cause, new, old)
-    if not found.keys().isdisjoint(LOOKED_AT):
-        return CauseChange(Fate.NEW, None, cause)
-    return CauseChange(Fate.UNSEEN_BEFORE, None, cause, f"before {_counted(found)}")
+        yield _missing(cause, found)
 
 
 def _wrong(report: Report) -> list[Cause]:
     return [cause for cause in report.causes if cause.severity is not Severity.ADVICE]
 
 
-class _Side:
-    """A report, by what its findings are of."""
-
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        self.findings = by_key(report)
-
-    def suspects(self, finding: Finding) -> set[str]:
-        """All mistakes that may be a part of what is wrong with a finding."""
-        clues = self.report.clues_of(finding)
-        if clues is not None and clues.explanations:
-            return clues.suspects
-        return {finding.diagnosis.name, *finding.diagnosis.also} if finding.diagnosis else set()
+def _missing(cause: Cause, found: Difference) -> CauseChange:
+    now = _verdicts_on(cause, found.new, [(one.old, one.new) for one in found.changes])
+    if set(now) <= {RIGHT, WITHOUT_IT}:
+        return CauseChange(Fate.GONE, cause, None)
+    return CauseChange(Fate.UNSEEN, cause, None, f"now {_counted(now)}")
 
 
-def _verdicts_on(cause: Cause, here: _Side, there: _Side) -> Counter[str]:
-    """Counts what the findings of a cause of one report are in the other."""
+def _appeared(cause: Cause, found: Difference) -> CauseChange:
+    once = _verdicts_on(cause, found.old, [(one.new, one.old) for one in found.changes])
+    if not once.keys().isdisjoint(LOOKED_AT):
+        return CauseChange(Fate.NEW, None, cause)
+    return CauseChange(Fate.UNSEEN_BEFORE, None, cause, f"before {_counted(once)}")
+
+
+def _verdicts_on(
+    cause: Cause, other: Report, pairs: Iterable[tuple[Finding | None, Finding | None]]
+) -> Counter[str]:
+    """Counts what the findings of a cause are in the other report, given with those of its own."""
     explained = {*cause.findings}
     return Counter(
-        _verdict_on(cause, there.findings.get(of), there)
-        for of, finding in here.findings.items()
-        if finding.id in explained
+        _verdict_on(cause, there, other)
+        for here, there in pairs
+        if here is not None and here.id in explained
     )
 
 
-def _verdict_on(cause: Cause, finding: Finding | None, there: _Side) -> str:
+def _verdict_on(cause: Cause, finding: Finding | None, report: Report) -> str:
     """Returns what the other report's finding says of a cause; None if it has none."""
     if finding is None:
         return NOT_RUN
@@ -177,8 +165,16 @@ def _verdict_on(cause: Cause, finding: Finding | None, there: _Side) -> str:
         return RIGHT
     if finding.verdict is not Verdict.MISMATCH:
         return str(finding.verdict).replace("_", " ")
-    is_open = not there.suspects(finding).isdisjoint({cause.name, UNEXPLAINED})
+    is_open = not _suspects(finding, report).isdisjoint({cause.name, UNEXPLAINED})
     return OTHERWISE_WRONG if is_open and cause.severity is not Severity.NOT_TRAINED else WITHOUT_IT
+
+
+def _suspects(finding: Finding, report: Report) -> set[str]:
+    """All mistakes that may be a part of what is wrong with a finding."""
+    clues = report.clues_of(finding)
+    if clues is not None and clues.explanations:
+        return clues.suspects
+    return {finding.diagnosis.name, *finding.diagnosis.also} if finding.diagnosis else set()
 
 
 def _counted(found: Counter[str]) -> str:

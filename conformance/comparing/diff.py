@@ -1,4 +1,4 @@
-"""What changed between two reports: each finding of either is in one `Change`, of one `Kind`.
+"""What changed between two reports: each finding of either is in one `Change`, of one `ChangeKind`.
 
 Findings are compared one by one, by what they are of (`Key`), never by counts. The order of
 verdicts, from best to worst:
@@ -24,28 +24,29 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.comparing.report_file import load_reliable
 from conformance.findings.badness import failure, growth
 from conformance.findings.errors import NothingToCompareError
-from conformance.findings.finding_id import GENERATED
+from conformance.findings.finding import GENERATED
 from conformance.findings.report import PlanSize
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import UNJUDGED, WRONG, Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from conformance.comparing.groups import FindingFilter
+    from conformance.explain.causes import FindingFilter
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report, Request
     from conformance.plan.matrix import AnyMatrixCell
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """What became of a finding, in the order of what asks for attention."""
 
     WORSE = "worse"
@@ -105,17 +106,25 @@ class Key(NamedTuple):
             yield Slice(self.check, dimension, getattr(self, dimension))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Change:
     """A finding of one side, or of both, and what became of it.
 
     ``part`` is what the other side has nothing of, where that is why the finding stands alone.
     """
 
-    kind: Kind
     old: Finding | None
     new: Finding | None
     part: Slice | None = None
+
+    @cached_property
+    def kind(self) -> ChangeKind:
+        """What became of it."""
+        if self.old is None:
+            return ChangeKind.ONLY_NEW if self.part else ChangeKind.APPEARED
+        if self.new is None:
+            return ChangeKind.ONLY_OLD if self.part else ChangeKind.VANISHED
+        return _kind(self.old, self.new)
 
     @property
     def finding(self) -> Finding:
@@ -148,7 +157,7 @@ class State(NamedTuple):
 class Group(NamedTuple):
     """Changes that are alike: from one state to another."""
 
-    kind: Kind
+    kind: ChangeKind
     before: State | None
     after: State | None
     changes: tuple[Change, ...]
@@ -190,14 +199,14 @@ class Difference:
     new: Report
     changes: tuple[Change, ...]
 
-    def of(self, kind: Kind) -> tuple[Change, ...]:
+    def of(self, kind: ChangeKind) -> tuple[Change, ...]:
         """The changes of one kind."""
         return tuple(change for change in self.changes if change.kind is kind)
 
     @property
     def worse(self) -> tuple[Change, ...]:
         """What a gate fails for."""
-        return self.of(Kind.WORSE)
+        return self.of(ChangeKind.WORSE)
 
     @property
     def compared(self) -> int:
@@ -237,16 +246,16 @@ class Difference:
 
     def groups(self) -> list[Group]:
         """All changes but those of parts that one side lacks, by kind, the largest groups first."""
-        alike: dict[tuple[Kind, State | None, State | None], list[Change]] = defaultdict(list)
+        alike: dict[tuple[ChangeKind, State | None, State | None], list[Change]] = defaultdict(list)
         for change in self.changes:
-            if change.kind is not Kind.SAME and change.part is None:
+            if change.kind is not ChangeKind.SAME and change.part is None:
                 before, after = (State.of(one) if one else None for one in (change.old, change.new))
                 alike[change.kind, before, after].append(change)
         groups = [Group(*likeness, tuple(changes)) for likeness, changes in alike.items()]
-        order = list(Kind)
+        order = list(ChangeKind)
         return sorted(groups, key=lambda group: (order.index(group.kind), -len(group.changes)))
 
-    def parts(self, kind: Kind) -> dict[Slice, int]:
+    def parts(self, kind: ChangeKind) -> dict[Slice, int]:
         """What one side alone looked at, with the number of its findings, the largest first."""
         counts = Counter(change.part for change in self.of(kind) if change.part is not None)
         return dict(counts.most_common())
@@ -272,37 +281,30 @@ def load_difference(old: Path, new: Path, choice: FindingFilter) -> Difference:
 
 def difference(old: Report, new: Report) -> Difference:
     """Compare the findings of two reports."""
-    olds, news = (by_key(report) for report in (old, new))
-    old_parts, new_parts = (parts_of(findings) for findings in (olds, news))
-    changes: list[Change] = []
-    for key in sorted(olds.keys() | news.keys()):
-        if key in olds and key in news:
-            changes.append(compare(olds[key], news[key]))
-        elif key in olds:
-            part = missing_part(key, new_parts) or _unplanned(key, new)
-            kind = Kind.ONLY_OLD if part else Kind.VANISHED
-            changes.append(Change(kind=kind, old=olds[key], new=None, part=part))
-        else:
-            part = missing_part(key, old_parts) or _unplanned(key, old)
-            kind = Kind.ONLY_NEW if part else Kind.APPEARED
-            changes.append(Change(kind=kind, old=None, new=news[key], part=part))
+    olds, news = FindingsByKey(old), FindingsByKey(new)
+    changes = []
+    for key in sorted(olds.findings.keys() | news.findings.keys()):
+        part = (news if key in olds.findings else olds).lacking(key)
+        changes.append(Change(olds.findings.get(key), news.findings.get(key), part))
     return Difference(old=old, new=new, changes=tuple(changes))
 
 
-def _unplanned(key: Key, report: Report) -> Slice | None:
-    """What a report that lacks a key has little of by its plan; None if it was to have all."""
-    size = report.request.plan
-    return Slice(key.check, "plan", size) if size is PlanSize.QUICK else None
-
-
-def compare(old: Finding, new: Finding) -> Change:
-    """What became of one finding, given two of one `Key`."""
-    return Change(kind=_kind(old, new), old=old, new=new)
-
-
-def by_key(report: Report) -> dict[Key, Finding]:
+class FindingsByKey:
     """The findings of a report by what they are of."""
-    return {key(report.request, finding): finding for finding in report.findings}
+
+    def __init__(self, report: Report) -> None:
+        self.findings = {key(report.request, finding): finding for finding in report.findings}
+        self._is_quick = report.request.plan is PlanSize.QUICK
+        self._parts = {part for key in self.findings for part in key.parts()}
+
+    def missing_part(self, key: Key) -> Slice | None:
+        """The largest part that a key belongs to and the report has nothing of."""
+        return next((part for part in key.parts() if part not in self._parts), None)
+
+    def lacking(self, key: Key) -> Slice | None:
+        """What the report has nothing of, or little by its plan; None if it was to have the key."""
+        little = Slice(key.check, "plan", PlanSize.QUICK) if self._is_quick else None
+        return None if key in self.findings else self.missing_part(key) or little
 
 
 def key(request: Request, of: Finding | AnyMatrixCell) -> Key:
@@ -317,33 +319,23 @@ def key(request: Request, of: Finding | AnyMatrixCell) -> Key:
     return Key(check=check, subject=subject, depth=of.depth, mode=mode, layout=layout, case=case)
 
 
-def parts_of(findings: Iterable[Key]) -> set[Slice]:
-    """All parts that any of the findings belongs to."""
-    return {part for key in findings for part in key.parts()}
-
-
-def missing_part(key: Key, parts: set[Slice]) -> Slice | None:
-    """The largest part that a key belongs to and a side has nothing of."""
-    return next((part for part in key.parts() if part not in parts), None)
-
-
-def _kind(old: Finding, new: Finding) -> Kind:
+def _kind(old: Finding, new: Finding) -> ChangeKind:
     if _says_nothing_of(new, old):
-        return Kind.UNSEEN
+        return ChangeKind.UNSEEN
     if _says_nothing_of(old, new):
-        return Kind.UNSEEN_BEFORE
+        return ChangeKind.UNSEEN_BEFORE
     if _rank(new) != _rank(old):
-        return Kind.WORSE if _rank(new) > _rank(old) else Kind.BETTER
+        return ChangeKind.WORSE if _rank(new) > _rank(old) else ChangeKind.BETTER
     if old.verdict is not new.verdict:
-        return Kind.CHANGED
+        return ChangeKind.CHANGED
     if old.verdict not in WRONG:
-        return Kind.SAME
+        return ChangeKind.SAME
     grown = growth(old, new)
     if grown:
-        return Kind.WORSE if grown > 0 else Kind.BETTER
+        return ChangeKind.WORSE if grown > 0 else ChangeKind.BETTER
     if State.of(old).form != State.of(new).form:
-        return Kind.OTHER_DIAGNOSIS
-    return Kind.CHANGED if (old.error is None) != (new.error is None) else Kind.SAME
+        return ChangeKind.OTHER_DIAGNOSIS
+    return ChangeKind.CHANGED if (old.error is None) != (new.error is None) else ChangeKind.SAME
 
 
 def _says_nothing_of(finding: Finding, other: Finding) -> bool:

@@ -9,25 +9,17 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from conformance.comparing.diff import (
-    Kind,
-    by_key,
-    compare,
-    difference,
-    key,
-    missing_part,
-    parts_of,
-)
+from conformance.comparing.diff import Change, ChangeKind, FindingsByKey, difference, key
 from conformance.explain.conditions import of_finding
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from conformance.comparing.diff import Difference, Key
+    from conformance.comparing.diff import Difference
     from conformance.comparing.expectations import Expectations, KnownMistake
     from conformance.findings.cause import Cause, Clues
     from conformance.findings.finding import Finding
@@ -216,17 +208,16 @@ class Comparing(Gate):
     request: Request
 
     @cached_property
-    def _findings(self) -> Mapping[Key, Finding]:
-        return by_key(self.baseline)
+    def _known(self) -> FindingsByKey:
+        return FindingsByKey(self.baseline)
 
     def refusal(self, cells: Sequence[AnyMatrixCell]) -> str | None:
         """The baseline has to have at least half of what the run is about to find."""
         keys = [key(self.request, cell) for cell in cells]
-        lacking = [one for one in keys if one not in self._findings]
+        lacking = [one for one in keys if one not in self._known.findings]
         if 2 * len(lacking) <= len(keys):
             return None
-        parts = parts_of(self._findings)
-        missing = Counter(part for one in lacking if (part := missing_part(one, parts)))
+        missing = Counter(part for one in lacking if (part := self._known.missing_part(one)))
         named = dict.fromkeys(f"{part.dimension} {part.value}" for part, _ in missing.most_common())
         nothing_of = f" (it has nothing of {', '.join([*named][:MOST_PARTS])})" if named else ""
         return (
@@ -239,7 +230,7 @@ class Comparing(Gate):
         """By the baseline's finding of the same."""
         before, name = self._before(finding), self.path.name
         alone = Strict().decision(finding)
-        if before is not None and compare(before, finding).kind is Kind.WORSE:
+        if before is not None and Change(before, finding).kind is ChangeKind.WORSE:
             words = f"worse than in {name} ({_state(before)}): {_state(finding)}"
             return GateDecision(Outcome.FAILS, words)
         if alone.outcome is not Outcome.FAILS:
@@ -251,8 +242,8 @@ class Comparing(Gate):
 
     def _before(self, finding: Finding) -> Finding | None:
         """The baseline's finding of the same; None if it says nothing of this one."""
-        before = self._findings.get(key(self.request, finding))
-        if before is None or compare(before, finding).kind is Kind.UNSEEN_BEFORE:
+        before = self._known.findings.get(key(self.request, finding))
+        if before is None or Change(before, finding).kind is ChangeKind.UNSEEN_BEFORE:
             return None
         return before
 
@@ -273,7 +264,7 @@ class Comparing(Gate):
                 f"{unknown} wrong findings were not looked at in {self.path} and fail for that:"
                 " make it anew with this run's selection"
             )
-        elif report.complete and found.of(Kind.BETTER) and not found.worse:
+        elif report.complete and found.of(ChangeKind.BETTER) and not found.worse:
             yield f"nothing is worse, and something better: renew {self.path} with this report"
 
 

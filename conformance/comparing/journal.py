@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
-from conformance.comparing.assembly import assembled
 from conformance.comparing.report_file import (
     JOURNAL,
+    assembled,
     require_regular,
     require_regular_itself,
     write,

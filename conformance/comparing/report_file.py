@@ -1,4 +1,4 @@
-"""Reports as files: written in one move, to regular files alone, and read."""
+"""Reports: made of findings, written in one move, to regular files alone, and read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from conformance.comparing.assembly import assembled
+from conformance.findings.badness import failure
 from conformance.findings.cause import Clues
 from conformance.findings.errors import ReportFileError, UnreliableReportError
 from conformance.findings.finding import Finding, first_problem
 from conformance.findings.report import SCHEMA, Header, Report, Selection
+from conformance.findings.sanitize import numberless
+from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
 
 WAY_OUT = "restore it, or run again what made it"
 
@@ -184,3 +187,58 @@ def _require(path: Path, status: Callable[[], os.stat_result]) -> None:
         kind = KINDS.get(stat.S_IFMT(mode), "no regular file")
         words = f"{path} is {kind}, and only regular files are written"
         raise OSError(errno.EINVAL, words, os.fspath(path))
+
+
+def assembled(
+    header: Header,
+    findings: Sequence[Finding],
+    clues: Sequence[Clues],
+    selection: Selection,
+    watched: frozenset[str] = frozenset(),
+    fault: str | None = None,
+) -> Report:
+    """The report of findings that arrived in any order, whose clues are numbered as they came.
+
+    Of clues only those are kept that bear on what is wrong, and on ``watched`` mistakes.
+    """
+    from conformance.explain.causes import causes  # imports numpy, which readers of reports do not
+
+    by_id = sorted(_credible(findings), key=lambda finding: finding.id)
+    ordered, numbered = _numbered(by_id, clues, watched)
+    found = causes(ordered, numbered)
+    return Report.assemble(header, ordered, selection, found, numbered, fault)
+
+
+def _credible(findings: Sequence[Finding]) -> Sequence[Finding]:
+    """The findings, without verdicts if each of several steps ended in one and the same exception.
+
+    Nothing then shows that the adapter can drive this version at all.
+    """
+    tried = [one for one in findings if not (one.is_of_bad_input or one.verdict in UNJUDGED)]
+    failures = {(one.verdict, numberless(failure(one))) for one in tried}
+    steps = {(one.mode, one.layout, one.case) for one in tried}
+    if len(steps) < 2 or len(failures) > 1 or tried[0].verdict is not Verdict.CRASHED:
+        return findings
+    return [
+        one.model_copy(update={"verdict": Verdict.NOT_DRIVEN}) if one in tried else one
+        for one in findings
+    ]
+
+
+def _numbered(
+    findings: Sequence[Finding], clues: Sequence[Clues], watched: frozenset[str]
+) -> tuple[list[Finding], list[Clues]]:
+    """The findings and the clues that are kept, numbered in their order."""
+    are_kept = watched or any(finding.verdict in WRONG for finding in findings)
+    suspected = watched.union(*(one.suspects for one in clues))
+    kept = [one.about(suspected) for one in clues]
+    lines = [one.model_dump_json() for one in kept]
+    places: dict[str, tuple[int, Clues]] = {}
+    ordered = []
+    for finding in findings:
+        number = None
+        if are_kept and finding.clues is not None:
+            line = lines[finding.clues]
+            number, _ = places.setdefault(line, (len(places), kept[finding.clues]))
+        ordered.append(finding.model_copy(update={"clues": number}))
+    return ordered, [one for _, one in places.values()]

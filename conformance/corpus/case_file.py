@@ -13,8 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from conformance.corpus.cases import ALL_CASES, DIVISOR, Case
 from conformance.findings.errors import InvalidCaseFileError
-from conformance.findings.finding import FrozenModel, first_problem
-from conformance.findings.finding_id import GENERATED
+from conformance.findings.finding import GENERATED, FrozenModel, first_problem
 from conformance.findings.report import json_schema
 from reference.step import InvalidStepError, Sample, Step
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Layout
-from conformance.findings.finding_id import PRODUCTION
+from conformance.findings.finding import PRODUCTION
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import Adapter, InvalidLayoutError, Layout
 from conformance.corpus.cases import DIVISOR, Case
-from conformance.findings.finding_id import GENERATED
+from conformance.findings.finding import GENERATED
 from reference.aggregation import (
     Aggregation,
     Conventions,

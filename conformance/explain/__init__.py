@@ -2,6 +2,6 @@
 
 The input is what ranks observed of a step or of a logged number, right or wrong, with the terms
 that are expected; the output is the diagnosis of a finding, its clues, and the causes of a report.
-`catalogue` has the known mistakes. `consistent` holds them against one observation; `table` and
-`cover` choose the fewest mistakes and conditions that explain all findings together.
+`catalogue` has the known mistakes. `engine` tests them against one observation; `cover` chooses the
+fewest mistakes and conditions that explain all findings together, of which `causes` are made.
 """

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import CoreSchema, core_schema
 
 from conformance.findings.sanitize import numberless
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from conformance.findings.finding import Finding
+
 UNEXPLAINED = "unexplained"
 """The name of a cause that no mistake of the catalogue explains."""
+
+SAME_DIRECTION = 1 - 1e-6
+"""The cosine above which two gradients have one direction."""
 
 
 class _Frozen(BaseModel):
@@ -96,6 +105,16 @@ class Range(NamedTuple):
     lowest: float
     highest: float
 
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Self | None:
+        """The range of the known values; None if all are unknown."""
+        known = [value for value in values if value is not None]
+        return cls(min(known), max(known)) if known else None
+
+    def __str__(self) -> str:
+        low, high = (f"{value:.4g}" for value in self)
+        return low if low == high else f"{low} to {high}"
+
 
 class Impact(_Frozen):
     """What a cause does to training, over its findings; None where nothing was measured."""
@@ -108,6 +127,35 @@ class Impact(_Frozen):
 
     reported: Range | None = None
     """Logged over right numbers."""
+
+    @classmethod
+    def of(cls, findings: Sequence[Finding]) -> Self:
+        """The ranges over all findings that have numbers."""
+        logged = [finding.logged for finding in findings if finding.logged is not None]
+        return cls(
+            scale=Range.of(finding.scale for finding in findings),
+            cosine=Range.of(finding.cosine for finding in findings),
+            reported=Range.of(
+                number.reported / number.expected
+                for number in logged
+                if number.reported is not None and number.expected
+            ),
+        )
+
+    def __str__(self) -> str:
+        """What it means for training; empty if nothing was measured."""
+        said = []
+        if self.scale is not None:
+            said.append(f"updates {self.scale} times the right size")
+        if self.cosine is not None and self.cosine.lowest < SAME_DIRECTION:
+            said.append(f"gradient direction off by up to {_angle(self.cosine.lowest)}")
+        if self.reported is not None:
+            said.append(f"logs {self.reported} times the right number")
+        return "; ".join(said)
+
+
+def _angle(cosine: float) -> str:
+    return f"{math.degrees(math.acos(max(cosine, -1.0))):.3g}°"
 
 
 class Cause(_Frozen):

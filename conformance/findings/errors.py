@@ -25,7 +25,7 @@ add `InvalidHistoryError`, `InvalidSourceError`, `UnknownCaseError` and `Unknown
 
 from __future__ import annotations
 
-from reference.errors import ConformanceError as ConformanceError
+from reference import ConformanceError as ConformanceError
 
 
 class AdapterError(ConformanceError):

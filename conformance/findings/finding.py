@@ -1,20 +1,74 @@
-"""One finding: a verdict with its numbers, its diagnosis and the framework's message."""
+"""One finding: its id, a verdict with its numbers, its diagnosis, the framework's message."""
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from adapters.contract import Depth, Layout
-from conformance.findings.finding_id import FindingId
 from conformance.findings.verdict import Check, Verdict
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-    from reference.aggregation import Mode
+
+GENERATED = "generated"
+"""The name that all generated cases share in ids."""
+
+PRODUCTION = "production_step"
+"""The case of the corpus that is as large as a step in production."""
+
+
+def slug(check: Check, subject: str | None) -> str:
+    """The first part of an id: the check, with its subject if it has several."""
+    return f"{check}.{subject}" if subject else str(check)
+
+
+class FindingId(NamedTuple):
+    """The parts of a finding's id, which is written as ``check[.subject]/mode/case/layout``."""
+
+    check: Check
+    subject: str | None
+    mode: Mode
+    case: str
+    layout: Layout
+
+    @property
+    def slug(self) -> str:
+        """The check, with its subject if it has several."""
+        return slug(self.check, self.subject)
+
+    def __str__(self) -> str:
+        return f"{self.slug}/{self.mode}/{self.case}/{self.layout}"
+
+    @classmethod
+    def parse(cls, text: str) -> FindingId:
+        """Read an id as written by `str`.
+
+        Raises:
+            ValueError: the text is of another form.
+        """
+        parts = text.split("/")
+        if len(parts) != 4:
+            raise ValueError(
+                f"{text!r} is not of the form weights/token_mean/two_prompts/dp2-cp1-mb2-thd"
+            )
+        slug, mode, case, layout = parts
+        check, subject = _parse_slug(slug)
+        return cls(check, subject, Mode(mode), case, _parse_layout(layout))
+
+
+@cache
+def _parse_slug(text: str) -> tuple[Check, str | None]:
+    check, _, subject = text.partition(".")
+    return Check(check), subject or None
+
+
+_parse_layout = cache(Layout.parse)
+"""Ids of thousands of findings have the same few layouts."""
 
 
 class FrozenModel(BaseModel):

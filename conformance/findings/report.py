@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, Field, field_serializer, model_validator
 
 from adapters.contract import Departure
-from adapters.contract.conventions import answers
+from adapters.contract.description import answers
 from conformance.findings.badness import failure
 from conformance.findings.cause import Cause, Clues
 from conformance.findings.finding import Finding, FrozenModel

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from adapters.contract import Description, Job, Observation
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
     from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
 

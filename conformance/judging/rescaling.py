@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import fewest_micro_batches
 from conformance.findings.finding import Diagnosis

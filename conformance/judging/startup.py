@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.configuration import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
+from adapters.contract.job import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
-from conformance.findings.agreement import agreement, direction
+from conformance.findings.badness import agreement, direction
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Layout, Observation
-    from adapters.contract.configuration import Setting
-    from conformance.corpus.log_cases import LogCase
+    from adapters.contract.job import Setting
+    from conformance.corpus.configurations import LogCase
     from conformance.expected.step_context import StepContext
     from conformance.ranks.log_process import LogOutcome
     from reference.step import Step

@@ -19,7 +19,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
-from conformance.findings.finding_id import FindingId, slug
+from conformance.findings.finding import FindingId, slug
 from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 

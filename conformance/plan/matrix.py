@@ -9,15 +9,14 @@ import numpy as np
 
 from adapters.contract import Depth, Job, Layout
 from adapters.contract.objective import Objective
-from conformance.findings.finding_id import GENERATED
+from conformance.findings.finding import GENERATED
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CheckSpec
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from conformance.corpus.cases import Case
-    from conformance.corpus.configurations import ConfigCase
-    from conformance.corpus.log_cases import LogCase
+    from conformance.corpus.configurations import ConfigCase, LogCase
     from reference.aggregation import Aggregation
     from reference.step import Step
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Layout
 from conformance.corpus.cases import ALL_CASES, Case
-from conformance.corpus.configurations import CONFIG_CASES
-from conformance.corpus.log_cases import LOG_CASES
+from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, CheckSpec
-from conformance.plan.covering import pairwise
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
-from conformance.plan.quick import quick_jobs
+from conformance.plan.quick import pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:

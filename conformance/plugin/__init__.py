@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from conformance.findings.errors import ConformanceError, HarnessFaultError, StartError
-from conformance.plugin import launching, options, signals
+from conformance.plugin import launching, options
 from conformance.plugin.controller import ATTRIBUTE, NOT_DRIVEN, Controller
 from conformance.plugin.options import settings_of
 
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(controller, "conformance-controller")
     if config.getoption("adapter") is None:
         return
-    config.pluginmanager.register(signals.EndingSignals())
+    config.pluginmanager.register(launching.EndingSignals())
     launching.connect_workers(config)
     settings_of(config)
     if controller is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from conformance.findings.errors import ConformanceError, HarnessFaultError
 from conformance.findings.verdict import UNJUDGED, Verdict
-from conformance.plugin import launching, signals
+from conformance.plugin import launching
 from conformance.plugin.options import finding_id, settings_of
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Controller:
         """Write the report, also of a run that was stopped."""
         if self._recorder is not None:
             try:
-                with signals.too_late():
+                with launching.too_late():
                     self._report = self._recorder.finish()
             except ConformanceError as error:
                 self._problem = str(error)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
 from conformance.findings.verdict import WRONG
-from conformance.views.tables import SYMBOLS
+from conformance.views.formatting import SYMBOLS
 
 if TYPE_CHECKING:
     from conformance.findings.finding import Finding

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation
-from adapters.contract.configuration import DEFAULT_CONFIGURATION
+from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Objective
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.explain.clues import clues_of_failure
@@ -22,7 +22,6 @@ from conformance.judging.advice import (
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
-from conformance.judging.sharding import judge_sharding
 from conformance.judging.startup import (
     NOT_BROKEN,
     by_own_rules,
@@ -33,7 +32,7 @@ from conformance.judging.startup import (
     judge_log,
     judge_refusal,
 )
-from conformance.judging.weights import Judgement, judge_weights, unjudged
+from conformance.judging.weights import Judgement, judge_sharding, judge_weights, unjudged
 from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell, may_decline
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.contract import Description, Job, Observation
-    from adapters.contract.configuration import Setting
+    from adapters.contract.job import Setting
     from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
@@ -229,16 +228,16 @@ def _ordinary(outcome: Crashed | Declined) -> Judgement:
     return Judgement(verdict=Verdict(outcome.verdict), message=outcome.message, place=place)
 
 
-UNJUDGED = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
-"""Outcomes of a log that leave nothing to judge."""
+VERDICTS_ON_LOGS = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
+"""Of outcomes that leave nothing to judge of a log."""
 
 
 def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
     case, description = cell.log_case, jobs.description
     outcome, optimized = jobs.logs.of(case.name)
-    if outcome.kind in UNJUDGED:
-        return unjudged(UNJUDGED[outcome.kind], outcome.message)
+    if outcome.kind in VERDICTS_ON_LOGS:
+        return unjudged(VERDICTS_ON_LOGS[outcome.kind], outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
     is_wrong = judgement.verdict is Verdict.MISMATCH
     return replace(

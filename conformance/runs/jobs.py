@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from conformance.corpus.cases import CORPUS
-from conformance.corpus.log_cases import LOG_ENTRIES
+from conformance.corpus.configurations import LOG_ENTRIES
 from conformance.judging.rescaling import trial
 from conformance.judging.startup import ignored_settings
 from conformance.judging.weights import judge_weights
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from adapters.contract import Depth, Description, Job, Layout, Observation
-    from adapters.contract.configuration import Setting
+    from adapters.contract.job import Setting
     from adapters.contract.objective import Metric, Objective
     from conformance.judging.rescaling import Rescaling
     from conformance.plan.matrix import AnyMatrixCell, MatrixCell

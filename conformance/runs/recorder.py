@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypedDict
 
-from adapters.contract.conventions import sources
+from adapters.contract.description import sources
 from conformance.comparing.journal import Journal
 from conformance.findings.cause import Clues
 from conformance.findings.errors import HarnessFaultError, InconsistentExpectationError

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.comparing.gate import Outcome
 from conformance.plan.matrix import GeneratedCell, MatrixCell
-from conformance.runs.reproduce import command
+from conformance.runs.options import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

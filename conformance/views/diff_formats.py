@@ -12,12 +12,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from conformance.comparing.cause_changes import cause_changes
-from conformance.comparing.diff import Kind
+from conformance.comparing.diff import ChangeKind
 from conformance.findings.badness import explain, legend
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import WRONG
+from conformance.views.formatting import SYMBOLS
 from conformance.views.report_formats import title
-from conformance.views.tables import SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -62,33 +62,33 @@ FOLDED = OutputLimits(findings=5, values=100, words=300)
 """Limits of Markdown, where a group is one line until it is opened."""
 
 PROGRESS = {
-    Kind.WORSE: "worse",
-    Kind.BETTER: "better",
-    Kind.OTHER_DIAGNOSIS: "wrong in another way",
-    Kind.CHANGED: "neither better nor worse",
-    Kind.UNSEEN: "not looked at again",
-    Kind.UNSEEN_BEFORE: "not looked at before",
-    Kind.VANISHED: "vanished",
-    Kind.APPEARED: "appeared",
-    Kind.ONLY_OLD: "in parts that only OLD looked at",
-    Kind.ONLY_NEW: "in parts that only NEW looked at",
-    Kind.SAME: "the same",
+    ChangeKind.WORSE: "worse",
+    ChangeKind.BETTER: "better",
+    ChangeKind.OTHER_DIAGNOSIS: "wrong in another way",
+    ChangeKind.CHANGED: "neither better nor worse",
+    ChangeKind.UNSEEN: "not looked at again",
+    ChangeKind.UNSEEN_BEFORE: "not looked at before",
+    ChangeKind.VANISHED: "vanished",
+    ChangeKind.APPEARED: "appeared",
+    ChangeKind.ONLY_OLD: "in parts that only OLD looked at",
+    ChangeKind.ONLY_NEW: "in parts that only NEW looked at",
+    ChangeKind.SAME: "the same",
 }
 """Headings where two versions of one framework are compared."""
 
 SIDE_BY_SIDE = PROGRESS | {
-    Kind.WORSE: "differ, OLD fares better",
-    Kind.BETTER: "differ, NEW fares better",
-    Kind.OTHER_DIAGNOSIS: "differ, both are wrong",
-    Kind.CHANGED: "differ, neither fares better",
-    Kind.UNSEEN: "only OLD has a judgement",
-    Kind.UNSEEN_BEFORE: "only NEW has a judgement",
-    Kind.VANISHED: "only OLD has them",
-    Kind.APPEARED: "only NEW has them",
+    ChangeKind.WORSE: "differ, OLD fares better",
+    ChangeKind.BETTER: "differ, NEW fares better",
+    ChangeKind.OTHER_DIAGNOSIS: "differ, both are wrong",
+    ChangeKind.CHANGED: "differ, neither fares better",
+    ChangeKind.UNSEEN: "only OLD has a judgement",
+    ChangeKind.UNSEEN_BEFORE: "only NEW has a judgement",
+    ChangeKind.VANISHED: "only OLD has them",
+    ChangeKind.APPEARED: "only NEW has them",
 }
 """Headings if two frameworks or engines are compared, which have no order in time."""
 
-ALONE = (Kind.VANISHED, Kind.APPEARED, Kind.ONLY_OLD, Kind.ONLY_NEW)
+ALONE = (ChangeKind.VANISHED, ChangeKind.APPEARED, ChangeKind.ONLY_OLD, ChangeKind.ONLY_NEW)
 """Kinds of findings that only one report has."""
 
 
@@ -115,7 +115,7 @@ def as_markdown(difference: Difference) -> Iterator[str]:
 
     It is at most `MOST_CHARACTERS` long: groups that do not fit are left out and counted.
     """
-    from conformance.views.markdown import code, environment, escape_html
+    from conformance.views.formatting import code, environment, escape_html
 
     def quoted(lines: Iterable[str]) -> list[str]:
         """As code, in which GitHub links neither users nor issues nor commits."""
@@ -171,11 +171,11 @@ def as_json(difference: Difference) -> Iterator[str]:
         "new": _header(difference.new),
         "same_framework": difference.is_of_one_framework,
         "same_source": difference.same_source,
-        "counts": {kind: len(difference.of(kind)) for kind in Kind},
+        "counts": {kind: len(difference.of(kind)) for kind in ChangeKind},
         "settings": [setting._asdict() for setting in difference.settings],
         "parts": [
             {"kind": kind, **part._asdict(), "findings": count}
-            for kind in (Kind.ONLY_OLD, Kind.ONLY_NEW)
+            for kind in (ChangeKind.ONLY_OLD, ChangeKind.ONLY_NEW)
             for part, count in difference.parts(kind).items()
         ],
         "causes": [
@@ -185,12 +185,12 @@ def as_json(difference: Difference) -> Iterator[str]:
                 "findings": one.findings,
                 "became": one.became,
             }
-            for one in cause_changes(difference.old, difference.new)
+            for one in cause_changes(difference)
         ],
         "changes": [
             {"kind": change.kind, "old": _document(change.old), "new": _document(change.new)}
             for change in difference.changes
-            if change.kind is not Kind.SAME and change.part is None
+            if change.kind is not ChangeKind.SAME and change.part is None
         ],
     }
     yield json.dumps(document, indent=1, ensure_ascii=False)
@@ -224,7 +224,7 @@ def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
 
 def _causes(difference: Difference) -> Iterator[str]:
     """Yields a line for each cause in either report, the new ones first."""
-    for change in cause_changes(difference.old, difference.new):
+    for change in cause_changes(difference):
         became = f"; {change.became}" if change.became else ""
         yield f"cause, {change.fate}: {change.statement} ({change.findings} findings{became})"
 
@@ -243,7 +243,7 @@ def _title(report: Report) -> str:
     return f"{title(report)}: {len(report.findings)} findings"
 
 
-def _words(difference: Difference) -> dict[Kind, str]:
+def _words(difference: Difference) -> dict[ChangeKind, str]:
     return PROGRESS if difference.is_of_one_framework else SIDE_BY_SIDE
 
 
@@ -254,8 +254,8 @@ def _counts(difference: Difference) -> Iterator[tuple[str, int, int]]:
     """
     for kind, words in _words(difference).items():
         changes = difference.of(kind)
-        if changes or kind is Kind.WORSE:
-            open_kind = kind in (Kind.SAME, *ALONE)
+        if changes or kind is ChangeKind.WORSE:
+            open_kind = kind in (ChangeKind.SAME, *ALONE)
             wrong = sum(open_kind and one.finding.verdict in WRONG for one in changes)
             yield words, len(changes), wrong
 
@@ -293,8 +293,10 @@ def _more(rest: Sequence[object]) -> Iterator[str]:
 def _group_title(group: Group) -> str:
     states = " -> ".join(_state(one) for one in (group.before, group.after) if one)
     modes = ", ".join(f"{mode} {count}" for mode, count in group.modes.items())
-    same = group.before == group.after and group.kind in (Kind.WORSE, Kind.BETTER)
-    factor = f", by a {'larger' if group.kind is Kind.WORSE else 'smaller'} factor" if same else ""
+    same = group.before == group.after and group.kind in (ChangeKind.WORSE, ChangeKind.BETTER)
+    factor = (
+        f", by a {'larger' if group.kind is ChangeKind.WORSE else 'smaller'} factor" if same else ""
+    )
     subjects = _enumerated((f"{name} {n}" for name, n in group.subjects.items()), GIST)
     return f"{states}{factor}: {subjects} ({modes})"
 
@@ -322,7 +324,7 @@ def _cut(words: str, most: int) -> str:
 
 def _others(difference: Difference, limits: OutputLimits) -> Iterator[tuple[str, list[str]]]:
     """Yields a heading and lines for the parts that are not compared, and for other settings."""
-    for kind, name in ((Kind.ONLY_OLD, "OLD"), (Kind.ONLY_NEW, "NEW")):
+    for kind, name in ((ChangeKind.ONLY_OLD, "OLD"), (ChangeKind.ONLY_NEW, "NEW")):
         parts = difference.parts(kind)
         if parts:
             yield f"not compared, as only {name} looked at it", list(_parts(parts, limits))

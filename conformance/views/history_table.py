@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from adapters.toolkit.source import SHORT
 from conformance.comparing.cause_changes import Fate, cause_changes
+from conformance.comparing.diff import difference
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import Check, Verdict
-from conformance.views.markdown import escape_markdown, markdown_table
-from conformance.views.tables import text_table, verdict_words
+from conformance.views.formatting import escape_markdown, markdown_table, text_table, verdict_words
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ def _changes(rows: Sequence[Row]) -> Iterator[list[CauseChange]]:
         if row.report is None:
             yield []
         elif last is None or not row.report.complete:
-            yield cause_changes(row.report, row.report)
+            yield cause_changes(difference(row.report, row.report))
         else:
-            yield cause_changes(last, row.report)
+            yield cause_changes(difference(last, row.report))
         if row.report is not None and row.report.complete:
             last = row.report
 

@@ -11,17 +11,15 @@ from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
-from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain, off_by
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import JUDGED, Check, Verdict
 from conformance.plan.checks import CHECK_SPECS
-from conformance.runs.reproduce import PLACEHOLDERS, command
+from conformance.runs.options import PLACEHOLDERS, command
 from conformance.views import worked_step as words
-from conformance.views.markdown import environment, escape_markdown, preformatted
-from conformance.worked.example import ShownCause
-from conformance.worked.step import worked_step
+from conformance.views.formatting import environment, escape_markdown, preformatted
+from conformance.worked.step import ShownCause, worked_step
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -48,29 +46,31 @@ RULES = (Check.ARGUMENTS, Check.LOGGING)
 SLUGS = frozenset(one.slug for one in CHECK_SPECS)
 
 
-class Kind(NamedTuple):
+class Heading(NamedTuple):
     """How the title and the first sentence on a kind of cause begin."""
 
     title: str
     sentence: str
 
 
-ADVICE = Kind("Advice", "This is not a bug, since it breaks nothing that {} promises")
-CRASH = Kind("Crash", "{} crashes in an ordinary training step")
-DECLINED = Kind("Ordinary step declined", "{} declines an ordinary training step")
-GRADIENT = Kind("Wrong gradient", "{} computes a wrong gradient in a training step")
-NUMBER = Kind("Wrong logged number", "{} logs a wrong number for a training step")
+ADVICE = Heading("Advice", "This is not a bug, since it breaks nothing that {} promises")
+CRASH = Heading("Crash", "{} crashes in an ordinary training step")
+DECLINED = Heading("Ordinary step declined", "{} declines an ordinary training step")
+GRADIENT = Heading("Wrong gradient", "{} computes a wrong gradient in a training step")
+NUMBER = Heading("Wrong logged number", "{} logs a wrong number for a training step")
 
 BY_VERDICT = {Verdict.CRASHED: CRASH, Verdict.DECLINED: DECLINED}
 
 BY_CHECK = {
-    Check.ARGUMENTS: Kind(
+    Check.ARGUMENTS: Heading(
         "Configuration", "{} handles a configuration differently from what it states"
     ),
-    Check.LOGGING: Kind(
+    Check.LOGGING: Heading(
         "Log", "{} handles the logs of micro-batches differently from what it states"
     ),
-    Check.SHARDING: Kind("Wrong sharding", "{} distributes the samples of a training step wrongly"),
+    Check.SHARDING: Heading(
+        "Wrong sharding", "{} distributes the samples of a training step wrongly"
+    ),
     Check.METRIC: NUMBER,
     Check.ROLLOUTS: NUMBER,
 }
@@ -117,7 +117,7 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
         framework=f"{report.adapter} (engine {report.engine})",
         what=(is_of_rules and escape_markdown(_explanation(example))) or statement,
         judged="the" if kind is ADVICE else judged,  # advice is not one of the judged
-        effect=impact_words(cause.impact) or off_by(example),
+        effect=str(cause.impact) or off_by(example),
         is_of_rules=is_of_rules,
         example=example,
         worked=worked,
@@ -135,7 +135,7 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
     yield from text.rstrip().split("\n")
 
 
-def _kind(shown: ShownCause) -> Kind:
+def _kind(shown: ShownCause) -> Heading:
     if shown.cause.severity is Severity.ADVICE:
         return ADVICE
     example = shown.example

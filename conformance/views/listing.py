@@ -12,7 +12,7 @@ import numpy as np
 from conformance.corpus.cases import ALL_CASES, CASES_BY_NAME
 from conformance.findings.errors import UnknownCaseError
 from conformance.findings.report import PlanSize
-from conformance.views.tables import text_table
+from conformance.views.formatting import text_table
 from reference import exact
 from reference.aggregation import Mode
 

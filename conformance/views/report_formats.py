@@ -12,14 +12,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.comparing.groups import advice_groups, finding_groups
-from conformance.explain.impact import impact_words
+from conformance.explain.causes import advice_groups, finding_groups
 from conformance.findings.badness import explain, failure
-from conformance.findings.finding_id import GENERATED
+from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import Check, Verdict
-from conformance.runs.reproduce import command
-from conformance.views.tables import SYMBOLS, matrix_rows, verdict_matrix, verdict_words
+from conformance.runs.options import command
+from conformance.views.formatting import SYMBOLS, matrix_rows, verdict_matrix, verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from conformance.comparing.groups import FindingGroup
+    from conformance.explain.causes import FindingGroup
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
     from reference.aggregation import Mode
@@ -165,7 +164,7 @@ def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableT
 
 def _details(report: Report, group: FindingGroup) -> Iterator[str]:
     """Yields what a cause does and where."""
-    said = impact_words(group.cause.impact)
+    said = str(group.cause.impact)
     yield f"{group.cause.severity}{f': {said}' if said else ''}"
     yield f"in {_where(group)}"
     yield f"for example {group.example.id}: {explain(group.example)}"
@@ -187,7 +186,7 @@ def _where(group: FindingGroup) -> str:
 
 def as_markdown(report: Report) -> Iterator[str]:
     """Yields lines of a page of GitHub's Markdown with the content of the text, details folded."""
-    from conformance.views.markdown import environment
+    from conformance.views.formatting import environment
 
     header, *rows = matrix_rows("check", _matrix(report), empty=NO_FINDINGS)
     text = (
@@ -243,7 +242,7 @@ def _document(report: Report, group: FindingGroup) -> dict[str, object]:
 
 def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
     """Appends the report as Markdown, and lines of text, to the summary of the job's step."""
-    from conformance.views.markdown import preformatted
+    from conformance.views.formatting import preformatted
 
     text = ["", *preformatted(more)] if more else []
     page = "\n".join([*as_markdown(report), *text]) + "\n"

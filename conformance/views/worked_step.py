@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import OF_SAMPLES, Objective
+from conformance.views.formatting import markdown_table
 from conformance.views.listing import mask_digits
-from conformance.views.markdown import markdown_table
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode, SampleUnit
 
 if TYPE_CHECKING:

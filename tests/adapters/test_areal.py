@@ -16,7 +16,7 @@ from adapters.areal.framework import AREAL
 from adapters.areal.fsdp import ArealFsdpAdapter
 from adapters.areal.megatron import ArealMegatronAdapter
 from adapters.contract import Description, Job
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict

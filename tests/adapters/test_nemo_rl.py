@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description, Job, Option
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.nemo_rl import DTensorV1Adapter, DTensorV2Adapter

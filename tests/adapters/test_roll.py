@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.roll.framework import ROLL

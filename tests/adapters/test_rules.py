@@ -6,8 +6,7 @@ import argparse
 
 from adapters.native.options import RULES as OF_NATIVE
 from adapters.slime_family import adapter
-from conformance.corpus.configurations import CONFIG_CASES
-from conformance.corpus.log_cases import LOG_CASES
+from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 
 KNOWN = {case.rule for case in (*CONFIG_CASES, *LOG_CASES)}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Job, Layout, LogEntry
-from adapters.contract.configuration import REDUCER_DIVISOR, Configuration, FaultInjection, Setting
+from adapters.contract.job import REDUCER_DIVISOR, Configuration, FaultInjection, Setting
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS
 from conformance.ranks.messages import Declined

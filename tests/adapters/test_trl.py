@@ -10,11 +10,11 @@ from importlib.util import find_spec
 import pytest
 
 from adapters.contract import Description, Job, Option
-from adapters.contract.configuration import Configuration, Setting
-from adapters.contract.conventions import Documented, conventions_of
+from adapters.contract.description import Documented, conventions_of
+from adapters.contract.job import Configuration, Setting
 from adapters.contract.objective import Metric, Objective
 from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter
-from adapters.trl.grpo.adapter import CONVENTIONS, ESTIMATOR
+from adapters.trl.framework import ESTIMATOR, GRPO
 from adapters.trl.schedule import schedule_of
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import step_context
@@ -37,7 +37,7 @@ needs_trl = [
 
 
 DECLARED = {
-    **CONVENTIONS,
+    **GRPO.conventions,
     "kl_estimator": Documented(DivergenceEstimator.K3_BY_RATIO, ESTIMATOR),
 }
 """What the adapter declares of TRL 1.16.0."""
@@ -108,15 +108,15 @@ class OtherLossType(TrlDdpAdapter):
     def __init__(self, **settings: object) -> None:
         self._settings = settings
 
-    def settings_of_engine(self, job: Job) -> dict[str, object]:
-        return self._settings
+    def settings(self, job: Job) -> dict[str, object]:
+        return super().settings(job) | self._settings
 
 
 class Forgetful(TrlFsdp2Adapter):
     """Lets transformers forget the world in which Accelerate shards a model."""
 
-    def settings_of_engine(self, job: Job) -> dict[str, object]:
-        chosen = super().settings_of_engine(job)
+    def settings(self, job: Job) -> dict[str, object]:
+        chosen = super().settings(job)
         del chosen["accelerator_config"]
         return chosen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,12 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, LOG_RATIOS, ProbedBatch
-from adapters.trl.asynchronous.adapter import CONVENTIONS
-from adapters.trl.asynchronous.trainer import prompt_of_group
+from adapters.trl.asynchronous import prompt_of_group
 from adapters.trl.engines import TrlAsyncAdapter
+from adapters.trl.framework import ASYNC
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
@@ -36,13 +37,10 @@ WHOLE, HALVES = "dp2-cp1-mb1-thd", "dp2-cp1-mb2-thd"
 class LogsDivergence(TrlAsyncAdapter):
     """Reads the divergence that is logged, too, which is a quantity of no metric."""
 
-    def trainings(self) -> Any:
-        from adapters.trl.asynchronous.trainer import AsyncTraining
-
-        class WithDivergence(AsyncTraining):
-            names = {**AsyncTraining.names, Metric.POLICY_KL: "kl"}  # noqa: RUF012 - as there
-
-        return WithDivergence
+    framework = replace(
+        TrlAsyncAdapter.framework,
+        metrics={**ASYNC.metrics, Metric.POLICY_KL: "kl"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +57,7 @@ def job(
 
 def batch_of(given: Job) -> ProbedBatch:
     """What the trainer is given."""
-    return ProbedBatch.under(conventions_of(CONVENTIONS), given.steps, given.objective)
+    return ProbedBatch.under(conventions_of(ASYNC.conventions), given.steps, given.objective)
 
 
 def active_ids(given: Job) -> list[NDArray[np.int64]]:

@@ -11,7 +11,7 @@ import pytest
 
 from adapters.contract import Depth, Description, Job
 from adapters.contract.objective import Objective
-from adapters.trl_losses.adapter import CONVENTIONS, LossAdapter
+from adapters.trl_losses.adapter import LOSSES, LossAdapter
 from adapters.trl_losses.liger import LigerAdapter
 from adapters.trl_losses.unsloth import UnslothAdapter
 from conformance.findings.verdict import Verdict
@@ -61,7 +61,7 @@ each_library = pytest.mark.parametrize("adapter", ADAPTERS)
 
 
 def description() -> Description:
-    return Description(declared=CONVENTIONS)
+    return Description(declared=LOSSES.conventions)
 
 
 def job(

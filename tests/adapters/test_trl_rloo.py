@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Option
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from adapters.trl.engines import TrlRlooAdapter
-from adapters.trl.rloo.adapter import CONVENTIONS
+from adapters.trl.framework import RLOO
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.metrics import judge_logged
@@ -55,8 +55,8 @@ class OtherSettings(TrlRlooAdapter):
     def __init__(self, **settings: object) -> None:
         self._settings = settings
 
-    def settings_of_engine(self, job: Job) -> dict[str, object]:
-        return self._settings
+    def settings(self, job: Job) -> dict[str, object]:
+        return super().settings(job) | self._settings
 
 
 def step(*lengths: int, truncated: Sequence[int] = ()) -> Step:
@@ -89,12 +89,12 @@ def job(*of_steps: Step, layout: str = PLAIN, objective: Objective = Objective.P
 
 def description() -> Description:
     """What the judge knows of the trainer here: its conventions."""
-    return Description(declared=CONVENTIONS)
+    return Description(declared=RLOO.conventions)
 
 
 def batch_of(given: Job) -> ProbedBatch:
     """What the trainer is given."""
-    return ProbedBatch.under(conventions_of(CONVENTIONS), given.steps, given.objective)
+    return ProbedBatch.under(conventions_of(RLOO.conventions), given.steps, given.objective)
 
 
 def of_samples(given: Job, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -111,7 +111,7 @@ def test_each_token_of_two_steps_weighs_one_over_the_samples(pool: RankPool, lay
     outcome = pool.run(given)
 
     assert isinstance(outcome, Ran), outcome
-    assert steps.weights_error(outcome, given, conventions_of(CONVENTIONS)) <= weight_bound(
+    assert steps.weights_error(outcome, given, conventions_of(RLOO.conventions)) <= weight_bound(
         "float32"
     )
     [weights, _] = outcome.observations[0].token_weights
@@ -134,7 +134,7 @@ def test_truncated_samples_have_no_weight_and_are_counted(pool: RankPool) -> Non
     outcome = pool.run(given)
 
     assert isinstance(outcome, Ran), outcome
-    assert steps.weights_error(outcome, given, conventions_of(CONVENTIONS)) <= weight_bound(
+    assert steps.weights_error(outcome, given, conventions_of(RLOO.conventions)) <= weight_bound(
         "float32"
     )
 
@@ -234,7 +234,7 @@ def test_logged_entropy_is_a_mean_of_micro_batches(pool: RankPool) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (steps.job(mode=Mode.CONSTANT, layout=PLAIN), "constant:1 alone"),
+        (steps.job(mode=Mode.CONSTANT, layout=PLAIN), "no constant:"),
         (replace(steps.job(layout=PLAIN), aggregation=ADDED_UP), "no token mask"),
         (job(step(1, 2, 3, 5, truncated=(3,))), "only truncated samples"),
     ],

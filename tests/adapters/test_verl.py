@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters.contract import Job, Layout, Option, Unsupported
-from adapters.contract.conventions import conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.objective import Objective
 from adapters.verl.framework import FSDP, VERL
 from adapters.verl.fsdp import VerlFsdp2Adapter

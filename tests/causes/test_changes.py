@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.comparing.assembly import assembled
 from conformance.comparing.cause_changes import cause_changes
 from conformance.comparing.diff import difference, load_difference
-from conformance.comparing.groups import FindingFilter
-from conformance.comparing.report_file import write
+from conformance.comparing.report_file import assembled, write
+from conformance.explain.causes import FindingFilter
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Finding
 from conformance.findings.report import Report, Selection
@@ -35,7 +34,7 @@ def report(*said: Said) -> Report:
 
 
 def fates(old: Report, new: Report) -> list[tuple[str, str]]:
-    return [(change.fate, change.findings) for change in cause_changes(old, new)]
+    return [(change.fate, change.findings) for change in cause_changes(difference(old, new))]
 
 
 def test_a_cause_is_the_same_whatever_findings_it_explains() -> None:
@@ -50,7 +49,7 @@ def test_a_cause_is_gone_new_or_under_another_condition() -> None:
 
     assert fates(always, never) == [("gone", "2")]
     assert fates(never, always) == [("new", "2")]
-    [change] = cause_changes(always, in_one_mode)
+    [change] = cause_changes(difference(always, in_one_mode))
     assert change.fate == "changed"
     assert change.statement.endswith(
         "in token_mean (it was: an extra factor of cp (context-parallel ranks))"
@@ -97,7 +96,7 @@ def with_verdict(verdict: Verdict, identity: str = A, **fields: str) -> Said:
 def test_a_cause_is_not_gone_unless_each_of_its_findings_is_without_it(
     found: list[Said], became: str
 ) -> None:
-    changes = cause_changes(report(wrong(A, CP), wrong(B, CP)), report(*found))
+    changes = cause_changes(difference(report(wrong(A, CP), wrong(B, CP)), report(*found)))
 
     [change] = [one for one in changes if one.new is None]
     assert (change.fate, change.became) == ("not known to be gone", became)
@@ -106,7 +105,7 @@ def test_a_cause_is_not_gone_unless_each_of_its_findings_is_without_it(
 @pytest.mark.parametrize("verdict", [*Verdict])
 def test_only_what_conforms_or_is_advice_is_right_again(verdict: Verdict) -> None:
     found = [wrong(A)] if verdict is Verdict.MISMATCH else [with_verdict(verdict)]
-    changes = cause_changes(report(wrong(A, CP)), report(*found))
+    changes = cause_changes(difference(report(wrong(A, CP)), report(*found)))
 
     is_gone = [one.fate == "gone" for one in changes if one.new is None]
     assert is_gone == [verdict in (Verdict.CONFORMS, Verdict.ADVICE)]
@@ -128,7 +127,7 @@ def test_a_cause_that_occurred_beside_another_is_gone_where_the_other_alone_is_l
     "verdict", [Verdict.CRASHED, Verdict.REFUSED, Verdict.UNSUPPORTED, Verdict.NOT_DRIVEN]
 )
 def test_a_cause_of_what_was_not_looked_at_before_is_not_new(verdict: Verdict) -> None:
-    found = cause_changes(report(with_verdict(verdict)), report(wrong(A, CP)))
+    found = cause_changes(difference(report(with_verdict(verdict)), report(wrong(A, CP))))
 
     [change] = [one for one in found if one.old is None]
     assert (change.fate, change.became) == (
@@ -187,7 +186,7 @@ def test_causes_are_those_of_the_findings_that_are_chosen(tmp_path: Path) -> Non
     chosen = FindingFilter(checks=frozenset({Check.WEIGHTS}))
     found = load_difference(tmp_path / "old", tmp_path / "new", chosen)
 
-    assert [one.fate for one in cause_changes(found.old, found.new)] == ["gone"]
+    assert [one.fate for one in cause_changes(found)] == ["gone"]
 
 
 def test_what_is_not_known_to_be_gone_is_said_in_every_format() -> None:

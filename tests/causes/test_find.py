@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.comparing.assembly import assembled
+from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
-from conformance.explain.conditions import of_finding
-from conformance.explain.find import causes
-from conformance.explain.step_conditions import of_step
+from conformance.explain.causes import causes
+from conformance.explain.conditions import of_finding, of_step
 from conformance.findings.cause import Clues, Range, Severity
 from conformance.findings.finding import Diagnosis, Finding, Logged
 from conformance.findings.report import Selection

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Layout
-from conformance.comparing.assembly import assembled
+from conformance.comparing.report_file import assembled
 from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
 from conformance.findings.report import Selection
 from conformance.findings.verdict import Check, Verdict

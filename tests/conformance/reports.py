@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from adapters.contract import Layout
-from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
-from conformance.findings.finding_id import GENERATED, FindingId
+from conformance.findings.finding import (
+    GENERATED,
+    Diagnosis,
+    Finding,
+    FindingId,
+    Logged,
+    Picture,
+    PicturedSample,
+    Run,
+)
 from conformance.findings.report import Header, Report, Request, Selection
 from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import AuxiliaryAggregation, Conventions, Mode, SampleUnit

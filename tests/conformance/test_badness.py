@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from adapters.contract import Depth, Description, Job, Layout, Observation, PendingReduction
 from adapters.contract.objective import Metric
-from conformance.comparing.diff import Kind, compare
+from conformance.comparing.diff import Change, ChangeKind
 from conformance.comparing.gate import Comparing, Outcome
-from conformance.explain.find import causes
-from conformance.findings.agreement import agreement
-from conformance.findings.badness import badness, factor_text, off_by
+from conformance.explain.causes import causes
+from conformance.findings.badness import agreement, badness, factor_text, off_by
 from conformance.findings.report import Report, Request, Selection
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
@@ -80,15 +79,15 @@ def test_a_factor_is_as_bad_as_its_reciprocal(
 
     assert large.verdict is small.verdict is Verdict.MISMATCH
     assert large.agreement == pytest.approx(small.agreement)
-    assert compare(off(factor), off(1 / factor)).kind is Kind.SAME
+    assert Change(off(factor), off(1 / factor)).kind is ChangeKind.SAME
 
 
 @given(one=FACTORS, more=st.floats(1.01, 10))
 def test_a_larger_factor_is_worse_on_either_side(one: float, more: float) -> None:
     for old in (off(one), off(1 / one)):
         for new in (off(one * more), off(1 / (one * more))):
-            assert compare(old, new).kind is Kind.WORSE
-            assert compare(new, old).kind is Kind.BETTER
+            assert Change(old, new).kind is ChangeKind.WORSE
+            assert Change(new, old).kind is ChangeKind.BETTER
             assert badness(new) > badness(old)
 
 
@@ -96,8 +95,8 @@ def test_a_thousandth_is_worse_than_three_times_and_the_reverse_is_better(tmp_pa
     """The relative errors are 2 and 0.999."""
     thrice, thousandth = off(3.0), off(0.001)
 
-    assert compare(thrice, thousandth).kind is Kind.WORSE
-    assert compare(thousandth, thrice).kind is Kind.BETTER
+    assert Change(thrice, thousandth).kind is ChangeKind.WORSE
+    assert Change(thousandth, thrice).kind is ChangeKind.BETTER
     for before, after, outcome in (
         (thrice, thousandth, Outcome.FAILS),
         (thousandth, thrice, Outcome.KNOWN),
@@ -158,18 +157,18 @@ def test_agreement_is_that_of_what_is_most_off(
 def test_of_what_is_lost_the_larger_error_is_worse() -> None:
     lost, lost_and_more = wrong(1.0, agreement=0.0), wrong(59.0, agreement=0.0)
 
-    assert compare(lost, lost_and_more).kind is Kind.WORSE
-    assert compare(lost, lost).kind is Kind.SAME
-    assert compare(wrong(0.999, agreement=1e-3), lost).kind is Kind.WORSE
+    assert Change(lost, lost_and_more).kind is ChangeKind.WORSE
+    assert Change(lost, lost).kind is ChangeKind.SAME
+    assert Change(wrong(0.999, agreement=1e-3), lost).kind is ChangeKind.WORSE
 
 
 def test_older_reports_are_compared_by_what_they_have() -> None:
     """An error of 0.999 may be of weights that are nearly lost, or nearly doubled."""
     older, newer = wrong(0.999), wrong(0.999, agreement=0.001)
 
-    assert compare(older, newer).kind is Kind.SAME
-    assert compare(older, wrong(2.0, agreement=1 / 3)).kind is Kind.WORSE
-    assert compare(newer, older).kind is Kind.SAME
+    assert Change(older, newer).kind is ChangeKind.SAME
+    assert Change(older, wrong(2.0, agreement=1 / 3)).kind is ChangeKind.WORSE
+    assert Change(newer, older).kind is ChangeKind.SAME
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from adapters.contract import Depth, Layout
 from conformance.comparing.gate import Comparing, Outcome, Strict
 from conformance.corpus.cases import Case
-from conformance.findings.finding_id import GENERATED
+from conformance.findings.finding import GENERATED
 from conformance.findings.report import Request
 from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import MatrixCell

@@ -11,7 +11,7 @@ from adapters.contract import Assumed, Depth, Description, Documented, Job, Layo
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected.loss_terms import quantities
-from conformance.explain.find import causes
+from conformance.explain.causes import causes
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Verdict
 from conformance.judging.conventions import judge_by_conventions
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract.conventions import Convention
+    from adapters.contract.description import Convention
 
 POOLED, MEANS = AuxiliaryAggregation.TOKEN_MEAN, AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
 

@@ -12,17 +12,16 @@ from hypothesis import given, settings
 
 from adapters.contract import Depth, Layout
 from conformance.comparing.diff import (
+    Change,
+    ChangeKind,
     Difference,
-    Kind,
-    compare,
     difference,
     load_difference,
 )
-from conformance.comparing.groups import FindingFilter
 from conformance.comparing.report_file import write
+from conformance.explain.causes import FindingFilter
 from conformance.findings.errors import NothingToCompareError
-from conformance.findings.finding import Diagnosis, Finding
-from conformance.findings.finding_id import GENERATED, FindingId
+from conformance.findings.finding import GENERATED, Diagnosis, Finding, FindingId
 from conformance.findings.report import Header, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.diff_formats import ALL, MOST_CHARACTERS, as_json, as_markdown, as_text
@@ -34,21 +33,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIRRORED = {
-    Kind.WORSE: Kind.BETTER,
-    Kind.BETTER: Kind.WORSE,
-    Kind.OTHER_DIAGNOSIS: Kind.OTHER_DIAGNOSIS,
-    Kind.CHANGED: Kind.CHANGED,
-    Kind.UNSEEN: Kind.UNSEEN_BEFORE,
-    Kind.UNSEEN_BEFORE: Kind.UNSEEN,
-    Kind.VANISHED: Kind.APPEARED,
-    Kind.APPEARED: Kind.VANISHED,
-    Kind.ONLY_OLD: Kind.ONLY_NEW,
-    Kind.ONLY_NEW: Kind.ONLY_OLD,
-    Kind.SAME: Kind.SAME,
+    ChangeKind.WORSE: ChangeKind.BETTER,
+    ChangeKind.BETTER: ChangeKind.WORSE,
+    ChangeKind.OTHER_DIAGNOSIS: ChangeKind.OTHER_DIAGNOSIS,
+    ChangeKind.CHANGED: ChangeKind.CHANGED,
+    ChangeKind.UNSEEN: ChangeKind.UNSEEN_BEFORE,
+    ChangeKind.UNSEEN_BEFORE: ChangeKind.UNSEEN,
+    ChangeKind.VANISHED: ChangeKind.APPEARED,
+    ChangeKind.APPEARED: ChangeKind.VANISHED,
+    ChangeKind.ONLY_OLD: ChangeKind.ONLY_NEW,
+    ChangeKind.ONLY_NEW: ChangeKind.ONLY_OLD,
+    ChangeKind.SAME: ChangeKind.SAME,
 }
 
-ALONE_IN_OLD = (Kind.VANISHED, Kind.ONLY_OLD)
-ALONE_IN_NEW = (Kind.APPEARED, Kind.ONLY_NEW)
+ALONE_IN_OLD = (ChangeKind.VANISHED, ChangeKind.ONLY_OLD)
+ALONE_IN_NEW = (ChangeKind.APPEARED, ChangeKind.ONLY_NEW)
 
 TAGS = re.compile(r"</?(?:details|summary|code)>")
 
@@ -85,7 +84,7 @@ def report(*findings: Finding, header: Header = HEADER, missing: int = 0) -> Rep
     return Report.assemble(header, findings, selection)
 
 
-def kinds(found: Difference) -> dict[Kind, int]:
+def kinds(found: Difference) -> dict[ChangeKind, int]:
     return dict(Counter(change.kind for change in found.changes))
 
 
@@ -117,65 +116,69 @@ MALFORMED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("rank", range(len(UPWARDS) - 1))
 def test_each_verdict_is_worse_than_those_before_it(rank: int) -> None:
     for better in UPWARDS[: rank + 1]:
-        assert compare(better, UPWARDS[rank + 1]).kind is Kind.WORSE
-        assert compare(UPWARDS[rank + 1], better).kind is Kind.BETTER
+        assert Change(better, UPWARDS[rank + 1]).kind is ChangeKind.WORSE
+        assert Change(UPWARDS[rank + 1], better).kind is ChangeKind.BETTER
 
 
 @pytest.mark.parametrize(
     ("old", "new", "kind"),
     [
-        (found(error=0.0), found(error=TOLERANCE), Kind.SAME),
-        (found(), found(Verdict.UNSUPPORTED, message="no mode"), Kind.WORSE),
-        (found(Verdict.UNSUPPORTED), found(), Kind.BETTER),
-        (found(Verdict.UNSUPPORTED), wrong(), Kind.UNSEEN_BEFORE),
-        (wrong(), found(Verdict.UNSUPPORTED), Kind.UNSEEN),
-        (crashed("no"), found(Verdict.UNSUPPORTED), Kind.UNSEEN),
-        (found(), NOT_DRIVEN, Kind.UNSEEN),
-        (found(Verdict.ADVICE), NOT_DRIVEN, Kind.UNSEEN),
-        (found(Verdict.REFUSED), NOT_DRIVEN, Kind.UNSEEN),
-        (wrong(), NOT_DRIVEN, Kind.UNSEEN),
-        (crashed("no"), NOT_DRIVEN, Kind.UNSEEN),
-        (NOT_DRIVEN, wrong(), Kind.UNSEEN_BEFORE),
-        (found(Verdict.UNSUPPORTED), NOT_DRIVEN, Kind.CHANGED),
-        (NOT_DRIVEN, NOT_DRIVEN, Kind.SAME),
-        (found(Verdict.REFUSED), found(Verdict.UNSUPPORTED), Kind.CHANGED),
-        (found(Verdict.REFUSED, message="no"), found(Verdict.REFUSED, message="No"), Kind.SAME),
-        (wrong(0.5), wrong(0.5 + 1.4 * TOLERANCE), Kind.SAME),
-        (wrong(0.5), wrong(0.5 + 1.6 * TOLERANCE), Kind.WORSE),
-        (wrong(59.0), wrong(59.0 + 50 * TOLERANCE), Kind.SAME),
-        (wrong(0.5, tolerance=0.0), wrong(0.5 + 1e-7, tolerance=0.0), Kind.SAME),
-        (wrong(0.5, tolerance=0.0), wrong(0.6, tolerance=0.0), Kind.WORSE),
-        (wrong(0.5, "not_divided"), wrong(0.5), Kind.OTHER_DIAGNOSIS),
-        (wrong(0.5, "not_divided"), wrong(0.4), Kind.BETTER),
-        (wrong(None, "not_divided"), wrong(0.4), Kind.OTHER_DIAGNOSIS),
-        (wrong(None), wrong(0.4), Kind.CHANGED),
-        (wrong(None), wrong(None), Kind.SAME),
-        (crashed("KeyError: 1\nline 1"), crashed("KeyError: 1\nline 2"), Kind.SAME),
-        (crashed("KeyError: 1"), crashed("KeyError: 2"), Kind.SAME),
-        (crashed("KeyError: 1"), crashed("ValueError: 1"), Kind.OTHER_DIAGNOSIS),
-        (crashed("no", place="a.py:1 (f)"), crashed("no", place="a.py:2 (f)"), Kind.SAME),
+        (found(error=0.0), found(error=TOLERANCE), ChangeKind.SAME),
+        (found(), found(Verdict.UNSUPPORTED, message="no mode"), ChangeKind.WORSE),
+        (found(Verdict.UNSUPPORTED), found(), ChangeKind.BETTER),
+        (found(Verdict.UNSUPPORTED), wrong(), ChangeKind.UNSEEN_BEFORE),
+        (wrong(), found(Verdict.UNSUPPORTED), ChangeKind.UNSEEN),
+        (crashed("no"), found(Verdict.UNSUPPORTED), ChangeKind.UNSEEN),
+        (found(), NOT_DRIVEN, ChangeKind.UNSEEN),
+        (found(Verdict.ADVICE), NOT_DRIVEN, ChangeKind.UNSEEN),
+        (found(Verdict.REFUSED), NOT_DRIVEN, ChangeKind.UNSEEN),
+        (wrong(), NOT_DRIVEN, ChangeKind.UNSEEN),
+        (crashed("no"), NOT_DRIVEN, ChangeKind.UNSEEN),
+        (NOT_DRIVEN, wrong(), ChangeKind.UNSEEN_BEFORE),
+        (found(Verdict.UNSUPPORTED), NOT_DRIVEN, ChangeKind.CHANGED),
+        (NOT_DRIVEN, NOT_DRIVEN, ChangeKind.SAME),
+        (found(Verdict.REFUSED), found(Verdict.UNSUPPORTED), ChangeKind.CHANGED),
+        (
+            found(Verdict.REFUSED, message="no"),
+            found(Verdict.REFUSED, message="No"),
+            ChangeKind.SAME,
+        ),
+        (wrong(0.5), wrong(0.5 + 1.4 * TOLERANCE), ChangeKind.SAME),
+        (wrong(0.5), wrong(0.5 + 1.6 * TOLERANCE), ChangeKind.WORSE),
+        (wrong(59.0), wrong(59.0 + 50 * TOLERANCE), ChangeKind.SAME),
+        (wrong(0.5, tolerance=0.0), wrong(0.5 + 1e-7, tolerance=0.0), ChangeKind.SAME),
+        (wrong(0.5, tolerance=0.0), wrong(0.6, tolerance=0.0), ChangeKind.WORSE),
+        (wrong(0.5, "not_divided"), wrong(0.5), ChangeKind.OTHER_DIAGNOSIS),
+        (wrong(0.5, "not_divided"), wrong(0.4), ChangeKind.BETTER),
+        (wrong(None, "not_divided"), wrong(0.4), ChangeKind.OTHER_DIAGNOSIS),
+        (wrong(None), wrong(0.4), ChangeKind.CHANGED),
+        (wrong(None), wrong(None), ChangeKind.SAME),
+        (crashed("KeyError: 1\nline 1"), crashed("KeyError: 1\nline 2"), ChangeKind.SAME),
+        (crashed("KeyError: 1"), crashed("KeyError: 2"), ChangeKind.SAME),
+        (crashed("KeyError: 1"), crashed("ValueError: 1"), ChangeKind.OTHER_DIAGNOSIS),
+        (crashed("no", place="a.py:1 (f)"), crashed("no", place="a.py:2 (f)"), ChangeKind.SAME),
         (
             crashed("no", place="a.py:1 (f)"),
             crashed("no", place="a.py:1 (g)"),
-            Kind.OTHER_DIAGNOSIS,
+            ChangeKind.OTHER_DIAGNOSIS,
         ),
-        (declined("no mode a"), declined("no mode b"), Kind.OTHER_DIAGNOSIS),
+        (declined("no mode a"), declined("no mode b"), ChangeKind.OTHER_DIAGNOSIS),
         # Refusing malformed input is as good as conforming.
         *(
             pair
             for of in MALFORMED
             for pair in (
-                (found(**of), found(Verdict.REFUSED, **of), Kind.CHANGED),
-                (found(Verdict.REFUSED, **of), found(Verdict.UNSUPPORTED, **of), Kind.WORSE),
+                (found(**of), found(Verdict.REFUSED, **of), ChangeKind.CHANGED),
+                (found(Verdict.REFUSED, **of), found(Verdict.UNSUPPORTED, **of), ChangeKind.WORSE),
             )
         ),
     ],
 )
 def test_a_pair_of_findings_is_compared_by_rank_then_error_then_cause(
-    old: Finding, new: Finding, kind: Kind
+    old: Finding, new: Finding, kind: ChangeKind
 ) -> None:
-    assert compare(old, new).kind is kind
-    assert compare(new, old).kind is MIRRORED[kind]
+    assert Change(old, new).kind is kind
+    assert Change(new, old).kind is MIRRORED[kind]
 
 
 @given(pairs())
@@ -192,7 +195,9 @@ def test_every_finding_is_in_one_change_and_the_reverse_says_the_reverse(
         compared = change.old is not None and change.new is not None
         assert compared == (change.kind not in (*ALONE_IN_OLD, *ALONE_IN_NEW))
         assert (change.new is None) == (change.kind in ALONE_IN_OLD)
-        assert (change.part is not None) == (change.kind in (Kind.ONLY_OLD, Kind.ONLY_NEW))
+        assert (change.part is not None) == (
+            change.kind in (ChangeKind.ONLY_OLD, ChangeKind.ONLY_NEW)
+        )
     assert [(MIRRORED[c.kind], c.new, c.old, c.part) for c in changes] == [
         (c.kind, c.old, c.new, c.part) for c in back.changes
     ]
@@ -204,7 +209,7 @@ def test_every_finding_is_in_one_change_and_the_reverse_says_the_reverse(
 def test_a_report_does_not_differ_from_itself(same: Report) -> None:
     itself = difference(same, same)
 
-    assert set(kinds(itself)) <= {Kind.SAME}
+    assert set(kinds(itself)) <= {ChangeKind.SAME}
     assert not itself.worse
     assert not itself.settings
     assert not itself.groups()
@@ -216,10 +221,15 @@ def test_groups_and_parts_hold_every_change_once(both: tuple[Report, Report]) ->
     whole = difference(old, new)
     listed = Counter(group.kind for group in whole.groups() for _ in group.changes)
     listed += Counter(
-        {kind: sum(whole.parts(kind).values()) for kind in (Kind.ONLY_OLD, Kind.ONLY_NEW)}
+        {
+            kind: sum(whole.parts(kind).values())
+            for kind in (ChangeKind.ONLY_OLD, ChangeKind.ONLY_NEW)
+        }
     )
 
-    assert listed == {kind: count for kind, count in kinds(whole).items() if kind is not Kind.SAME}
+    assert listed == {
+        kind: count for kind, count in kinds(whole).items() if kind is not ChangeKind.SAME
+    }
     for group in whole.groups():
         assert group.example in group.changes
         assert sum(group.modes.values()) == len(group.changes)
@@ -235,9 +245,9 @@ def test_the_largest_group_of_the_worst_kind_comes_first() -> None:
     groups = difference(old, new).groups()
 
     assert [(group.kind, len(group.changes)) for group in groups] == [
-        (Kind.WORSE, 2),
-        (Kind.WORSE, 1),
-        (Kind.BETTER, 2),
+        (ChangeKind.WORSE, 2),
+        (ChangeKind.WORSE, 1),
+        (ChangeKind.BETTER, 2),
     ]
 
 
@@ -265,10 +275,10 @@ def test_what_one_side_alone_looked_at_is_kept_apart(
     more = {"case": "c"} if dimension == "depth" else {}
     old, new = report(found()), report(found(), wrong(**(fields | more)))
     for there, kind in (
-        (difference(old, new), Kind.ONLY_NEW),
-        (difference(new, old), Kind.ONLY_OLD),
+        (difference(old, new), ChangeKind.ONLY_NEW),
+        (difference(new, old), ChangeKind.ONLY_OLD),
     ):
-        assert kinds(there) == {Kind.SAME: 1, kind: 1}
+        assert kinds(there) == {ChangeKind.SAME: 1, kind: 1}
         [(part, count)] = there.parts(kind).items()
         assert (part.dimension, part.value, count) == (dimension, value, 1)
         assert f"{dimension}s" in text(there)
@@ -279,7 +289,7 @@ def test_a_subject_that_one_side_alone_looked_at_is_kept_apart() -> None:
     log = found(check=Check.METRIC)
     there = difference(report(log), report(log, found(check=Check.METRIC, subject="entropy")))
 
-    assert [part.value for part in there.parts(Kind.ONLY_NEW)] == ["metric.entropy"]
+    assert [part.value for part in there.parts(ChangeKind.ONLY_NEW)] == ["metric.entropy"]
 
 
 def test_parts_are_those_of_a_check() -> None:
@@ -287,7 +297,7 @@ def test_parts_are_those_of_a_check() -> None:
     both = [found(), found(check=Check.METRIC), found(check=Check.METRIC, layout=Layout(dp=2))]
     there = difference(report(*both, found(layout=Layout(dp=2))), report(*both))
 
-    assert kinds(there) == {Kind.SAME: 3, Kind.ONLY_OLD: 1}
+    assert kinds(there) == {ChangeKind.SAME: 3, ChangeKind.ONLY_OLD: 1}
 
 
 def test_what_vanishes_or_appears_within_what_both_looked_at_is_no_part() -> None:
@@ -297,9 +307,9 @@ def test_what_vanishes_or_appears_within_what_both_looked_at_is_no_part() -> Non
         difference(report(*grid[1:]), report(wrong(), *grid[1:])),
     )
 
-    assert kinds(gone) == {Kind.SAME: 3, Kind.VANISHED: 1}
+    assert kinds(gone) == {ChangeKind.SAME: 3, ChangeKind.VANISHED: 1}
     assert "vanished: 1" in text(gone)
-    assert kinds(come) == {Kind.SAME: 3, Kind.APPEARED: 1}
+    assert kinds(come) == {ChangeKind.SAME: 3, ChangeKind.APPEARED: 1}
     assert "1 appeared, 1 of them wrong" in text(come)
     assert "| appeared | 1 | 1 |" in markdown(come)
 
@@ -319,7 +329,7 @@ def test_what_follows_from_other_options_is_not_compared(
     header = HEADER.model_copy(update={"request": asked})
     there = difference(report(finding, found()), report(finding, found(), header=header))
 
-    assert kinds(there) == {Kind.SAME: 1, Kind.ONLY_OLD: 1, Kind.ONLY_NEW: 1}
+    assert kinds(there) == {ChangeKind.SAME: 1, ChangeKind.ONLY_OLD: 1, ChangeKind.ONLY_NEW: 1}
     assert {setting.section for setting in there.settings} == {"options"}
 
 
@@ -478,7 +488,9 @@ def test_json_counts_and_lists_what_changed(both: tuple[Report, Report]) -> None
     listed = Counter(change["kind"] for change in document["changes"])
     for part in document["parts"]:
         listed[part["kind"]] += part["findings"]
-    assert +listed == {kind: count for kind, count in kinds(there).items() if kind is not Kind.SAME}
+    assert +listed == {
+        kind: count for kind, count in kinds(there).items() if kind is not ChangeKind.SAME
+    }
     for change in document["changes"]:
         for side in ("old", "new"):
             assert change[side] is None or Finding.model_validate(change[side]).picture is None

@@ -6,7 +6,7 @@ import pickle
 import re
 
 from conformance.findings import errors
-from reference.errors import ConformanceError
+from reference import ConformanceError
 from tests import command
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.comparing.assembly import assembled
 from conformance.comparing.expectations import draft, load
 from conformance.comparing.gate import Expecting, GateDecision, Outcome, Strict
+from conformance.comparing.report_file import assembled
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import Diagnosis
 from conformance.findings.report import Report, Selection

@@ -10,7 +10,7 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from conformance.checker import explanations, jobs
-from conformance.checker.words import WORDS
+from conformance.checker.explanations import WORDS
 from reference.aggregation import Mode
 from reference.weights import token_weights
 from tests.conformance.test_check_adapter import COMPLAINTS

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from conformance.comparing.assembly import assembled
+from conformance.comparing.report_file import assembled
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from conformance.views import report_formats

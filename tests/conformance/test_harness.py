@@ -11,9 +11,8 @@ import pytest
 from adapters.contract import Layout
 from adapters.toolkit.source import Commit
 from conformance import cli
-from conformance.comparing.assembly import assembled
 from conformance.comparing.gate import Strict
-from conformance.comparing.report_file import load, write
+from conformance.comparing.report_file import assembled, load, write
 from conformance.findings.errors import InconsistentExpectationError, UnknownCutError
 from conformance.findings.report import Selection
 from conformance.runs import history

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from conformance import cli
-from conformance.comparing.groups import find_cause
 from conformance.comparing.report_file import load, write
+from conformance.explain.causes import find_cause
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
 from conformance.findings.finding import Diagnosis, Finding, Picture, PicturedSample, Run
 from conformance.findings.report import Report, Request

@@ -13,9 +13,9 @@ import pytest
 from adapters.contract import Description, Layout
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check, Verdict
-from conformance.plan.covering import pairwise
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
+from conformance.plan.quick import pairwise
 from conformance.plugin.options import SETTINGS, settings_of
 from conformance.plugin.scheduling import JobScheduling
 from conformance.ranks.pool import Crashed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from adapters.native.adapter import NativeAdapter
-from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES, LogCase
+from conformance.corpus.configurations import LOG_CASES, LOG_ENTRIES, LogCase
 from conformance.findings.verdict import Verdict
 from conformance.judging.startup import judge_log
 from conformance.ranks import log_process

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 from adapters.contract.description import Departure, DepartureKind
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
-from conformance.views.overview.committed import CommittedReport
-from conformance.views.overview.pages import cause_rows, kinds_of_causes, wrong_of_seen
+from conformance.views.overview.pages import (
+    CommittedReport,
+    cause_rows,
+    kinds_of_causes,
+    wrong_of_seen,
+)
 from conformance.views.overview.reword import reworded
 from tests.conformance.pages import finding_of, report_of
 

@@ -16,12 +16,11 @@ import pytest
 
 from conformance.findings.badness import LEGEND, off_by
 from conformance.findings.errors import PagePathError
-from conformance.findings.finding import Finding
-from conformance.findings.finding_id import slug
+from conformance.findings.finding import Finding, slug
 from conformance.findings.report import Provenance, Report, Selection
 from conformance.findings.verdict import Check, Verdict
-from conformance.runs.reproduce import command
-from conformance.views.markdown import TEMPLATES
+from conformance.runs.options import command
+from conformance.views.formatting import TEMPLATES
 from conformance.views.web.page import PageCause, page_causes, render, write
 from conformance.views.web.page_data import document, name_versions
 from reference.aggregation import Mode

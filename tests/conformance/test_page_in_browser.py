@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.comparing.groups import finding_groups
 from conformance.explain.catalogue.mistake import MISTAKES
+from conformance.explain.causes import finding_groups
 from conformance.findings.badness import LEGEND
 from conformance.findings.finding import Logged, Picture, PicturedSample, Run
 from conformance.findings.verdict import Check, Verdict
-from conformance.runs.reproduce import command
+from conformance.runs.options import command
 from conformance.views.overview import pages
-from conformance.views.overview.committed import newest, versions
+from conformance.views.overview.pages import newest, versions
 from conformance.views.web.page import render
 from tests.command import ROOT
 from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from adapters.native.adapter import NativeAdapter
 from adapters.skyrl.adapter import SkyRLFsdpAdapter
 from conformance import cli
-from conformance.comparing.diff import Kind, difference
+from conformance.comparing.diff import ChangeKind, difference
 from conformance.findings.finding import Finding
 from conformance.findings.report import PlanSize, Report, Request, Selection
 from conformance.findings.verdict import Verdict
 from conformance.plan.checks import WITHOUT_PAIRS
-from conformance.plan.covering import covering
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
+from conformance.plan.quick import covering
 from conformance.plugin.options import settings_of
 from reference.aggregation import Mode
 from tests.conformance.test_journal import HEADER
@@ -135,7 +135,7 @@ def test_what_a_quick_run_leaves_out_has_not_vanished() -> None:
     def vanished(plan: PlanSize) -> int:
         header = HEADER.model_copy(update={"request": Request(plan=plan)})
         new = Report.assemble(header, [kept, other], Selection(selected=2, deselected=0))
-        return len(difference(old, new).of(Kind.VANISHED))
+        return len(difference(old, new).of(ChangeKind.VANISHED))
 
     assert (vanished(PlanSize.FULL), vanished(PlanSize.QUICK)) == (1, 0)
 

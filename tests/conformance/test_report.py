@@ -13,8 +13,7 @@ import pytest
 
 import conformance
 from adapters.contract import Layout
-from conformance.comparing.assembly import assembled
-from conformance.comparing.report_file import load
+from conformance.comparing.report_file import assembled, load
 from conformance.findings.badness import explain
 from conformance.findings.report import FIELD_ORDER, Report, Selection, Summary, json_schema
 from conformance.findings.report import SCHEMA as SCHEMA_NAME

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.comparing.assembly import assembled
-from conformance.comparing.report_file import load
+from conformance.comparing.report_file import assembled, load
 from conformance.findings.finding import Finding
 from conformance.findings.report import Header, Provenance, Request, Selection
-from conformance.runs.reproduce import command as command_of
+from conformance.runs.options import command as command_of
 from tests import command
 from tests.conformance.test_journal import HEADER, finding
 

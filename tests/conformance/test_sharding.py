@@ -7,8 +7,7 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from conformance.findings.verdict import Verdict
-from conformance.judging.sharding import judge_sharding
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, judge_sharding
 from reference.aggregation import Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 from tests.declaring import assumed

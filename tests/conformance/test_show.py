@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from conformance import cli
-from conformance.comparing.groups import FindingFilter, finding_groups
 from conformance.comparing.report_file import load, write
+from conformance.explain.causes import FindingFilter, finding_groups
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Check, Verdict

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.contract.configuration import DEFAULT_CONFIGURATION, Setting
+from adapters.contract.job import DEFAULT_CONFIGURATION, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.cases import CORPUS

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from conformance.findings.sanitize import printable
-from conformance.views.markdown import (
+from conformance.views.formatting import (
     ZERO_WIDTH_SPACE,
     code,
     escape_html,
     escape_markdown,
     markdown_table,
     preformatted,
+    text_table,
 )
-from conformance.views.tables import text_table
 from tests.conformance.reports import UNRULY
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Adapter, Depth, Description, Job, Layout, Observation, Rank
-from adapters.contract.configuration import Setting
+from adapters.contract.job import Setting
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from adapters.toolkit.probe import (

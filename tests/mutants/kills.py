@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Layout
 from adapters.native.adapter import NativeAdapter
-from conformance.corpus.log_cases import LOG_CASES, LOG_ENTRIES
+from conformance.corpus.configurations import LOG_CASES, LOG_ENTRIES
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Verdict
 from conformance.judging.startup import judge_log

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from conformance.explain.find import causes
+from conformance.explain.causes import causes
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Finding
 

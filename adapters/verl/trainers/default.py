@@ -22,7 +22,7 @@ from adapters.toolkit.worlds import of_all_ranks
 from adapters.verl.framework import GIVEN, VERL
 from adapters.verl.importing import module
 from adapters.verl.sizes import of_last_epoch
-from adapters.verl.trainers.rollouts import Given, queue_of
+from adapters.verl.trainers.rollouts import ModelOutputs, queue_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ class WorkerGroup:
     """
 
     def __init__(
-        self, worker: Any, mesh: str, engine: Any, queue: MemoryQueue, given: Given
+        self, worker: Any, mesh: str, engine: Any, queue: MemoryQueue, given: ModelOutputs
     ) -> None:
         self._worker, self._mesh, self._engine = worker, mesh, engine
         self._queue, self._given = queue, given
@@ -78,7 +78,7 @@ class WorkerGroup:
 class ActorGroup(WorkerGroup):
     """The workers of the actor and of the reference policy."""
 
-    def __init__(self, worker: Any, queue: MemoryQueue, given: Given) -> None:
+    def __init__(self, worker: Any, queue: MemoryQueue, given: ModelOutputs) -> None:
         super().__init__(worker, "actor", worker.actor.engine, queue, given)
         self.reported: dict[Metric, tuple[float | None, ...]] = {}
 
@@ -111,7 +111,7 @@ class ActorGroup(WorkerGroup):
 class CriticGroup(WorkerGroup):
     """The workers of the critic."""
 
-    def __init__(self, worker: Any, queue: MemoryQueue, given: Given) -> None:
+    def __init__(self, worker: Any, queue: MemoryQueue, given: ModelOutputs) -> None:
         super().__init__(worker, "train", worker.engine, queue, given)
 
     def infer_batch(self, batch: Any) -> Any:
@@ -141,7 +141,7 @@ def train(
 
     ``workers`` are this rank's: the ``actor``, and the ``critic`` if there is one.
     """
-    queue, given = queue_of(batch, job), Given(batch, job)
+    queue, given = queue_of(batch, job), ModelOutputs(batch, job)
     for path in (TRAINER, PADDING):
         module(path).tq = queue
     module(TRAINER).ray = SimpleNamespace(get=lambda futures: futures)

@@ -27,7 +27,7 @@ weights."""
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class ModelOutputs:
     """Outputs of models on rollouts, which the job gives instead."""
 
     batch: ProbedBatch

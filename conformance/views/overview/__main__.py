@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from conformance.views.overview import frameworks, options, pages
-from conformance.views.overview.committed import versions
+from conformance.views.overview import frameworks, pages
 
 if __name__ == "__main__":
-    found = versions(pages.REPORTS)
+    found = pages.versions(pages.REPORTS)
     texts = pages.pages(found, pages.README.read_text(encoding="utf-8")) | pages.issues(found)
-    texts |= frameworks.pages(found) | options.pages() | pages.web_page(found)
+    texts |= frameworks.pages(found) | frameworks.option_pages() | pages.web_page(found)
     pages.ISSUES.mkdir(exist_ok=True)
     for former in pages.ISSUES.glob("*.md"):
         former.unlink()

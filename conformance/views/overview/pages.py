@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from conformance.comparing.groups import shared_causes
-from conformance.explain.impact import impact_words
+from adapters.contract import Depth
+from conformance.comparing.report_file import load_reliable
+from conformance.explain.causes import shared_causes
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
-from conformance.views.markdown import environment, escape_markdown, markdown_table
-from conformance.views.overview.committed import newest
-from conformance.views.tables import Tally
+from conformance.views.formatting import Tally, environment, escape_markdown, markdown_table
 from conformance.views.web.page import render
 from reference.aggregation import Conventions, Mode
 
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from adapters.contract import Departure
-    from conformance.comparing.groups import SharedCause
+    from conformance.explain.causes import SharedCause
     from conformance.findings.cause import Cause
     from conformance.findings.report import Report
-    from conformance.views.overview.committed import CommittedReport
+
 
 REPORTS = Path("reports")
 README = Path("README.md")
@@ -53,6 +52,77 @@ KINDS = {
 
 LONGEST = 80
 """Characters of a cause in README.md's table; all of it is in `CAUSES`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommittedReport:
+    """A committed report with its path and the name of the framework's version."""
+
+    name: str
+    path: Path
+    report: Report
+
+    @property
+    def framework(self) -> str:
+        """The framework's name with that of its engine."""
+        return f"{self.report.adapter} {self.report.engine}"
+
+    @property
+    def file(self) -> str:
+        """The path below the folder of reports."""
+        return "/".join(self.path.parts[-2:])
+
+    @property
+    def revision(self) -> str:
+        """The commit of the framework, or its release."""
+        source = self.report.source
+        return (source.revision or "")[:10] or f"{source.version} of the package index"
+
+    @property
+    def command(self) -> str:
+        """The command that makes the report."""
+        report, source = self.report, self.report.source
+        given = {
+            "git": f" --source=CLONE@{source.ref or source.revision}",
+            "pypi": f" --source=pypi:{source.version}",
+        }.get(source.kind, "")
+        depths = {finding.depth for finding in report.findings} - {Depth.STEP}
+        depth = "".join(f" --depth={depth}" for depth in depths)
+        divisor = report.request.divisor
+        modes = "" if divisor is None else f" --modes={Mode.CONSTANT}:{divisor:g}"
+        return (
+            f"pytest --adapter={report.adapter} --engine={report.engine}{given}"
+            f"{depth}{modes} --plan={report.request.plan}"
+            f" --report=reports/{self.file}"
+        )
+
+
+def versions(folder: Path) -> list[CommittedReport]:
+    """Returns all committed reports, by framework, engine and version."""
+    found = [
+        CommittedReport(name=_version_name(path, report), path=path, report=report)
+        for path in sorted(folder.glob("*/*.json.gz"))
+        if path.parent.name != "latest"
+        for report in [load_reliable(path)]
+    ]
+    return sorted(found, key=lambda one: (one.report.adapter, one.report.engine, one.name))
+
+
+def _version_name(path: Path, report: Report) -> str:
+    """Returns what a version is called."""
+    return path.name.removesuffix(".json.gz").removesuffix(f"-{report.engine}")
+
+
+def newest(found: Sequence[CommittedReport]) -> list[CommittedReport]:
+    """Returns the newest version of each engine: its main branch, or else its last release."""
+    merged = (one for one in found if not one.name.startswith("pull-"))
+    latest = {one.framework: one for one in sorted(merged, key=_age)}
+    return sorted(latest.values(), key=attrgetter("framework"))
+
+
+def _age(version: CommittedReport) -> tuple[bool, list[int]]:
+    numbers = [int(number) for number in re.findall(r"\d+", version.name)]
+    return version.name.startswith("main-"), numbers
 
 
 def kinds_of_causes(latest: Sequence[CommittedReport]) -> str:
@@ -111,7 +181,7 @@ def _cause(shared: SharedCause, versions: Sequence[CommittedReport]) -> list[str
         versions[0].report.adapter,
         shared.cause.severity,
         f"{escape_markdown(shared.cause.statement)}{place}",
-        impact_words(largest.cause.impact),
+        str(largest.cause.impact),
         f"`{largest.smallest.id}`",
         "; ".join(f"{engine}: {', '.join(names)}" for engine, names in counts.items()),
     ]

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.comparing.cause_changes import cause_histories
 from conformance.comparing.report_file import require_regular
-from conformance.explain.impact import impact_words
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
 from conformance.findings.verdict import WRONG, Check
-from conformance.runs.reproduce import command
-from conformance.views.markdown import environment
-from conformance.views.tables import Tally
+from conformance.runs.options import command
+from conformance.views.formatting import Tally, environment
 from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
 
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from conformance.comparing.cause_changes import CauseChange
-    from conformance.comparing.groups import FindingGroup, SharedCause
+    from conformance.explain.causes import FindingGroup, SharedCause
     from conformance.findings.report import Report
     from conformance.findings.verdict import Verdict
 
@@ -161,7 +159,7 @@ def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str
     style = _part("style.css")
     script = "".join(map(_part, SCRIPTS))
     data = document(versions, left_out)
-    templates = environment(impact=impact_words, explained=explain)
+    templates = environment(explained=explain)
     return templates.get_template("page.html").render(
         policy=_policy(style, script),
         style=style,

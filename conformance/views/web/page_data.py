@@ -16,7 +16,7 @@ from conformance.corpus.cases import ALL_CASES
 from conformance.findings.badness import LEGEND, off_by
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import WRONG, Check, Verdict
-from conformance.runs.reproduce import PLACEHOLDERS, command
+from conformance.runs.options import PLACEHOLDERS, command
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Sequence

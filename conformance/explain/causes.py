@@ -1,4 +1,4 @@
-"""The findings behind each cause of one report or several, and choices among findings."""
+"""The causes of all that is wrong in a report, and the findings behind each of one or several."""
 
 from __future__ import annotations
 
@@ -6,21 +6,124 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from conformance.explain.conditions import EMPTY_SAMPLE
-from conformance.findings.cause import Severity
+from conformance.explain.catalogue.mistake import MISTAKES
+from conformance.explain.conditions import EMPTY_SAMPLE, METRIC_CHECKS
+from conformance.explain.cover import Table, cover, explanation
+from conformance.findings.badness import badness, failure
+from conformance.findings.cause import UNEXPLAINED, Cause, Impact, Severity
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
-from conformance.findings.finding_id import GENERATED, PRODUCTION
+from conformance.findings.finding import GENERATED, PRODUCTION
 from conformance.findings.report import Summary
-from conformance.findings.verdict import Check
+from conformance.findings.sanitize import numberless
+from conformance.findings.verdict import WRONG, Check, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from conformance.findings.cause import Cause
+    from conformance.explain.cover import Pair
+    from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
-    from conformance.findings.verdict import Verdict
+
+
+def causes(findings: Sequence[Finding], clues: Sequence[Clues]) -> list[Cause]:
+    """The causes of a report's findings, the worst first."""
+    known = [(finding, clues[finding.clues]) for finding in findings if finding.clues is not None]
+    table = Table(known)
+    by_name = {finding.id: finding for finding in findings}
+    found = [*_explained(table, by_name)]
+    claimed = {name for cause in found for name in cause.findings}
+    left = [finding for finding in findings if finding.id not in claimed]
+
+    def harm(cause: Cause) -> tuple[int, tuple[bool, bool, float, float], int]:
+        worst = max(badness(by_name[name]) for name in cause.findings)
+        return -cause.severity.rank, worst, len(cause.findings)
+
+    return sorted([*found, *_alike(left, table)], key=harm, reverse=True)
+
+
+def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]:
+    """Yield the causes of the findings that known mistakes explain."""
+    pairs = cover(table)
+    claims: dict[Pair, dict[str, Finding]] = {pair: {} for pair in pairs}
+    for name, explanations in table.explanations.items():
+        for part in explanation(explanations, pairs) or ():
+            claims[next(p for p in pairs if part.is_given_by([p]))][name] = findings[name]
+    for pair, claimed in claims.items():
+        yield _cause(pair.mistake, MISTAKES[pair.mistake].says, pair.condition, [*claimed.values()])
+
+
+def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
+    """Yield a cause for all findings that failed in the same way."""
+    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        if finding.verdict in (*WRONG, Verdict.ADVICE):
+            groups[_kind(finding)].append(finding)
+    for (name, form), group in groups.items():
+        statements = {failure(finding) for finding in group if finding.diagnosis is None}
+        statement = statements.pop() if len(statements) == 1 else form
+        claims = sum(table.bits.get(finding.id, 0) for finding in group)
+        condition = table.described(claims) if claims else ()
+        yield _cause(name, statement, condition, group)
+
+
+def _kind(finding: Finding) -> tuple[str, str]:
+    """How a finding failed: a name and words that do not depend on its numbers."""
+    diagnosis = finding.diagnosis
+    if diagnosis is None:
+        return finding.verdict, numberless(failure(finding))
+    if finding.is_of_bad_input:
+        is_advice = finding.verdict is Verdict.ADVICE
+        rule = ", against a rule of another framework" if is_advice else ""
+        stated = _stated(diagnosis.name)
+        return diagnosis.name, f"{finding.check}: {stated}{rule}"
+    if diagnosis.name == UNEXPLAINED:
+        pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
+        return UNEXPLAINED, f"{MISTAKES[UNEXPLAINED].says}: {pattern}"
+    return diagnosis.name, _stated(diagnosis.name)
+
+
+def _stated(name: str) -> str:
+    """What a mistake does; a name may be of several mistakes, which a finding cannot tell apart."""
+    return MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
+
+
+def _cause(
+    name: str, statement: str, condition: Sequence[str], findings: Sequence[Finding]
+) -> Cause:
+    smallest_first = sorted(findings, key=_size)
+    places = {finding.place for finding in findings}
+    return Cause(
+        name=name,
+        condition=[*condition],
+        severity=min(map(_severity, findings), key=lambda severity: severity.rank),
+        statement=", ".join([statement, *condition]),
+        impact=Impact.of(findings),
+        place=places.pop() if len(places) == 1 else None,
+        findings=[finding.id for finding in smallest_first],
+    )
+
+
+def _size(finding: Finding) -> tuple[int, int, int, bool, str]:
+    """A sort key: fewest ranks first, then the plainest check, the shortest layout, and the id.
+
+    A case of the corpus comes before generated ones, which a seed has to be given for.
+    """
+    layout, check = finding.layout, [*Check].index(finding.check)
+    is_generated = finding.case == GENERATED
+    return layout.world_size, check, len(str(layout)), is_generated, finding.id
+
+
+def _severity(finding: Finding) -> Severity:
+    if finding.verdict is Verdict.ADVICE:
+        return Severity.ADVICE
+    if finding.is_of_bad_input and finding.scale is None:
+        return Severity.ACCEPTED
+    if finding.verdict is not Verdict.MISMATCH:
+        return Severity.NOT_TRAINED
+    is_logged = finding.identity.slug.startswith(METRIC_CHECKS)
+    return Severity.LOGGED if is_logged else Severity.GRADIENT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract.objective import Metric
 from adapters.toolkit.calls import refusals
+from adapters.trl.driving import Training
 from adapters.trl.importing import module
 from adapters.trl.model import save_policy
-from adapters.trl.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from adapters.contract.framework import Settings
     from adapters.contract.probed_batch import ProbedBatch
-    from adapters.trl.configuration import Settings
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,6 @@ class AsyncTraining(Training):
     """
 
     path = "experimental.async_grpo.async_grpo_trainer"
-    names = {  # noqa: RUF012 - declared as a class variable
-        Metric.POLICY_LOSS: "loss",
-        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
-        Metric.ENTROPY: "entropy",
-    }
 
     def configured(self, settings: Settings, folder: str) -> Any:
         """An `AsyncGRPOConfig`; raises `Refused`."""

@@ -1,0 +1,246 @@
+"""Drives TRL's trainers on this rank: `train()` takes rollouts to the last optimizer step."""
+
+from __future__ import annotations
+
+import tempfile
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import mock
+
+import torch
+
+from adapters.contract.job import DEFAULT_CONFIGURATION
+from adapters.engines.accelerate import Watch
+from adapters.toolkit.calls import refusals
+from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.settings import gives_advantages, yaml
+from adapters.trl.framework import GRPO
+from adapters.trl.importing import has_fused_lm_head, module
+from adapters.trl.model import policy, predicted, put_probe_in
+from adapters.trl.rollouts import rewards, tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from datasets import Dataset
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
+    from adapters.contract.framework import Settings
+    from adapters.trl.rollouts import Rollouts
+
+
+class Training(ABC):
+    """One run of a trainer and what was read from it; subclasses choose the trainer."""
+
+    path: ClassVar[str]
+    """The trainer's module."""
+
+    def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
+        self.job, self.rollouts, self.capacity = job, rollouts, capacity
+        self.watch = Watch()
+        with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
+            trainer = self.trainer_class()(**self.arguments(self.configured(settings, folder)))
+            self.prepare(trainer)
+            trainer.train()
+
+    @abstractmethod
+    def configured(self, settings: Settings, folder: str) -> Any:
+        """The trainer's configuration, with a folder for output; raises `Refused`."""
+
+    @abstractmethod
+    def trainer_class(self) -> Any:
+        """The trainer, or a subclass that sets what the trainer has no argument for."""
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """The arguments of the trainer's constructor."""
+        return {
+            "args": config,
+            "processing_class": tokenizer(self.rollouts.end),
+            "callbacks": [self.watch],
+        }
+
+    def stubs(self) -> dict[str, Any]:
+        """Replacements for functions and classes of the trainer's module."""
+        return {}
+
+    def prepare(self, trainer: Any) -> None:
+        """Put the probe into the trainer's model, and record its gradients."""
+        from transformers import PrinterCallback
+
+        trainer.remove_callback(PrinterCallback)
+        self.watch.trainer = trainer
+        self.give(trainer.model, self.rollouts.batch.old_log_probs)
+        self.passes = trainer.model.passes
+
+    def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
+        """Set the outputs that a model returns when it is not trained."""
+        model.given = by_token_id(self.rollouts.batch, log_probs)
+        if has_fused_lm_head():
+            put_probe_in(model)
+
+    @property
+    def gradients(self) -> list[NDArray[np.float32]]:
+        """The gradient of each step of the job, from the last time it is trained."""
+        found = self.watch.gradients()
+        return [found[index] for index in self.rollouts.schedule.observed]
+
+    @property
+    def logs(self) -> list[dict[str, Any]]:
+        """What the trainer logs of each step of the job."""
+        return [self.watch.logs[index] for index in self.rollouts.schedule.observed]
+
+    def _replaced(self) -> AbstractContextManager[object]:
+        stubs = self.stubs()
+        return mock.patch.multiple(module(self.path), **stubs) if stubs else nullcontext()
+
+
+class GeneratingTraining(Training):
+    """One run of a trainer that generates."""
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """Add the policy, rewards and prompts."""
+        return {
+            **super().arguments(config),
+            "model": policy(self.capacity),
+            "reward_funcs": rewards,
+            "train_dataset": self._prompts(config),
+        }
+
+    def stubs(self) -> dict[str, Any]:
+        """The shuffle of a generation before it is cut, which would mix the samples of steps."""
+        schedule = self.rollouts.schedule
+        if schedule.per_generation <= schedule.micro_batches:
+            return {}
+        return {"shuffle_sequence_dict": lambda rows: rows}
+
+    def prepare(self, trainer: Any) -> None:
+        """Also give the reference policy its outputs."""
+        super().prepare(trainer)
+        if trainer.ref_model is not None:
+            reference = trainer.accelerator.unwrap_model(trainer.ref_model)
+            self.give(reference, self.rollouts.batch.reference_log_probs)
+
+    def _prompts(self, config: Any) -> Dataset:
+        """A row for each sampled prompt."""
+        from datasets import Dataset
+
+        of_generation = config.generation_batch_size // config.num_generations
+        return Dataset.from_dict(
+            {"prompt": [""] * (of_generation * self.rollouts.schedule.generations)}
+        )
+
+
+def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The completion ids in TRL's rows, as the model predicts them."""
+    rows = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
+    return predicted(rows)[:, -made["completion_ids"].shape[1] :]
+
+
+class NoEngine:
+    """Replaces vLLM's engine, which would receive weights; nothing is generated."""
+
+    def __init__(self, **_: Any) -> None:
+        """Do nothing: there is no engine to start."""
+
+    def sync_weights(self) -> None:
+        """Do nothing: there is no engine to send weights to."""
+
+
+class GrpoTraining(GeneratingTraining):
+    """One run of `GRPOTrainer`, which takes rollouts and token advantages from its user."""
+
+    path = "trainer.grpo_trainer"
+
+    def configured(self, settings: Settings, folder: str) -> Any:
+        """A `GRPOConfig`; raises `Refused`.
+
+        The settings of a job's `Configuration` are typed on the command line or in a configuration
+        file, which TRL's parser reads.
+        """
+        chosen = {"output_dir": folder, **settings}
+        with refusals():
+            if self.job.configuration == DEFAULT_CONFIGURATION:
+                return module("trainer.grpo_config").GRPOConfig(**chosen)
+            return _parsed(self.job, chosen, Path(folder) / "config.yaml")
+
+    def stubs(self) -> dict[str, Any]:
+        """Also replace vLLM's rollouts by given ones."""
+        return super().stubs() | {"VLLMGeneration": NoEngine}
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """Add the user's rollout function."""
+        generations = count()
+        return {
+            **super().arguments(config),
+            "rollout_func": lambda *_: self.rollouts.generated(next(generations)),
+        }
+
+    def trainer_class(self) -> Any:
+        """TRL's trainer, or a subclass that sets given token advantages, which TRL allows."""
+        trainer = module(self.path).GRPOTrainer
+        if not gives_advantages(self.job):
+            return trainer
+        advantages = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+
+        class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
+            def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+                made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
+                return made | {"advantages": advantages[predicted_completions(made)]}
+
+        return WithAdvantages
+
+
+def _parsed(job: Job, chosen: dict[str, Any], file: Path) -> Any:
+    """The configuration from TRL's parser, with defaults for everything that is not typed."""
+    names = {setting: name for setting, one in GRPO.configurations.items() for name in one.words}
+    typed = {
+        setting: (name, str(chosen.pop(name))) for setting, name in names.items() if name in chosen
+    }
+    in_file = {typed[setting] for setting in job.configuration.in_file if setting in typed}
+    file.write_text("".join(f"{name}: {yaml(text)}\n" for name, text in in_file) or "{}\n", "utf-8")
+    parser = module("scripts.utils").TrlParser(module("trainer.grpo_config").GRPOConfig)
+    parser.set_defaults(**chosen)
+    options = [f"--{name}={text}" for name, text in typed.values() if (name, text) not in in_file]
+    [config] = parser.parse_args_and_config(["--config", str(file), *options])
+    return config
+
+
+class RlooTraining(GeneratingTraining):
+    """One run of `RLOOTrainer`, which generates itself: a subclass gives it the rollouts.
+
+    Its logged clip ratio counts samples instead of tokens.
+    """
+
+    path = "trainer.rloo_trainer"
+
+    def configured(self, settings: Settings, folder: str) -> Any:
+        """An `RLOOConfig`; raises `Refused`."""
+        with refusals():
+            return module("trainer.rloo_config").RLOOConfig(output_dir=folder, **settings)
+
+    def trainer_class(self) -> Any:
+        """TRL's trainer with the case's rollouts, and its advantages if they are given."""
+        generations = map(self.rollouts.generated, count())
+        of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+        given = gives_advantages(self.job)
+
+        class WithRollouts(module(self.path).RLOOTrainer):  # type: ignore[misc] # loaded when run
+            def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
+                self._generation = next(generations)
+                rows = zip(inputs, self._generation["reward"], strict=True)
+                made: dict[str, torch.Tensor] = super()._generate_and_score_completions(
+                    [{**row, "reward": reward} for row, reward in rows]
+                )
+                of_samples = {"advantages": of_tokens[predicted_completions(made)[:, 0]]}
+                return made | of_samples if given else made
+
+            def _tokenize_prompts(self, prompts: list[str]) -> tuple[Any, None, dict[str, Any]]:
+                return self._generation["prompt_ids"], None, {}
+
+            def _generate_single_turn(self, *_: Any) -> Any:
+                return self._generation["completion_ids"]
+
+        return WithRollouts

@@ -1,0 +1,397 @@
+"""The records of TRL's trainers: fields of their configurations, and what TRL documents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract.description import Assumed, BatchProperty, Documented, parse_departures
+from adapters.contract.framework import Configurable, Framework, Settings, parse_options
+from adapters.contract.job import Setting
+from adapters.contract.layout import Option
+from adapters.contract.objective import (
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    Metric,
+    Objective,
+)
+from adapters.engines.shells import NOTHING_LEARNED, ZEROED
+from adapters.toolkit.settings import whole_divisor
+from adapters.trl.schedule import generations_of_prompt, schedule_of
+from reference.aggregation import (
+    AdvantageUnit,
+    AuxiliaryAggregation,
+    DenominatorMask,
+    EstimatorConventions,
+    Mode,
+)
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+
+
+def _divisor(job: Job) -> int | str:
+    """The divisor as a configuration types it, else that of the mode; empty if there is none."""
+    if job.configuration.divisor is not None:
+        return job.configuration.divisor
+    is_one = job.aggregation.divisor == 1  # luspo's, which has no option
+    return "" if is_one else whole_divisor(job, "max_completion_length") or ""
+
+
+def _per_generation(job: Job) -> int:
+    return schedule_of(job).per_generation
+
+
+def _steps(job: Job) -> int:
+    return len(job.steps)
+
+
+DIVISOR = {"max_completion_length": _divisor}
+CLIPPED = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
+# From the second time on, the ratio is not 1.
+OFF_POLICY = {**CLIPPED, "num_iterations": 2, "max_steps": lambda job: 2 * _steps(job)}
+# TRL compares only vLLM's rollouts with the old policy.
+LARGEST = {"vllm_importance_sampling_clip_max": CONSTANTS.truncation}
+COMPARED = {**CLIPPED, **LARGEST, "use_vllm": True}
+BONUS = {"entropy_coef": ENTROPY_COEFFICIENT}
+PENALTY = {"beta": KL_COEFFICIENT}
+
+OF_RUNS = {
+    "use_cpu": True,
+    "bf16": False,
+    "learning_rate": 0.0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 0.0,
+    "logging_steps": 1,
+    "report_to": [],
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+    "max_steps": _steps,
+}
+OF_GENERATIONS = {
+    **OF_RUNS,
+    "shuffle_dataset": False,
+    "steps_per_generation": _per_generation,
+    "num_iterations": 1,
+    "num_generations": lambda job: generations_of_prompt(job, schedule_of(job)),
+    "mask_truncated_completions": False,
+}
+MICRO_BATCHES: dict[str, Settings] = {
+    "mb": {
+        "per_device_train_batch_size": lambda job: schedule_of(job).micro_batch_size,
+        "gradient_accumulation_steps": lambda job: schedule_of(job).micro_batches,
+    },
+}
+GENERATIONS: dict[str, Settings] = {
+    **MICRO_BATCHES,
+    Option.SHARED_GENERATION: {"steps_per_generation": _per_generation},
+    Option.SPLIT_GENERATION: {"steps_per_generation": _per_generation},
+    Option.MASKED_TRUNCATION: {"mask_truncated_completions": True},
+}
+
+CONFIG = "trl/trainer/grpo_config.py"
+
+DEFAULT_DIVISOR = (
+    f"{CONFIG} (dr_grpo in loss_type: the constant is max_completion_length, which defaults to 512)"
+)
+
+ESTIMATOR = f"{CONFIG}, use_bias_correction_kl"
+"""Where TRL documents the estimator: k3, times the ratio if the option is on."""
+
+NEVER_MADE = {
+    BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
+    " (_chain_to_sequences)"
+}
+"""What the worker of `AsyncGRPOTrainer` prevents; users may replace it (``rollout_worker``)."""
+
+OF_ALL = parse_departures(
+    """
+    stubbed: the model, by one with a vocabulary of one token, and TRL's fused LM head, by itself
+    plus an entry for every token
+        TRL's own functions run on the model's states; weights are read through the entry
+    set: clipping bounds and coefficients of terms
+        a user may choose these values; the reference uses the same ones
+    set: no gradient checkpointing, no saving, no reports to services, no access to the hub
+        there are no layers to recompute, and the others compute nothing
+    set: bf16=False
+        the tolerance is derived from the dtype, which a report names
+    """,
+    NOTHING_LEARNED,
+    ZEROED,
+)
+
+OF_GENERATING = parse_departures(
+    """
+    set: a reward function that returns the case's rewards, and a tokenizer of two words; the last
+    token of samples that are not truncated is its end of text
+        the text is never used; each token id follows from the previous one
+    stubbed: log-probabilities of the old policy and of the reference policy, as their models'
+    outputs
+        they are the case's; one step has no other way to ratios other than 1
+    set: the order of a generation's samples, if it has those of several optimizer steps
+        TRL shuffles it, which would mix the samples of steps
+    set: prompt sizes: 2 samples of each or all of a generation, except in checks on TRL's own
+    advantages
+        given advantages are not compared within a prompt
+    set: constant order of prompts
+        it comes before rollouts
+    """
+)
+
+OF_GRPO = parse_departures(
+    """
+    set: a rollout function, which returns the case's samples with a mask of tokens that the policy
+    has generated
+        it is TRL's own extension point; generation comes before a step
+    set: a subclass of the trainer that sets token advantages, except in checks on TRL's own
+        TRL's loss supports such subclasses; they are signed powers of two, on which no weight
+        depends
+    set: num_iterations=2 for ratios other than 1; only the last iteration is observed
+        TRL asks for log-probabilities of the old policy only if it may have changed
+    set: use_vllm=True where rollout and old policy are compared; vLLM's engine is a stub
+        it would generate, and receive weights
+    """
+)
+
+OF_RLOO = parse_departures(
+    """
+    stubbed: tokenising prompts and generating completions, by the case's samples
+        both come before a step, and TRL has no extension point for them; TRL pads and masks the
+        results
+    set: a subclass of the trainer that sets each sample's advantage, except in checks on TRL's own
+        they are signed powers of two, on which no weight depends
+    set: beta=0.0, no penalty on the divergence from a reference policy
+        the penalty is part of the rewards, and has no gradient
+    """
+)
+
+OF_ASYNC = parse_departures(
+    """
+    set: a rollout worker that has filled its queue with the case's samples, and a weight transfer
+    that does nothing
+        both are TRL's own extension points; generation and rewards come before a step
+    set: prompts that samples of a group share up to the last token
+        a user's samples share all of it; TRL packs the token before they differ once per sample
+    set: more samples in the queue, which no step trains on
+        TRL's data loader reads a micro-batch ahead
+    set: token_budget=0, so that micro-batches have the same number of samples
+        with a budget, the samples of a step would depend on those of later steps
+    set: max_staleness above the number of steps
+        the samples of all steps are in the queue from the beginning
+    stubbed: the device's theoretical speed, which TRL requests from CUDA
+        it is only logged
+    stubbed: the thread that sends rollouts to a service
+        nothing is reported to a service; threads would accumulate over jobs
+    """
+)
+
+GRPO = Framework(
+    title="TRL",
+    scope="Fields of `GRPOConfig`.",
+    # `bnpo`, a token mean of each micro-batch, is none of the modes.
+    modes={
+        "dapo": (Mode.TOKEN_MEAN, {"loss_type": "dapo"}),
+        "grpo": (Mode.SAMPLE_MEAN, {"loss_type": "grpo"}),
+        "dr_grpo": (Mode.CONSTANT, {"loss_type": "dr_grpo", **DIVISOR}),
+        "cispo": (Mode.TOKEN_MEAN, {"loss_type": "cispo"}),
+        "vespo": (Mode.TOKEN_MEAN, {"loss_type": "vespo"}),
+        "sapo": (Mode.SAMPLE_MEAN, {"loss_type": "sapo"}),
+        "luspo": ("constant:1", {"loss_type": "luspo"}),
+    },
+    objectives={
+        Objective.POLICY: {},
+        Objective.OFF_POLICY: OFF_POLICY,
+        Objective.DUAL_CLIP: {**OFF_POLICY, "delta": CONSTANTS.dual_clip},
+        Objective.GSPO: {**OFF_POLICY, "importance_sampling_level": "sequence"},
+        Objective.SAPO: {
+            **OFF_POLICY,
+            "loss_type": "sapo",
+            "sapo_temperature_pos": CONSTANTS.positive_temperature,
+            "sapo_temperature_neg": CONSTANTS.negative_temperature,
+        },
+        Objective.TIS_TOKEN: {**COMPARED, "vllm_importance_sampling_mode": "token_truncate"},
+        Objective.TIS_SEQUENCE: {**COMPARED, "vllm_importance_sampling_mode": "sequence_truncate"},
+        Objective.REJECTION: {**COMPARED, "vllm_importance_sampling_mode": "token_mask"},
+        Objective.ENTROPY: BONUS,
+        Objective.KL: PENALTY,
+        Objective.COMBINED: {**BONUS, **PENALTY},
+        Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
+        Objective.GROUP_CENTRED: {"scale_rewards": "none"},
+    },
+    only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
+    layout=GENERATIONS,
+    always={**OF_GENERATIONS, **DIVISOR},
+    configurations={
+        Setting.MODE: Configurable({"loss_type": ""}, ("loss_type",)),
+        Setting.DIVISOR: Configurable(DIVISOR, ("max_completion_length",)),
+        Setting.ENTROPY: Configurable(BONUS, ("entropy_coef",)),
+        Setting.KL: Configurable(PENALTY, ("beta",)),
+        Setting.CONFIG_FILE: Configurable({}),
+    },
+    rules={
+        "default_mode": f"{CONFIG} (loss_type)",
+        "divisor_by_default": DEFAULT_DIVISOR,
+        "mode_in_file": "trl/scripts/utils.py (TrlParser)",
+    },
+    permits={
+        "divisor_missing": DEFAULT_DIVISOR,
+        "divisor_missing_in_file": DEFAULT_DIVISOR,
+        **dict.fromkeys(
+            ("divisor_of_another_mode", "divisor_of_another_mode_in_file"),
+            f"{CONFIG} (max_completion_length is the length to generate)",
+        ),
+    },
+    # The policy loss is logged apart only with an entropy bonus.
+    metrics={
+        Metric.POLICY_LOSS: "policy_loss",
+        Metric.LOSS: "loss",
+        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
+        Metric.ENTROPY: "entropy",
+        Metric.KL: "kl",
+        Metric.REWARD: "reward",
+    },
+    # Ratios to vLLM's policy outside of the bounds are set to 0 and stay in the mean, and the
+    # divergence is part of each token's loss. TRL's documents call the entropy bonus the mean
+    # entropy of tokens, and logged entropies, divergences and clip ratios averages over completions
+    # (docs/source/grpo_trainer.md); they do not say whether they are pooled over a step.
+    conventions={
+        "denominator_mask": Documented(
+            DenominatorMask.ORIGINAL, f"{CONFIG}, vllm_importance_sampling_mode"
+        ),
+        "entropy": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+        "kl": Documented(
+            AuxiliaryAggregation.WITH_POLICY_LOSS, "docs/source/grpo_trainer.md, Computing the loss"
+        ),
+        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "of_groups": Assumed(EstimatorConventions(std_epsilon=1e-4)),
+        "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    },
+    options=parse_options(
+        """
+        loss_type | the mode, and the policy loss | left out, `arguments`; `luspo` with
+            `--modes=constant:1`. `bnpo` is no mode, `cispo` and `vespo` have no formula in the
+            reference: tests of the adapter hold them against TRL's documents
+        max_completion_length | the divisor of `dr_grpo` | in `constant`, and `arguments`
+        epsilon, epsilon_high | clipping bounds
+        delta | a bound on ratios of negative advantages
+        importance_sampling_level | ratios of sequences
+        sapo_temperature_pos, sapo_temperature_neg | temperatures of SAPO
+        vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg | constants of VESPO | the loss
+            has no formula in the reference
+        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
+        steps_per_generation | the micro-batches of a generation
+        generation_batch_size | the samples of a generation | `steps_per_generation` says how many
+        num_iterations, max_steps | how often a generation is trained on
+        mask_truncated_completions | samples that were cut off are masked
+        beta | the divergence in the loss
+        use_bias_correction_kl | the divergence times the ratio | `auxiliary.kl` and others have the
+            default of the version
+        entropy_coef | the entropy bonus
+        use_adaptive_entropy, entropy_coef_min, entropy_coef_max, entropy_coef_delta,
+            entropy_target | how the coefficient changes | it is fixed
+        top_entropy_quantile | tokens of low entropy are left out | not looked at yet
+        off_policy_mask_threshold | sequences of negative advantages are masked | not looked at yet
+        scale_rewards | the standard deviation of a group | that of a batch is not run
+        reward_weights, multi_objective_aggregation | several reward functions | not looked at yet
+        vllm_importance_sampling_mode, vllm_importance_sampling_clip_max, use_vllm | truncated
+            importance sampling, and masks by the ratio to the rollout policy | masks of whole
+            sequences are not run
+        vllm_importance_sampling_clip_min, vllm_importance_sampling_cap,
+            vllm_importance_sampling_correction | a lower bound of the correction, the older name of
+            the upper one, and whether there is a correction | without a lower bound
+        sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps | the reference policy follows
+            the policy | its answers are given
+        router_aux_loss_coef | a load-balancing loss | the probe's model has no experts
+        fsdp, fsdp_config | shards of the model | the engine `fsdp2` has them
+        deepspeed | the engine, and what ranks share of a model | on all others stage 2
+        max_grad_norm | the norm of the gradient | the gradient is read before it
+        """
+    ),
+    departures=(*OF_ALL, *OF_GENERATING, *OF_GRPO),
+)
+
+# The loss belongs to a whole sequence and is averaged over samples. With a ratio of 1, each token
+# weighs 1/N times the advantage of its sample, which is `constant` with L = 1. Logged entropies are
+# averages over completions; the page does not say whether they are pooled.
+PAGE = "docs/source/rloo_trainer.md"
+
+RLOO = Framework(
+    title="TRL",
+    scope="Fields of `RLOOConfig`, of the engine `rloo`, all of it with `--modes=constant:1`. Those"
+    " that `GRPOConfig` has too are covered in the same way, unless they are here.",
+    modes={"RLOOTrainer": ("constant:1", {})},
+    objectives={Objective.POLICY: {}, Objective.LEAVE_ONE_OUT: {}},
+    layout=GENERATIONS,
+    always={**OF_GENERATIONS, **CLIPPED, "beta": 0.0},
+    metrics={
+        Metric.POLICY_LOSS: "loss",
+        Metric.ENTROPY: "entropy",
+        Metric.REWARD: "reward",
+        Metric.DIVERGENCE: "kl",
+    },
+    conventions={
+        "advantage_unit": Documented(AdvantageUnit.SAMPLE, f"{PAGE}, Computing the advantage"),
+        "logged_policy_loss": Documented(
+            AuxiliaryAggregation.SAMPLE_MEAN, f"{PAGE}, Computing the loss"
+        ),
+        "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    },
+    options=parse_options(
+        """
+        epsilon, epsilon_high | clipping bounds of a sequence's ratio | a test holds it against
+            TRL's documents
+        num_iterations | how often a generation is trained on | log-probabilities of the old policy
+            are given, and ratios other than 1 need no second time
+        beta | the divergence that is subtracted from a reward | a test looks at it
+        normalize_advantages | advantages are normalised over a generation | a test looks at it
+        reward_clip_range, reward_weights | rewards | they come before a step
+        mask_truncated_completions | samples that were cut off are masked
+        steps_per_generation | the micro-batches of a generation
+        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
+        """
+    ),
+    departures=(*OF_ALL, *OF_GENERATING, *OF_RLOO),
+)
+
+# Where docs/source/async_grpo_trainer.md says nothing, it refers to the page of GRPO.
+ASYNC = Framework(
+    title="TRL",
+    scope="Fields of `AsyncGRPOConfig`, of the engine `async`, all of it with `--modes=token_mean`."
+    " Those that `GRPOConfig` has too are covered in the same way, unless they are here.",
+    modes={"AsyncGRPOTrainer": (Mode.TOKEN_MEAN, {})},
+    objectives={Objective.POLICY: {}, Objective.OFF_POLICY: {}},
+    layout=MICRO_BATCHES,
+    always={
+        **OF_RUNS,
+        **CLIPPED,
+        "token_budget": 0,
+        "max_staleness": lambda job: _steps(job) + 1,
+    },
+    metrics={
+        Metric.POLICY_LOSS: "loss",
+        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
+        Metric.ENTROPY: "entropy",
+    },
+    conventions={
+        "advantage_unit": Documented(
+            AdvantageUnit.SAMPLE, "docs/source/grpo_trainer.md, Computing the advantage"
+        ),
+        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    },
+    options=parse_options(
+        """
+        token_budget | micro-batches by tokens | it is 0, as the samples of a step would depend on
+            those that come after it
+        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
+        max_staleness, weight_sync_steps, queue_maxsize | which rollouts are trained on | they are
+            given
+        fork_threshold_tokens | conversations that become several samples | samples are given
+        num_generations, max_completion_length | rollouts | they are given
+        """
+    ),
+    departures=(*OF_ALL, *OF_ASYNC),
+)

@@ -1,1 +1,0 @@
-"""TRL's `GRPOTrainer`: its settings for each objective, its versions, and a run of it."""
