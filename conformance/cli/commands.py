@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Generator, Iterable, Iterator
 
-    from conformance.explain.causes import FindingFilter
+    from conformance.explain.groups import FindingFilter
     from conformance.runs.registry import Entry
 
 WORSE = 1
@@ -175,7 +175,7 @@ def expect(options: argparse.Namespace) -> Iterator[str]:
 def issue(options: argparse.Namespace) -> Iterator[str]:
     """Yields a cause as a bug report."""
     from conformance.comparing.report_file import load_reliable
-    from conformance.explain.causes import find_cause
+    from conformance.explain.groups import find_cause
     from conformance.views import issue as view
 
     report = load_reliable(options.report)
@@ -192,7 +192,7 @@ def convert(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _filter(options: argparse.Namespace) -> FindingFilter:
-    from conformance.explain.causes import FindingFilter
+    from conformance.explain.groups import FindingFilter
 
     return FindingFilter(verdicts=options.verdicts, modes=options.modes, checks=options.checks)
 

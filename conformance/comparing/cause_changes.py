@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.comparing.diff import difference
-from conformance.explain.causes import shared_causes
+from conformance.explain.groups import shared_causes
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import Verdict
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.comparing.diff import Difference
-    from conformance.explain.causes import SharedCause
+    from conformance.explain.groups import SharedCause
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report

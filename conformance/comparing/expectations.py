@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
 
 from conformance.explain.catalogue.mistake import MISTAKES
-from conformance.explain.causes import finding_groups
-from conformance.explain.conditions import facts
+from conformance.explain.groups import finding_groups
+from conformance.explain.step_conditions import facts
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import FrozenModel, first_problem
 from conformance.findings.sanitize import first_line

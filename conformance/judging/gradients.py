@@ -15,7 +15,7 @@ from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
-from conformance.findings.badness import agreement, direction
+from conformance.findings.agreement import agreement, direction
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture
 from conformance.judging.weights import (

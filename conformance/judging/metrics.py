@@ -13,7 +13,7 @@ from conformance.expected import loss_terms
 from conformance.expected.step_context import ExpectedNumber
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
-from conformance.findings.badness import agreement
+from conformance.findings.agreement import agreement
 from conformance.findings.finding import Logged
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, judge_measurements, mismatch, step_context

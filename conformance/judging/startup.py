@@ -17,7 +17,7 @@ from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
-from conformance.findings.badness import agreement, direction
+from conformance.findings.agreement import agreement, direction
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture

@@ -17,7 +17,7 @@ from conformance.expected.term import LossTerm
 from conformance.explain.clues import clues
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
-from conformance.findings.badness import agreement, direction
+from conformance.findings.agreement import agreement, direction
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture

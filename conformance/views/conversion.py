@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import TypeAdapter
 
 from conformance.corpus.cases import CORPUS, REJECTION
-from conformance.findings.badness import direction
+from conformance.findings.agreement import direction
 from conformance.findings.errors import UnknownReductionError
 from conformance.findings.finding import FrozenModel
 from conformance.views.formatting import text_table

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.explain.causes import advice_groups, finding_groups
+from conformance.explain.groups import advice_groups, finding_groups
 from conformance.findings.badness import explain, failure
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from conformance.explain.causes import FindingGroup
+    from conformance.explain.groups import FindingGroup
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
     from reference.aggregation import Mode

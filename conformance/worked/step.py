@@ -15,7 +15,8 @@ from conformance.corpus.cases import CASES_BY_NAME
 from conformance.expected import loss_terms
 from conformance.expected.step_context import StepContext
 from conformance.expected.term import LossTerm
-from conformance.explain.causes import FindingGroup, causes
+from conformance.explain.causes import causes
+from conformance.explain.groups import FindingGroup
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS

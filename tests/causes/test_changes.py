@@ -8,7 +8,7 @@ import pytest
 from conformance.comparing.cause_changes import cause_changes
 from conformance.comparing.diff import difference, load_difference
 from conformance.comparing.report_file import assembled, write
-from conformance.explain.causes import FindingFilter
+from conformance.explain.groups import FindingFilter
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Finding
 from conformance.findings.report import Report, Selection

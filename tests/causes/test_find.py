@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.explain.causes import causes
-from conformance.explain.conditions import of_finding, of_step
+from conformance.explain.conditions import of_finding
+from conformance.explain.step_conditions import of_step
 from conformance.findings.cause import Cause, Clues, Range, Severity
 from conformance.findings.finding import Diagnosis, Finding, Logged
 from conformance.findings.report import Selection

@@ -13,7 +13,8 @@ from adapters.contract.objective import Metric
 from conformance.comparing.diff import Change, ChangeKind
 from conformance.comparing.gate import Comparing, Outcome
 from conformance.explain.causes import causes
-from conformance.findings.badness import agreement, badness, factor_text, off_by
+from conformance.findings.agreement import agreement
+from conformance.findings.badness import badness, factor_text, off_by
 from conformance.findings.finding import Finding
 from conformance.findings.report import Report, Request, Selection
 from conformance.findings.verdict import Verdict

@@ -13,7 +13,7 @@ from adapters.openrlhf.adapter import OpenRLHFAdapter
 from conformance import cli
 from conformance.corpus.case_file import load
 from conformance.corpus.cases import Case
-from conformance.findings.badness import direction
+from conformance.findings.agreement import direction
 from conformance.findings.errors import UnknownReductionError
 from conformance.judging.weights import final_weights
 from conformance.views.conversion import differences, find_reduction

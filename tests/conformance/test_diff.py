@@ -18,7 +18,7 @@ from conformance.comparing.diff import (
     load_difference,
 )
 from conformance.comparing.report_file import write
-from conformance.explain.causes import FindingFilter
+from conformance.explain.groups import FindingFilter
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding import GENERATED, Diagnosis, Finding, FindingId
 from conformance.findings.report import Header, Report, Selection

@@ -12,7 +12,7 @@ import pytest
 
 from conformance import cli
 from conformance.comparing.report_file import load, write
-from conformance.explain.causes import find_cause
+from conformance.explain.groups import find_cause
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
 from conformance.findings.finding import Diagnosis, Finding, Picture, PicturedSample, Run
 from conformance.findings.report import Report, Request
@@ -107,7 +107,7 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
         "weights/prompt_mean/one_token",
         "crashed",
         """\
-# Crash: `RuntimeError: no kernel image on rank 0, at tests/broken.py:100\
+# Crash: `RuntimeError: no kernel image on rank 0, at tests/broken.py:103\
  (RaisingEverywhere.observe)`
 - prompt 2 (samples 4 and 5): 1 + 0 = 1 active token · 4 prompts = 4: right 1/4 = 0.25
 - prompt 3 (samples 6 and 7): 0 + 0 = 0 active tokens: adds 0, and counts

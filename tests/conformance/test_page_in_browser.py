@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conformance.explain.catalogue.mistake import MISTAKES
-from conformance.explain.causes import finding_groups
+from conformance.explain.groups import finding_groups
 from conformance.findings.badness import LEGEND
 from conformance.findings.finding import Finding, Logged, Picture, PicturedSample, Run
 from conformance.findings.report import Report

@@ -12,7 +12,7 @@ import pytest
 
 from conformance import cli
 from conformance.comparing.report_file import load, write
-from conformance.explain.causes import FindingFilter, finding_groups
+from conformance.explain.groups import FindingFilter, finding_groups
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Check, Verdict

@@ -1,9 +1,13 @@
 """A framework of functions that fail; its adapter hands them objects of its own."""
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Actor:
@@ -17,7 +21,7 @@ class Actor:
         return int(self.mesh.size())
 
     def rank(self) -> object:
-        """Read an attribute that is never set."""
+        """Need what nobody ever sets."""
         return self.local_rank  # type: ignore[attr-defined]
 
 

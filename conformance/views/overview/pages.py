@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
 from conformance.comparing.report_file import load_reliable
-from conformance.explain.causes import shared_causes
+from conformance.explain.groups import shared_causes
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from adapters.contract import Departure
-    from conformance.explain.causes import SharedCause
+    from conformance.explain.groups import SharedCause
     from conformance.findings.cause import Cause
     from conformance.findings.report import Report
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from conformance.comparing.cause_changes import CauseChange
-    from conformance.explain.causes import FindingGroup, SharedCause
+    from conformance.explain.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
     from conformance.findings.verdict import Verdict
 

@@ -1,0 +1,128 @@
+"""Plain facts of a step and of how it was cut that a mistake may depend on.
+
+Each is a phrase that a cause's statement can end with.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import Layout, Option
+from adapters.contract.objective import Metric
+from conformance.explain.conditions import EMPTY_SAMPLE, of_finding
+from conformance.findings.finding import Finding
+from conformance.findings.verdict import Verdict
+from conformance.plan.checks import CHECK_SPECS
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from conformance.expected.placement import TokenPlacement
+    from conformance.expected.step_context import StepContext
+    from reference.step import Step
+
+
+OF_STEPS: dict[str, Callable[[Step], bool]] = {
+    EMPTY_SAMPLE: lambda step: bool((step.active_tokens == 0).any()),
+    "where no token is active": lambda step: not step.active_tokens.any(),
+    "where a sample has masked tokens": lambda step: bool(
+        (step.active_tokens < step.response_lengths).any()
+    ),
+    "where samples differ in length": lambda step: _several(step.active_tokens),
+    "where prompt groups differ in size": lambda step: _several(_group_sizes(step)),
+    "where a prompt group has several samples": lambda step: bool((_group_sizes(step) > 1).any()),
+    "where there are several prompt groups": lambda step: len(_group_sizes(step)) > 1,
+    "where a rollout has several samples": lambda step: len(set(step.rollouts)) < step.size,
+    "where tokens are rejected": lambda step: step.original_mask is not None,
+    "where no token is rejected": lambda step: step.original_mask is None,
+}
+"""Facts of steps, however they are cut."""
+
+OF_BATCHES: dict[str, Callable[[StepContext], bool]] = {
+    "where a batch has several optimizer steps": lambda context: len(context.steps) > 1,
+    "after the first optimizer step of a batch": lambda context: context.step_index > 0,
+    "where rows are repeated to fill up a batch": lambda context: context.filled_rows is not None,
+}
+"""Facts of the batch that a step is of."""
+
+OF_CUTS: dict[str, Callable[[StepContext, TokenPlacement], bool]] = {
+    "where data-parallel ranks differ in active tokens": lambda context, placement: _differ(
+        context.step.mask, placement.dp_rank
+    ),
+    "where micro-batches differ in active tokens": lambda context, placement: _differ(
+        context.step.mask, placement.micro_batch_number
+    ),
+    "where data-parallel ranks differ in micro-batches": lambda _, placement: _several(
+        placement.micro_batches
+    ),
+    "where a prompt group is on several data-parallel ranks": lambda context, placement: _split(
+        context.step.groups[context.sample], placement.dp_rank
+    ),
+    "where a prompt group is in several micro-batches": lambda context, placement: _split(
+        context.step.groups[context.sample], placement.micro_batch_number
+    ),
+}
+"""Facts of how steps are cut."""
+
+
+def of_context(context: StepContext) -> Iterator[str]:
+    """Yield the facts of a step and of its cut."""
+    yield from of_step(context.step)
+    yield from (fact for fact, holds in OF_BATCHES.items() if holds(context))
+    if (placement := context.placement) is not None:
+        yield from (fact for fact, holds in OF_CUTS.items() if holds(context, placement))
+
+
+def of_step(step: Step) -> Iterator[str]:
+    """Yield the facts of a step that do not depend on its cut."""
+    return (fact for fact, holds in OF_STEPS.items() if holds(step))
+
+
+def _group_sizes(step: Step) -> NDArray[np.int64]:
+    return np.unique(step.groups, return_counts=True)[1]
+
+
+def _several(values: NDArray[np.int64]) -> bool:
+    return len(np.unique(values)) > 1
+
+
+def _differ(mask: NDArray[np.bool_], part: NDArray[np.int64]) -> bool:
+    """Whether parts hold different numbers of active tokens."""
+    return _several(np.bincount(part, weights=mask).astype(np.int64))
+
+
+def _split(whole: NDArray[np.int64], part: NDArray[np.int64]) -> bool:
+    """Whether something whole has tokens in several parts."""
+    pairs = whole * (part.max() + 1) + part
+    return len(np.unique(pairs)) > len(np.unique(whole))
+
+
+LAYOUTS = (
+    Layout(),
+    Layout(dp=2, cp=2, tp=2, pp=2, micro_batches=2, format="thd", options=tuple(sorted(Option))),
+    Layout(micro_batches="uneven"),
+    Layout(micro_batches="tokens"),
+)
+"""Layouts that together have every fact that a layout can have."""
+
+
+@cache
+def facts() -> frozenset[str]:
+    """Returns all facts that a condition can be made of."""
+    slugs = (spec.slug for spec in CHECK_SPECS)
+    findings = (
+        Finding(id=f"{slug}/{Mode.TOKEN_MEAN}/any/{layout}", verdict=Verdict.CONFORMS)
+        for slug, layout in product(slugs, LAYOUTS)
+    )
+    modes = (f"{word} {mode}" for word in ("in", "except in") for mode in Mode)
+    of_findings = {
+        fact for finding, term in product(findings, Metric) for fact in of_finding(finding, term)
+    }
+    return frozenset({*of_findings, *modes, *OF_STEPS, *OF_BATCHES, *OF_CUTS})
