@@ -1,6 +1,5 @@
 """Adapters of inclusionAI/AReaL, one for each of its training engines."""
 
-from adapters.areal.fsdp import ArealFsdpAdapter
-from adapters.areal.megatron import ArealMegatronAdapter
+from adapters.areal.engines import ArealFsdpAdapter, ArealMegatronAdapter
 
 ENGINES = (ArealFsdpAdapter, ArealMegatronAdapter)

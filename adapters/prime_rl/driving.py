@@ -14,12 +14,11 @@ from unittest import mock
 import torch
 
 from adapters.prime_rl.importing import configured, module, serves_several_runs
-from adapters.prime_rl.model import setup_model
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, GradientReader
+from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer, logits_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -168,3 +167,35 @@ def _by_step(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     for row in rows:
         steps[row["step"]].update(row)
     return [steps[number] for number in sorted(steps)]
+
+
+def setup_model(
+    capacity: int, passes: ForwardPasses, dtype: str
+) -> Callable[..., ProbedTransformer]:
+    """Stands for prime-rl's function of this name: the probe in place of a checkpoint."""
+
+    def setup(config: Any, parallel_dims: Any, *_: object) -> ProbedTransformer:
+        of_model = SimpleNamespace(vocab_size=capacity, tie_word_embeddings=True)
+        policy = ProbedTransformer(capacity, passes, logits_head, of_model)
+        models = module("trainer.model")
+        policies = mock.patch.object(models, "MixedPrecisionPolicy", _in_dtype(models, dtype))
+        with policies:
+            models.setup_fsdp(policy, config, parallel_dims)
+        return policy
+
+    return setup
+
+
+def _in_dtype(models: Any, dtype: str) -> Callable[..., Any]:
+    """FSDP2's policy with parameters in a dtype; prime-rl computes in bfloat16 alone."""
+    policy = models.MixedPrecisionPolicy
+    return lambda **options: policy(**options | {"param_dtype": getattr(torch, dtype)})
+
+
+def policy_gradient(inputs: Any) -> Any:
+    """A loss that a user adds: the policy gradient of a sample, without ratios.
+
+    It is a sum over tokens, by the interface that prime-rl documents.
+    """
+    losses = -inputs.advantages * inputs.trainer_logprobs
+    return module("trainer.rl.loss").LossOutputs(loss=losses[inputs.loss_mask].sum(), metrics={})

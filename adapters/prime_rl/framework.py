@@ -38,7 +38,7 @@ PRIME_RL = Framework(
         Objective.REJECTION: {"loss.type": "ipo", "loss.kl_tau": 0.0},
         Objective.GPG: {
             "loss.type": "custom",
-            "loss.import_path": "adapters.prime_rl.model.policy_gradient",
+            "loss.import_path": "adapters.prime_rl.driving.policy_gradient",
         },
         Objective.KL: {"orchestrator.algo.type": "opd"},
         Objective.SFT: {"orchestrator.algo.type": "sft"},

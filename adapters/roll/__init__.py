@@ -1,6 +1,5 @@
 """Adapters of alibaba/ROLL, one for each of its training engines."""
 
-from adapters.roll.fsdp import RollFsdpAdapter
-from adapters.roll.megatron import RollMegatronAdapter
+from adapters.roll.engines import RollFsdpAdapter, RollMegatronAdapter
 
 ENGINES = (RollFsdpAdapter, RollMegatronAdapter)

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework, Settings
     from adapters.toolkit.calls import Candidates
-    from adapters.trl.driving import Training
-    from adapters.trl.rollouts import Rollouts
+    from adapters.trl.driving import Rollouts, Training
 
 OF_GENERATIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
 
@@ -110,7 +109,7 @@ class TrlAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch in one run of the trainer."""
         from adapters.toolkit.probe import probe_capacity
-        from adapters.trl.rollouts import Rollouts
+        from adapters.trl.driving import Rollouts
         from adapters.trl.schedule import schedule_of
 
         if importing.needs_triton():

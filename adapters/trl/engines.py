@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Rank
     from adapters.contract.framework import Framework, Settings
-    from adapters.trl.driving import Training
-    from adapters.trl.rollouts import Rollouts
+    from adapters.trl.driving import Rollouts, Training
 
 CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
 """The layouts that are run with each non-default ZeRO stage."""

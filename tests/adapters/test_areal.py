@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.areal.fsdp import ArealFsdpAdapter
-from adapters.areal.megatron import ArealMegatronAdapter
+from adapters.areal.engines import ArealFsdpAdapter, ArealMegatronAdapter
 from adapters.contract import Job
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch

@@ -16,8 +16,8 @@ from adapters.contract import Job
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
+from adapters.roll.engines import RollFsdpAdapter
 from adapters.roll.framework import ROLL
-from adapters.roll.fsdp import RollFsdpAdapter
 from adapters.toolkit.source import resolve
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool

@@ -1,11 +1,12 @@
-"""The adapter of ROLL's Megatron engine."""
+"""The adapters of ROLL's engines: FSDP2 and Megatron."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
-from adapters.engines.shells import PIPELINE_STAGES, OnMegatron, by_size, cuts
+from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, by_size, cuts
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.framework import ENGINE, ROLL, of_rows
 from adapters.roll.importing import module
@@ -28,10 +29,67 @@ if TYPE_CHECKING:
     from adapters.contract import Job, Observation, Rank
     from adapters.roll.driving import Trained
 
-STRATEGY = "distributed.strategy.megatron_strategy"
+FSDP2_STRATEGY = "distributed.strategy.fsdp2_strategy"
+MEGATRON_STRATEGY = "distributed.strategy.megatron_strategy"
 
 OF_REPLICAS = (Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS)
 """Options that are looked at with data- and context-parallel ranks."""
+
+FSDP2 = replace(
+    ROLL,
+    layout={
+        **ROLL.layout,
+        **of_rows(
+            slices=lambda job: job.layout.cp,
+            of_cp={"actor_train.model_args.ulysses_size": lambda job: job.layout.cp},
+        ),
+        Option.HYBRID_SHARDING: {f"{ENGINE}.fsdp_size": lambda job: job.layout.world_size // 2},
+    },
+    always={
+        **ROLL.always,
+        "actor_train.strategy_args.strategy_name": "fsdp2_train",
+        f"{ENGINE}.fsdp_size": lambda job: job.layout.world_size,
+        f"{ENGINE}.param_dtype": "float32",
+        f"{ENGINE}.reduce_dtype": "float32",
+    },
+)
+
+
+class RollFsdpAdapter(OnFsdp, RollAdapter):
+    """ROLL with FSDP2, the first that its guide names."""
+
+    engine = "fsdp2"
+    framework = FSDP2
+    dependencies = ("tensordict", "transformers")
+    engine_module = FSDP2_STRATEGY
+    log_probs = FSDP2_STRATEGY, "log_probs_from_logits"
+    entropies = "utils.functionals", "entropy_from_logits"
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks and Ulysses of 2, with padded rows (bshd)."""
+        return [
+            *cuts(ON_FOUR, "bshd"),
+            Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
+            Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
+            Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
+        ]
+
+    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
+        """A worker whose optimizer tells the gradient."""
+        from adapters.roll.driving import Trained, new_worker
+        from adapters.roll.model import probed
+        from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
+
+        passes = ForwardPasses()
+        model = probed(role, capacity, passes)
+        loaded: dict[str, Any] = {
+            "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: HEADED),
+            "download_model": lambda path: path,
+        }
+        with mock.patch.multiple(module(FSDP2_STRATEGY), **loaded):
+            worker = new_worker(role, config, FSDP2_STRATEGY, lambda **_: model)
+        gradients = GradientReader(worker.strategy.optimizer)
+        return Trained(worker=worker, passes=passes, gradients=gradients)
 
 
 def _slices(job: Job) -> int:
@@ -103,9 +161,9 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
     engine = "megatron"
     framework = MEGATRON
     dependencies = ("megatron-core", "tensordict", "transformers")
-    engine_module = STRATEGY
-    log_probs = STRATEGY, "vocab_parallel_logprobs"
-    entropies = STRATEGY, "vocab_parallel_entropy"
+    engine_module = MEGATRON_STRATEGY
+    log_probs = MEGATRON_STRATEGY, "vocab_parallel_logprobs"
+    entropies = MEGATRON_STRATEGY, "vocab_parallel_entropy"
 
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks, options and pipelines, with padded rows."""
@@ -122,7 +180,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
     def load(self, source: Path | None) -> None:
         """Import ROLL with its Megatron engine."""
         super().load(source)
-        strategy = module(STRATEGY).MegatronTrainStrategy
+        strategy = module(MEGATRON_STRATEGY).MegatronTrainStrategy
         strategy.load_states = strategy.offload_states = _move_nothing
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -143,7 +201,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         from adapters.roll.driving import Trained, new_worker
 
         chunks = _chunks(job.layout, capacity, rank)
-        worker = new_worker(role, config, STRATEGY, lambda **_: _as_models(chunks))
+        worker = new_worker(role, config, MEGATRON_STRATEGY, lambda **_: _as_models(chunks))
         policy = megatron_core.wrapped_policy(worker.strategy.models_wrapped, chunks)
         gradients = megatron_core.gradients_of_steps(worker.strategy.optimizer, policy)
         return Trained(worker=worker, passes=policy.passes, gradients=gradients)

@@ -1,4 +1,4 @@
-"""The adapter of AReaL's Megatron engine."""
+"""The adapters of AReaL's engines: FSDP2 and Megatron."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.areal import importing
 from adapters.areal.driving import ArealAdapter
-from adapters.areal.framework import MEGATRON
+from adapters.areal.framework import FSDP2, MEGATRON
+from adapters.areal.importing import module
 from adapters.contract.description import CodeLocation, Description, code_location
 from adapters.contract.job import Depth
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Objective
-from adapters.engines.shells import OnMegatron, by_size, cuts
+from adapters.engines.shells import ON_FOUR, OnMegatron, by_size, cuts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from adapters.contract import Job, Observation, Rank
     from adapters.contract.framework import Settings
     from adapters.engines.megatron_core import Policy
 
-ENGINE = "engine.megatron_engine"
+MEGATRON_ENGINE = "engine.megatron_engine"
 
 BRIDGES = ("mbridge", "megatron.bridge")
 """Packages that make models of Megatron from checkpoints."""
@@ -34,13 +34,44 @@ PATCHES = "areal.engine.megatron_utils.megatron_bridge_patches"
 """AReaL's changes of Megatron-Bridge's models, made as they are imported."""
 
 
+class ArealFsdpAdapter(ArealAdapter):
+    """AReaL with FSDP2, its default."""
+
+    engine = "fsdp2"
+    dependencies = ("transformers",)
+    engine_module = "engine.fsdp_engine"
+    family = "FSDP"
+    framework = FSDP2
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks and Ulysses of 2; AReaL packs rows (thd)."""
+        return cuts(ON_FOUR, "thd")
+
+    def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
+        """An engine around our model, whose optimizer tells the gradient."""
+        from adapters.areal.model import critic, policy
+        from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
+
+        passes = ForwardPasses()
+        loaded: dict[str, Any] = {
+            "AutoConfig": _loader(lambda: HEADED),
+            "AutoModelForCausalLM": _loader(lambda: policy(capacity, passes)),
+            "AutoModelForTokenClassification": _loader(lambda: critic(capacity, passes)),
+            "load_hf_tokenizer": lambda _: None,
+        }
+        with mock.patch.multiple(module(self.engine_module), **loaded):
+            engine = self.initialized(settings)
+        engine.gradients, engine.passes = GradientReader(engine.optimizer), passes
+        return engine
+
+
 class ArealMegatronAdapter(OnMegatron, ArealAdapter):
     """AReaL with its Megatron engine."""
 
     engine = "megatron"
     versions = "AReaL 1.0.3, 1.0.4 and commits from April to June 2026"
     dependencies = ("megatron-core", "transformers")
-    engine_module = ENGINE
+    engine_module = MEGATRON_ENGINE
     family = "Megatron"
     framework = MEGATRON
 
@@ -132,9 +163,9 @@ class Bridge:
 @contextmanager
 def _loading(bridge: Bridge) -> Iterator[None]:
     """Have the engine that is made in the context find the bridge, and no checkpoint."""
-    engines, registry = importing.module(ENGINE), importing.module("models.mcore.registry")
+    engines, registry = module(MEGATRON_ENGINE), module("models.mcore.registry")
     with (
-        mock.patch.object(engines.mbridge, "AutoBridge", _loader(bridge)),
+        mock.patch.object(engines.mbridge, "AutoBridge", _loader(lambda: bridge)),
         mock.patch.multiple(
             engines,
             torch=_torch_of_the_cpu(),
@@ -151,9 +182,9 @@ def _loading(bridge: Bridge) -> Iterator[None]:
         yield
 
 
-def _loader(bridge: Bridge) -> object:
-    """Stands for mbridge's automatic class."""
-    return SimpleNamespace(from_pretrained=lambda *_, **__: bridge)
+def _loader(make: Callable[[], object]) -> object:
+    """Stands for an automatic class of transformers or mbridge."""
+    return SimpleNamespace(from_pretrained=lambda *_, **__: make())
 
 
 def _torch_of_the_cpu() -> ModuleType:
