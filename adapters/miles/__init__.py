@@ -1,6 +1,5 @@
 """Adapters of radixark/miles, one for each of its training engines."""
 
-from adapters.miles.fsdp import MilesFsdpAdapter
-from adapters.miles.megatron import MilesMegatronAdapter
+from adapters.miles.engines import MilesFsdpAdapter, MilesMegatronAdapter
 
 ENGINES = (MilesMegatronAdapter, MilesFsdpAdapter)

@@ -1,28 +1,79 @@
-"""What miles' engines share: its rollout side, its conventions and its logs."""
+"""What miles' engines share: its imports, its rollout side, its conventions and its logs."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Assumed, Depth, Job, Layout, LogEntry
 from adapters.contract.objective import Objective
 from adapters.miles.framework import LOSSES, TRAIN_DATA
-from adapters.miles.importing import module
-from adapters.slime_family import driving, user_code
+from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, not_computed, sample_unit
-from adapters.toolkit.calls import call_supported
-from adapters.toolkit.imports import found
+from adapters.slime_family.driving import LOG, OBJECT_STORE
+from adapters.slime_family.user_code import CpUtils
+from adapters.toolkit.calls import call_supported, refusals
+from adapters.toolkit.imports import found, import_from, modules_of
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from types import ModuleType
 
     from adapters.contract.description import Convention
     from adapters.contract.probed_batch import ProbedBatch
+
+module = modules_of("miles")
+
+
+def engine(name: str) -> Any:
+    """Import a module of the FSDP engine, which some versions keep in ``experimental``."""
+    stable = importlib.util.find_spec("miles.backends.fsdp_utils")
+    place = "backends" if stable else "backends.experimental"
+    return module(f"{place}.fsdp_utils.{name}")
+
+
+def decline_in_fetch(actors: ModuleType) -> None:
+    """Let the actors of a module decline a job when they fetch their share of the data."""
+    actors.get_rollout_data = refusals()(actors.get_rollout_data)  # type: ignore[attr-defined]
+
+
+def import_miles(source: Path | None, *, megatron: bool) -> None:
+    """Import what all engines need and add the probe to log-probabilities."""
+    from adapters.slime_family.model import seam_around
+
+    importing.install("miles", megatron=megatron)
+    import_from("miles", [source] if source else [])
+    importing.drop_server_options("miles")
+    for name in ("ray.rollout.train_data_conversion", "utils.data"):
+        holder = module(name)
+        if hasattr(holder, "ray"):
+            holder.ray = OBJECT_STORE
+        if hasattr(holder, "object_store"):
+            store = SimpleNamespace(put=lambda value, value_spec: value, get=_Fetched)
+            holder.object_store.get_instance = lambda store=store: store
+    LOG.listen(module("backends.training_utils.log_utils"))
+    CpUtils.module = module("backends.training_utils.cp_utils")
+    processors = module("backends.training_utils.loss_hub.logit_processors")
+    processors.calculate_log_probs_and_entropy = seam_around(
+        processors.calculate_log_probs_and_entropy
+    )
+
+
+class _Fetched(nullcontext[Any]):
+    """An object as the object store returns it: it has a ``value`` and is a context manager."""
+
+    @property
+    def value(self) -> Any:
+        return self.enter_result
+
 
 ALONE = Job(
     steps=(Step.of([Sample(prompt_length=1, loss_mask=[1], group=0)]),),

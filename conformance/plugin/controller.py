@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from xdist.remote import Producer
+    from xdist.scheduler import LoadFileScheduling
 
     from conformance.comparing.gate import Gate
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
     from conformance.plugin.progress import ProgressLine
-    from conformance.plugin.scheduling import JobScheduling
     from conformance.runs.recorder import FindingMessage, FindingRecorder
 
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -71,12 +72,10 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(
         self, config: pytest.Config, log: Producer
-    ) -> JobScheduling | None:
+    ) -> LoadFileScheduling | None:
         """With pytest-xdist: make all findings of one job in one worker."""
-        from conformance.plugin.scheduling import JobScheduling
-
         spread = ("load", "loadfile") if config.getoption("adapter") else ("loadfile",)
-        return JobScheduling(config, log) if config.getoption("dist") in spread else None
+        return job_scheduling(config, log) if config.getoption("dist") in spread else None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Without pytest-xdist: count what is about to run."""
@@ -208,6 +207,29 @@ class Controller:
                 raise pytest.UsageError(refusal)
             self.recorder().selected = len(findings)
             self._progress = progress_line(self._config, len(findings), ATTRIBUTE)
+
+
+def job_scheduling(config: pytest.Config, log: Producer | None) -> LoadFileScheduling:
+    """A scheduling by which one worker makes all findings of a job, so that no job runs twice.
+
+    Files stay whole. Its base class is imported only in runs that pytest-xdist spreads.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class JobScheduling(LoadFileScheduling):  # type: ignore[misc]
+        @cached_property
+        def _jobs(self) -> dict[str, str]:
+            """The job of each finding, looked up only where the suite is run."""
+            return {cell.id: cell.job_id for cell in settings_of(config).plan.cells()}
+
+        def _split_scope(self, nodeid: str) -> str:
+            """The name of what one worker runs as a whole."""
+            finding = finding_id(nodeid)
+            if finding is None:
+                return str(super()._split_scope(nodeid))
+            return self._jobs.get(finding, finding)
+
+    return JobScheduling(config, log)
 
 
 def _is_finding(report: pytest.TestReport) -> bool:

@@ -13,8 +13,8 @@ from conformance.findings.verdict import Check, Verdict
 from conformance.plan.matrix import AnyMatrixCell, MatrixCell
 from conformance.plan.plan import Plan
 from conformance.plan.quick import pairwise
+from conformance.plugin.controller import job_scheduling
 from conformance.plugin.options import SETTINGS, settings_of
-from conformance.plugin.scheduling import JobScheduling
 from conformance.ranks.pool import Crashed
 from conformance.runs.check import job_cell, make
 from conformance.runs.jobs import SharedJobs
@@ -145,7 +145,7 @@ def test_a_worker_of_pytest_xdist_gets_all_findings_of_a_job() -> None:
     chosen = cells()
     settings = SimpleNamespace(plan=SimpleNamespace(cells=lambda: chosen))
     config = SimpleNamespace(getvalue=lambda _: ["popen"], stash={SETTINGS: settings})
-    scheduling = JobScheduling(config, None)
+    scheduling = job_scheduling(config, None)
     suite = "conformance/suite/test_conformance.py::test_finding"
     scopes = {cell.id: scheduling._split_scope(f"{suite}[{cell.id}]") for cell in chosen}
 
@@ -154,7 +154,7 @@ def test_a_worker_of_pytest_xdist_gets_all_findings_of_a_job() -> None:
 
 def test_without_the_suite_pytest_xdist_asks_for_no_settings() -> None:
     config = SimpleNamespace(getvalue=lambda _: ["popen"])
-    scheduling = JobScheduling(config, None)
+    scheduling = job_scheduling(config, None)
 
     assert scheduling._split_scope("tests/test_one.py::test_two[a]") == "tests/test_one.py"
 
