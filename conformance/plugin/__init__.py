@@ -1,7 +1,8 @@
 """The pytest plugin: options, one test per finding, the report and its summary.
 
 It does nothing in a pytest run that neither names an adapter nor collects the suite. `controller`
-writes the report, `options` reads the command line, `launching` starts ranks, here or by torchrun.
+shows progress and writes the report, `options` reads the command line, `launching` starts ranks,
+here or by torchrun.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The one process of a run that writes the report."""
+"""The one process of a run that writes the report, and shows how far the run has come."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,20 +13,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.findings.errors import ConformanceError, HarnessFaultError
-from conformance.findings.verdict import UNJUDGED, Verdict
+from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 from conformance.plugin import launching
 from conformance.plugin.options import finding_id, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
+    from rich.console import Console
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
     from conformance.comparing.gate import Gate
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
-    from conformance.plugin.progress import ProgressLine
     from conformance.runs.recorder import FindingMessage, FindingRecorder
 
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -199,14 +201,71 @@ class Controller:
     def _select(self, ids: Sequence[str]) -> None:
         findings = {finding for nodeid in ids if (finding := finding_id(nodeid)) is not None}
         if findings and not self.recorder().selected:
-            from conformance.plugin.progress import progress_line
-
             settings = settings_of(self._config)
             chosen = [cell for cell in settings.plan.cells() if cell.id in findings]
             if (refusal := settings.gate.refusal(chosen)) is not None:
                 raise pytest.UsageError(refusal)
             self.recorder().selected = len(findings)
-            self._progress = progress_line(self._config, len(findings), ATTRIBUTE)
+            self._progress = progress_line(self._config, len(findings))
+
+
+class ProgressLine:
+    """How far a run has come, in one line of the terminal that rich writes over and over.
+
+    It counts findings instead of pytest's dots, and is a plugin, because pytest must be told so.
+    """
+
+    def __init__(self, console: Console, total: int) -> None:
+        from rich.progress import Progress, TextColumn, TimeRemainingColumn
+
+        self._wrong: Counter[Verdict] = Counter()
+        self._line = Progress(
+            TextColumn("{task.percentage:3.0f}%"),
+            TextColumn("{task.completed} of {task.total}{task.description}"),
+            TimeRemainingColumn(),
+            TextColumn("left; {task.fields[layout]}"),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=False,  # pytest captures both itself
+            redirect_stderr=False,
+            speed_estimate_period=math.inf,  # findings may take longer than any shorter one
+        )
+        self._task = self._line.add_task("", total=total, layout="")
+
+    def show(self, finding: Finding) -> None:
+        """Count a finding."""
+        from conformance.views.formatting import SYMBOLS
+
+        self._wrong[finding.verdict] += finding.verdict in WRONG
+        wrong = "".join(f", {self._wrong[v]} {SYMBOLS[v]}" for v in WRONG if self._wrong[v])
+        layout = str(finding.layout)
+        self._line.start()
+        self._line.update(self._task, advance=1, description=wrong, layout=layout, refresh=True)
+
+    def pytest_sessionfinish(self) -> None:
+        """Leave the line as it is before pytest goes on."""
+        self._line.stop()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """No letter for a finding."""
+        if not hasattr(report, ATTRIBUTE):
+            return None
+        return "xfailed" if hasattr(report, "wasxfail") else report.outcome, "", ""
+
+
+def progress_line(config: pytest.Config, total: int) -> ProgressLine | None:
+    """The line, if there is a terminal and the user left pytest's verbosity alone."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if not isinstance(terminal, pytest.TerminalReporter) or not terminal.isatty:
+        return None
+    if config.get_verbosity():
+        return None
+    from rich.console import Console
+
+    line = ProgressLine(Console(file=terminal._tw._file), total)
+    config.pluginmanager.register(line, "conformance-progress")
+    return line
 
 
 def job_scheduling(config: pytest.Config, log: Producer | None) -> LoadFileScheduling:

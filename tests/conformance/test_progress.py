@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from conformance.findings.verdict import Verdict
-from conformance.plugin.progress import ProgressLine
+from conformance.plugin.controller import ProgressLine
 from tests import command
 from tests.conformance.test_journal import finding
 
@@ -23,7 +23,7 @@ def test_line_counts_what_is_wrong_and_tells_the_time_left() -> None:
     shown = io.StringIO()
     clock = itertools.count(100.0, 10.0)
     line = ProgressLine(
-        Console(file=shown, force_terminal=True, width=80, get_time=lambda: next(clock)), 62, "_"
+        Console(file=shown, force_terminal=True, width=80, get_time=lambda: next(clock)), 62
     )
 
     for verdict in (Verdict.CONFORMS, Verdict.MISMATCH, Verdict.CRASHED):
