@@ -96,7 +96,7 @@ SELECTIONS = (
     Selection(
         "roll/main-8eb27cc",
         ("dp2-cp1-mb2-bshd+two_epochs", "dp2-cp1-mb2-bshd+policy_gradient_worker"),
-        TELLING,
+        (*TELLING, "ten_samples"),
     ),
     Selection(
         "roll/main-8eb27cc-megatron",
