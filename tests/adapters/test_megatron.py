@@ -71,22 +71,14 @@ def version(known: argparse.ArgumentParser) -> Framework:
     return of_version(ON_MEGATRON, partial(importing.has, known))
 
 
-def parsed(a_job: Job, *flags: str) -> dict[str, object]:
-    known = parser(*flags)
+def parsed(a_job: Job) -> dict[str, object]:
+    known = parser()
     with importing.typed(version(known), a_job, known) as words:
         return vars(known.parse_args(words))
 
 
 def described(known: argparse.ArgumentParser) -> Description:
     return version(known).description(lambda _: True, ())
-
-
-def test_micro_batches_by_tokens_take_a_budget() -> None:
-    args = parsed(job("uneven_lengths", dp=2, micro_batches="tokens"))
-
-    assert args["use_dynamic_batch_size"] is True
-    assert args["max_tokens_per_gpu"] == 22, "the longest of 18 tokens and a quarter more"
-    assert parsed(job("uneven_lengths", micro_batches="tokens"))["max_tokens_per_gpu"] == 23
 
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
@@ -164,41 +156,12 @@ def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
     assert first.grad.tolist() == [0, 0, 0.5, 0.25, 2, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("flags", "modes"),
-    [
-        ([], {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN}),
-        (["--pg-loss-divisor"], {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT}),
-        (["--loss-aggregation", "--loss-aggregation-divisor"], set(Mode)),
-    ],
-)
-def test_modes_are_what_the_options_offer_and_parse_as_spelt(
-    flags: list[str], modes: set[Mode]
-) -> None:
-    assert described(parser(*flags)).modes == modes
-    for mode in modes:
-        args = parsed(job("uneven_lengths", mode), *flags)
-        if "--loss-aggregation" in flags:
-            assert args["loss_aggregation"] == mode
-        else:
-            assert args["calculate_per_token_loss"] is (mode is Mode.TOKEN_MEAN)
-        if mode is Mode.CONSTANT:
-            assert "40.0" in args.values()
-
-
-def test_objectives_are_what_options_and_losses_offer() -> None:
-    bare, more = parser(), parser("--entropy-coef", "--eps-clip-c")
-    more.add_argument("--advantage-estimator", choices=["grpo", "cispo"])
+def test_objectives_of_options_that_no_loss_reads_are_not_computed() -> None:
     reading = SimpleNamespace(policy_loss_function=lambda args: args.eps_clip_c)
     ignoring = SimpleNamespace(
         policy_loss_function=lambda args: args, value_loss_function=lambda args: args
     )
-    always = {Objective.POLICY, Objective.OFF_POLICY}
 
-    offered = {*always, Objective.GROUP_NORMALISED, Objective.ENTROPY, Objective.CISPO}
-
-    assert described(bare).objectives == always | {Objective.VALUE}
-    assert described(more).objectives == offered | {Objective.DUAL_CLIP, Objective.VALUE}
     assert adapter.not_computed(reading) == {Objective.VALUE}
     assert adapter.not_computed(ignoring) == {Objective.DUAL_CLIP}
 
