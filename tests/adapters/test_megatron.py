@@ -3,12 +3,10 @@
 import argparse
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from adapters.contract import (
     Assumed,
@@ -18,7 +16,6 @@ from adapters.contract import (
     Job,
     Layout,
     Option,
-    Rank,
     Unsupported,
 )
 from adapters.contract.framework import Framework
@@ -209,31 +206,3 @@ def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
 
 def test_functions_are_offered_only_what_they_know() -> None:
     assert call_supported(lambda a, *, b=2: (a, b), 1, b=3, c=4) == (1, 3)
-
-
-def test_process_groups_end_with_their_grid() -> None:
-    """Their threads poll: those of many grids kept a rank busier than its steps did.
-
-    Megatron itself keeps two groups, until those of the next grid take their place.
-    """
-    pytest.importorskip("megatron.core")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        in_grid, left = zip(*(_threads_of_a_grid() for _ in range(3)), strict=True)
-    finally:
-        dist.destroy_process_group()
-
-    assert left[0] == left[1] == left[2] < in_grid[0]
-
-
-def _threads_of_a_grid() -> tuple[int, int]:
-    """The number of threads in Megatron's grid, and after it was left."""
-    megatron_core.join_grid(Layout(), Rank(index=0, world_size=1))
-    in_grid = threads()
-    megatron_core.leave_grid()
-    return in_grid, threads()
-
-
-def threads() -> int:
-    """The threads of this process."""
-    return len([*Path("/proc/self/task").iterdir()])

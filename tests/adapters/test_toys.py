@@ -55,10 +55,6 @@ def verdicts(found: list[Finding]) -> set[str]:
     return {finding.verdict for finding in found}
 
 
-def of_check(found: list[Finding], check: str) -> list[Finding]:
-    return [finding for finding in found if finding.check == check]
-
-
 def layout_of(finding: Finding) -> str:
     return str(finding.id.rpartition("/")[2])
 
@@ -150,15 +146,6 @@ def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> 
 
     assert verdicts(found) == {"conforms"}
     assert {finding.depth for finding in found} == {depth}
-
-
-@pytest.mark.parametrize("toy", ["slime", "miles"])
-def test_a_metric_that_is_renamed_is_not_driven(tmp_path: Path, toy: str) -> None:
-    source = checkout(tmp_path / toy, toy, Edit("terms.py", '"pg_loss": loss,', '"policy": loss,'))
-    found = find(tmp_path, toy, source, ["dp1-cp1-mb1-thd"], "uneven_lengths")
-
-    assert verdicts(of_check(found, "weights")) == {"conforms"}
-    assert verdicts(of_check(found, "metric")) == {"not_driven"}
 
 
 def test_toy_that_declines_an_ordinary_step_is_listed_with_its_words(tmp_path: Path) -> None:
