@@ -70,7 +70,12 @@ STARTUP = ("arguments.", "logging")
 
 SELECTIONS = (
     Selection("skyrl/v0.3.0", ("dp2-cp2-mbtokens-thd",)),
-    Selection("skyrl/v0.3.0", ("dp1-cp1-mb2-bshd",), STARTUP),
+    Selection("skyrl/v0.3.0", ("dp1-cp1-mb2-bshd", "dp1-cp1-mb1-bshd"), STARTUP),
+    Selection(
+        "skyrl/v0.3.0",
+        ("dp1-cp1-mb1-thd", "dp4-cp1-mb1-bshd"),
+        ("unequal_groups", "fibonacci_lengths"),
+    ),
     Selection("skyrl/v0.3.0-megatron", ("dp1-cp1-pp2-mb2-bshd", "dp2-cp1-mbtokens-bshd")),
     Selection("skyrl/v0.3.0-megatron", ("dp2-cp2-tp2-mb2-thd",), ("fully_masked_sample",)),
     Selection("verl/v0.9.1-fsdp2", ("dp2-cp1-mb2-thd+two_epochs",), TELLING),
@@ -91,7 +96,7 @@ SELECTIONS = (
     Selection(
         "roll/main-8eb27cc",
         ("dp2-cp1-mb2-bshd+two_epochs", "dp2-cp1-mb2-bshd+policy_gradient_worker"),
-        TELLING,
+        (*TELLING, "ten_samples"),
     ),
     Selection(
         "roll/main-8eb27cc-megatron",

@@ -63,11 +63,6 @@ def test_settings_are_those_of_the_mode_the_layout_and_the_objective() -> None:
     }
 
 
-def test_cut_that_no_part_of_the_layout_has_is_unsupported() -> None:
-    with pytest.raises(Unsupported, match="no micro-batches by uneven"):
-        RECORD.settings(job("dp1-cp1-mbuneven-thd"))
-
-
 def test_configuration_comes_last_and_an_empty_text_leaves_an_option_out() -> None:
     configured = replace(job(), configuration=Configuration(says_mode=False, batch_size=3))
 

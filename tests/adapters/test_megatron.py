@@ -3,12 +3,10 @@
 import argparse
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from adapters.contract import (
     Assumed,
@@ -18,7 +16,6 @@ from adapters.contract import (
     Job,
     Layout,
     Option,
-    Rank,
     Unsupported,
 )
 from adapters.contract.framework import Framework
@@ -71,22 +68,14 @@ def version(known: argparse.ArgumentParser) -> Framework:
     return of_version(ON_MEGATRON, partial(importing.has, known))
 
 
-def parsed(a_job: Job, *flags: str) -> dict[str, object]:
-    known = parser(*flags)
+def parsed(a_job: Job) -> dict[str, object]:
+    known = parser()
     with importing.typed(version(known), a_job, known) as words:
         return vars(known.parse_args(words))
 
 
 def described(known: argparse.ArgumentParser) -> Description:
     return version(known).description(lambda _: True, ())
-
-
-def test_micro_batches_by_tokens_take_a_budget() -> None:
-    args = parsed(job("uneven_lengths", dp=2, micro_batches="tokens"))
-
-    assert args["use_dynamic_batch_size"] is True
-    assert args["max_tokens_per_gpu"] == 22, "the longest of 18 tokens and a quarter more"
-    assert parsed(job("uneven_lengths", micro_batches="tokens"))["max_tokens_per_gpu"] == 23
 
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
@@ -164,41 +153,12 @@ def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
     assert first.grad.tolist() == [0, 0, 0.5, 0.25, 2, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("flags", "modes"),
-    [
-        ([], {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN}),
-        (["--pg-loss-divisor"], {Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, Mode.CONSTANT}),
-        (["--loss-aggregation", "--loss-aggregation-divisor"], set(Mode)),
-    ],
-)
-def test_modes_are_what_the_options_offer_and_parse_as_spelt(
-    flags: list[str], modes: set[Mode]
-) -> None:
-    assert described(parser(*flags)).modes == modes
-    for mode in modes:
-        args = parsed(job("uneven_lengths", mode), *flags)
-        if "--loss-aggregation" in flags:
-            assert args["loss_aggregation"] == mode
-        else:
-            assert args["calculate_per_token_loss"] is (mode is Mode.TOKEN_MEAN)
-        if mode is Mode.CONSTANT:
-            assert "40.0" in args.values()
-
-
-def test_objectives_are_what_options_and_losses_offer() -> None:
-    bare, more = parser(), parser("--entropy-coef", "--eps-clip-c")
-    more.add_argument("--advantage-estimator", choices=["grpo", "cispo"])
+def test_objectives_of_options_that_no_loss_reads_are_not_computed() -> None:
     reading = SimpleNamespace(policy_loss_function=lambda args: args.eps_clip_c)
     ignoring = SimpleNamespace(
         policy_loss_function=lambda args: args, value_loss_function=lambda args: args
     )
-    always = {Objective.POLICY, Objective.OFF_POLICY}
 
-    offered = {*always, Objective.GROUP_NORMALISED, Objective.ENTROPY, Objective.CISPO}
-
-    assert described(bare).objectives == always | {Objective.VALUE}
-    assert described(more).objectives == offered | {Objective.DUAL_CLIP, Objective.VALUE}
     assert adapter.not_computed(reading) == {Objective.VALUE}
     assert adapter.not_computed(ignoring) == {Objective.DUAL_CLIP}
 
@@ -246,31 +206,3 @@ def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
 
 def test_functions_are_offered_only_what_they_know() -> None:
     assert call_supported(lambda a, *, b=2: (a, b), 1, b=3, c=4) == (1, 3)
-
-
-def test_process_groups_end_with_their_grid() -> None:
-    """Their threads poll: those of many grids kept a rank busier than its steps did.
-
-    Megatron itself keeps two groups, until those of the next grid take their place.
-    """
-    pytest.importorskip("megatron.core")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        in_grid, left = zip(*(_threads_of_a_grid() for _ in range(3)), strict=True)
-    finally:
-        dist.destroy_process_group()
-
-    assert left[0] == left[1] == left[2] < in_grid[0]
-
-
-def _threads_of_a_grid() -> tuple[int, int]:
-    """The number of threads in Megatron's grid, and after it was left."""
-    megatron_core.join_grid(Layout(), Rank(index=0, world_size=1))
-    in_grid = threads()
-    megatron_core.leave_grid()
-    return in_grid, threads()
-
-
-def threads() -> int:
-    """The threads of this process."""
-    return len([*Path("/proc/self/task").iterdir()])

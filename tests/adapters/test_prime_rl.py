@@ -19,7 +19,6 @@ from adapters.toolkit.source import resolve
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
@@ -100,22 +99,6 @@ def test_copies_that_fill_up_ranks_are_told_from_samples(pool: RankPool) -> None
     assert [rank.rows[0].tolist() for rank in outcome.observations] == [[1], [1]]
     judged = judge_logged(given, outcome.observations, description(), Metric.POLICY_LOSS)
     assert judged.diagnosis.name == "divided_by_dp"
-
-
-def test_logged_loss_is_averaged_over_the_micro_batches_of_all_ranks(pool: RankPool) -> None:
-    given = job("fully_masked_group", "dp2-cp2-mbtokens-thd")
-    outcome = pool.run(given)
-
-    assert isinstance(outcome, Ran), outcome
-    first, *others = outcome.observations
-    assert not any(rank.reported for rank in others)
-    judged = judge_logged(given, outcome.observations, description(), Metric.POLICY_LOSS)
-    assert "shares_of_all_ranks_averaged" in (judged.diagnosis.name, *judged.diagnosis.also)
-    context = step_context(given, 0, outcome.observations, description())
-    batch = ProbedBatch(given.steps, given.objective)
-    loss = -(np.concatenate(batch.advantages) * context.expected).sum()
-    passes = 4 * int(context.placement.micro_batches.max())
-    assert first.reported[Metric.POLICY_LOSS] == pytest.approx((loss / passes,), rel=1e-5)
 
 
 @pytest.mark.processes

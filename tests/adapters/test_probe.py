@@ -57,14 +57,6 @@ def test_forward_passes_are_told_apart_from_a_frameworks_padding() -> None:
     assert held.tolist() == [0, 0, 2, 2, 1, 1]
 
 
-def test_another_number_of_optimizer_steps_is_noticed() -> None:
-    steps_of_one_sample = [step_of([1]) for _ in range(2)]
-    batch = ProbedBatch(tuple(steps_of_one_sample))
-
-    with pytest.raises(RuntimeError, match="1 optimizer steps were made of 2"):
-        batch.weights_of_steps([np.zeros(batch.probe_size, np.float32)])
-
-
 def test_advantages_are_signed_powers_of_two() -> None:
     assert (np.abs(np.frexp(ADVANTAGES)[0]) == 0.5).all()
     assert {-1.0, 1.0} <= set(np.sign(ADVANTAGES))

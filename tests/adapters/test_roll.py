@@ -14,12 +14,10 @@ import pytest
 
 from adapters.contract import Job
 from adapters.contract.description import conventions_of
-from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.roll.engines import RollFsdpAdapter
 from adapters.roll.framework import ROLL
 from adapters.toolkit.source import resolve
-from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
@@ -54,14 +52,9 @@ def pool() -> Iterator[RankPool]:
         yield pool
 
 
-def job(
-    case: str = MASKED.name,
-    mode: Mode = Mode.SAMPLE_MEAN,
-    layout: str = TWO,
-    objective: Objective = Objective.POLICY,
-) -> Job:
-    """By default in the mode that is ROLL's."""
-    return steps.job(case, mode, layout, objective)
+def job(case: str = MASKED.name) -> Job:
+    """In the mode that is ROLL's."""
+    return steps.job(case, Mode.SAMPLE_MEAN, TWO)
 
 
 def test_sums_of_samples_are_averaged_without_a_divisor(pool: RankPool) -> None:
@@ -84,20 +77,3 @@ def test_samples_are_dealt_by_rolls_balancing(pool: RankPool) -> None:
     assert [len(one) for one in dealt] == [4, 4]
     assert not np.intersect1d(*dealt).size
     assert dealt[0].tolist() != [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("case", "layout", "reason"),
-    [
-        ("nine_samples", TWO, "9 samples is not dealt to 2 ranks"),
-        ("ten_samples", TWO, "no 2 micro-batches of a rank's 5 samples"),
-        ("no_active_token", TWO, "Current step will be skipped"),
-    ],
-)
-def test_steps_that_roll_does_not_take_are_declined(
-    pool: RankPool, case: str, layout: str, reason: str
-) -> None:
-    outcome = pool.run(job(case, layout=layout))
-
-    assert isinstance(outcome, Declined), outcome
-    assert reason in outcome.message

@@ -8,10 +8,9 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from adapters.contract import (
@@ -21,17 +20,11 @@ from adapters.contract import (
     Rank,
     Unsupported,
 )
-from adapters.contract.objective import Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl.adapter import SkyRLFsdpAdapter, SkyRLMegatronAdapter
-from adapters.skyrl.driving import Rollouts
 from conformance.findings.report import Provenance
-from conformance.ranks.messages import Declined
-from conformance.ranks.pool import RankPool
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from tests import command
-from tests.adapters.steps import job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,19 +102,6 @@ def test_findings_under_torchrun_are_the_pool_s(tmp_path: Path) -> None:
     assert two.findings == pool.findings
 
 
-@pytest.mark.processes
-def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
-    selection = ("--layout=dp2-cp1-mbtokens-thd", "-k", f"({PLAIN}) and two_steps")
-    folders = tmp_path / "alone", tmp_path / "shared"
-    for folder in folders:
-        folder.mkdir()
-    alone = command.run(folders[0], "skyrl", *selection)
-    shared = command.run(folders[1], "skyrl", *selection, "-n", "2")
-
-    assert len(alone.report.findings) == len(Mode) * 2
-    assert alone.findings == shared.findings
-
-
 def test_report_says_what_ran(tmp_path: Path) -> None:
     result = command.run(tmp_path, "skyrl", "--layout=dp1-cp1-mb1-bshd", "-k", "one_token")
 
@@ -181,12 +161,6 @@ def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) 
     assert diagnosis.numbers == {"ratio": pytest.approx(2, rel=1e-6), "cp": 2}
 
 
-class TensorsOfRows(dict[str, torch.Tensor]):
-    """Stands where SkyRL has a batch."""
-
-    metadata: ClassVar = {"response_length": 5}
-
-
 COLLIDING = ("--layout=dp2-cp2-mbtokens-thd", "--checks=metric", "-k", "clip and masked_sample")
 
 
@@ -209,58 +183,6 @@ def test_run_is_stopped_where_micro_batches_that_only_pad_are_taken_for_others(
     assert result.status == pytest.ExitCode.INTERNAL_ERROR
     assert "fault of the harness: clip_fraction in clip_fraction of off_policy" in result.output
     assert "the adapter misreports how steps were cut" in result.output
-
-
-def trajectories() -> list[tuple[str, bool]]:
-    SkyRLFsdpAdapter().load(None)
-    given = job("unequal_groups")
-    rollouts = Rollouts(ProbedBatch(given.steps), given)
-    output = rollouts.output(["step0-group0", "step0-group2"], step_wise=True)
-    names = [trajectory.to_string() for trajectory in output["trajectory_ids"]]
-    return [*zip(names, output["is_last_step"], strict=True)]
-
-
-def test_rollouts_of_several_samples_are_told_apart_as_a_generator_would() -> None:
-    """Prompts 0 and 2 of four."""
-    assert in_a_process(trajectories) == [
-        ("step0-group0_0", False),
-        ("step0-group0_0", True),
-        ("step0-group0_1", True),
-        ("step0-group2_4", False),
-        ("step0-group2_4", False),
-        ("step0-group2_4", True),
-        ("step0-group2_5", True),
-    ]
-
-
-def test_prompts_that_do_not_share_out_over_ranks_are_dropped_and_missed() -> None:
-    """Of three prompts of two samples SkyRL keeps two on four ranks, and asserts three.
-
-    The only prompt of eight samples is dropped on three ranks.
-    """
-    with RankPool(SkyRLFsdpAdapter(), None, 4) as pool:
-        outcomes = [
-            pool.run(job(case, layout=f"dp{ranks}-cp1-mb1-bshd"))
-            for case, ranks in (("fibonacci_lengths", 4), ("one_prompt", 3))
-        ]
-
-    assert outcomes == [
-        Declined("refused", "AssertionError: "),
-        Declined("refused", "RuntimeError: No outputs generated"),
-    ]
-
-
-def test_rollouts_are_answered_where_skyrl_put_their_tokens() -> None:
-    """A row that is added repeats the first one."""
-    given = job("two_prompts", objective=Objective.KL)
-    batch = ProbedBatch(given.steps)
-    prompt, response = batch.prompts[1], batch.responses[1]
-    row = torch.tensor([0, *prompt, *response, 0])
-    data = TensorsOfRows({"sequences": torch.stack([row, row])})
-    answers = Rollouts(batch, given).log_probs_or_values("ref", data)
-
-    expected = [*batch.reference_log_probs[1], 0]
-    assert answers.tolist() == [expected, expected]
 
 
 @cache
@@ -302,21 +224,6 @@ def test_logs_of_micro_batches_are_summed_or_averaged_by_name() -> None:
     ]
 
     assert in_a_process(aggregated, entries) == {"policy_loss": 4.0, "policy_entropy": 3.0}
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        LogEntry(keys=("loss", "kl"), values=(1.0, 2.0), normalizers=(2.0, 2.0)),
-        LogEntry(keys=("loss", "kl"), values=(1.0, 2.0), count=4.0),
-        LogEntry(keys=("loss", "kl"), values=(1.0,)),
-        LogEntry(keys=("kl", "loss"), values=(1.0, 2.0)),
-    ],
-)
-def test_forms_of_log_entries_that_skyrl_lacks_are_unsupported(entry: LogEntry) -> None:
-    first = LogEntry(keys=("loss", "kl"), values=(1.0, 2.0))
-
-    assert "log entries" in str(in_a_process(aggregated, [first, entry]))
 
 
 def described(adapter: SkyRLAdapter) -> Description:

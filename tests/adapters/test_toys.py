@@ -27,7 +27,6 @@ POLICY_LOSS = "[weights/ or [metric/"
 """Its weights, and itself as it is logged."""
 
 REFUSAL = '    raise ValueError("not on a Sunday")'
-CRASH = 'raise RuntimeError("no kernel")'
 
 
 FACTORS = {"dp2-cp1-mb1-thd": "dp", "dp1-cp2-mb1-thd": "cp", "dp1-cp1-mb2-thd": "micro_batches"}
@@ -54,10 +53,6 @@ def find(
 
 def verdicts(found: list[Finding]) -> set[str]:
     return {finding.verdict for finding in found}
-
-
-def of_check(found: list[Finding], check: str) -> list[Finding]:
-    return [finding for finding in found if finding.check == check]
 
 
 def layout_of(finding: Finding) -> str:
@@ -153,15 +148,6 @@ def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> 
     assert {finding.depth for finding in found} == {depth}
 
 
-@pytest.mark.parametrize("toy", ["slime", "miles"])
-def test_a_metric_that_is_renamed_is_not_driven(tmp_path: Path, toy: str) -> None:
-    source = checkout(tmp_path / toy, toy, Edit("terms.py", '"pg_loss": loss,', '"policy": loss,'))
-    found = find(tmp_path, toy, source, ["dp1-cp1-mb1-thd"], "uneven_lengths")
-
-    assert verdicts(of_check(found, "weights")) == {"conforms"}
-    assert verdicts(of_check(found, "metric")) == {"not_driven"}
-
-
 def test_toy_that_declines_an_ordinary_step_is_listed_with_its_words(tmp_path: Path) -> None:
     edits = (
         Edit("utils/arguments.py", "    lineage.validate(args)", REFUSAL),
@@ -178,18 +164,6 @@ def test_toy_that_declines_an_ordinary_step_is_listed_with_its_words(tmp_path: P
     }, "a choice that the option does not have"
 
 
-def test_toy_that_raises_in_its_loss_crashes(tmp_path: Path) -> None:
-    edit = Edit("terms.py", 'gain = torch.cat(batch["advantages"])', CRASH)
-    source = checkout(tmp_path / "slime", "slime", edit)
-    found = find(tmp_path, "slime", source, ["dp1-cp1-mb1-thd"], "uneven_lengths and token_mean")
-
-    assert verdicts(found) == {"crashed"}
-    message = found[0].message
-    assert message.strip().endswith("RuntimeError: no kernel")
-    assert 'File "slime/lineage.py", line ' in message
-    assert str(tmp_path) not in message
-
-
 @pytest.mark.parametrize(
     ("toy", "engine"), [("slime", "megatron"), ("miles", "megatron"), ("miles", "fsdp")]
 )
@@ -204,8 +178,10 @@ def test_toy_that_raises_before_its_train_step_crashes(
     found = find(tmp_path, toy, source, ["dp1-cp1-mb1-thd"], "uneven_lengths", *options)
 
     assert verdicts(found) == {"crashed"}
-    assert 'File "' + toy + '/lineage.py"' in found[0].message
-    assert "in rollout_metrics" in found[0].message
+    message = found[0].message
+    assert 'File "' + toy + '/lineage.py"' in message
+    assert "in rollout_metrics" in message
+    assert str(tmp_path) not in message
 
 
 OBJECTIVES = "off_policy or auxiliary or rejection or other_losses or [metric."

@@ -27,7 +27,7 @@ from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance import test_combined as combined
 from tests.conformance.given import BY_SAMPLE, SLICED, Given
-from tests.conformance.test_mistakes import IN_FOURS, TEN_SAMPLES
+from tests.conformance.test_mistakes import FILLED_UP, IN_FOURS, ROWS, TEN_SAMPLES
 from tests.jobs import step_of
 
 EMPTY = Sample(prompt_length=1, loss_mask=[0], group=1)
@@ -203,12 +203,9 @@ def filled_up(metric: Metric, how: AuxiliaryAggregation | None) -> LossTerm:
     Two rows of the latter repeat a sample, one in its first micro-batch and one on its own. Of two
     context-parallel ranks, the first has every other token.
     """
-    numbers = np.stack([np.r_[[0] * 6, [-1] * 8], np.r_[[-1] * 6, [0] * 5, [1] * 3]])
-    passes = np.where(np.stack([EVEN, ~EVEN]), numbers[:, np.newaxis], -1).reshape(4, 14)
+    passes = np.where(np.stack([EVEN, ~EVEN]), FILLED_UP[:, np.newaxis], -1).reshape(4, 14)
     given = Given(layout=Layout(dp=2, cp=2), forward_pass_of_token=passes.astype(np.int32))
-    context = replace(
-        given.context.of_term(how), rows_of_passes=np.array([[3, 0, 0], [2, 1, 1]], np.int32)
-    )
+    context = replace(given.context.of_term(how), rows_of_passes=ROWS)
     return LossTerm(metric=metric, context=context, factors=np.linspace(1, 2, 14))
 
 

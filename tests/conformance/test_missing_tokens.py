@@ -134,11 +134,12 @@ def test_no_reduction_was_too_early_without_overlap_or_if_a_later_micro_batch_is
     assert diagnosis.name == "micro_batches_lost"
 
 
+UNHELD = replace(TWO, forward_pass_of_token=np.where(SAMPLES == 4, -1, BY_SAMPLE))
+"""No rank has the last sample."""
+
+
 def test_tokens_that_no_rank_held_are_named() -> None:
-    forward_pass_of_token = BY_SAMPLE.copy()
-    forward_pass_of_token[:, SAMPLES == 4] = -1
-    given = replace(TWO, forward_pass_of_token=forward_pass_of_token)
-    diagnosis = given.diagnosis(without(given, SAMPLES == 4))
+    diagnosis = UNHELD.diagnosis(without(UNHELD, SAMPLES == 4))
 
     assert diagnosis.name == "samples_lost"
     assert diagnosis.explanation == (
@@ -148,10 +149,7 @@ def test_tokens_that_no_rank_held_are_named() -> None:
 
 
 def test_tokens_that_a_rank_held_are_not_said_to_be_untrained() -> None:
-    forward_pass_of_token = BY_SAMPLE.copy()
-    forward_pass_of_token[:, SAMPLES == 4] = -1
-    given = replace(TWO, forward_pass_of_token=forward_pass_of_token)
-    diagnosis = given.diagnosis(without(given, SAMPLES >= 3))
+    diagnosis = UNHELD.diagnosis(without(UNHELD, SAMPLES >= 3))
 
     assert diagnosis.explanation.endswith(": those of whole samples")
 

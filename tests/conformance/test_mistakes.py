@@ -295,6 +295,12 @@ TOKENS, SAMPLES = (
 EQUAL, BY_ROWS = MicroBatchWeight.EQUAL, MicroBatchWeight.BY_SAMPLES
 SHORT_AS_FULL = "short_micro_batch_weighed_as_full"
 
+FILLED_UP = passes([(slice(6), 0)], [(slice(6, 11), 0), (slice(11, 14), 1)])
+"""Two ranks: the first three samples in one micro-batch; the fourth, and the last."""
+
+ROWS = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
+"""Their rows, and two that repeat a sample: one beside the fourth sample, and one on its own."""
+
 EMPTY_ON_ITS_OWN = passes([(slice(4), 0), (slice(6, 14), 1)], [(slice(4, 6), 0)])
 """Two ranks: all samples but the third in two micro-batches; the third, which is empty, in one."""
 
@@ -375,14 +381,12 @@ def test_repeated_rows_are_counted_where_they_are(
     how: AuxiliaryAggregation, weight: MicroBatchWeight, expected: list[tuple[float, ...]]
 ) -> None:
     """Of the first rank's three samples in one micro-batch, one is empty."""
-    both = np.stack([np.r_[[0] * 6, [-1] * 8], np.r_[[-1] * 6, [0] * 5, [1] * 3]])
     given = replace(
         TOKEN,
-        forward_pass_of_token=both.astype(np.int32),
+        forward_pass_of_token=FILLED_UP,
         conventions=Conventions(micro_batch_weight=weight),
     )
-    rows = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
-    context = replace(given.context.of_term(how), rows_of_passes=rows)
+    context = replace(given.context.of_term(how), rows_of_passes=ROWS)
     found = {
         tuple((1 / mistake.weights[mistake.weights != 0]).round(6))
         for mistake in predictions(context)
@@ -422,14 +426,12 @@ def test_repeated_rows_may_be_in_a_micro_batch_that_weighs_as_much_as_a_full_one
 
     The other one, and a row that repeats a sample alone, are short micro-batches.
     """
-    both = np.stack([np.r_[[0] * 6, [-1] * 8], np.r_[[-1] * 6, [0] * 5, [1] * 3]])
     given = replace(
         TOKEN,
-        forward_pass_of_token=both.astype(np.int32),
+        forward_pass_of_token=FILLED_UP,
         conventions=Conventions(micro_batch_weight=BY_ROWS),
     )
-    rows = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
-    context = replace(given.context.of_term(SAMPLES), rows_of_passes=rows)
+    context = replace(given.context.of_term(SAMPLES), rows_of_passes=ROWS)
     [found] = [one for one in predictions(context) if one.name == SHORT_AS_FULL]
 
     denominators = (1 / found.weights[found.weights != 0]).tolist()

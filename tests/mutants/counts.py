@@ -69,13 +69,6 @@ class EndOfSequenceCounted(OtherTokens, diagnosis="tokens_per_sample_miscounted"
         return sample.tokens + (sample.tokens > 0)
 
 
-class LastTokenNotCounted(OtherTokens, diagnosis="tokens_per_sample_miscounted"):
-    """One token less per sample, counted after the mask was shifted to the labels."""
-
-    def tokens(self, sample: SampleTensors) -> float:
-        return max(sample.tokens - 1, 0)
-
-
 class OriginalMaskCounted(
     Counting, diagnosis="original_mask_counted", check="rejection", modes=MEANS
 ):
@@ -366,14 +359,6 @@ class IntegerDivision(Counting, diagnosis="integer_division", modes=TOKEN):
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         tokens = sum(sample.tokens for sample in samples)
         return [float(max(len(samples) * (tokens // len(samples)), 1))] * len(samples)
-
-
-class IntegerDivisionByDp(Counting, diagnosis="integer_division", modes=TOKEN):
-    """Tokens per rank, `//`, times ranks."""
-
-    def counted(self, samples: list[SampleTensors]) -> list[float]:
-        tokens = sum(sample.tokens for sample in samples)
-        return [float(max(self.layout.dp * (tokens // self.layout.dp), 1))] * len(samples)
 
 
 class SharesOfRanksClamped(Counting, diagnosis="shares_of_ranks_clamped", modes=TOKEN):

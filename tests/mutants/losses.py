@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from adapters.contract.objective import Metric
 from adapters.native.packing import Packed, SampleTensors
-from reference.aggregation import Mode
 from tests.mutants.mutant import EVERYDAY, Mutant
 
 if TYPE_CHECKING:
@@ -120,15 +119,3 @@ class FilledUpWithRepeats(Mutant, diagnosis="samples_repeated", corpus=OF_SEVERA
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         divided = super().divided(samples)
         return [*divided, *divided[: 1 + -len(divided) % self.layout.dp]]
-
-
-class FilledUpAndCounted(
-    Mutant,
-    diagnosis="samples_repeated",
-    modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT),
-    corpus=OF_SEVERAL_SAMPLES,
-):
-    """Samples are repeated to fill up the ranks, and the repeated ones are counted as well."""
-
-    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        return super().divided([*samples, *samples[: 1 + -len(samples) % self.layout.dp]])

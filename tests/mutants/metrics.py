@@ -12,7 +12,7 @@ from adapters.contract.objective import ENTROPY_COEFFICIENT, Metric, Objective
 from adapters.native.packing import SampleTensors
 from adapters.native.trainer import denominators
 from reference.aggregation import Aggregation, Mode
-from tests.mutants.mutant import EVERY, PROMPT, Mutant
+from tests.mutants.mutant import PROMPT, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,13 +122,6 @@ class ReportedPerSample(
         by_micro_batch = torch.zeros_like(logs[Metric.POLICY_LOSS])
         by_micro_batch[:1] = sum(shares)
         return gradient, {**logs, Metric.POLICY_LOSS: by_micro_batch}
-
-
-class NormaliserNotReduced(Misreporting, diagnosis="multiplied_by_dp", modes=EVERY):
-    """The logged sum is divided by the tokens of one rank instead of all."""
-
-    def report(self, shares: torch.Tensor) -> torch.Tensor:
-        return super().report(shares) * self.layout.dp
 
 
 class Diagnosing(Mutant):

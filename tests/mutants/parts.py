@@ -128,14 +128,6 @@ def counted_among(part: list[SampleTensors], prompts: int) -> list[SampleTensors
     )
 
 
-class GroupsStripedOverRanks(GroupsCountedPerRank):
-    """Every other sample goes to another rank, which counts its half of each prompt's tokens."""
-
-    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        prompts, mine = len(tokens_of_groups(samples)), samples[self.dp_rank :: self.layout.dp]
-        return counted_among(mine, prompts)
-
-
 class GroupsCountedPerMicroBatch(Mutant, diagnosis="tokens_counted_per_micro_batch", modes=PROMPT):
     """Each micro-batch counts a prompt's tokens in its own samples."""
 

@@ -83,13 +83,6 @@ class MisreportingPipeline(Pipelined, check="metric"):
     """A mutant whose weights conform."""
 
 
-class ReportedMeanOverStages(MisreportingPipeline, diagnosis="divided_by_pp"):
-    """The logged loss is averaged over stages, although only the last is not 0."""
-
-    def report(self, shares: torch.Tensor) -> torch.Tensor:
-        return super().report(shares) / self.layout.pp
-
-
 class ReportedSumOverStages(MisreportingPipeline, diagnosis="multiplied_by_pp"):
     """The last stage broadcasts its loss to the others, and then all ranks are summed."""
 

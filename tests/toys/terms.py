@@ -107,12 +107,14 @@ def sft_loss(log_probs: Sequence[torch.Tensor], reduce: Reducer) -> tuple[torch.
     return loss, {"loss": loss}
 
 
-def value_loss(batch: Data, logits: torch.Tensor, reduce: Reducer) -> tuple[torch.Tensor, Data]:
+def value_loss_function(
+    args: Namespace, batch: Data, logits: torch.Tensor, sum_of_sample_mean: Reducer
+) -> tuple[torch.Tensor, Data]:
     """Of a critic, whose rows of values may be padded."""
     lengths = [len(returns) for returns in batch["returns"]]
     rows = logits[0, :, 0].split(batch.get("max_seq_lens") or lengths)
     values = torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
-    loss = reduce((values - torch.cat(batch["returns"])) ** 2)
+    loss = sum_of_sample_mean((values - torch.cat(batch["returns"])) ** 2)
     return loss, {"value_loss": loss}
 
 

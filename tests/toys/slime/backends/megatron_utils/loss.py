@@ -9,6 +9,7 @@ import torch
 from slime import lineage, terms
 from slime.backends.megatron_utils.cp_utils import get_sum_of_sample_mean
 from slime.lineage import Data, Reducer, calculate_log_probs_and_entropy, megatron_grid
+from slime.terms import value_loss_function
 
 
 def get_log_probs_and_entropy(
@@ -72,12 +73,6 @@ def policy_loss_function(
     values = values_of(args, batch, logits)
     reducers = partial(make_reducer, batch)
     return terms.policy_loss(args, args.eps_clip_c, batch, values, reducers, choose)
-
-
-def value_loss_function(
-    args: Namespace, batch: Data, logits: torch.Tensor, sum_of_sample_mean: Reducer
-) -> tuple[torch.Tensor, Data]:
-    return terms.value_loss(batch, logits, sum_of_sample_mean)
 
 
 def sft_loss_function(

@@ -10,6 +10,7 @@ from miles import lineage, terms
 from miles.backends.training_utils.cp_utils import make_reducer
 from miles.backends.training_utils.loss_hub.logit_processors import get_log_probs_and_entropy
 from miles.backends.training_utils.parallel import get_parallel_state
+from miles.terms import value_loss_function
 
 
 def get_pg_loss_reducer(
@@ -50,15 +51,6 @@ def policy_loss_function(
     values = values_of(args, batch, logits)
     reducers = partial(make_reducer, args, batch)
     return terms.policy_loss(args, args.eps_clip_c, batch, values, reducers, choose)
-
-
-def value_loss_function(
-    args: Namespace,
-    batch: lineage.Data,
-    logits: torch.Tensor,
-    sum_of_sample_mean: lineage.Reducer,
-) -> tuple[torch.Tensor, lineage.Data]:
-    return terms.value_loss(batch, logits, sum_of_sample_mean)
 
 
 def sft_loss_function(
