@@ -260,7 +260,7 @@ FAMILY = Framework(
         --clip-grad | the norm of the gradient | the gradient is read before it
         --reset-optimizer-states, --use-stateless-adam | the optimizer | nothing is learned
         --save-hf, --save-trigger-sentinel, --custom-megatron-post-save-hook-path | checkpoints |
-            none is saved
+            no checkpoint is saved
         """
     ),
     departures=parse_departures(

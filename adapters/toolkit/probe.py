@@ -56,9 +56,11 @@ def _gathered(gradient: DTensor) -> torch.Tensor:
     """
     whole = gradient.to_local().cpu()
     for dimension, placement in reversed([*enumerate(gradient.placements)]):
-        if isinstance(placement, Shard):
-            shards = of_all_ranks(whole, gradient.device_mesh.get_group(dimension))
-            whole = torch.cat(shards, placement.dim)
+        if placement.is_replicate():
+            continue
+        assert isinstance(placement, Shard), placement
+        shards = of_all_ranks(whole, gradient.device_mesh.get_group(dimension))
+        whole = torch.cat(shards, placement.dim)
     return whole
 
 

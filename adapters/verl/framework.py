@@ -225,7 +225,7 @@ VERL = Framework(
         loss_scale_factor | the divisor of `constant` | left out, `arguments`
         policy_loss.loss_mode | the policy loss | elsewhere `vanilla`. `dppo_tv` and `dppo_kl`
             compare probabilities, which the probe's model has none of between 0 and 1;
-            `bypass_mode` is `vanilla` with the rollout policy in the place of the old one
+            `bypass_mode` is `vanilla` with the rollout policy instead of the old one
         clip_ratio_low, clip_ratio_high | clipping bounds | they differ
         clip_ratio | both bounds, unless they are set | they are where a ratio is not 1
         clip_ratio_c | the bound of dual clip | no ratio reaches it elsewhere

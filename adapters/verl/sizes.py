@@ -33,7 +33,7 @@ def mode_of_divisor(job: Job) -> str:
 
 
 def divisor(job: Job) -> object:
-    """The divisor as hydra parses what is typed, None if there is none."""
+    """The divisor as hydra parses it from the command line; None without one."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     typed = job.configuration.divisor

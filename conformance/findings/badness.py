@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from conformance.findings.finding import Finding
 
-
 LEGEND = (
     "off by a factor: the larger of observed and expected divided by the smaller, where they differ"
     " most; infinite where a weight is lost or has the wrong sign"
@@ -56,8 +55,8 @@ def badness(finding: Finding) -> tuple[bool, bool, float, float]:
     """A sort key: crashed, not finite, the factor it is off by, the relative error."""
     measured = bool(finding.tolerance)
     not_finite = finding.error is None and measured
-    agrees = _of_error(finding) if finding.agreement is None else finding.agreement
-    factor = 1 / agrees if agrees else math.inf
+    agreement = _of_error(finding) if finding.agreement is None else finding.agreement
+    factor = 1 / agreement if agreement else math.inf
     return finding.verdict is Verdict.CRASHED, not_finite, factor, finding.error or 0.0
 
 

@@ -59,8 +59,8 @@ class Clues(_Frozen):
     """The terms that the finding depends on."""
 
     explanations: list[list[list[TermMistake]]] = []
-    """Explanations of a wrong observation: each is a list of mistakes
-    that occur together, and each of them a list of names that cannot be told apart here."""
+    """Explanations of a wrong observation: each is a list of mistakes that occur together, and each
+    of them a list of names that cannot be told apart here."""
 
     excluded: list[TermMistake] = []
     """Mistakes that would show here and do not."""
@@ -107,7 +107,7 @@ class Range(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Self | None:
-        """The range of those that are known; None if none is."""
+        """The range of the known values; None without any."""
         known = [value for value in values if value is not None]
         return cls(min(known), max(known)) if known else None
 

@@ -130,7 +130,7 @@ def processes_of(temporary: Path) -> list[int]:
 def forgotten_memory(temporary: Path) -> set[str]:
     """Names of shared memory that no process uses or will remove.
 
-    Another run may still remove the memory of its killed ranks; until then none is reported.
+    Returns no names while another run may still remove the memory of its killed ranks.
     """
     if resource_trackers() - set(processes_of(temporary)):
         return set()
