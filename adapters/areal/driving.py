@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.areal import importing
-from adapters.areal.framework import AREAL
+from adapters.areal.framework import AREAL, of_version
 from adapters.areal.importing import module
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import CodeLocation, Description
@@ -64,7 +64,6 @@ class ArealAdapter(Adapter):
         return self._record.description(
             importing.offers,
             importing.option_names(),
-            declared=self._record.conventions | importing.counted_units(),
             places=places(_candidates(self.class_of("Engine"))),
             stubs=tuple(importing.STUBBED),
         )
@@ -99,7 +98,7 @@ class ArealAdapter(Adapter):
     @cached_property
     def _record(self) -> Framework:
         """The record of the loaded version."""
-        return self.framework.narrowed(importing.offers)
+        return of_version(self.framework, importing.offers)
 
     def _engine(self, config: Any, job: Job, rank: Rank, size: int) -> Any:
         """AReaL's engine for the job; the jobs of a world share those that fit them."""

@@ -18,12 +18,16 @@ from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
+    EmptyUnits,
     EstimatorConventions,
     Mode,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from adapters.contract import Job
+    from adapters.contract.framework import Settings
 
 
 def _group_size(job: Job) -> int:
@@ -242,6 +246,34 @@ AREAL = Framework(
         ZEROED,
     ),
 )
+
+TESTS = "tests/test_prompt_mean_loss.py"
+OF_FIXED_GROUPS = {
+    "denominator_mask": Documented(
+        DenominatorMask.ORIGINAL, f"{TESTS}, test_denom_mask_uses_pre_rejection_count"
+    ),
+    "empty_units": Assumed(EmptyUnits.COUNTED),
+}
+"""Conventions of versions whose prompts all have ``group_size`` samples (pull request 1417)."""
+OF_ANY_GROUPS = {
+    "denominator_mask": Documented(
+        DenominatorMask.ORIGINAL, f"{TESTS}, test_denominator_mask_keeps_filtered_units_in_mean"
+    ),
+    "empty_units": Documented(
+        EmptyUnits.EXCLUDED, f"{TESTS}, test_normalizer_counts_only_active_units"
+    ),
+}
+"""Conventions of versions that know the samples of each prompt (pull requests 1443 and 1546)."""
+
+
+def of_version(record: Framework, offers: Callable[[Settings], bool]) -> Framework:
+    """Returns the record of a version: what it offers, and the conventions of its modes."""
+    version = record.narrowed(offers)
+    if not offers({MODE: "seq_mean"}):
+        return version
+    of_modes = OF_FIXED_GROUPS if offers({"group_size": 1}) else OF_ANY_GROUPS
+    return replace(version, conventions={**version.conventions, **of_modes})
+
 
 FSDP2 = replace(
     AREAL,

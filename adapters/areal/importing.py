@@ -9,16 +9,13 @@ from dataclasses import fields
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import Assumed, Documented
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import found, import_from, provide, stub, stub_missing
-from reference.aggregation import EmptyUnits
+from adapters.toolkit.imports import import_from, provide, stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from adapters.contract.description import Convention
     from adapters.contract.framework import Settings
 
 SERVICES = ("aiofiles", "flask", "openai", "swanlab", "tensorboardX", "trackio", "uvloop", "wandb")
@@ -29,8 +26,6 @@ OF_AGENTS = "areal.experimental.openai"
 
 SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "NormConfig"}
 """Sections of an actor's options, each with the class of its configuration."""
-
-ACTIVE_UNITS = "tests/test_prompt_mean_loss.py, test_normalizer_counts_only_active_units"
 
 STUBBED: list[str] = []  # what `import_areal` stubbed in this process
 
@@ -89,13 +84,6 @@ def option_names() -> Iterator[str]:
     of_engines = {one.name for one in fields(configs.TrainEngineConfig)}
     of_actor = {one.name for one in fields(configs.PPOActorConfig)}
     yield from of_actor - of_engines - {section.rstrip(".") for section in SECTIONS}
-
-
-def counted_units() -> dict[str, Convention]:
-    """Whether samples and prompts without active tokens count: versions with modes differ."""
-    if found("areal.utils.functional.loss_aggregation:PolicyGradientReduction") is None:
-        return {"empty_units": Assumed(EmptyUnits.COUNTED)}
-    return {"empty_units": Documented(EmptyUnits.EXCLUDED, ACTIVE_UNITS)}
 
 
 def _is_choice(config: Any, path: str, values: Settings) -> bool:
