@@ -204,8 +204,8 @@ AREAL = Framework(
     departures=parse_departures(
         """
         not_run: rollouts, rewards and their workflows
-            trajectories are given, one per sample; AReaL's actor and critic are entered where its
-            trainer enters them
+            trajectories are given, one per sample, or one per prompt where prompts matter; AReaL's
+            actor and critic are entered where its trainer enters them
         not_run: the trainer's forward passes of the actor and of a reference policy
             log-probabilities are given, for a decoupled loss also those of the proximal policy
         set: advantages, after `compute_advantages` has run, to signed powers of two, except in
@@ -313,8 +313,8 @@ MEGATRON = replace(
             model, by nothing
                 the probe starts at 0, and already is a critic's value
             stubbed: AReaL's patches of mbridge's models for tree training and of Megatron-Bridge's
-            vision models, by nothing
-                tree training is off, as by default, and no such model is built
+            vision models, and its kernels of FP8, by nothing
+                tree training and FP8 are off, as by default, and no such model is built
             """,
             PIPELINE_STAGES,
             CPU_AS_CUDA,
