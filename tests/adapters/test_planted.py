@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,177 +33,23 @@ from tests.adapters.steps import MASKED, released
 CLONES = Path(os.environ.get(command.SOURCES, "nowhere"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plant:
-    """Where a framework's options are declared, and what they are called there."""
+    """Where a framework's options are declared: an entry of planted.toml, which says what it is."""
 
     adapter: str
     engine: str
     option: str
-    """The new option, as users type it."""
     choice: str
-    """A new choice of an option that is known, as ``name=choice``."""
     edits: Sequence[tuple[str, str, str]]
-    """Files, by the ends of their paths, with what is matched in them and what is put before it."""
     source: str = ""
-    """A release, or a revision of a clone; what is installed if empty."""
     layout: str = "dp1-cp1-mb2-thd"
     needs: str | None = None
-    """A package that its extra brings, and no other one."""
 
 
 PLANTS = [
-    Plant(
-        "skyrl",
-        "fsdp",
-        "use_new_loss",
-        "loss_reduction=fifth",
-        [
-            (
-                "skyrl/train/config/config.py",
-                r"loss_reduction: str",
-                "use_new_loss: bool = False\n    ",
-            ),
-            ("skyrl/train/utils/utils.py", r'"token_mean",\n +"token_mean_legacy"', '"fifth", '),
-        ],
-        layout="dp1-cp1-mb2-bshd",
-    ),
-    Plant(
-        "verl",
-        "fsdp",
-        "use_new_loss",
-        "loss_agg_mode=fifth",
-        [
-            ("verl/trainer/config/actor/actor.yaml", r"loss_agg_mode: ", "use_new_loss: false\n\n"),
-            (
-                "verl/workers/config/actor.py",
-                r"loss_agg_mode: str",
-                "use_new_loss: bool = False\n    ",
-            ),
-            (
-                "verl/trainer/ppo/core_algos.py",
-                r'if loss_agg_mode == "token-mean"',
-                'if loss_agg_mode == "fifth":\n        return loss_mat\n    ',
-            ),
-        ],
-    ),
-    *(
-        Plant(
-            adapter,
-            "megatron",
-            "--use-new-loss",
-            "--advantage-estimator=fifth",
-            [
-                (
-                    f"{adapter}/utils/arguments.py",
-                    r'parser.add_argument\(\s+"--advantage-estimator"',
-                    'parser.add_argument("--use-new-loss", action="store_true")\n            ',
-                ),
-                (f"{adapter}/utils/arguments.py", r'"grpo",\s+"gspo"', '"fifth", '),
-            ],
-            source="main",
-        )
-        for adapter in ("slime", "miles")
-    ),
-    Plant(
-        "trl",
-        "ddp",
-        "use_new_loss",
-        "loss_type=fifth",
-        [
-            ("trl/trainer/grpo_config.py", r"loss_type: str", "use_new_loss: bool = False\n    "),
-            ("trl/trainer/grpo_trainer.py", r'"grpo", "bnpo", "dr_grpo", "dapo"', '"fifth", '),
-        ],
-        layout="dp1-cp1-mb2-bshd",
-    ),
-    Plant(
-        "areal",
-        "fsdp2",
-        "use_new_loss",
-        "importance_sampling_level=fifth",
-        [
-            (
-                "areal/api/cli_args.py",
-                r"importance_sampling_level: str",
-                "use_new_loss: bool = False\n    ",
-            ),
-            ("areal/api/cli_args.py", r'"token", "sequence"\],\s+},\s+\)\s+# Prox', '"fifth", '),
-        ],
-        needs="colorlog",
-        source="pypi:1.0.4",
-    ),
-    Plant(
-        "openrlhf",
-        "deepspeed",
-        "--actor.use_new_loss",
-        "--actor.policy_loss_type=fifth",
-        [
-            (
-                "openrlhf/cli/train_ppo_ray.py",
-                r'parser.add_argument\(\s*"--actor.policy_loss_type"',
-                'parser.add_argument("--actor.use_new_loss", action="store_true")\n    ',
-            ),
-            ("openrlhf/cli/train_ppo_ray.py", r'"ppo", "gspo"', '"fifth", '),
-        ],
-        needs="deepspeed",
-        source="pypi:0.11.2",
-        layout="dp1-cp1-mb2-thd+zero_3",
-    ),
-    Plant(
-        "prime_rl",
-        "fsdp2",
-        "loss.use_new_loss",
-        "loss.type=fifth",
-        [
-            (
-                "prime_rl/configs/trainer.py",
-                r'type: Literal\["default"\] = "default"',
-                "use_new_loss: bool = False\n    ",
-            ),
-            ("prime_rl/configs/trainer.py", r'"default"\] = "default"', '"fifth", '),
-        ],
-        needs="pydantic_config",
-        source="main",
-        layout="dp1-cp1-mb1-thd",
-    ),
-    Plant(
-        "nemo_rl",
-        "dtensor_v1",
-        "loss_fn.use_new_loss",
-        "grpo.adv_estimator.name=fifth",
-        [
-            (
-                "nemo_rl/algorithms/loss/loss_functions.py",
-                r"use_cispo: bool",
-                "use_new_loss: bool = False\n    ",
-            ),
-            ("examples/configs/grpo_math_1B.yaml", r"  use_cispo: ", "  use_new_loss: false\n"),
-            (
-                "nemo_rl/algorithms/grpo.py",
-                r'if adv_estimator_name == "gdpo"',
-                'if adv_estimator_name == "fifth":\n        return None\n    ',
-            ),
-        ],
-        source="main",
-        layout="dp1-cp1-mb2-bshd",
-    ),
-    Plant(
-        "roll",
-        "fsdp2",
-        "use_new_loss",
-        "importance_sampling=fifth",
-        [
-            (
-                "roll/pipeline/rlvr/rlvr_config.py",
-                r'importance_sampling: Literal\["token", "seq"\]',
-                "use_new_loss: bool = False\n    ",
-            ),
-            ("roll/pipeline/rlvr/rlvr_config.py", r'"token", "seq"\]', '"fifth", '),
-        ],
-        needs="dacite",
-        source="main",
-        layout="dp1-cp1-mb2-bshd",
-    ),
+    Plant(**one)
+    for one in tomllib.loads(Path(__file__).with_name("planted.toml").read_text())["plant"]
 ]
 
 
