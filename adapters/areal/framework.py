@@ -273,7 +273,7 @@ OF_FIXED_GROUPS = {
     "denominator_mask": Documented(
         DenominatorMask.ORIGINAL, f"{TESTS}, test_denom_mask_uses_pre_rejection_count"
     ),
-    "empty_units": Assumed(EmptyUnits.COUNTED),
+    "empty_units": Documented(EmptyUnits.COUNTED, "the table in pull request 1417's description"),
 }
 """Conventions of versions whose prompts all have ``group_size`` samples (pull request 1417)."""
 OF_ANY_GROUPS = {
