@@ -149,7 +149,8 @@ def _of_older_trainers(log: Log) -> Iterator[tuple[Any, dict[str, Any]]]:
     }
     for path, replaced in (("trainer.rl.train", of_trainer), ("trainer.rl.data", of_loader)):
         home = module(path)
-        yield home, {name: one for name, one in replaced.items() if hasattr(home, name)}
+        if of_version := {name: one for name, one in replaced.items() if hasattr(home, name)}:
+            yield home, of_version
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import import_from, stub, stub_missing
+from adapters.toolkit.imports import choices_of, import_from, stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,19 +100,19 @@ def offers(settings: Settings) -> bool:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options of all losses."""
+    """Yields the options of all losses, and their choices."""
     for name, field in module(CONFIGS).TrainerConfig.model_fields.items():
         if name.startswith("loss"):
             yield from _within(name, field.annotation)
 
 
-def _within(name: str, kind: Any) -> Iterator[str]:
+def _within(section: str, kind: Any) -> Iterator[str]:
     """Yields the options of a section, whose configuration may be one of several classes."""
-    if hasattr(kind, "model_fields"):
-        yield from (f"{name}.{option}" for option in kind.model_fields)
-    elif get_args(kind):
-        for one in get_args(kind):
-            yield from _within(name, one)
+    for option, field in getattr(kind, "model_fields", {}).items():
+        yield f"{section}.{option}"
+        yield from (f"{section}.{option}={one}" for one in choices_of(field.annotation))
+    for one in get_args(kind):
+        yield from _within(section, one)
 
 
 def _no_clipping() -> float | None:
