@@ -66,14 +66,20 @@ def offers(settings: Settings) -> bool:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options of an actor, and of their sections, that not every engine has."""
+    """Yields the options of an actor, and of their sections, that not every engine has.
+
+    Those that have choices come with each of them too.
+    """
     configs = module("api.cli_args")
-    for section, kind in SECTIONS.items():
-        if hasattr(configs, kind):
-            yield from (f"{section}{one.name}" for one in fields(getattr(configs, kind)))
     of_engines = {one.name for one in fields(configs.TrainEngineConfig)}
-    of_actor = {one.name for one in fields(configs.PPOActorConfig)}
-    yield from of_actor - of_engines - {section.rstrip(".") for section in SECTIONS}
+    sections = {section: getattr(configs, kind, None) for section, kind in SECTIONS.items()}
+    for section, kind in {"": configs.PPOActorConfig, **sections}.items():
+        for one in fields(kind) if kind else ():
+            name = f"{section}{one.name}"
+            if name not in of_engines and f"{name}." not in SECTIONS:
+                yield name
+                choices = one.metadata.get("choices") or ()
+                yield from (f"{name}={choice}" for choice in choices)
 
 
 def _is_choice(config: Any, name: str) -> bool:

@@ -92,9 +92,14 @@ def offers(settings: Settings) -> bool:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options that a gradient may depend on, which those of optimizers are not."""
-    named = (name for name in _options() if name.startswith(SECTIONS))
-    return (name for name in named if not OF_OPTIMIZERS & {*name.split(".")})
+    """Yields the options that a gradient may depend on, and their choices.
+
+    It does not depend on those of optimizers.
+    """
+    for name, action in _options().items():
+        if name.startswith(SECTIONS) and not OF_OPTIMIZERS & {*name.split(".")}:
+            yield name
+            yield from (f"{name}={choice}" for choice in action.choices or ())
 
 
 def _of_this_version(settings: Settings) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import import_from, stub, stub_missing
+from adapters.toolkit.imports import choices_of, import_from, stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,10 +105,12 @@ def offers(settings: Settings) -> bool:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options of all losses."""
+    """Yields the options of all losses, and their choices."""
     losses = module(CONFIGS).TrainerConfig.model_fields["loss"].annotation
     for loss in get_args(losses) or (losses,):
-        yield from (f"loss.{option}" for option in loss.model_fields)
+        for option, kind in loss.model_fields.items():
+            yield f"loss.{option}"
+            yield from (f"loss.{option}={one}" for one in choices_of(kind.annotation))
 
 
 def _no_clipping() -> float | None:

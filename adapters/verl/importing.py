@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import import_from, modules_of
+from adapters.toolkit.imports import choices_in, import_from, modules_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,12 +109,21 @@ def offers(settings: Settings) -> bool:
 
 
 def option_names(model_engine: str | None) -> Iterator[str]:
-    """Yields the options of an engine's actor, of policy losses and of advantages."""
+    """Yields the options of an engine's actor, of policy losses and of advantages.
+
+    Those that have choices come with each of them too.
+    """
     for path in _paths(model_engine):
         name = path.removeprefix(f"{ACTOR}.")
         is_of_actor = name != path and ("." not in name or name.startswith("policy_loss."))
         if is_of_actor or path.startswith("algorithm."):
             yield name
+    algorithms = module("trainer.ppo.core_algos")
+    yield from (
+        f"loss_agg_mode={mode}" for mode in choices_in(algorithms.agg_loss, "loss_agg_mode")
+    )
+    for name, registry in REGISTRIES.items():
+        yield from (f"{name}={one}" for one in getattr(algorithms, registry))
 
 
 @cache

@@ -1,7 +1,8 @@
 """Advises instead of accusing where nothing is wrong by what a framework documents.
 
 It may document a mode of its own or a term that depends on how a step is cut, and a batch that
-crashes may be one that its code never makes.
+crashes may be one that its code never makes. Where an option changes nothing, the mistake is named
+after it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import BatchProperty, Documented
 from conformance.expected import loss_terms
+from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED
 from conformance.findings.finding import Diagnosis
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
@@ -103,9 +105,27 @@ def judge_by_fixed_mode(
     )
     return Judgement(
         verdict=Verdict.ADVICE,
-        diagnosis=Diagnosis(name="option_ignored", explanation=explanation),
+        diagnosis=Diagnosis(name=OPTION_IGNORED, explanation=explanation),
         expected=judgement.expected,
     )
+
+
+def named_after_option(judgement: Judgement, job: Job, description: Description) -> Judgement:
+    """A mismatch, named after the option that changes nothing, if that explains it."""
+    diagnosis = judgement.diagnosis
+    if diagnosis is None or judgement.verdict is not Verdict.MISMATCH:
+        return judgement
+    typed = None
+    if OPTION_IGNORED in (diagnosis.name, *diagnosis.also):
+        typed = description.chosen_by.get(job.objective)
+    elif diagnosis.name == f"weights_of_{description.default_mode}":
+        typed = description.chosen_by.get(job.aggregation.mode)
+    if typed is None:
+        return judgement
+    words = f"{typed} is accepted and changes nothing: {MISTAKES[diagnosis.name].says}"
+    named = Diagnosis(name=OPTION_IGNORED, explanation=words)
+    clues = judgement.clues and judgement.clues.model_copy(update={"explanations": []})
+    return replace(judgement, diagnosis=named, clues=clues)
 
 
 def advice_on_crash(job: Job, message: str, description: Description) -> Judgement | None:
