@@ -178,7 +178,8 @@ def watch(options: argparse.Namespace) -> Iterator[str]:
             print(f"{number} of {len(targets)}: {target}", file=sys.stderr, flush=True)
             reports = newest if target.newest is runs.Newest.MAIN else released
             reported = reports.get(target.framework)
-            yield target, runs.run(target, reported and reported.report, options.reports), reported
+            report = reported.report if reported else None
+            yield target, runs.run(target, report, options.reports), reported
 
     return of_watch(rows())
 

@@ -57,7 +57,8 @@ class Target:
         Raises:
             ConformanceError: there is none.
         """
-        if self.newest is Newest.RELEASE:
+        is_published = self.adapter.distribution is not None
+        if self.newest is Newest.RELEASE and (self.repository or is_published):
             return newest_release(self.adapter, self.repository)
         if self.repository is None:
             raise SourceError(f"there is no clone of {self.adapter.name}")
@@ -108,8 +109,10 @@ def run(target: Target, reported: Report | None, reports: Path | None) -> Row:
 
 
 def _layouts(adapter: Adapter, reported: Report | None) -> list[Layout]:
-    """The layouts of few ranks on which a report has most findings; without it, the first ones."""
-    counts = Counter({one: 0 for one in adapter.layouts() if one.world_size <= MOST_RANKS})
+    """The layouts on which a report has most findings; of equals, and without it, the largest."""
+    fitting = [layout for layout in adapter.layouts() if layout.world_size <= MOST_RANKS]
+    by_size = sorted(fitting, key=lambda layout: layout.world_size, reverse=True)
+    counts = Counter(dict.fromkeys(by_size, 0))
     for finding in reported.findings if reported else ():
         if finding.check in CHECKS and finding.layout in counts:
             counts[finding.layout] += 1

@@ -113,30 +113,36 @@ def of_watch(rows: Iterable[tuple[Target, Row, CommittedReport | None]]) -> Iter
 def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iterator[str]:
     """Yields the cells of one version, next to the report that it is compared with."""
     revision = row.commit.revision[:SHORT] if row.commit.date else ""
-    known = reported.report if reported else row.report
-    compared, changes = _compared(known, row.report) if known and row.report else ("", [])
+    judged = row.report and _compared(reported.report if reported else None, row.report)
+    words, new, gone = judged or ("", [], [])
     yield target.adapter.name
     yield target.adapter.engine
     yield escape_markdown(" ".join(filter(None, [row.commit.ref, revision, row.commit.date])))
-    yield escape_markdown(shorten(row.problem or f"yes: {compared}", PROBLEM_WIDTH))
-    yield _list_cell(_change(one) for one in changes if one.fate in FOUND)
-    yield _list_cell(_change(one) for one in changes if one.fate is Fate.GONE)
-    yield _list_cell(getattr(row.report, "new_options", ()))
+    yield escape_markdown(shorten(row.problem or f"yes: {words}", PROBLEM_WIDTH))
+    yield _list_cell(map(_change, new))
+    yield _list_cell(map(_change, gone))
+    yield _list_cell(row.report.new_options if row.report else ())
     yield reported.file if reported else "no committed report"
 
 
-def _compared(old: Report, new: Report) -> tuple[str, list[CauseChange]]:
-    """Returns what became of the findings that both have, and of the causes that these show.
+def _compared(old: Report | None, new: Report) -> tuple[str, list[CauseChange], list[CauseChange]]:
+    """Returns what became of the findings that both have, and the new and the gone causes.
 
-    Of those that conform no more and that no cause explains, it is said why most of them do not.
+    Of findings that conform no more and that no cause explains, it is said why most of them do not.
     """
+    if old is None:
+        return f"{len(new.findings)} findings", cause_changes(difference(new, new)), []
     found, changes = difference_in_common(old, new)
     counts = Counter(one.kind for one in found.changes)
     words = [f"{counts[kind]} {words}" for kind, words in PROGRESS.items() if counts[kind]]
     lost = [one.new for kind in LOST for one in found.of(kind) if one.new]
     reasons = Counter(failure(one) for one in lost if one.verdict not in WRONG)
     why = "".join(f"; {reason}" for reason, _ in reasons.most_common(1))
-    return f"{', '.join(words) or 'no finding of it is in the report'}{why}", changes
+    return (
+        f"{', '.join(words) or 'no finding of it is in the report'}{why}",
+        [change for change in changes if change.fate in FOUND],
+        [change for change in changes if change.fate is Fate.GONE],
+    )
 
 
 def _list_cell(lines: Iterable[str]) -> str:
