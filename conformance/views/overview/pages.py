@@ -279,7 +279,13 @@ def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
             convention_header=convention_header,
             departures=_departures(found),
             files=[
-                [f"[`{one.file}`]({one.file})", one.revision, f"`{one.command}`"] for one in found
+                [
+                    f"[`{one.file}`]({one.file})",
+                    one.revision,
+                    f"`{one.command}`",
+                    str(len(one.report.new_options) or "–"),
+                ]
+                for one in found
             ],
         ),
     }
