@@ -91,16 +91,15 @@ def difference_in_common(old: Report, new: Report) -> tuple[Difference, list[Cau
     A cause of ``old`` that only its other findings show is not among them, and neither is a
     condition that they alone tell. A mistake that only other findings of ``new`` show is.
     """
-    pairs = [(one.old, one.new) for one in difference(old, new).changes]
-    both = [(before, after) for before, after in pairs if before and after]
+    everything = difference(old, new)
+    both = [(one.old, one.new) for one in everything.changes if one.old and one.new]
     found = difference(
         _with_findings(old, [before for before, _ in both]),
         _with_findings(new, [after for _, after in both]),
     )
     known = {cause.mistake for cause in [*old.causes, *found.new.causes]}
     alone = [cause for cause in _wrong(new) if cause.mistake not in known]
-    changes = [_appeared(cause, difference(old, new)) for cause in alone]
-    return found, [*cause_changes(found), *changes]
+    return found, [*cause_changes(found), *(_appeared(cause, everything) for cause in alone)]
 
 
 def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseChange]]:
