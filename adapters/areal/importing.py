@@ -97,7 +97,7 @@ def _is_choice(config: Any, path: str, values: Settings) -> bool:
     from omegaconf import OmegaConf
 
     *sections, last = path.split(".")
-    kind = OmegaConf.get_type(reduce(getattr, sections, config))
+    kind: Any = OmegaConf.get_type(reduce(getattr, sections, config))
     choices = [one.metadata.get("choices") for one in fields(kind) if one.name == last]
     return bool(choices) and (not choices[0] or path not in values or values[path] in choices[0])
 
