@@ -150,7 +150,8 @@ def _named(option: str) -> str:
     """The option by the name that this version has for it, or by its own if there is none."""
     words = option.lstrip("-").split(".")
     endings = ("--" + "_".join(words[start:]) for start in range(len(words)))
-    known = (name for name in (option, OLDER_NAMES.get(option), *endings) if name in _options())
+    names = (option, OLDER_NAMES.get(option, option), *endings)
+    known = (name for name in names if name in _options())
     return next(known, option)
 
 

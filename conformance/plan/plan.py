@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 
 
 def mode_of_advantages(adapter: Adapter) -> Mode:
-    """The mode in which an adapter's advantages are looked at: `sample_mean`, if it may have it."""
+    """The mode in which an adapter's advantages are looked at, as no mode changes them.
+
+    It is a mode that needs no option, which every version has, else `sample_mean`, if there may be.
+    """
+    of_record = adapter.framework.modes.values() if adapter.framework else ()
     named = [Mode(text.partition(":")[0]) for text in adapter.mode_names.values()]
-    return Mode.SAMPLE_MEAN if Mode.SAMPLE_MEAN in named or not named else named[0]
+    liked = [*(Mode(mode) for mode, chosen in of_record if not chosen), Mode.SAMPLE_MEAN]
+    return next((mode for mode in liked if mode in named), named[0] if named else Mode.SAMPLE_MEAN)
 
 
 @dataclass(frozen=True, kw_only=True)
