@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.description import Departure, Description
 from adapters.contract.job import Depth, Job, Unsupported
 from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.objective import OFF_POLICY, Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -105,9 +105,10 @@ class Framework:
     ) -> Description:
         """Describe a loaded version.
 
-        ``offers`` says whether its own configuration has these options and values; ``names`` are
-        those of all options that the loss depends on. ``loaded`` are fields of the description that
-        are found in the loaded code, such as ``places``.
+        ``offers`` says whether its own configuration has these options and values. ``names`` are
+        those of all options that the loss depends on, and their choices as ``name=choice``.
+        ``loaded`` are fields of the description that are found in the loaded code, such as
+        ``places``.
         """
         objectives = {one for one, chosen in self.objectives.items() if offers(_constant(chosen))}
         modes = [mode for mode, chosen in self.modes.values() if offers(_constant(chosen))]
@@ -125,7 +126,8 @@ class Framework:
             "largest_tp": self.largest_tp,
             "largest_pp": self.largest_pp,
             "records_forward_passes": True,
-            "new_options": tuple(sorted({*names} - self._documented)),
+            "new_options": tuple(sorted(name for name in {*names} if not self._knows(name))),
+            "chosen_by": self._chosen_by,
             "declared": self.conventions,
             "rules": self.rules,
             "permits": self.permits,
@@ -151,10 +153,35 @@ class Framework:
             configurations=kept,
         )
 
+    def _knows(self, name: str) -> bool:
+        """Whether jobs set an option or choice, or a row of the table says something of it."""
+        option, _, choice = name.partition("=")
+        rows = [row for row in self.options if option in row.names]
+        if not choice:
+            return bool(rows) or option in self.always
+        said = {
+            word for row in rows for word in re.findall(r"[\w.-]+", f"{row.changes} {row.note}")
+        }
+        return choice in said or any(choice == str(one.get(option)) for one in self._all_settings)
+
     @property
-    def _documented(self) -> set[str]:
-        """The options that a row of the table says something of, and those of all jobs."""
-        return {name for row in self.options for name in row.names} | {*self.always}
+    def _all_settings(self) -> list[Settings]:
+        of_modes = [chosen for _, chosen in self.modes.values()]
+        of_configurations = [one.settings for one in self.configurations.values()]
+        others = [*self.objectives.values(), *self.layout.values(), *of_configurations]
+        return [self.always, *of_modes, *others]
+
+    @property
+    def _chosen_by(self) -> dict[Mode | Objective, str]:
+        """What a user types to choose each mode and objective, besides what its base has too."""
+        by_mode = {_kind(mode): chosen for mode, chosen in reversed([*self.modes.values()])}
+        clipped = self.objectives.get(Objective.OFF_POLICY, {})
+        of_objectives = {
+            objective: _without(chosen, clipped if objective in OFF_POLICY[1:] else {})
+            for objective, chosen in self.objectives.items()
+        }
+        typed = {name: _typed(chosen) for name, chosen in (by_mode | of_objectives).items()}
+        return {name: text for name, text in typed.items() if text}
 
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; nothing for an objective that is not in the record.
@@ -237,6 +264,19 @@ def _text(aggregation: Aggregation) -> str:
     """An aggregation as `Aggregation.parse` reads it."""
     mode, divisor = aggregation.mode, aggregation.divisor
     return mode if divisor is None else f"{mode}:{divisor:g}"
+
+
+def _without(settings: Settings, base: Settings) -> Settings:
+    """The settings that are not in others, or have another value there."""
+    return {name: one for name, one in settings.items() if name not in base or base[name] != one}
+
+
+def _typed(settings: Settings) -> str:
+    """Settings as users type them; of those that depend on a job, the name."""
+    texts = (
+        name if callable(one) or one is True else f"{name}={one}" for name, one in settings.items()
+    )
+    return " ".join(texts)
 
 
 def _kind(mode: str) -> Mode:

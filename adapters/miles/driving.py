@@ -13,7 +13,7 @@ from adapters.contract import Assumed, Depth, Job, Layout, LogEntry
 from adapters.contract.objective import Objective
 from adapters.miles.framework import LOSSES, TRAIN_DATA
 from adapters.slime_family import driving, importing, user_code
-from adapters.slime_family.adapter import conventions, not_computed, sample_unit
+from adapters.slime_family.adapter import conventions, sample_unit, without_critic
 from adapters.slime_family.driving import LOG, OBJECT_STORE
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.calls import call_supported, refusals
@@ -138,7 +138,7 @@ def missing() -> set[Objective]:
     """The objectives that miles does not have, although their options exist."""
     validation = inspect.getsource(module("utils.arguments").miles_validate_args)
     declared = "does not support reward-level KL" in validation
-    return not_computed(module(LOSSES)) | ({Objective.PENALISED_GAE} if declared else set())
+    return without_critic(module(LOSSES)) | ({Objective.PENALISED_GAE} if declared else set())
 
 
 def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:

@@ -60,6 +60,7 @@ class NativeAdapter(Adapter):
         return self.framework.description(
             offers=lambda _: True,
             names=(),
+            chosen_by={},  # nobody types them, and mutants are told by what they do
             depths=frozenset(Depth),
             configurations=options.NAMES,
             rules=options.RULES,

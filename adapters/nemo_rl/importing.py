@@ -14,9 +14,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.toolkit.imports import import_from, provide, stub, stub_missing
+from adapters.toolkit.imports import choices_in, import_from, provide, stub, stub_missing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from adapters.contract.framework import Settings
@@ -85,11 +86,14 @@ def offers(settings: Settings) -> bool:
     return True
 
 
-def option_names() -> list[str]:
-    """The options of the loss."""
+def option_names() -> Iterator[str]:
+    """Yields the options of the loss, and the names of estimators of advantages."""
     kind = module("algorithms.loss").ClippedPGLossConfig
     options = getattr(kind, "model_fields", None) or kind.__annotations__
-    return [f"loss_fn.{option}" for option in options]
+    yield from (f"loss_fn.{option}" for option in options)
+    make = module("algorithms.grpo")._create_advantage_estimator
+    for name in choices_in(make, "adv_estimator_name"):
+        yield f"grpo.adv_estimator.name={name}"
 
 
 @cache

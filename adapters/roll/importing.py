@@ -10,7 +10,7 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import import_from, modules_of, stub, stub_missing
+from adapters.toolkit.imports import choices_of, import_from, modules_of, stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,23 +79,25 @@ def offers(settings: Settings) -> bool:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options that other pipelines of ROLL do not have, roles left out."""
+    """Yields the options that other pipelines of ROLL do not have, roles left out, and choices."""
     of_all = get_type_hints(module("configs.base_config").BaseConfig)
-    declared = _declared(_pipeline_config())
-    yield from (name for name in declared if name.split(".")[0] not in of_all)
+    for name, kind in _declared(_pipeline_config()):
+        if name.split(".")[0] not in of_all:
+            yield name
+            yield from (f"{name}={choice}" for choice in choices_of(kind))
 
 
 def _pipeline_config() -> Any:
     return module("pipeline.rlvr.rlvr_config").RLVRConfig
 
 
-def _declared(kind: type, section: str = "") -> Iterator[str]:
-    """Yields the options of a configuration and of its sections, which are no roles."""
+def _declared(kind: type, section: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the options of a configuration and of its sections, which are no roles, with types."""
     of_roles = module("configs.worker_config").WorkerConfig
     for name, hint in get_type_hints(kind).items():
         kinds: list[Any] = [one for one in (hint, *get_args(hint)) if is_dataclass(one)]
         if not kinds or get_origin(hint) is list:
-            yield f"{section}{name}"
+            yield f"{section}{name}", hint
         elif not issubclass(kinds[0], of_roles):
             yield from _declared(kinds[0], f"{section}{name}.")
 

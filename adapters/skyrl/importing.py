@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.job import Refused, Unsupported
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import import_from, modules_of, stub_missing
+from adapters.toolkit.imports import choices_in, import_from, modules_of, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,8 +88,16 @@ def offers(always: Settings, settings: Settings) -> bool:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options of the algorithm and of its sections."""
-    return _leaves(module("train.config").AlgorithmConfig())
+    """Yields the options of the algorithm and of its sections, and what some of them may be."""
+    yield from _leaves(module("train.config").AlgorithmConfig())
+    losses, validate = ppo_utils(), module("train.utils.utils").validate_cfg
+    choices = {
+        "loss_reduction": choices_in(validate, "loss_reduction"),
+        "policy_loss_type": losses.PolicyLossRegistry.list_available(),
+        "advantage_estimator": losses.AdvantageEstimatorRegistry.list_available(),
+    }
+    for name, known in choices.items():
+        yield from (f"{name}={choice}" for choice in known)
 
 
 def _leaves(section: Any) -> Iterator[str]:

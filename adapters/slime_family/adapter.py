@@ -99,13 +99,13 @@ class LineageAdapter(Adapter):
 
     def missing(self) -> set[Objective]:
         """The objectives that the framework does not have, although their options exist."""
-        return not_computed(self.module(self.losses))
+        return without_critic(self.module(self.losses))
 
     def describe(self) -> Description:
         """Describe the framework by the options of its argument parser."""
         return self.record.description(
             lambda _: True,
-            importing.option_names(self._provider),
+            importing.option_names(self.parser, self._provider),
             depths=self.depths,
             declared=self.declared(),
             places={
@@ -196,14 +196,9 @@ def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[st
     return [option for option in options if option in parser._option_string_actions][:1]
 
 
-def not_computed(losses: Any) -> set[Objective]:
-    """The objectives that a module of loss functions does not have."""
-    code = losses.policy_loss_function.__code__
-    # An attribute, or its name as text.
-    clips_twice = "eps_clip_c" in code.co_names + code.co_consts
-    has_critic = hasattr(losses, "value_loss_function")
-    known = {Objective.DUAL_CLIP: clips_twice, Objective.VALUE: has_critic}
-    return {objective for objective, is_there in known.items() if not is_there}
+def without_critic(losses: Any) -> set[Objective]:
+    """The critic's loss, if a module of loss functions does not have it."""
+    return set() if hasattr(losses, "value_loss_function") else {Objective.VALUE}
 
 
 def sample_unit(rollout_field: str | None, where: str) -> Convention:

@@ -224,7 +224,8 @@ FAMILY = Framework(
         --observe-training-entropy | miles computes entropies that are not trained on, to log them |
             it does in all runs
         --use-kl-loss, --kl-loss-coef | the divergence in the loss
-        --kl-loss-type | the estimator of the divergence | all are reduced by the same lines
+        --kl-loss-type | the estimator of the divergence | with `k1`; `k2`, `k3` and `low_var_kl`
+            are reduced by the same lines
         --use-unbiased-kl | the divergence times the ratio | the reference has no formula yet
         --kl-coef | the divergence in the reward | with `k1`
         --ref-ckpt-step, --ref-load, --ref-update-interval | the reference policy | its

@@ -103,14 +103,21 @@ def _takes(parser: argparse.ArgumentParser, name: str, value: object) -> bool:
     return not is_word or action.choices is None or value in action.choices
 
 
-def option_names(provider: Any) -> Iterator[str]:
-    """Yields the options of algorithms, for which a framework's provider has a function."""
+def option_names(parser: argparse.ArgumentParser, provider: Any) -> Iterator[str]:
+    """Yields the options of algorithms, for which a framework's provider has a function.
+
+    Those that have choices come with each of them too.
+    """
     code = ast.parse(textwrap.dedent(inspect.getsource(provider)))
     for function in ast.walk(code):
         if isinstance(function, ast.FunctionDef) and function.name == "add_algo_arguments":
             calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
             added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
-            yield from (ast.literal_eval(call.args[0]) for call in added)
+            for name in (ast.literal_eval(call.args[0]) for call in added):
+                yield name
+                yield from (
+                    f"{name}={one}" for one in parser._option_string_actions[name].choices or ()
+                )
 
 
 @contextmanager

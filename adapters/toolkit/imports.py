@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
+import textwrap
 import types
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -53,6 +57,29 @@ def found(path: str) -> Any:
     for name in filter(None, names.split(".")):
         thing = getattr(thing, name, None)
     return thing
+
+
+def choices_in(function: Any, option: str) -> set[str]:
+    """The texts that a function compares with something named after an option.
+
+    Frameworks without a list of an option's choices have such branches.
+    """
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    compared = (node for node in ast.walk(tree) if isinstance(node, ast.Compare))
+    named = (one for one in compared if ast.unparse(one.left).split(".")[-1] == option)
+    inside = chain.from_iterable(ast.walk(right) for one in named for right in one.comparators)
+    return {
+        node.value
+        for node in inside
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def choices_of(kind: Any) -> list[str]:
+    """The texts that a type allows, if it is a `Literal` or has one among its parts."""
+    if get_origin(kind) is Literal:
+        return [one for one in get_args(kind) if isinstance(one, str)]
+    return [*chain.from_iterable(map(choices_of, get_args(kind)))]
 
 
 def stub_missing(packages: Sequence[str]) -> list[str]:

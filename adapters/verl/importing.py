@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import import_from, modules_of
+from adapters.toolkit.imports import choices_in, import_from, modules_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,12 +109,21 @@ def offers(settings: Settings) -> bool:
 
 
 def option_names(model_engine: str | None) -> Iterator[str]:
-    """Yields the options of an engine's actor, of policy losses and of advantages."""
+    """Yields the options of an engine's actor, of policy losses and of advantages.
+
+    Those that have choices come with each of them too.
+    """
     for path in _paths(model_engine):
         name = path.removeprefix(f"{ACTOR}.")
         is_of_actor = name != path and ("." not in name or name.startswith("policy_loss."))
         if is_of_actor or path.startswith("algorithm."):
             yield name
+    algorithms = module("trainer.ppo.core_algos")
+    yield from (
+        f"loss_agg_mode={mode}" for mode in choices_in(algorithms.agg_loss, "loss_agg_mode")
+    )
+    for name, registry in REGISTRIES.items():
+        yield from (f"{name}={one}" for one in getattr(algorithms, registry))
 
 
 @cache
@@ -203,7 +212,8 @@ def _defaults(model_engine: object | None) -> bytes:
     from hydra import compose, initialize_config_dir
 
     folder = Path(module("trainer.config").__file__).parent
+    name, chosen = "ppo_trainer", [f"model_engine={model_engine}"] if model_engine else []
+    if chosen and not (folder / "model_engine" / f"{model_engine}.yaml").exists():
+        name, chosen = f"ppo_{model_engine}_trainer", []  # an engine of older versions
     with initialize_config_dir(str(folder), version_base=None):
-        # Older versions have no such group in their configuration.
-        chosen = [f"model_engine={model_engine}"] if model_engine else []
-        return pickle.dumps(compose("ppo_trainer", overrides=chosen))
+        return pickle.dumps(compose(name, overrides=chosen))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from conformance.explain.catalogue.mistake import MISTAKES
+from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED
 from conformance.explain.conditions import METRIC_CHECKS
 from conformance.explain.cover import Table, cover, explanation
 from conformance.findings.badness import badness, failure
@@ -73,6 +73,8 @@ def _kind(finding: Finding) -> tuple[str, str]:
         rule = ", against a rule of another framework" if is_advice else ""
         stated = _stated(diagnosis.name)
         return diagnosis.name, f"{finding.check}: {stated}{rule}"
+    if diagnosis.name == OPTION_IGNORED and finding.verdict is Verdict.MISMATCH:
+        return diagnosis.name, diagnosis.explanation.partition(": ")[0]
     if diagnosis.name == UNEXPLAINED:
         pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
         return UNEXPLAINED, f"{MISTAKES[UNEXPLAINED].says}: {pattern}"

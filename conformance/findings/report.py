@@ -43,6 +43,7 @@ FIELD_ORDER = (
     "documented",
     "departures",
     "versions",
+    "new_options",
     "request",
     "selection",
     "summary",
@@ -152,6 +153,10 @@ class Header(FrozenModel):
     departures: list[Departure] = Field(default_factory=list)
     versions: str = ""
     """Versions of the framework that the adapter drives, in words."""
+
+    new_options: list[str] = Field(default_factory=list)
+    """What this version offers and the adapter does not know: options, and choices of options as
+    ``name=choice``. No finding looks at any of it."""
 
     request: Request = Request()
 

@@ -18,6 +18,7 @@ from conformance.judging.advice import (
     depends_on_cuts,
     judge_by_fixed_mode,
     judge_cut_dependence,
+    named_after_option,
 )
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
@@ -108,6 +109,7 @@ def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Judgement:
     )
     if _lacks_a_metric(judgement) and not _is_read(cell, outcome.observations, jobs):
         return unjudged(Verdict.NOT_DRIVEN, _not_read(cell))
+    judgement = named_after_option(judgement, cell.job, description)
     return _but_for_rescaling(judgement, cell.job, jobs)
 
 

@@ -64,6 +64,7 @@ def header(settings: Settings, description: Description) -> Header:
         documented=sources(description.declared),
         departures=list(description.departures),
         versions=adapter.versions,
+        new_options=list(description.new_options),
         request=settings.plan.request,
     )
 

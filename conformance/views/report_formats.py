@@ -80,6 +80,12 @@ def _advice(report: Report) -> Iterator[str]:
         yield f"advice ({len(group.findings)}): {group.cause.statement}; {words}"
 
 
+def _new_options(report: Report) -> Iterator[str]:
+    """Yields a line with what the version offers and nothing looked at, if there is anything."""
+    if report.new_options:
+        yield f"offers {', '.join(report.new_options)}: not looked at, as the adapter knows none"
+
+
 def _reasons_not_run(report: Report) -> Iterator[str]:
     """Yields a line for each verdict with all reasons why something was not run, commonest first.
 
@@ -131,6 +137,8 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield _coloured_matrix(report)
     for line in _reasons_not_run(report):
         yield Text(line, style="dim")
+    for line in _new_options(report):
+        yield Text(line, style=STYLES[Verdict.ADVICE])
     yield Text(_totals(report), style="bold")
 
 
@@ -202,6 +210,7 @@ def as_markdown(report: Report) -> Iterator[str]:
                 for group in finding_groups(report)
             ],
             advice=[*_advice(report)],
+            new_options=[*_new_options(report)],
             header=header,
             rows=rows,
         )

@@ -127,17 +127,27 @@ def test_options_whose_values_depend_on_the_job_are_not_asked_for() -> None:
     assert asked == ["std"]
 
 
-def test_options_that_no_row_speaks_of_are_new() -> None:
+def test_options_and_choices_that_no_row_speaks_of_are_new() -> None:
     record = Framework(
         title="Example",
-        modes={"token": (Mode.TOKEN_MEAN, {})},
+        modes={"token": (Mode.TOKEN_MEAN, {"mode": "token"})},
         objectives={},
         always={"lr": 0.0},
-        options=parse_options("low, high | the bounds"),
+        options=parse_options("mode, low | the mode and a bound | `sum` is the user's"),
     )
-    found = record.description(lambda _: True, ["lr", "low", "use_fifth_loss", "high"])
+    choices = ["mode=token", "mode=sum", "mode=fifth"]
+    found = record.description(lambda _: True, ["lr", "low", "use_fifth_loss", "mode", *choices])
 
-    assert found.new_options == ("use_fifth_loss",)
+    assert found.new_options == ("mode=fifth", "use_fifth_loss")
+
+
+def test_a_description_says_what_users_type() -> None:
+    typed = described().chosen_by
+
+    assert typed[Objective.DUAL_CLIP] == "loss.clip_c=3.0"
+    assert typed[Mode.TOKEN_MEAN] == "loss.per_token"
+    assert typed[Mode.CONSTANT] == "loss.kind=norm"
+    assert Objective.POLICY not in typed
 
 
 def test_modes_have_the_frameworks_own_names() -> None:

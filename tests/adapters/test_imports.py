@@ -3,10 +3,18 @@
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
-from adapters.toolkit.imports import WrongSourceError, import_from, stub_missing
+from adapters.toolkit.imports import (
+    WrongSourceError,
+    choices_in,
+    choices_of,
+    import_from,
+    stub_missing,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +63,15 @@ def test_stub_can_be_imported_and_subclassed_but_not_used() -> None:
         Derived().compute()
     with pytest.raises(AttributeError):
         module.__wrapped__  # noqa: B018
+
+
+def reduced(config: SimpleNamespace, kind: str) -> str:
+    if config.mode == "token" or config.mode in ("sum", "mean"):
+        return "known"
+    return "unknown" if kind == "other" else ""
+
+
+def test_choices_of_an_option_are_what_it_is_compared_with_or_what_its_type_allows() -> None:
+    assert choices_in(reduced, "mode") == {"token", "sum", "mean"}
+    assert choices_of(Literal["token", "sum"] | None) == ["token", "sum"]
+    assert choices_of(str | None) == []

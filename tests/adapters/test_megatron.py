@@ -3,7 +3,6 @@
 import argparse
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,16 +150,6 @@ def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
     (of_first[torch.tensor([2, 3, 4])] * torch.tensor([0.5, 0.25, 2.0])).sum().backward()
 
     assert first.grad.tolist() == [0, 0, 0.5, 0.25, 2, 0, 0, 0]
-
-
-def test_objectives_of_options_that_no_loss_reads_are_not_computed() -> None:
-    reading = SimpleNamespace(policy_loss_function=lambda args: args.eps_clip_c)
-    ignoring = SimpleNamespace(
-        policy_loss_function=lambda args: args, value_loss_function=lambda args: args
-    )
-
-    assert adapter.not_computed(reading) == {Objective.VALUE}
-    assert adapter.not_computed(ignoring) == {Objective.DUAL_CLIP}
 
 
 def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered() -> None:

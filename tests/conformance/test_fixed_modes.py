@@ -1,4 +1,4 @@
-"""Objectives that a framework documents to have a mode of their own."""
+"""Options that change nothing: modes that an objective is documented to ignore, and others."""
 
 from dataclasses import dataclass, replace
 
@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, FixedMode, Job, Layout, Observation
-from adapters.contract.objective import Objective
+from adapters.contract.formulas import DERIVATIVES
+from adapters.contract.objective import CONSTANTS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
+from conformance.explain.causes import causes
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import check_spec
@@ -31,19 +33,29 @@ class TrainingBy:
 
     mode: Mode
     description: Description
+    loss: Objective | None = None
+    """The loss that is trained, whatever is asked for; the job's if None."""
 
     def run(self, job: Job) -> Ran:
         """The gradient of the job's objective by that mode."""
         batch = ProbedBatch(job.steps, job.objective)
+        derivatives = batch.dloss_dlogprob
+        if self.loss is not None:
+            derivatives = DERIVATIVES[self.loss](batch.policy_tokens, CONSTANTS)
         of_ids = np.zeros(batch.probe_size)
         of_ids[np.concatenate(batch.responses)] = (
-            token_weights(job.steps[0], Aggregation(self.mode)) * batch.dloss_dlogprob
+            token_weights(job.steps[0], Aggregation(self.mode)) * derivatives
         )
         weights = batch.split(batch.weights(of_ids))
         return Ran((Observation(token_weights=tuple(weights)),))
 
 
-def finding(trained: Mode, asked: Mode, fixed: dict[Objective, FixedMode]) -> Judgement:
+def finding(
+    trained: Mode,
+    asked: Mode,
+    fixed: dict[Objective, FixedMode],
+    described: Description | None = None,
+) -> Judgement:
     cell = MatrixCell(
         aggregation=CASE.aggregation(asked),
         case=CASE,
@@ -51,7 +63,7 @@ def finding(trained: Mode, asked: Mode, fixed: dict[Objective, FixedMode]) -> Ju
         depth=Depth.STEP,
         spec=check_spec("off_policy.sapo"),
     )
-    description = replace(NativeAdapter().describe(), fixed_modes=fixed)
+    description = replace(described or NativeAdapter().describe(), fixed_modes=fixed)
     return make(cell, SharedJobs(TrainingBy(trained, description)))  # type: ignore[arg-type]
 
 
@@ -83,3 +95,48 @@ def test_mode_that_is_ignored_without_a_word_is_wrong() -> None:
 
     assert wrong.verdict is Verdict.MISMATCH
     assert wrong.diagnosis.name == "weights_of_sample_mean"
+
+
+OPTIONS = {
+    Objective.DUAL_CLIP: "--dual-clip=3.0",
+    Objective.SAPO: "loss=sapo",
+    Mode.TOKEN_MEAN: "--mode=token_mean",
+}
+
+
+@pytest.mark.parametrize(
+    ("objective", "trained", "said"),
+    [
+        (Objective.DUAL_CLIP, Mode.SAMPLE_MEAN, ": losses of negative advantages are not bounded"),
+        (Objective.DUAL_CLIP, Mode.PROMPT_MEAN, ": besides, reduced as prompt_mean"),
+        (Objective.SAPO, Mode.SAMPLE_MEAN, ": the gradient is that of PPO's loss"),
+    ],
+)
+def test_option_without_which_the_loss_would_be_the_same_is_named(
+    objective: Objective, trained: Mode, said: str
+) -> None:
+    cell = MatrixCell(
+        aggregation=CASE.aggregation(Mode.SAMPLE_MEAN),
+        case=CASE,
+        layout=Layout(),
+        depth=Depth.STEP,
+        spec=check_spec(f"off_policy.{objective}"),
+    )
+    description = replace(NativeAdapter().describe(), chosen_by=OPTIONS)
+    ranks = TrainingBy(trained, description, loss=Objective.OFF_POLICY)
+    wrong = make(cell, SharedJobs(ranks))  # type: ignore[arg-type]
+    [cause] = causes([wrong.finding(cell.id, cell.depth)], [])
+
+    assert wrong.diagnosis.explanation.endswith(said)
+    assert cause.name == "option_ignored"
+    assert cause.statement == f"{OPTIONS[objective]} is accepted and changes nothing"
+
+
+def test_mode_that_changes_nothing_is_named_by_its_option() -> None:
+    description = replace(NativeAdapter().describe(), chosen_by=OPTIONS)
+    wrong = finding(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, {}, description)
+
+    assert wrong.diagnosis.name == "option_ignored"
+    assert wrong.diagnosis.explanation == (
+        "--mode=token_mean is accepted and changes nothing: reduced as sample_mean"
+    )

@@ -14,7 +14,7 @@ import numpy as np
 
 from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, Objective
-from conformance.explain.catalogue.mistake import Kind, known
+from conformance.explain.catalogue.mistake import OPTION_IGNORED, Kind, known
 from reference import policy_losses
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ known(
         "correction_by_the_new_policy": ("the correction uses the ratio of new to rollout policy"),
     },
     rank=14,
+    kind=Kind.DERIVATIVE,
+)
+known(
+    {OPTION_IGNORED: "an option is accepted and changes nothing"},
+    rank=15,
     kind=Kind.DERIVATIVE,
 )
 
@@ -136,6 +141,8 @@ def wrong_derivatives(
         yield from _of_clipping(loss)
     yield from _of_loss(loss)
     yield from _of_slices(loss, cp_rank)
+    if loss.derivative is not policy_losses.ppo:
+        yield OPTION_IGNORED, loss.of(policy_losses.ppo)
 
 
 def _of_ratios(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:

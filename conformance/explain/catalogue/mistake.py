@@ -57,6 +57,9 @@ class Mistake:
         return self.kind in (Kind.READ_OFF, Kind.COUNT)
 
 
+OPTION_IGNORED = "option_ignored"
+"""The mistake that is named together with the option."""
+
 MISTAKES: dict[str, Mistake] = {}
 """All known mistakes by name: complete once `conformance.explain.catalogue` is imported."""
 
@@ -127,7 +130,6 @@ known(
         "reducer_ignored": "a custom reducer is not used",
         "reducer_rescaled": "the result of a custom reducer is rescaled",
         "never_made": "a batch that the framework's own code never makes crashes",
-        "option_ignored": "an option is accepted and changes nothing",
         "not_logged": "a number that this version logs for other steps is missing",
         "unexplained": "no known mistake explains it",
     },

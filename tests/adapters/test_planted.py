@@ -1,0 +1,138 @@
+"""An option that nobody here knows, and that no loss reads, put into each framework's own code."""
+
+import importlib.util
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.contract.adapter import Adapter
+from adapters.contract.framework import Framework
+from adapters.contract.job import Depth
+from adapters.contract.layout import Layout
+from adapters.contract.objective import Objective
+from conformance.findings.verdict import Verdict
+from conformance.plan.checks import check_spec
+from conformance.plan.matrix import MatrixCell
+from conformance.ranks.pool import RankPool
+from conformance.runs import registry
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
+from reference.aggregation import Mode
+from tests import command
+from tests.adapters.steps import MASKED
+from tests.mistakes_in_real_code import INSTALLED, RELEASED, copied
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plant:
+    """Where a framework's options are declared: an entry of planted.toml, which says what it is."""
+
+    framework: str
+    engine: str
+    option: str
+    choice: str
+    edits: Sequence[tuple[str, str, str]]
+    layout: str = "dp1-cp1-mb2-thd"
+    needs: str | None = None
+
+
+PLANTS = [
+    Plant(**one)
+    for one in tomllib.loads(Path(__file__).with_name("planted.toml").read_text())["plant"]
+]
+
+
+def without_effect(record: Framework, option: str) -> Framework:
+    """The record with CISPO's loss chosen by an option, or a mean over samples if there is none."""
+    plain = record.objectives.get(Objective.OFF_POLICY)
+    if plain is None:
+        return replace(record, modes={**record.modes, "fifth": (Mode.SAMPLE_MEAN, {option: True})})
+    chosen = {Objective.OFF_POLICY: plain, Objective.CISPO: {**plain, option: True}}
+    return replace(record, objectives={**record.objectives, **chosen})
+
+
+def planted(plant: Plant) -> type[Adapter]:
+    """The framework's adapter with a record that knows the option as one of a loss or a mode."""
+    base = registry.adapter_classes(plant.framework)[plant.engine]
+    before: Any = base.framework
+    record = without_effect(before, plant.option)
+
+    def load(self: Adapter, source: Path | None) -> None:
+        super(type(self), self).load(source)
+        of_adapter = [name for name in sys.modules if name.startswith("adapters.")]
+        for module in map(sys.modules.__getitem__, of_adapter):
+            for name, value in [*vars(module).items()]:
+                if value is before:
+                    setattr(module, name, record)
+
+    name = f"Planted{base.__name__}"
+    attributes = {"framework": record, "load": load, "__module__": __name__}
+    return type(name, (base,), attributes)
+
+
+ADAPTERS = {plant.framework: planted(plant) for plant in PLANTS}
+globals().update({one.__name__: one for one in ADAPTERS.values()})  # ranks unpickle them by name
+
+
+def with_the_plant(plant: Plant, folder: Path) -> Path:
+    """A copy of the framework's packages with the option and the choice in it."""
+    if plant.needs is not None and importlib.util.find_spec(plant.needs) is None:
+        pytest.skip(f"the extra of {plant.framework} is not installed")
+    if plant.framework not in (*INSTALLED, *RELEASED) and command.SOURCES not in os.environ:
+        pytest.skip(f"{command.SOURCES} names no folder of clones")
+    copied(plant, folder)
+    for file, match, put_before in plant.edits:
+        [path] = folder.glob(f"**/{file}")
+        changed, count = re.subn(
+            f"(?={match})", lambda _, new=put_before: new, path.read_text(), count=1
+        )
+        assert count == 1, (file, match)
+        path.write_text(changed)
+    return folder
+
+
+OF_ADAPTERS = {"areal", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "verl", "skyrl"}
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        pytest.param(
+            plant,
+            id=plant.framework,
+            marks=[getattr(pytest.mark, plant.framework)] if plant.framework in OF_ADAPTERS else [],
+        )
+        for plant in PLANTS
+    ],
+)
+def test_new_option_and_choice_are_said_and_an_ignored_one_is_named(
+    plant: Plant, tmp_path: Path
+) -> None:
+    with RankPool(
+        ADAPTERS[plant.framework](), with_the_plant(plant, tmp_path / "source"), 1
+    ) as pool:
+        assert {plant.option, plant.choice} <= {*pool.description.new_options}
+        is_of_loss = Objective.OFF_POLICY in pool.description.objectives
+        aggregation = MASKED.aggregation(
+            pool.description.default_mode if is_of_loss else Mode.SAMPLE_MEAN
+        )
+        cell = MatrixCell(
+            aggregation=aggregation,
+            case=MASKED,
+            layout=Layout.parse(plant.layout),
+            depth=Depth.STEP,
+            spec=check_spec("off_policy.cispo" if is_of_loss else "weights"),
+        )
+        wrong = make(cell, SharedJobs(pool))
+
+    assert wrong.verdict is Verdict.MISMATCH, wrong
+    assert wrong.diagnosis is not None
+    assert wrong.diagnosis.name == "option_ignored"
+    assert wrong.diagnosis.explanation.startswith(f"{plant.option} is accepted and changes nothing")
