@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from adapters.areal import importing
-from adapters.areal.framework import AREAL
-from adapters.areal.importing import configured, module
+from adapters.areal.framework import AREAL, of_version
+from adapters.areal.importing import module
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Refused, Unsupported
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.contract.probed_batch import ProbedBatch
-from adapters.toolkit.calls import Candidates, places, refusals
+from adapters.toolkit.calls import Candidates, places, refusals, refusals_of_configuration
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Layout, Observation
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract.framework import Framework
 
 
 class ArealAdapter(Adapter):
@@ -48,7 +49,7 @@ class ArealAdapter(Adapter):
     """What the names of the classes in it begin with."""
 
     @abstractmethod
-    def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
+    def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
         """AReaL's engine around our model, configured for the job.
 
         It collects gradients in ``gradients`` and what its model is given in ``passes``.
@@ -60,7 +61,7 @@ class ArealAdapter(Adapter):
 
     def describe(self) -> Description:
         """Describe AReaL."""
-        return self.framework.description(
+        return self._record.description(
             importing.offers,
             importing.option_names(),
             places=places(_candidates(self.class_of("Engine"))),
@@ -70,19 +71,21 @@ class ArealAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch, each by an update of AReaL's engine."""
         set_what_ray_sets(rank)
-        batch, settings = ProbedBatch(job.steps, job.objective), self.framework.settings(job)
+        batch, settings = ProbedBatch(job.steps, job.objective), self._record.settings(job)
         with rank.framework():
-            engine = self._engine(settings, job, rank, batch.probe_size)
-            rollouts = Rollouts(batch, job, is_decoupled="use_decoupled_loss" in settings)
+            with refusals_of_configuration(job):
+                config = importing.configured(settings)
+            engine = self._engine(config, job, rank, batch.probe_size)
+            rollouts = Rollouts(batch, job, config)
             shares = rollouts.steps_of_rank(engine.data_parallel_rank)
-            logs = [_train(engine, settings, rollouts, share) for share in shares]
+            logs = [_train(engine, config, rollouts, share) for share in shares]
         reported = self.framework.reported(logs)
         return observation(batch, engine.gradients.drain(), engine.passes.drain(), reported)
 
-    def initialized(self, settings: Settings) -> Any:
+    def initialized(self, config: Any) -> Any:
         """AReaL's engine of an actor or a critic, with its process groups and its model."""
-        trained = "PPOCritic" if _has_critic(settings) else "PPOActor"
-        engine = self.class_of(trained)(_engine_configuration(settings))
+        trained = "PPOCritic" if config.critic else "PPOActor"
+        engine = self.class_of(trained)(config.critic or config.actor)
         api = module("api")
         engine.create_process_group(api.ModelAllocation.from_str(engine.config.backend).parallel)
         engine.initialize(None, api.FinetuneSpec(1, 1, 1))
@@ -92,42 +95,31 @@ class ArealAdapter(Adapter):
         """The engine's class of a kind, such as ``Engine`` or ``PPOActor``."""
         return getattr(module(self.engine_module), f"{self.family}{kind}")
 
-    def _engine(self, settings: Settings, job: Job, rank: Rank, size: int) -> Any:
+    @cached_property
+    def _record(self) -> Framework:
+        """The record of the loaded version."""
+        return of_version(self.framework, importing.offers)
+
+    def _engine(self, config: Any, job: Job, rank: Rank, size: int) -> Any:
         """AReaL's engine for the job; the jobs of a world share those that fit them."""
         from adapters.toolkit.probe import probe_capacity
 
         layout, capacity = job.layout, probe_capacity(size)
         key = self.engine, job.objective is Objective.VALUE, layout.cp, layout.options, capacity
-        engine = cached(rank, key, lambda: self.make(settings, job, rank, capacity))
-        engine.config = _engine_configuration(settings)
+        engine = cached(rank, key, lambda: self.make(config, job, rank, capacity))
+        engine.config = config.critic or config.actor
         return engine
 
 
-def _has_critic(settings: Settings) -> bool:
-    """Whether a critic is trained, and not an actor."""
-    return bool(settings.get("is_critic"))
-
-
-def _engine_configuration(settings: Settings) -> Any:
-    """That of an actor or of a critic, which has fewer options."""
-    if not _has_critic(settings):
-        return configured("PPOActorConfig", settings)
-    known = {one.name for one in fields(module("api.cli_args").PPOCriticConfig)}
-    of_critic = {name: one for name, one in settings.items() if name.split(".")[0] in known}
-    return configured("PPOCriticConfig", of_critic)
-
-
-def _train(
-    engine: Any, settings: Settings, rollouts: Rollouts, trajectories: Any
-) -> Mapping[str, float]:
+def _train(engine: Any, config: Any, rollouts: Rollouts, trajectories: Any) -> Mapping[str, float]:
     """Train on the trajectories of a step; returns what AReaL logs, by its names.
 
     Raises `Refused` if no token of the step is active, which AReaL asserts.
     """
-    actor = module("trainer.ppo.actor").PPOActor(configured("PPOActorConfig", settings), engine)
+    actor = module("trainer.ppo.actor").PPOActor(config.actor, engine)
     given = rollouts.with_advantages(actor.compute_advantages(trajectories))
     try:
-        (engine if _has_critic(settings) else actor).ppo_update(given)
+        (engine if config.critic else actor).ppo_update(given)
     except AssertionError as error:
         if "total loss weight" not in str(error):
             raise
@@ -142,8 +134,9 @@ class Rollouts:
     With a decoupled loss, the policy that ratios are taken to is another than that of the rollouts.
     """
 
-    def __init__(self, batch: ProbedBatch, job: Job, *, is_decoupled: bool) -> None:
-        self._batch, self._job, self._is_decoupled = batch, job, is_decoupled
+    def __init__(self, batch: ProbedBatch, job: Job, config: Any) -> None:
+        self._batch, self._job, self._config = batch, job, config
+        self._has_prompt_mean = job.aggregation.mode is Mode.PROMPT_MEAN
 
     def steps_of_rank(self, dp_rank: int) -> Iterator[list[dict[str, torch.Tensor]]]:
         """The trajectories of each step that AReaL's controller deals to a data-parallel rank.
@@ -154,14 +147,31 @@ class Rollouts:
         samples = iter(range(len(self._batch.responses)))
         for step in self._job.steps:
             trajectories = [self._trajectory(next(samples)) for _ in range(step.size)]
-            if self._job.objective in FROM_REWARDS:
+            if self._has_prompt_mean or self._job.objective in FROM_REWARDS:
                 trajectories = _together(trajectories, step.groups)
+            self._require_whole_prompts(trajectories)
             with refusals():
                 shares, _ = deal(trajectories, self._job.layout.dp)
-            needed, given = least_micro_batches(self._job.layout), shares[dp_rank]
-            if (samples_given := sum(len(one["rewards"]) for one in given)) < needed:
-                raise Unsupported(f"no {needed} micro-batches of {samples_given} samples of a rank")
-            yield given
+            self._require_micro_batches(shares[dp_rank])
+            yield shares[dp_rank]
+
+    def _require_whole_prompts(self, trajectories: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Raise `Unsupported` if AReaL would drop a prompt that lacks samples."""
+        least = getattr(self._config.rollout, "min_valid_group_size", 1)
+        fewest = min(len(one["rewards"]) for one in trajectories)
+        if self._has_prompt_mean and fewest < least:
+            raise Unsupported(
+                f"a prompt of {fewest} samples is dropped (rollout.min_valid_group_size={least})"
+            )
+
+    def _require_micro_batches(self, share: Sequence[dict[str, torch.Tensor]]) -> None:
+        """Raise `Unsupported` if a rank has fewer samples or whole prompts than micro-batches."""
+        needed, units = least_micro_batches(self._job.layout), "prompts"
+        given = len(share)
+        if not self._has_prompt_mean:
+            given, units = sum(len(one["rewards"]) for one in share), "samples"
+        if given < needed:
+            raise Unsupported(f"no {needed} micro-batches of {given} {units} of a rank")
 
     def with_advantages(
         self, trajectories: Sequence[dict[str, torch.Tensor]]
@@ -188,7 +198,7 @@ class Rollouts:
 
         batch = self._batch
         prompt, old = batch.prompts[index], batch.old_log_probs[index]
-        rollout = batch.rollout_log_probs[index] if self._is_decoupled else old
+        rollout = batch.rollout_log_probs[index] if self._config.actor.use_decoupled_loss else old
 
         def whole(values: NDArray[Any]) -> torch.Tensor:
             padded = np.concatenate([np.zeros(len(prompt), values.dtype), values])
@@ -203,7 +213,9 @@ class Rollouts:
             "values": torch.zeros(ids.shape),
             "rewards": torch.tensor([batch.rewards[index]], dtype=torch.float32),
         }
-        if self._is_decoupled:  # computed by a forward pass, at the position before the token's
+        if (
+            self._config.actor.use_decoupled_loss
+        ):  # computed by a forward pass, at the position before the token's
             trajectory["prox_logp"] = whole(old).float().roll(-1, dims=-1)
         return trajectory
 
@@ -236,6 +248,7 @@ def _candidates(engine_class: Any) -> Candidates:
             (engine_class, "_compute_logprobs_and_loss"),
             (actor, "grpo_loss_fn"),
         ),
+        CodeLocation.ARGUMENTS: ((module("api.cli_args"), "PPOActorConfig"),),
         CodeLocation.LOG: ((tracker, "_aggregate"),),
         CodeLocation.SHARDING: ((controller, "_dispatch_tensors"),),
     }

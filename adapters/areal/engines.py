@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Job, Observation, Rank
-    from adapters.contract.framework import Settings
     from adapters.engines.megatron_core import Policy
 
 MEGATRON_ENGINE = "engine.megatron_engine"
@@ -30,8 +29,11 @@ MEGATRON_ENGINE = "engine.megatron_engine"
 BRIDGES = ("mbridge", "megatron.bridge")
 """Packages that make models of Megatron from checkpoints."""
 
-PATCHES = "areal.engine.megatron_utils.megatron_bridge_patches"
-"""AReaL's changes of Megatron-Bridge's models, made as they are imported."""
+UNUSED = (
+    "areal.engine.megatron_utils.megatron_bridge_patches",
+    "areal.engine.megatron_utils.fp8.kernels",
+)
+"""AReaL's changes of Megatron-Bridge's models, and its kernels of FP8, which need triton."""
 
 
 class ArealFsdpAdapter(ArealAdapter):
@@ -47,7 +49,7 @@ class ArealFsdpAdapter(ArealAdapter):
         """Data parallelism on up to 4 ranks and Ulysses of 2; AReaL packs rows (thd)."""
         return cuts(ON_FOUR, "thd")
 
-    def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
+    def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer tells the gradient."""
         from adapters.areal.model import critic, policy
         from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
@@ -60,7 +62,7 @@ class ArealFsdpAdapter(ArealAdapter):
             "load_hf_tokenizer": lambda _: None,
         }
         with mock.patch.multiple(module(self.engine_module), **loaded):
-            engine = self.initialized(settings)
+            engine = self.initialized(config)
         engine.gradients, engine.passes = GradientReader(engine.optimizer), passes
         return engine
 
@@ -94,7 +96,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
         """Import AReaL with its Megatron engine."""
         from adapters.toolkit.imports import stub
 
-        stub([*BRIDGES, PATCHES])
+        stub([*BRIDGES, *UNUSED])
         super().load(source)
 
     def describe(self) -> Description:
@@ -105,7 +107,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
             found,
             # It multiplies losses by what Megatron divides them by.
             places={**found.places, CodeLocation.REDUCTION: code_location(train_batch)},
-            stubs=(*found.stubs, *BRIDGES, PATCHES),
+            stubs=(*found.stubs, *BRIDGES, *UNUSED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -115,13 +117,13 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
         megatron_core.join_grid(job.layout, rank)
         return super().observe(job, rank)
 
-    def make(self, settings: Settings, job: Job, rank: Rank, capacity: int) -> Any:
+    def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer tells the gradient."""
         from adapters.engines import megatron_core
 
         bridge = Bridge(job, capacity, rank)
         with _loading(bridge):
-            engine = self.initialized(settings)
+            engine = self.initialized(config)
         engine.passes = bridge.policy.passes
         engine.gradients = megatron_core.gradients_of_steps(engine.optimizer, bridge.policy)
         return engine
@@ -143,10 +145,16 @@ class Bridge:
         from adapters.toolkit.probe import HEADED
 
         self.config = megatron_core.transformer_config(job.layout, torch.float32)
+        self.TransformerConfigClass = type(self.config)
         self.hf_config = SimpleNamespace(**vars(HEADED))  # which AReaL writes to
         self._capacity, self._rank = capacity, rank
         has_critic = job.objective is Objective.VALUE
         self._output = model.megatron_values if has_critic else model.megatron_logits
+
+    def set_extra_args(self, **options: object) -> None:
+        """Set options of the model's configuration."""
+        for name, value in options.items():
+            setattr(self.config, name, value)
 
     def get_model(self, *, ddp_config: Mapping[str, Any], **_: object) -> list[Any]:
         """This rank's chunks of the model in Megatron's data parallelism."""

@@ -9,15 +9,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Framework, parse_options
+from adapters.contract.framework import Configurable, Framework, parse_options
+from adapters.contract.job import Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 from adapters.toolkit.settings import token_budget
-from reference.aggregation import AuxiliaryAggregation, DenominatorMask, EstimatorConventions, Mode
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    DenominatorMask,
+    EmptyUnits,
+    EstimatorConventions,
+    Mode,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from adapters.contract import Job
+    from adapters.contract.description import Convention
+    from adapters.contract.framework import Settings
 
 
 def _group_size(job: Job) -> int:
@@ -25,6 +36,9 @@ def _group_size(job: Job) -> int:
     return max(int(np.unique(step.groups, return_counts=True)[1].max()) for step in job.steps)
 
 
+MODE, DIVISOR = "loss_aggregation", "loss_aggregation_divisor"
+VALIDATION = "areal/api/cli_args.py (PPOActorConfig.__post_init__)"
+METRICS = "docs/en/reference/metrics_tracking.md, Batch Metrics"
 CLIPPED = {"eps_clip": CONSTANTS.clip_low, "eps_clip_higher": CONSTANTS.clip_high}
 OF_TOKENS = {
     "use_decoupled_loss": True,
@@ -35,8 +49,20 @@ OF_PROMPTS = {"reward_norm.mean_level": "group", "reward_norm.group_size": _grou
 
 AREAL = Framework(
     title="AReaL",
-    scope="Of the actor.",
-    modes={"default": (Mode.TOKEN_MEAN, {})},
+    scope="Of the actor unless a row begins with another section.",
+    modes={
+        "token_mean": (Mode.TOKEN_MEAN, {MODE: "token_mean"}),
+        "default": (Mode.TOKEN_MEAN, {}),  # the only one of versions without the option
+        "seq_mean": (Mode.SAMPLE_MEAN, {MODE: "seq_mean"}),
+        "prompt_mean": (
+            Mode.PROMPT_MEAN,
+            {MODE: "prompt_mean", "gconfig.n_samples": _group_size},
+        ),
+        "constant": (
+            Mode.CONSTANT,
+            {MODE: "constant", DIVISOR: lambda job: job.aggregation.divisor},
+        ),
+    },
     objectives={
         Objective.POLICY: {},
         Objective.OFF_POLICY: CLIPPED,
@@ -70,6 +96,29 @@ AREAL = Framework(
             "reward_norm.std_level": None,
         },
     },
+    only_modes={Objective.VALUE: Mode.TOKEN_MEAN},
+    configurations={
+        Setting.MODE: Configurable({MODE: ""}, (MODE,)),
+        Setting.DIVISOR: Configurable(
+            {DIVISOR: lambda job: job.configuration.divisor}, ("divisor",)
+        ),
+    },
+    rules={
+        "default_mode": "docs/en/cli_reference.md, PPO Actor Configuration",
+        **dict.fromkeys(
+            (
+                "divisor_missing",
+                "divisor_by_default",
+                "divisor_zero",
+                "divisor_negative",
+                "divisor_nan",
+                "divisor_infinite",
+                "divisor_of_another_mode",
+            ),
+            VALIDATION,
+        ),
+        **dict.fromkeys(("divisor_bool", "divisor_text"), f"the type of {DIVISOR}"),
+    },
     layout={
         "mb": {"mb_spec.n_mbs": lambda job: job.layout.micro_batches},
         "mbtokens": {
@@ -98,9 +147,8 @@ AREAL = Framework(
     # the mask before rejection sampling was read off `ppo_actor_loss_fn`.
     conventions={
         "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
-        "diagnostics": Documented(
-            AuxiliaryAggregation.TOKEN_MEAN, "docs/en/reference/metrics_tracking.md, Batch Metrics"
-        ),
+        "diagnostics": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
+        "logged_policy_loss": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
         "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "of_returns": Documented(
             EstimatorConventions(std_epsilon=1e-5), "docs/en/cli_reference.md, NormConfig"
@@ -108,6 +156,9 @@ AREAL = Framework(
     },
     options=parse_options(
         """
+        loss_aggregation, loss_aggregation_divisor | the mode, and its divisor
+        gconfig.n_samples | the samples of a prompt | that of the largest prompt
+        group_size | the same, which pull request 1417 derives from `gconfig.n_samples`
         eps_clip, eps_clip_higher | the bounds of the ratio
         c_clip | the bound of the loss for negative advantages
         importance_sampling_level | ratios of tokens or of sequences
@@ -154,8 +205,8 @@ AREAL = Framework(
     departures=parse_departures(
         """
         not_run: rollouts, rewards and their workflows
-            trajectories are given, one per sample; AReaL's actor and critic are entered where its
-            trainer enters them
+            trajectories are given, one per sample, or one per prompt where prompts matter; AReaL's
+            actor and critic are entered where its trainer enters them
         not_run: the trainer's forward passes of the actor and of a reference policy
             log-probabilities are given, for a decoupled loss also those of the proximal policy
         set: advantages, after `compute_advantages` has run, to signed powers of two, except in
@@ -197,6 +248,34 @@ AREAL = Framework(
     ),
 )
 
+TESTS = "tests/test_prompt_mean_loss.py"
+OF_FIXED_GROUPS: dict[str, Convention] = {
+    "denominator_mask": Documented(
+        DenominatorMask.ORIGINAL, f"{TESTS}, test_denom_mask_uses_pre_rejection_count"
+    ),
+    "empty_units": Assumed(EmptyUnits.COUNTED),
+}
+"""Conventions of versions whose prompts all have ``group_size`` samples (pull request 1417)."""
+OF_ANY_GROUPS: dict[str, Convention] = {
+    "denominator_mask": Documented(
+        DenominatorMask.ORIGINAL, f"{TESTS}, test_denominator_mask_keeps_filtered_units_in_mean"
+    ),
+    "empty_units": Documented(
+        EmptyUnits.EXCLUDED, f"{TESTS}, test_normalizer_counts_only_active_units"
+    ),
+}
+"""Conventions of versions that know the samples of each prompt (pull requests 1443 and 1546)."""
+
+
+def of_version(record: Framework, offers: Callable[[Settings], bool]) -> Framework:
+    """Returns the record of a version: what it offers, and the conventions of its modes."""
+    version = record.narrowed(offers)
+    if not offers({MODE: "seq_mean"}):
+        return version
+    of_modes = OF_FIXED_GROUPS if offers({"group_size": 1}) else OF_ANY_GROUPS
+    return replace(version, conventions={**version.conventions, **of_modes})
+
+
 FSDP2 = replace(
     AREAL,
     layout={
@@ -235,8 +314,8 @@ MEGATRON = replace(
             model, by nothing
                 the probe starts at 0, and already is a critic's value
             stubbed: AReaL's patches of mbridge's models for tree training and of Megatron-Bridge's
-            vision models, by nothing
-                tree training is off, as by default, and no such model is built
+            vision models, and its kernels of FP8, by nothing
+                tree training and FP8 are off, as by default, and no such model is built
             """,
             PIPELINE_STAGES,
             CPU_AS_CUDA,

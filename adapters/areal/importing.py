@@ -9,7 +9,6 @@ from dataclasses import fields
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
-from adapters.areal.framework import AREAL
 from adapters.contract.framework import nested
 from adapters.toolkit.imports import import_from, provide, stub, stub_missing
 
@@ -44,25 +43,36 @@ def module(path: str) -> Any:
     return importlib.import_module(f"areal.{path}")
 
 
-def configured(kind: str, settings: Settings) -> Any:
-    """AReaL's configuration of a kind, such as ``PPOActorConfig``, as a user's file is read.
+def configured(settings: Settings) -> Any:
+    """AReaL's configuration of an experiment, as a user's file is read: with a critic or without.
 
-    Raises `OmegaConfBaseException` for an option that this version lacks.
+    Its validation sets what follows from other sections. Raises `OmegaConfBaseException` for an
+    option that this version lacks.
     """
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_object(OmegaConf.merge(_schema(kind), nested(settings)))
+    configs, paths = module("api.cli_args"), _paths(settings)
+    if settings.get("is_critic"):  # it has fewer options
+        known = {one.name for one in fields(configs.PPOCriticConfig)}
+        of_critic = {name: one for name, one in settings.items() if name.split(".")[0] in known}
+        paths |= {f"critic.{name}": one for name, one in of_critic.items()}
+    read: Any = OmegaConf.merge(_schema(), nested(paths))
+    sections = {name: OmegaConf.to_object(read[name]) for name in nested(paths)}
+    return configs.PPOConfig(**sections)
 
 
 def offers(settings: Settings) -> bool:
-    """Whether this version's actor has these options and values."""
+    """Whether this version has these options, and values that are no functions of a job."""
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    paths = _paths(settings)
+    values = {name: one for name, one in paths.items() if one != "" and not callable(one)}
     try:
-        config = configured("PPOActorConfig", {**AREAL.always, "backend": "fsdp:d1", **settings})
+        config = OmegaConf.merge(_schema(), nested(values))
     except OmegaConfBaseException:
         return False
-    return all(_is_choice(config, name) for name in settings)
+    return all(_is_choice(config, name, values) for name in paths)
 
 
 def option_names() -> Iterator[str]:
@@ -72,9 +82,9 @@ def option_names() -> Iterator[str]:
     """
     configs = module("api.cli_args")
     of_engines = {one.name for one in fields(configs.TrainEngineConfig)}
-    sections = {section: getattr(configs, kind, None) for section, kind in SECTIONS.items()}
-    for section, kind in {"": configs.PPOActorConfig, **sections}.items():
-        for one in fields(kind) if kind else ():
+    sections = {"": "PPOActorConfig", **SECTIONS}
+    for section, kind in sections.items():
+        for one in fields(getattr(configs, kind)) if hasattr(configs, kind) else ():
             name = f"{section}{one.name}"
             if name not in of_engines and f"{name}." not in SECTIONS:
                 yield name
@@ -82,19 +92,35 @@ def option_names() -> Iterator[str]:
                 yield from (f"{name}={choice}" for choice in choices)
 
 
-def _is_choice(config: Any, name: str) -> bool:
-    """Whether an option's value is one of its choices, if it has any."""
-    *sections, last = name.split(".")
-    section = reduce(getattr, sections, config)
-    [choices] = [one.metadata.get("choices") for one in fields(section) if one.name == last]
-    return choices is None or getattr(section, last) in choices
+def _is_choice(config: Any, path: str, values: Settings) -> bool:
+    """Whether an option exists, and the value that is given is one of its choices, if any."""
+    from omegaconf import OmegaConf
+
+    *sections, last = path.split(".")
+    kind: Any = OmegaConf.get_type(reduce(getattr, sections, config))
+    choices = [one.metadata.get("choices") for one in fields(kind) if one.name == last]
+    return bool(choices) and (not choices[0] or path not in values or values[path] in choices[0])
+
+
+def _paths(settings: Settings) -> dict[str, Any]:
+    """Options by their names in a user's file."""
+    return {
+        name if name.startswith("gconfig.") else f"actor.{name}": one
+        for name, one in settings.items()
+    }
 
 
 @cache
-def _schema(kind: str) -> Any:
+def _schema() -> Any:
     from omegaconf import OmegaConf
 
-    return OmegaConf.structured(getattr(module("api.cli_args"), kind))
+    configs = module("api.cli_args")
+    sections = {
+        "actor": configs.PPOActorConfig,
+        "critic": configs.PPOCriticConfig,
+        "gconfig": configs.GenerationHyperparameters,
+    }
+    return OmegaConf.create({name: OmegaConf.structured(one) for name, one in sections.items()})
 
 
 @cache

@@ -13,7 +13,6 @@ import torch
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.nemo_rl.importing import configured, initial_state, module
 from adapters.nemo_rl.worker import TOKENIZER, made_policy, made_worker
-from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import CERTAIN_LOGIT, by_token_id, probe_capacity
 
 if TYPE_CHECKING:
@@ -100,17 +99,11 @@ class Training:
     def _policy(self, config: Any, worker: Any, rollouts: Rollouts) -> Any:
         """NeMo-RL's policy, with the job's log-probabilities instead of forward passes."""
         policy = made_policy(config.policy, worker, self._rank)
-        deal = policy._shard_for_train
-
-        def dealt(*arguments: Any) -> Any:
-            with refusals():
-                return deal(*arguments)
 
         def given(name: str, values: Sequence[NDArray[np.float64]]) -> Any:
             return lambda data, **_: {name: rollouts.log_probs(values, data["input_ids"])}
 
         batch = self._batch
-        policy._shard_for_train = dealt
         policy.prepare_for_lp_inference = policy.prepare_for_training = lambda: None
         policy.get_logprobs = given("logprobs", batch.old_log_probs)
         policy.get_reference_policy_logprobs = given(

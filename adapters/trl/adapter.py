@@ -156,7 +156,7 @@ class GrpoAdapter(TrlAdapter):
         """The conventions of all versions, with the version's estimator of the divergence."""
         is_corrected = importing.defaults().get("use_bias_correction_kl")
         estimator = DivergenceEstimator.K3_BY_RATIO if is_corrected else DivergenceEstimator.K3
-        return {**GRPO.conventions, "kl_estimator": Documented(estimator, ESTIMATOR)}
+        return {**self.framework.conventions, "kl_estimator": Documented(estimator, ESTIMATOR)}
 
     def settings(self, job: Job) -> dict[str, Any]:
         """The settings for a job; raises `Unsupported`."""

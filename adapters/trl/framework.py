@@ -100,6 +100,8 @@ DEFAULT_DIVISOR = (
 ESTIMATOR = f"{CONFIG}, use_bias_correction_kl"
 """Where TRL documents the estimator: k3, times the ratio if the option is on."""
 
+OF_ADVANTAGES = "docs/source/grpo_trainer.md, Computing the advantage"
+
 NEVER_MADE = {
     BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
     " (_chain_to_sequences)"
@@ -376,9 +378,7 @@ ASYNC = Framework(
         Metric.ENTROPY: "entropy",
     },
     conventions={
-        "advantage_unit": Documented(
-            AdvantageUnit.SAMPLE, "docs/source/grpo_trainer.md, Computing the advantage"
-        ),
+        "advantage_unit": Documented(AdvantageUnit.SAMPLE, OF_ADVANTAGES),
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
     },

@@ -31,6 +31,10 @@ TRAINERS = ("trainer.grpo_trainer", "trainer.rloo_trainer")
 """The modules of the driven trainers."""
 
 
+USES_OF_LIGER = ("compute_liger_loss", "_chunked_logps")
+"""Methods of `GRPOTrainer` for a loss of Liger-Kernel, and for log-probabilities without logits."""
+
+
 def import_trl(source: Path | None) -> None:
     """Import TRL's trainers, and register the model."""
     for name, value in SETTINGS.items():
@@ -63,6 +67,14 @@ def needs_triton() -> bool:
 def has_fused_lm_head() -> bool:
     """Whether this version computes log-probabilities without logits."""
     return hasattr(module("trainer.utils"), "add_fused_lm_head")
+
+
+def require_use_of_liger() -> None:
+    """Import Liger-Kernel; raises `LookupError` if the loss does not depend on it."""
+    importlib.import_module("liger_kernel")
+    trainer = module("trainer.grpo_trainer").GRPOTrainer
+    if not any(hasattr(trainer, name) for name in USES_OF_LIGER):
+        raise LookupError("use_liger_kernel of this version changes layers of the model, no loss")
 
 
 def offers(settings: Settings) -> bool:

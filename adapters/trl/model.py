@@ -22,7 +22,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from adapters.contract.probed_batch import ENTROPIES
-from adapters.toolkit.probe import ForwardPasses, ProbeLayer, cycled
+from adapters.toolkit.probe import CERTAIN_LOGIT, ForwardPasses, ProbeLayer, cycled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +91,8 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
 
         Returns the probe, because FSDP hooks its backward pass to outputs.
         """
+        global _speaking
+        _speaking = self
         self.passes.note(input_ids)
         self.predicted = ids
         self.probe = self.layer()
@@ -106,8 +108,6 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
         """Logits of the only token, for versions without a fused LM head."""
-        global _speaking
-        _speaking = self
         logits = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
         states = self.note(input_ids, predicted(input_ids))
         return CausalLMOutput(logits=logits, hidden_states=(states,))
@@ -122,7 +122,7 @@ def predicted(input_ids: torch.Tensor) -> torch.Tensor:
 
 
 _speaking: ProbeForTRL | None = None
-"""The model of the latest forward pass without a fused LM head."""
+"""The model of the latest forward pass."""
 
 
 def register() -> None:
@@ -170,6 +170,46 @@ def put_probe_in(model: ProbeForTRL) -> None:
         return output
 
     model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+
+
+def put_probe_in_liger_loss(trainer: Any) -> None:
+    """Let the softmax of the trainer's fused loss return the probe less `CERTAIN_LOGIT`.
+
+    The loss gets logits of two words for hidden states, and no other LM head than the identity.
+    """
+    hidden_states, fused = trainer._get_last_hidden_state, trainer.liger_loss
+
+    def noted(model: ProbeForTRL, input_ids: torch.Tensor, *others: Any) -> Any:
+        model.note(input_ids, predicted(input_ids))
+        return hidden_states(model, input_ids, *others)
+
+    def loss(**given: Any) -> Any:
+        tokens = given["selected_token_ids"]
+        values = _last(ProbeForTRL.values, tokens)
+        logits = torch.stack([torch.full_like(values, CERTAIN_LOGIT), values], dim=-1)
+        lowered = {
+            name: given[name] - CERTAIN_LOGIT
+            for name in ("old_per_token_logps", "ref_per_token_logps")
+            if given[name] is not None
+        }
+        head = {"lin_weight": torch.eye(2), "selected_token_ids": torch.ones_like(tokens)}
+        return fused(**{**given, **lowered, **head, "_input": logits})
+
+    trainer._get_last_hidden_state, trainer.liger_loss = noted, loss
+
+
+def put_probe_in_chunks(trainer: Any) -> None:
+    """Add the probe to log-probabilities that the trainer computes in chunks of the vocabulary."""
+    chunked = trainer._chunked_logps
+
+    def log_probs(model: ProbeForTRL, input_ids: torch.Tensor, *others: Any, **named: Any) -> Any:
+        model.note(input_ids, predicted(input_ids))
+        found, entropies, loss = chunked(model, input_ids.clamp(max=0), *others, **named)
+        if entropies is not None:
+            entropies = entropies + _last(ProbeForTRL.entropies, found)
+        return found + _last(ProbeForTRL.values, found), entropies, loss
+
+    trainer._chunked_logps = log_probs
 
 
 def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:

@@ -115,6 +115,8 @@ MEGATRON = parse_departures(
     stubbed: on a machine without a GPU, the engine's token count, by a copy of it
         ranks sum their counts in place, and the count is a view of the batch's offsets, which a GPU
         would get a copy of
+    stubbed: on a machine without a GPU, the engine's seeding of random numbers, by nothing
+        no number is drawn
     passed_by: on a machine without a GPU, verl's patch of Megatron's activation recomputation
         nothing is recomputed
     """,

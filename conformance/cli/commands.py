@@ -130,6 +130,7 @@ def plan(options: argparse.Namespace) -> Iterator[str]:
             layouts=tuple(fitting),
             size=PlanSize.QUICK,
             mode_of_advantages=mode_of_advantages(adapter),
+            fills_up=adapter.fills_up,
         )
     )
 

@@ -74,7 +74,7 @@ def _kind(finding: Finding) -> tuple[str, str]:
         stated = _stated(diagnosis.name)
         return diagnosis.name, f"{finding.check}: {stated}{rule}"
     if diagnosis.name == OPTION_IGNORED and finding.verdict is Verdict.MISMATCH:
-        return diagnosis.name, diagnosis.explanation
+        return diagnosis.name, diagnosis.explanation.partition(": ")[0]
     if diagnosis.name == UNEXPLAINED:
         pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
         return UNEXPLAINED, f"{MISTAKES[UNEXPLAINED].says}: {pattern}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import BatchProperty, Documented
 from conformance.expected import loss_terms
-from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED
+from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, commonness
 from conformance.findings.finding import Diagnosis
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.objective import Objective
+    from conformance.findings.cause import Clues
     from reference.aggregation import Conventions
 
     Judge = Callable[[Job, Sequence[Observation], Description], Judgement]
@@ -115,17 +116,38 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
     diagnosis = judgement.diagnosis
     if diagnosis is None or judgement.verdict is not Verdict.MISMATCH:
         return judgement
+    besides = _besides_an_ignored_option(judgement.clues)
     typed = None
-    if OPTION_IGNORED in (diagnosis.name, *diagnosis.also):
+    if OPTION_IGNORED in (diagnosis.name, *diagnosis.also) or besides:
         typed = description.chosen_by.get(job.objective)
     elif diagnosis.name == f"weights_of_{description.default_mode}":
         typed = description.chosen_by.get(job.aggregation.mode)
     if typed is None:
         return judgement
-    words = f"{typed} is accepted and changes nothing: {MISTAKES[diagnosis.name].says}"
-    named = Diagnosis(name=OPTION_IGNORED, explanation=words)
+    says = MISTAKES[diagnosis.name].says
+    if besides:
+        says = f"besides, {MISTAKES[besides].says}"
+    elif diagnosis.name == OPTION_IGNORED:
+        says = "the gradient is that of PPO's loss"
+    named = Diagnosis(
+        name=OPTION_IGNORED, explanation=f"{typed} is accepted and changes nothing: {says}"
+    )
     clues = judgement.clues and judgement.clues.model_copy(update={"explanations": []})
     return replace(judgement, diagnosis=named, clues=clues)
+
+
+def _besides_an_ignored_option(clues: Clues | None) -> str | None:
+    """The likeliest mistake that is made besides an option's that changes nothing, if one is."""
+    explanations = [] if clues is None else clues.by_mistake
+    others = (
+        name
+        for parts in explanations
+        if len(parts) > 1 and any(OPTION_IGNORED in part for part in parts)
+        for part in parts
+        if OPTION_IGNORED not in part
+        for name in part
+    )
+    return min(others, key=commonness, default=None)
 
 
 def advice_on_crash(job: Job, message: str, description: Description) -> Judgement | None:

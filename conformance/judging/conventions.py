@@ -167,13 +167,14 @@ def _mean_of_means(
 
 
 def _averages_means(diagnosis: Diagnosis) -> bool:
-    """Whether means of parts of a step, or of samples, are averaged.
+    """Whether means of parts of a step, of samples or of prompts are averaged.
 
     Where a likelier mistake gives the same number, it is that mistake.
     """
     mistake = MISTAKES.get(diagnosis.name)
     is_of_parts = mistake is not None and mistake.kind is Kind.PARTS
-    return is_of_parts or diagnosis.name == f"weights_of_{Mode.SAMPLE_MEAN}"
+    of_units = [f"weights_of_{mode}" for mode in (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN)]
+    return is_of_parts or diagnosis.name in of_units
 
 
 def _shown_means(

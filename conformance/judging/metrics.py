@@ -36,14 +36,14 @@ def judge_logged(
     description: Description,
     metric: Metric = Metric.POLICY_LOSS,
 ) -> Judgement:
-    """Judge the metric that each rank logs; it is wrong if no rank logs it.
+    """Judge the metric that each rank logs; it is wrong if no rank logs it of an active token.
 
     Error and bound are relative to the sum of |weight · quantity|, as terms may cancel.
     """
     measurements: list[Measurement] = []
     for step_index in range(len(job.steps)):
         reported = _reported(observations, step_index, metric)
-        if not reported:
+        if not reported and job.steps[step_index].mask_before_rejection.any():
             return _not_logged(f"{metric} of step {step_index}")
         context = step_context(job, step_index, observations, description)
         terms = loss_terms.logged_terms(context, job.objective, metric)

@@ -105,11 +105,11 @@ def name_of(judgement: Judgement) -> str:
     return judgement.diagnosis.name
 
 
-def test_one_rank_that_reports_is_enough() -> None:
+def test_one_rank_that_reports_is_enough_and_no_token_needs_none() -> None:
     assert name_of(Judge()(None, None)) == "not_logged"
     assert name_of(Judge().of_steps((), ())) == "not_logged"
-    judgement = Judge()(None, EXPECTED)
-    assert judgement.verdict is Verdict.CONFORMS
+    for judgement in (Judge()(None, EXPECTED), Judge(steps=(step_of([0]),))(None)):
+        assert judgement.verdict is Verdict.CONFORMS
 
 
 def test_every_step_is_judged_by_its_own_losses() -> None:
