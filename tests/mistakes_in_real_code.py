@@ -11,10 +11,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from adapters.toolkit.source import resolve
 from conformance.comparing.cause_changes import CauseChange, cause_changes
@@ -35,15 +36,8 @@ CASES = (
 )
 """Empty samples, masked tokens, groups and rollouts of several sizes, steps and shards."""
 
-PADDED = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb1-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
-
-PACKED = ("dp1-cp1-mb1-thd", "dp1-cp1-mb2-thd", "dp2-cp1-mb1-thd", "dp2-cp1-mb2-thd")
-
 SLICED = ("dp1-cp1-mb2-thd", "dp2-cp1-mb1-thd", "dp1-cp2-mb1-thd", "dp1-cp4-mb2-thd")
 """Layouts that tell factors and denominators of one kind of part from those of another."""
-
-REDUCTION = "apply_loss_reduction_to_advantages_minibatch"
-"""The function of SkyRL that divides advantages by the counts of the mode."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ class Mistake:
     engine: str = "megatron"
     checks: str = "weights,metric,auxiliary"
     modes: str = "sample_mean,token_mean"
-    layouts: tuple[str, ...] = SLICED
+    layouts: Sequence[str] = SLICED
     condition: Sequence[str] = ()
     left_out: str = "nothing"
     """Findings that are left out: gspo spreads a gradient over its sample, rollouts have others."""
@@ -110,252 +104,15 @@ class Mistake:
         ]
 
 
-STAGES = (
-    "dp1-cp1-mb2-thd",
-    "dp2-cp1-mb1-thd",
-    "dp2-cp1-mb2-bshd",
-    "dp1-cp1-mb2-thd+zero_3",
-    "dp2-cp1-mb2-bshd+zero_3",
-    "dp2-cp1-mb2-bshd+zero_1",
-)
-"""Layouts of fixed micro-batches with the stages of ZeRO that share something."""
+def _read() -> Iterator[Mistake]:
+    """Yields the mistakes of the table, each with what the runs of its framework have in common."""
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    for entry in table["mistake"]:
+        run, edit = table["run"][entry.pop("run")], Edit(*entry.pop("edit"))
+        yield Mistake(edit=edit, **{**run, **entry})
 
-_of_skyrl, _of_miles, _of_slime = (
-    partial(Mistake, framework=name) for name in ("skyrl", "miles", "slime")
-)
 
-_of_openrlhf = partial(
-    Mistake, framework="openrlhf", engine="deepspeed", checks="weights", layouts=STAGES
-)
-
-_of_prime_rl = partial(
-    Mistake,
-    framework="prime_rl",
-    engine="fsdp2",
-    checks="weights",
-    modes="token_mean",
-    layouts=("dp1-cp1-mbtokens-thd", "dp2-cp1-mb1-thd", "dp4-cp1-mbtokens-thd"),
-)
-
-_of_areal = partial(
-    Mistake,
-    framework="areal",
-    engine="fsdp2",
-    checks="weights",
-    modes="token_mean",
-    layouts=(*PACKED, "dp1-cp2-mb1-thd", "dp1-cp2-mb2-thd"),
-    left_out="dp2 and unequal_groups",  # which AReaL's controller does not deal
-)
-
-ROLL_MEGATRON = ("distributed/strategy/megatron_strategy.py", "train_step")
-"""The function of ROLL that multiplies losses by what Megatron divides them by."""
-
-_of_roll = partial(Mistake, framework="roll", engine="fsdp2", checks="weights", layouts=PADDED)
-
-_of_nemo_rl = partial(
-    Mistake,
-    framework="nemo_rl",
-    engine="dtensor_v2",
-    checks="weights",
-    layouts=(*PADDED, "dp1-cp2-mb1-bshd", "dp2-cp1-mbtokens-thd"),
-    left_out="dp2 and unequal_groups",  # which NeMo-RL's policy does not deal
-)
-
-_of_verl = partial(
-    Mistake,
-    framework="verl",
-    engine="fsdp",
-    checks="weights",
-    layouts=PACKED,
-    left_out="dp2 and unequal_groups",  # which verl fills up with rows that count
-)
-
-_of_trl = partial(
-    Mistake,
-    framework="trl",
-    engine="ddp",
-    checks="weights",
-    layouts=("dp1-cp1-mb2-bshd", "dp2-cp1-mb1-bshd", "dp2-cp1-mb2-bshd"),
-)
-
-_of_trl_async = partial(
-    Mistake,
-    framework="trl",
-    engine="async",
-    checks="weights",
-    modes="token_mean",
-    layouts=("dp2-cp1-mb1-thd", "dp4-cp1-mb1-thd"),
-)
-
-ASYNC_LOSS = "experimental/async_grpo/async_grpo_trainer.py", "compute_loss"
-"""The file and the function of TRL's asynchronous loss."""
-
-TRL_LOSS = "trainer/grpo_trainer.py", "_compute_loss"
-"""The file and the function of TRL's loss."""
-
-ROWS = "self.accelerator.gather(mask.sum(-1))"
-"""The active tokens of each row on all of TRL's processes."""
-
-# fmt: off
-MISTAKES = (
-    _of_skyrl("skyrl_fsdp_mean_of_ranks", "divided_by_dp",
-        Edit("backends/skyrl_train/workers/worker.py", "_forward_backward_micro",
-             "grad_sum_correction_factor", 2, "1"),
-        condition=["in gradients and the logged loss", "of the policy_loss term"], engine="fsdp",
-        modes="sample_mean,token_mean,constant", layouts=PADDED),
-    _of_skyrl("skyrl_fsdp_empty_samples", "empty_samples_counted",
-        Edit("backends/skyrl_train/utils/ppo_utils.py", REDUCTION, "loss_mask", 1,
-             "loss_mask.sum(dim=-1).clamp(min=1)"),
-        condition=["of the policy_loss term"], engine="fsdp", layouts=PADDED),
-    _of_skyrl("skyrl_megatron_samples_for_prompts", "samples_counted_as_units",
-        Edit("backends/skyrl_train/utils/ppo_utils.py", REDUCTION, "prompt_boundaries", 2,
-             "advantages"),
-        modes="sample_mean,prompt_mean"),
-    _of_skyrl("skyrl_megatron_log_of_one_rank", "not_reduced_over_dp",
-        Edit("backends/skyrl_train/workers/worker_utils.py", "all_reduce_metrics", "status_sum", 1,
-             "sum_metrics"),
-        condition=["in logged losses"], modes="token_mean,constant", layouts=PADDED),
-    _of_miles("miles_megatron_micro_batches", "divided_by_micro_batches",
-        Edit("backends/training_utils/loss.py", "loss_function", "num_microbatches", 1, "1"),
-        condition=["in gradients", "in sample_mean"]),
-    _of_miles("miles_fsdp_entropy_without_gradient", "term_without_gradient",
-        Edit("backends/training_utils/loss_hub/losses.py", "policy_loss_function", "entropy", 2,
-             "entropy.detach()"),
-        condition=["of the entropy term"], engine="fsdp", layouts=PACKED),
-    _of_miles("miles_megatron_token_more_per_sample", "tokens_per_sample_miscounted",
-        Edit("backends/training_utils/loss.py", "loss_function", "loss_mask", 1,
-             "torch.cat([loss_mask, loss_mask.new_ones(1)])"),
-        condition=["in token_mean"]),
-    _of_miles("miles_fsdp_only_last_micro_batch", "micro_batches_lost",
-        Edit("backends/fsdp_utils/actor.py", "_train_step", "loss", 1,
-             "(self.optimizer.zero_grad(), loss)[1]"),
-        condition=["in gradients"], engine="fsdp", modes="sample_mean",
-        layouts=("dp1-cp1-mb2-thd", "dp2-cp1-mb2-thd", "dp4-cp1-mb2-thd")),
-    _of_slime("slime_factor_of_slices", "divided_by_cp",
-        Edit("backends/megatron_utils/loss.py", "loss_function", "loss", 3,
-             "(loss / mpu.get_context_parallel_world_size())"),
-        condition=["in gradients", "in token_mean"]),
-    _of_slime("slime_masked_tokens", "masked_tokens_counted",
-        Edit("ray/rollout.py", "_convert_samples_to_train_data", "sum", 1, "len"),
-        condition=["in sample_mean"]),
-    _of_slime("slime_log_of_slices", "multiplied_by_cp",
-        Edit("observability/train_metric_utils.py", "reduce_train_step_metrics", "cp_factor", 1,
-             "cp_size"),
-        condition=["in logged numbers", "in sample_mean"]),
-    _of_slime("slime_denominators_of_slices", "tokens_counted_per_cp_slice",
-        Edit("backends/megatron_utils/cp_utils.py", "sum_of_sample_mean", "denom", 2,
-             "chunked_loss_mask.sum()"),
-        condition=["in sample_mean"], left_out="gspo or unequal_groups"),
-    _of_verl("verl_denominator_per_micro_batch", "tokens_counted_per_micro_batch",
-        Edit("trainer/ppo/core_algos.py", "agg_loss", "batch_num_tokens", 2, "loss_mask.sum()")),
-    _of_verl("verl_dp_size_lost", "divided_by_dp",
-        Edit("trainer/ppo/core_algos.py", "agg_loss", "dp_size", 2, "1"),
-        condition=["in token_mean"]),
-    _of_verl("verl_mask_left_out", "masked_tokens_counted",
-        Edit("workers/engine/fsdp/transformer_impl.py", "forward_backward_batch", "data", 3,
-             '{"loss_mask": torch.ones_like(data["responses"].values())}'),
-        condition=["in token_mean"]),
-    _of_verl("verl_samples_of_a_rank", "multiplied_by_dp",
-        Edit("trainer/ppo/core_algos.py", "agg_loss", "global_batch_size", 4,
-             "(global_batch_size / dp_size)"),
-        condition=["in sample_mean"]),
-    _of_verl("verl_metric_averaged", "divided_by_micro_batches",
-        Edit("workers/utils/losses.py", "ppo_loss", "metric_aggregation", 1,
-             "AggregationType.MEAN"),
-        condition=["in metric"], checks="metric"),
-    Mistake("verl_cp_counted_twice", "multiplied_by_cp",
-        Edit("workers/engine/megatron/transformer_impl.py", "postprocess_micro_batch_func",
-             "scaled_loss", 1, "(scaled_loss * self.engine_config.context_parallel_size)"),
-        checks="weights", framework="verl"),
-    _of_openrlhf("openrlhf_accumulation_divided_twice", "divided_by_micro_batches",
-        Edit("utils/loss_utils.py", "_optimizer_step_loss_norm", "gas", 1, "1"),
-        condition=["in token_mean"]),
-    _of_openrlhf("openrlhf_mean_of_ranks_of_a_stage", "divided_by_dp",
-        Edit("utils/loss_utils.py", "iter_grad_accum_global_norm", "dp_size", 1,
-             "(1 if strategy.stage == 3 else dp_size)"),
-        condition=["with zero_3"]),
-    _of_openrlhf("openrlhf_mask_left_out", "prompt_tokens_counted",
-        Edit("trainer/ray/ppo_actor.py", "ppo_train", "e", 1,
-             '__import__("types").SimpleNamespace(action_mask=e.attention_mask)'),
-        modes="token_mean"),
-    _of_prime_rl("prime_rl_average_of_ranks_kept", "divided_by_dp",
-        Edit("trainer/utils.py", "scale_gradients_", "factor", 2, "1")),
-    _of_prime_rl("prime_rl_tokens_of_a_rank", "tokens_counted_per_rank",
-        Edit("trainer/rl/train.py", "train", "global_scales", 1, "global_scales.clone()")),
-    _of_prime_rl("prime_rl_tokens_of_data_parallel_ranks", "multiplied_by_cp",
-        Edit("trainer/rl/train.py", "train", "dp_cp_group", 1,
-             'parallel_dims.get_mesh("dp").get_group()'),
-        layouts=("dp1-cp2-mb1-thd", "dp1-cp4-mbtokens-thd", "dp2-cp2-mb1-thd", "dp2-cp1-mb1-thd")),
-    _of_prime_rl("prime_rl_mask_left_out", "prompt_tokens_counted",
-        Edit("trainer/rl/train.py", "train", "mask", 2, "mask.new_ones(mask.shape)")),
-    _of_areal("areal_average_of_ranks_kept", "divided_by_dp",
-        Edit("engine/fsdp_engine.py", "_compute_logprobs_and_loss", "loss_multiplier", 1, "1")),
-    _of_areal("areal_tokens_of_a_rank", "tokens_counted_per_rank",
-        Edit("engine/core/train_engine.py", "compute_total_loss_weight", "total_weight", 1,
-             "total_weight.clone()")),
-    _of_areal("areal_tokens_of_slices", "divided_by_cp",
-        Edit("engine/core/train_engine.py", "compute_total_loss_weight", "dp_group", 1, "None")),
-    _of_areal("areal_megatron_average_of_micro_batches_kept", "divided_by_micro_batches",
-        Edit("engine/megatron_engine.py", "train_batch", "mb_list", 2, "[0]"),
-        engine="megatron"),
-    _of_areal("areal_megatron_average_of_ranks_kept", "divided_by_dp",
-        Edit("engine/megatron_engine.py", "train_batch", "mpu", 2,
-             '__import__("types").SimpleNamespace(get_data_parallel_world_size=lambda: 1)'),
-        engine="megatron"),
-    _of_areal("areal_megatron_tokens_of_data_parallel_ranks", "multiplied_by_cp",
-        Edit("engine/megatron_engine.py", "train_batch", "mpu", 1,
-             '__import__("types").SimpleNamespace('
-             "get_data_parallel_group=lambda **_: mpu.get_data_parallel_group())"),
-        engine="megatron"),
-    _of_roll("roll_average_of_micro_batches_kept", "divided_by_micro_batches",
-        Edit("distributed/strategy/fsdp2_strategy.py", "train_step", "mini_steps", 1, "1")),
-    _of_roll("roll_tokens_of_a_rank", "tokens_counted_per_rank",
-        Edit("distributed/strategy/strategy.py", "_get_batch_num_tokens", "num", 1, "num.clone()"),
-        modes="token_mean"),
-    _of_roll("roll_tokens_of_slices", "divided_by_cp",
-        Edit("distributed/strategy/fsdp2_strategy.py", "train_step", "cp_size", 1, "1"),
-        modes="token_mean",
-        layouts=("dp1-cp2-mb1-bshd", "dp1-cp2-mb2-bshd", "dp2-cp2-mb1-bshd", "dp2-cp1-mb1-bshd")),
-    _of_roll("roll_megatron_average_of_micro_batches_kept", "divided_by_micro_batches",
-        Edit(*ROLL_MEGATRON, "num_microbatches", 4, "1"),
-        engine="megatron"),
-    _of_roll("roll_megatron_average_of_ranks_kept", "divided_by_dp",
-        Edit(*ROLL_MEGATRON, "mpu", 4,
-             '__import__("types").SimpleNamespace(get_data_parallel_world_size=lambda: 1)'),
-        engine="megatron"),
-    _of_roll("roll_megatron_tokens_of_slices", "divided_by_cp",
-        Edit(*ROLL_MEGATRON, "mpu", 1,
-             '__import__("types").SimpleNamespace(get_data_parallel_group=lambda:'
-             " mpu.get_data_parallel_group(with_context_parallel=True))"),
-        engine="megatron", modes="token_mean",
-        layouts=("dp1-cp2-mb1-bshd", "dp1-cp2-mb2-bshd", "dp2-cp2-mb1-bshd", "dp2-cp1-mb1-bshd")),
-    _of_nemo_rl("nemo_rl_average_of_ranks_kept", "divided_by_dp",
-        Edit("models/automodel/train.py", "automodel_forward_backward", "dp_size", 1, "1")),
-    _of_nemo_rl("nemo_rl_counts_of_slices", "divided_by_cp",
-        Edit("models/automodel/data.py", "process_global_batch", "dp_group", 1, "None")),
-    _of_nemo_rl("nemo_rl_invalid_samples_counted", "sample_units_counted",
-        Edit("models/automodel/data.py", "process_global_batch", "batch", 2,
-             '{"sample_mask": torch.ones_like(batch["sample_mask"])}'),
-        modes="sample_mean"),
-    _of_trl("trl_accumulation_not_averaged", "micro_batch_means_added_up",
-        Edit(*TRL_LOSS, "normalizer", 1, "1")),
-    _of_trl("trl_tokens_of_a_process", "tokens_counted_per_rank",
-        Edit("trainer/grpo_trainer.py", "_generate_and_score_completions", "num_items_in_batch", 1,
-             "loss_mask.sum()")),
-    _of_trl("trl_mask_left_out", "masked_tokens_counted",
-        Edit(*TRL_LOSS, "mask", 7, "completion_mask"),
-        condition=["in sample_mean"]),
-    _of_trl("trl_empty_rows_dropped", "sample_units_excluded",
-        Edit(*TRL_LOSS, "per_token_loss", 5,
-             f"(per_token_loss * {ROWS}.numel() / ({ROWS} > 0).sum().clamp(min=1))"),
-        layouts=("dp1-cp1-mb1-bshd", "dp2-cp1-mb1-bshd")),
-    _of_trl_async("trl_async_average_of_ranks_kept", "divided_by_dp",
-        Edit(*ASYNC_LOSS, "world_size", 1, "1")),
-    _of_trl_async("trl_async_tokens_of_a_rank", "denominators_per_rank",
-        Edit(*ASYNC_LOSS, "global_n_tokens", 1, "(world_size * selected.sum())")),
-)
-# fmt: on
-
+MISTAKES = tuple(_read())
 
 INSTALLED = ("skyrl", "trl", "verl")
 """Frameworks that are on the package index."""
@@ -364,7 +121,14 @@ RELEASED = {"areal": "pypi:1.0.4", "openrlhf": "pypi:0.11.2"}
 """Frameworks that are fetched from it without their dependencies, with the source that is given."""
 
 
-def original(mistake: Mistake) -> Path:
+class OfAnEngine(Protocol):
+    """What is changed in a framework that is driven on one of its engines."""
+
+    framework: str
+    engine: str
+
+
+def original(mistake: OfAnEngine) -> Path:
     """The folder that holds the framework's package as it is."""
     if mistake.framework in INSTALLED:
         spec = importlib.util.find_spec(mistake.framework)
@@ -378,7 +142,7 @@ def original(mistake: Mistake) -> Path:
     return path
 
 
-def copied(mistake: Mistake, folder: Path) -> Path:
+def copied(mistake: OfAnEngine, folder: Path) -> Path:
     """A checkout of the framework's package, without the mistake."""
     for part in [*packages(mistake), *_beside(mistake)]:
         shutil.copytree(
@@ -390,13 +154,13 @@ def copied(mistake: Mistake, folder: Path) -> Path:
     return folder
 
 
-def packages(mistake: Mistake) -> list[Path]:
+def packages(mistake: OfAnEngine) -> list[Path]:
     """The folders of the framework's package in a checkout, the one that is changed first."""
     adapter = registry.create(mistake.framework, mistake.engine)
     return [Path(root) / mistake.framework for root in adapter.roots]
 
 
-def _beside(mistake: Mistake) -> list[Path]:
+def _beside(mistake: OfAnEngine) -> list[Path]:
     """Other folders of the framework's repository that its adapter reads."""
     tree = map(Path, registry.create(mistake.framework, mistake.engine).tree)
     held = {part for package in packages(mistake) for part in (package, *package.parents)}

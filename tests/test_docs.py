@@ -75,6 +75,7 @@ IN_OTHER_TESTS = [
     "rl-loss-conformance cases",
     "rl-loss-conformance cases worked_example",
     "rl-loss-conformance plan --adapter=skyrl",
+    "rl-loss-conformance watch --sources=CLONES slime",
 ]
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
+    from adapters.contract.description import Convention
     from adapters.contract.framework import Settings
     from reference.step import Step
 
@@ -269,14 +270,14 @@ AREAL = Framework(
 )
 
 TESTS = "tests/test_prompt_mean_loss.py"
-OF_FIXED_GROUPS = {
+OF_FIXED_GROUPS: dict[str, Convention] = {
     "denominator_mask": Documented(
         DenominatorMask.ORIGINAL, f"{TESTS}, test_denom_mask_uses_pre_rejection_count"
     ),
     "empty_units": Documented(EmptyUnits.COUNTED, "the table in pull request 1417's description"),
 }
 """Conventions of versions whose prompts all have ``group_size`` samples (pull request 1417)."""
-OF_ANY_GROUPS = {
+OF_ANY_GROUPS: dict[str, Convention] = {
     "denominator_mask": Documented(
         DenominatorMask.ORIGINAL, f"{TESTS}, test_denominator_mask_keeps_filtered_units_in_mean"
     ),

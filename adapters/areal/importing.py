@@ -56,7 +56,7 @@ def configured(settings: Settings) -> Any:
         known = {one.name for one in fields(configs.PPOCriticConfig)}
         of_critic = {name: one for name, one in settings.items() if name.split(".")[0] in known}
         paths |= {f"critic.{name}": one for name, one in of_critic.items()}
-    read = OmegaConf.merge(_schema(), nested(paths))
+    read: Any = OmegaConf.merge(_schema(), nested(paths))
     sections = {name: OmegaConf.to_object(read[name]) for name in nested(paths)}
     return configs.PPOConfig(**sections)
 
@@ -82,9 +82,9 @@ def option_names() -> Iterator[str]:
     """
     configs = module("api.cli_args")
     of_engines = {one.name for one in fields(configs.TrainEngineConfig)}
-    sections = {section: getattr(configs, kind, None) for section, kind in SECTIONS.items()}
-    for section, kind in {"": configs.PPOActorConfig, **sections}.items():
-        for one in fields(kind) if kind else ():
+    sections = {"": "PPOActorConfig", **SECTIONS}
+    for section, kind in sections.items():
+        for one in fields(getattr(configs, kind)) if hasattr(configs, kind) else ():
             name = f"{section}{one.name}"
             if name not in of_engines and f"{name}." not in SECTIONS:
                 yield name
@@ -97,7 +97,7 @@ def _is_choice(config: Any, path: str, values: Settings) -> bool:
     from omegaconf import OmegaConf
 
     *sections, last = path.split(".")
-    kind = OmegaConf.get_type(reduce(getattr, sections, config))
+    kind: Any = OmegaConf.get_type(reduce(getattr, sections, config))
     choices = [one.metadata.get("choices") for one in fields(kind) if one.name == last]
     return bool(choices) and (not choices[0] or path not in values or values[path] in choices[0])
 

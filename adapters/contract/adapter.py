@@ -66,6 +66,8 @@ class Adapter(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
     versions: ClassVar[str] = ""  # the versions of the framework that it drives, in words
     dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result
+    # Whether the framework fills up ranks and micro-batches that a step has no samples for.
+    fills_up: ClassVar[bool] = False
     framework: ClassVar[Framework | None] = None  # the record of the framework, if it has one
     # The framework's names of its reductions, each with the mode as `Aggregation.parse` reads it;
     # a mode with a divisor that users give has none here.

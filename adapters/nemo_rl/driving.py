@@ -13,7 +13,6 @@ import torch
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.nemo_rl.importing import configured, initial_state, module
 from adapters.nemo_rl.worker import TOKENIZER, made_policy, made_worker
-from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import CERTAIN_LOGIT, by_token_id, probe_capacity
 
 if TYPE_CHECKING:
@@ -35,6 +34,9 @@ GENERATION: Any = SimpleNamespace(
     get_logger_metrics=dict,
 )
 """Stands for the engine of rollouts, which are there already."""
+
+OF_PROMPTS = ("extract_initial_prompt_messages", "_extract_prompt_only_messages")
+"""NeMo-RL's function of prompts, and its name before May 26, 2026."""
 
 CHECKPOINTER = SimpleNamespace(shutdown=lambda: None)
 
@@ -100,17 +102,11 @@ class Training:
     def _policy(self, config: Any, worker: Any, rollouts: Rollouts) -> Any:
         """NeMo-RL's policy, with the job's log-probabilities instead of forward passes."""
         policy = made_policy(config.policy, worker, self._rank)
-        deal = policy._shard_for_train
-
-        def dealt(*arguments: Any) -> Any:
-            with refusals():
-                return deal(*arguments)
 
         def given(name: str, values: Sequence[NDArray[np.float64]]) -> Any:
             return lambda data, **_: {name: rollouts.log_probs(values, data["input_ids"])}
 
         batch = self._batch
-        policy._shard_for_train = dealt
         policy.prepare_for_lp_inference = policy.prepare_for_training = lambda: None
         policy.get_logprobs = given("logprobs", batch.old_log_probs)
         policy.get_reference_policy_logprobs = given(
@@ -128,7 +124,7 @@ class Training:
             "MemoryTracker": lambda: SimpleNamespace(snapshot_start_of_stage=lambda *_: None),
         }
         if self._job.objective in FROM_REWARDS:
-            replaced["extract_initial_prompt_messages"] = rollouts.prompts
+            replaced[next(name for name in OF_PROMPTS if hasattr(trainer, name))] = rollouts.prompts
         else:
             estimator = SimpleNamespace(compute_advantage=_given_advantages(rollouts))
             replaced["_create_advantage_estimator"] = lambda _: estimator

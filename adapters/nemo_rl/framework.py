@@ -17,7 +17,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ZEROED
-from adapters.toolkit.settings import micro_batch_size, samples_per_step, token_budget
+from adapters.toolkit.settings import largest_micro_batch, samples_per_step, token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -51,7 +51,7 @@ def _all_tokens(job: Job) -> int:
 
 def _micro_batch_size(job: Job) -> int:
     """The samples of a micro-batch."""
-    return micro_batch_size(job, samples_per_step(job.steps) // job.layout.dp)
+    return largest_micro_batch(job, samples_per_step(job.steps))
 
 
 CLIPPED = {
@@ -193,8 +193,8 @@ NEMO_RL = Framework(
         loss_fn.positive_example_nll_weight | the likelihood of rewarded samples, in PPO | the
             reference has no such term
         grpo.adv_estimator.name, grpo.normalize_rewards, grpo.use_leave_one_out_baseline |
-            advantages | `gdpo`, `opd` and the default, which leaves a sample out of its mean and of
-            its standard deviation, have no formula in the reference
+            advantages | `gdpo` and `opd` have no formula in the reference, nor has `grpo` by
+            default, where a sample is left out of its mean and of its standard deviation
         grpo.advantage_clip_low, grpo.advantage_clip_high, grpo.reward_scaling, grpo.reward_shaping,
             grpo.use_dynamic_sampling | rewards and advantages before the loss | they are a case's
         grpo.overlong_filtering, grpo.seq_logprob_error_threshold | samples that are not valid |

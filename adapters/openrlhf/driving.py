@@ -65,13 +65,15 @@ class Session:
 
     def train_short_batch(self) -> None:
         """Train on a micro-batch of each rank, which fill no train batch."""
-        self.train(range(self._job.layout.dp * self._args.train.micro_batch_size))
+        self.train(
+            range(self._job.layout.dp * importing.value(self._args, "--train.micro_batch_size"))
+        )
         self.trained.passes.drain()
 
     def of_last_epoch(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]]]:
         """The gradient of each step of the last epoch, and the token ids of its forward passes."""
         gradients, passes = self.trained.gradients.drain(), self.trained.passes.drain()
-        epochs = self._args.train.max_epochs
+        epochs = importing.value(self._args, "--train.max_epochs")
         return gradients[-(len(gradients) // epochs) :], passes[-(len(passes) // epochs) :]
 
     def train(self, samples: range) -> Mapping[str, Any]:

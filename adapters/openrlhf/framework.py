@@ -19,7 +19,7 @@ from adapters.contract.objective import (
 )
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 from adapters.toolkit.settings import (
-    micro_batch_size,
+    largest_micro_batch,
     rollouts_per_prompt,
     samples_per_step,
     token_budget,
@@ -41,8 +41,11 @@ if TYPE_CHECKING:
 def _train_batch(job: Job) -> int:
     """The samples of an optimizer step."""
     size, ranks = job.configuration.batch_size or samples_per_step(job.steps), job.layout.dp
-    if size % ranks:
-        raise Unsupported(f"{size} samples cannot be split evenly over {ranks} ranks")
+    if size % ranks and len(job.steps) > 1:
+        raise Unsupported(
+            f"OpenRLHF cuts each rank's share of a batch into steps: {size} samples a step over"
+            f" {ranks} ranks would mix the samples of several steps"
+        )
     return size
 
 
@@ -56,7 +59,7 @@ def _train_batch_of_one_step(job: Job) -> int:
 
 
 def _micro_batch_size(job: Job) -> int:
-    return micro_batch_size(job, _train_batch(job) // job.layout.dp)
+    return largest_micro_batch(job, _train_batch(job))
 
 
 def _samples(job: Job) -> int:

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 from argparse import Action, ArgumentParser
-from functools import cache
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
@@ -46,6 +46,22 @@ OLDER_KINDS = {
 }
 """Levels and modes of corrections, by the names of their types before 0.11.2."""
 
+OLDER_NAMES = {
+    "--actor.adam.lr": "--actor_learning_rate",
+    "--actor.entropy_coef": "--entropy_loss_coef",
+    "--actor.model_name_or_path": "--pretrain",
+    "--algo.advantage.is_correction_enable": "--enable_vllm_is_correction",
+    "--algo.advantage.is_correction_threshold": "--vllm_is_truncated_threshold",
+    "--algo.advantage.is_correction_type": "--vllm_is_correction_type",
+    "--algo.kl.init_coef": "--init_kl_coef",
+    "--algo.kl.use_loss": "--use_kl_loss",
+    "--critic.adam.lr": "--critic_learning_rate",
+    "--reward.remote_url": "--remote_rm_url",
+    "--train.dynamic_batch_enable": "--use_dynamic_batch",
+    "--train.micro_batch_size": "--micro_train_batch_size",
+}
+"""Options by their names before 0.10.2; those of others are the last words of the newer names."""
+
 
 def import_openrlhf(source: Path | None) -> None:
     """Import the trainer with its actors."""
@@ -73,13 +89,25 @@ def parsed(settings: Settings) -> Any:
     with refusals():
         _run_script(received.append, *_words(_of_this_version(settings)))
     [args] = received
-    args.ds.param_dtype = "fp32"  # the parser knows two dtypes of 16 bits alone
+    # The parser knows two dtypes of 16 bits alone.
+    setattr(*_place(args, "--ds.param_dtype"), "fp32")
     return args
+
+
+def value(args: Any, option: str) -> Any:
+    """The value that an option has in the arguments."""
+    return getattr(*_place(args, option))
+
+
+def _place(args: Any, option: str) -> tuple[Any, str]:
+    """The section of the arguments that an option is in, and its name there."""
+    *sections, name = _options()[_named(option)].dest.split(".")
+    return reduce(getattr, sections, args), name
 
 
 def knows(option: str) -> bool:
     """Whether the command line of this version has an option."""
-    return option in _options()
+    return _named(option) in _options()
 
 
 def offers(settings: Settings) -> bool:
@@ -105,7 +133,8 @@ def option_names() -> Iterator[str]:
 def _of_this_version(settings: Settings) -> dict[str, Any]:
     """Settings as users of this version type them.
 
-    Before 0.11.2 the only mode was `token-mean`, and other options chose a correction.
+    Before 0.11.2 the only mode was `token-mean`, and other options chose a correction. Before
+    0.10.2 options had no sections.
     """
     chosen = dict(settings)
     if not knows(LOSS_AGG_MODE) and chosen.get(LOSS_AGG_MODE) == "token-mean":
@@ -114,7 +143,16 @@ def _of_this_version(settings: Settings) -> dict[str, Any]:
         kind = OLDER_KINDS[chosen.pop(LEVEL), chosen.pop(KIND)]
         chosen["--algo.advantage.is_correction_enable"] = True
         chosen["--algo.advantage.is_correction_type"] = kind
-    return chosen
+    return {_named(name): one for name, one in chosen.items()}
+
+
+def _named(option: str) -> str:
+    """The option by the name that this version has for it, or by its own if there is none."""
+    words = option.lstrip("-").split(".")
+    endings = ("--" + "_".join(words[start:]) for start in range(len(words)))
+    names = (option, OLDER_NAMES.get(option, option), *endings)
+    known = (name for name in names if name in _options())
+    return next(known, option)
 
 
 def _words(settings: Settings) -> Iterator[str]:

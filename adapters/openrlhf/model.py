@@ -6,10 +6,11 @@ from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from adapters.engines.deepspeed import made_once, with_torch_adam
-from adapters.openrlhf.importing import module
+from adapters.openrlhf.importing import module, value
 from adapters.toolkit.probe import (
     ForwardPasses,
     PretrainedBase,
@@ -19,7 +20,7 @@ from adapters.toolkit.probe import (
 )
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Sequence
 
 SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 
@@ -34,20 +35,21 @@ USERS_OF_RAY = (
 def actor(capacity: int, passes: ForwardPasses, args: Any) -> Any:
     """OpenRLHF's actor around our model."""
     wrapped = module("models").Actor(ProbedModel(capacity, passes, _logits))
-    wrapped.packing_samples = args.ds.packing_samples
+    wrapped.packing_samples = value(args, "--ds.packing_samples")
     return wrapped
 
 
 def critic(capacity: int, passes: ForwardPasses, args: Any) -> Any:
     """OpenRLHF's critic on our model, with a value head that is the identity."""
+    head = value(args, "--ds.value_head_prefix")
     critic_class = module("models.model")._get_critic_model(
         PretrainedBase,
         lambda config: ProbedModel(capacity, passes, _hidden_states),
-        args.ds.value_head_prefix,
-        args.ds.packing_samples,
+        head,
+        value(args, "--ds.packing_samples"),
     )
     made = critic_class(SimpleNamespace(hidden_size=1, normalize_reward=False))
-    freeze_identity_head(getattr(made, args.ds.value_head_prefix))
+    freeze_identity_head(getattr(made, head))
     return made
 
 
@@ -87,6 +89,13 @@ def put_the_seams_in() -> None:
         return config
 
     strategy.get_train_ds_config = config_with_torch_adam
+    if hasattr(strategy, "FusedAdam"):  # before 0.10.2, which made its optimizer itself
+        strategy.FusedAdam = _torch_adam
+
+
+def _torch_adam(groups: Sequence[dict[str, Any]], **options: Any) -> torch.optim.AdamW:
+    """Torch's AdamW, without the groups that have none of our model's parameters."""
+    return torch.optim.AdamW([group for group in groups if group["params"]], **options)
 
 
 def _in_order(loader: Any, *args: Any, shuffle: bool = False, **options: Any) -> Any:

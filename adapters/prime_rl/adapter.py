@@ -36,6 +36,7 @@ class PrimeRLAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32", "bfloat16")
     dependencies = ("transformers",)
+    fills_up = True
     framework = PRIME_RL
     mode_names: ClassVar[Mapping[str, str]] = PRIME_RL.mode_names
 

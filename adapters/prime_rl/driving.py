@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from adapters.prime_rl.importing import configured, module, serves_several_runs
+from adapters.prime_rl.importing import configured, module
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer, logits_head
 
@@ -63,9 +63,12 @@ class Training:
             "setup_optimizer": setup_optimizer,
             "get_parallel_dims": self._parallel_dims(trainer.get_parallel_dims),
         }
-        replaced = [(trainer, of_step), (trainer, WITHOUT_SERVICES), (torch.cuda, WITHOUT_GPU)]
-        if serves_several_runs():
-            replaced += _of_several_runs(self._log)
+        replaced = [
+            (trainer, of_step),
+            (trainer, WITHOUT_SERVICES),
+            (torch.cuda, WITHOUT_GPU),
+            *_of_older_trainers(self._log),
+        ]
         with ExitStack() as stack:
             for home, names in replaced:
                 stack.enter_context(mock.patch.multiple(home, **names))
@@ -83,11 +86,17 @@ class Training:
         return cached
 
 
+def nothing(*_: object, **__: object) -> None:
+    """Do nothing."""
+
+
 WITHOUT_SERVICES: dict[str, Any] = {
-    "setup_torch_distributed": lambda **_: None,
-    "setup_weight_broadcast": lambda *_: None,
+    "setup_torch_distributed": nothing,
+    "setup_weight_broadcast": lambda *_, **__: SimpleNamespace(
+        broadcast_weights=nothing, maybe_clean=nothing
+    ),
     "get_perf_counter": lambda *_: SimpleNamespace(
-        count_tokens=lambda *_: None,
+        count_tokens=nothing,
         get_tokens_per_second=lambda *_: 0.0,
         get_mfu=lambda *_: 0.0,
         get_step_tokens_per_second=lambda *_: 0.0,
@@ -99,17 +108,15 @@ WITHOUT_SERVICES: dict[str, Any] = {
 clipped."""
 
 WITHOUT_GPU: dict[str, Any] = {
-    "reset_peak_memory_stats": lambda: None,
+    "reset_peak_memory_stats": nothing,
     "max_memory_reserved": lambda: 0,
 }
 
 
-ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=lambda: None)
+ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=nothing)
 """Stub of the manager of runs, which have no configuration or adapter of their own."""
 
-PACKER = SimpleNamespace(
-    pack=lambda: None, _arm_watchdog=lambda: None, _disarm_watchdog=lambda: None
-)
+PACKER = SimpleNamespace(pack=nothing, _arm_watchdog=nothing, _disarm_watchdog=nothing)
 """Stands for the packer on the first rank: micro-batches are packed and sent already."""
 
 
@@ -124,31 +131,33 @@ class Log:
         self.history.append({**metrics, "step": step})
 
 
-def _of_several_runs(log: Log) -> list[tuple[Any, dict[str, Any]]]:
-    """Modules, each with what to replace in it, where the trainer serves several runs.
+def _of_older_trainers(log: Log) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yields modules, each with what to replace of what some versions have in it.
 
-    This was before August 2026.
+    Before August 2026 the trainer served several runs and packed their samples, and before August
+    15 it made its monitor itself.
     """
     of_trainer: dict[str, Any] = {
-        "setup_multi_run_manager": lambda *_: ONLY_RUN,
+        "build_bin_cost": lambda _: sum,
+        "setup_multi_run_manager": lambda *_, **__: ONLY_RUN,
         "setup_monitor": lambda *_, **__: log,
-        "setup_tokenizer": lambda *_: None,
+        "setup_tokenizer": nothing,
     }
     of_loader = {
         "get_multi_run_manager": lambda: ONLY_RUN,
         "setup_packer": lambda **_: PACKER,
     }
-    trainer = module("trainer.rl.train")
-    if hasattr(trainer, "build_bin_cost"):  # from June 2026 on, for the packer
-        of_trainer["build_bin_cost"] = lambda _: sum
-    return [(trainer, of_trainer), (module("trainer.rl.data"), of_loader)]
+    for path, replaced in (("trainer.rl.train", of_trainer), ("trainer.rl.data", of_loader)):
+        home = module(path)
+        if of_version := {name: one for name, one in replaced.items() if hasattr(home, name)}:
+            yield home, of_version
 
 
 @contextmanager
 def _as_in_a_new_process() -> Iterator[None]:
     """Forget the world and the monitors of a trainer that ran before, and its logger at the end."""
     module("trainer.world").reset_world()
-    if not serves_several_runs():
+    if hasattr(module("trainer.rl.train"), "monitors"):
         module("monitors").MONITORS.clear()
     try:
         yield

@@ -84,7 +84,8 @@ PRIME_RL = Framework(
     },
     options=parse_options(
         """
-        loss.type, loss.import_path | the loss of the component `rl` | `custom` is the user's code
+        loss.type, loss.import_path | the loss of the component `rl` | `default`, unless a check
+            needs another; `custom` is the user's code
         loss.kwargs | arguments of a user's loss | ours has none
         loss.dppo_mask_low, loss.dppo_mask_high | the trust region of the default loss | the probe's
             probabilities do not move so far; `rejection` has that of `ipo`, which masks alike

@@ -75,11 +75,6 @@ def has_streams() -> bool:
     return "advantages" in transport("types").TrainingSample.__struct_fields__
 
 
-def serves_several_runs() -> bool:
-    """Whether the trainer assigns samples to several runs, as before August 2026."""
-    return hasattr(module("trainer.rl.train"), "setup_multi_run_manager")
-
-
 def configured(settings: Settings) -> Any:
     """The trainer's configuration, as validated; without what it alone does not read.
 
@@ -106,11 +101,18 @@ def offers(settings: Settings) -> bool:
 
 def option_names() -> Iterator[str]:
     """Yields the options of all losses, and their choices."""
-    losses = module(CONFIGS).TrainerConfig.model_fields["loss"].annotation
-    for loss in get_args(losses) or (losses,):
-        for option, kind in loss.model_fields.items():
-            yield f"loss.{option}"
-            yield from (f"loss.{option}={one}" for one in choices_of(kind.annotation))
+    for name, field in module(CONFIGS).TrainerConfig.model_fields.items():
+        if name.startswith("loss"):
+            yield from _within(name, field.annotation)
+
+
+def _within(section: str, kind: Any) -> Iterator[str]:
+    """Yields the options of a section, whose configuration may be one of several classes."""
+    for option, field in getattr(kind, "model_fields", {}).items():
+        yield f"{section}.{option}"
+        yield from (f"{section}.{option}={one}" for one in choices_of(field.annotation))
+    for one in get_args(kind):
+        yield from _within(section, one)
 
 
 def _no_clipping() -> float | None:

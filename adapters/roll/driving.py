@@ -185,12 +185,29 @@ class Training:
             data.batch["token_level_rewards"] = of_tokens[data.batch["input_ids"]][:, 1:]
             return data, metrics
 
+        protocol = module("distributed.scheduler.protocol").DataProto
         with ExitStack() as stack:
             stack.enter_context(mock.patch("ray.get", lambda reference, timeout=None: reference))
+            for home, name in ((pipelines, "batch_balance"), (protocol, "make_iterator")):
+                requiring = _requiring_sizes(getattr(home, name))
+                stack.enter_context(mock.patch.object(home, name, requiring))
             if gives_advantages(self._job):
                 given = mock.patch.object(pipelines, "compute_token_reward", compute_token_reward)
                 stack.enter_context(given)
             yield
+
+
+def _requiring_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of ROLL that asserts sizes as it is documented to; raises `Refused` for others."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return function(*arguments, **named)
+        except AssertionError as error:
+            raise Refused(f"{function.__qualname__} declines the batch: {error}") from error
+
+    return call
 
 
 def _nothing(*_: object, **__: object) -> None:

@@ -18,7 +18,12 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.engines.shells import NOTHING_LEARNED, ZEROED
-from adapters.toolkit.settings import rollouts_per_prompt, samples_per_step, token_budget
+from adapters.toolkit.settings import (
+    largest_micro_batch,
+    rollouts_per_prompt,
+    samples_per_step,
+    token_budget,
+)
 from reference import aggregation
 from reference.aggregation import AuxiliaryAggregation, EstimatorConventions, LoggedMean, Mode
 
@@ -31,19 +36,23 @@ if TYPE_CHECKING:
 def _width(job: Job, slices: int) -> int:
     """The length that rows are padded to, by which `seq-mean-token-sum-norm` divides.
 
-    Rows are cut into slices of equal length. Raises `Unsupported` if there is no such length for
-    the job's divisor.
+    Rows are cut into slices of equal length, which `get_feature_on_cp_rank` asserts on FSDP2 and
+    `get_batch_on_this_cp_rank` of mcore_adapter is documented to do. Raises `Unsupported` if there
+    is no such length for the job's divisor.
     """
     divisor = job.aggregation.divisor
     longest = max(int((step.prompt_lengths + step.response_lengths).max()) for step in job.steps)
     if divisor is None or divisor == 1:
         return _rounded_up(longest, slices)
-    if divisor + 1 < longest or (divisor + 1) % slices:
+    width = divisor + 1
+    if width < longest:
+        raise Unsupported(f"the divisor plus 1 is sequence_length, {width:g}: not {longest} tokens")
+    if width % slices:
         raise Unsupported(
-            f"the divisor {divisor:g} is sequence_length - 1,"
-            f" for {slices} slices of {longest} tokens"
+            f"the divisor plus 1 is sequence_length, {width:g}, which ROLL cuts into {slices} equal"
+            " slices"
         )
-    return int(divisor) + 1
+    return int(width)
 
 
 def _rounded_up(number: int, multiple: int) -> int:
@@ -52,18 +61,13 @@ def _rounded_up(number: int, multiple: int) -> int:
 
 def _micro_batches(job: Job) -> int:
     """The micro-batches of a rank in each step, or its samples if tokens cut them."""
-    samples, dp, count = samples_per_step(job.steps), job.layout.dp, job.layout.micro_batches
-    if samples % dp:
-        raise Unsupported(f"a batch of {samples} samples is not dealt to {dp} ranks")
-    if count == "tokens":
-        return samples // dp
-    if not isinstance(count, int) or samples // dp % count:
-        raise Unsupported(f"no {count} micro-batches of a rank's {samples // dp} samples")
-    return count
+    count = job.layout.micro_batches
+    return count if isinstance(count, int) else samples_per_step(job.steps) // job.layout.dp
 
 
 def _micro_batch_size(job: Job) -> int:
-    return samples_per_step(job.steps) // job.layout.dp // _micro_batches(job)
+    is_cut_by_tokens = job.layout.micro_batches == "tokens"
+    return 1 if is_cut_by_tokens else largest_micro_batch(job, samples_per_step(job.steps))
 
 
 def _whitens(job: Job) -> bool:
@@ -75,8 +79,6 @@ def _whitens(job: Job) -> bool:
 
 def _worker(job: Job) -> str:
     """The worker of policy gradients; raises `Unsupported` if it lacks what is looked at."""
-    if job.objective is Objective.GSPO:
-        raise Unsupported("the worker of policy gradients has ratios of tokens alone")
     if job.objective is Objective.OFF_POLICY:
         raise Unsupported(
             "the worker of policy gradients logs ratios out of bounds, and not whether they are"
@@ -264,7 +266,7 @@ ROLL = Framework(
             divisor is one less
         use_pg_clip_range, pg_clip_low, pg_clip_high | the bounds of the ratio
         dual_clip_loss, pg_clip | the bound of the loss for negative advantages, 1 + 2 · `pg_clip`
-        importance_sampling | ratios of tokens or of sequences
+        importance_sampling | ratios of tokens or of sequences | `seq`, and `token` elsewhere
         actor_train.pg_variant, actor_train.worker_cls | other losses | `tis` and `topr` have no
             formula in the reference
         +actor_train.cispo_epsilon_low, +actor_train.cispo_epsilon_high, +actor_train.kimi15_tau |
@@ -288,11 +290,14 @@ ROLL = Framework(
         difficulty_loss_weight, length_loss_weight | weights of samples within a micro-batch | they
             have no formula in the reference
         adv_estimator, norm_mean_type, whiten_advantages, num_return_sequences_in_group | advantages
-            | with a mean and a deviation of groups. Those of a batch or a running one are not run
-        norm_std_type | the divisor of centred rewards | there is none, except for `grpo`
+            | with a mean and a deviation of groups. Those of a batch or a running one are not run,
+            nor are the estimators of agents: `gigpo`, `step_reinforce` and `agentic_reinforce`
+        norm_std_type | the divisor of centred rewards: the deviation of a `batch`, of a `group` or
+            a `running` one | there is none, except for `grpo`
         gamma, lambd | discounts in advantages
         add_token_level_kl, init_kl_coef | penalties in advantages
-        kl_penalty | the estimator of the penalty | penalties have the default, `kl`
+        kl_penalty | the estimator of the penalty | penalties have the default, `kl`; `abs`, `mse`
+            and `full` are not run
         target_kl, kl_horizon | how the coefficient of the penalty changes | it is fixed
         whiten_rewards, reward_clip, advantage_clip | rewards and advantages | they are a case's
         max_len_mask, difficulty_mask, difficulty_low_threshold, difficulty_high_threshold,
@@ -319,8 +324,8 @@ ROLL = Framework(
         {ENGINE}.param_dtype, {ENGINE}.reduce_dtype, {ENGINE}.offload_policy | precision, and where
             parameters are kept | float32 is run
         max_grad_norm | the norm of the gradient | it is infinite
-        is_pure_opd, use_opd, pure_opd_pipeline_type | distillation instead of rewards, or
-            beside them | rewards are given
+        is_pure_opd, use_opd, pure_opd_pipeline_type | distillation instead of rewards, in the
+            pipeline `rlvr` or `agentic`, or beside them | rewards are given
         enable_reference | forward passes of a reference policy | ROLL runs them where it needs them
         async_generation_ratio, rewards, dataset_filter.source, dataset_filter.min_difficulty,
             dataset_filter.max_difficulty, dataset_filter.num_samples, global_template,
@@ -329,7 +334,8 @@ ROLL = Framework(
         val_greedy, val_n_sample | validation | it is not run
         l2, use_reward_scaling, use_reward_norm, add_len_reward, postive_loss_coef,
             use_topr_neg_loss_coef, use_policy_loss_type, use_topr_loss, mask_type, balance_length,
-            minibatch_data_iter_num | nothing | no code of ROLL reads them
+            minibatch_data_iter_num | nothing | no code of ROLL reads them: neither `all` nor `loss`
+            of masks, neither `PPO` nor `PG` of losses
         """
     ),
     departures=parse_departures(

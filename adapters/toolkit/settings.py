@@ -64,6 +64,13 @@ def micro_batch_size(job: Job, per_rank: int) -> int:
     return size
 
 
+def largest_micro_batch(job: Job, samples: int) -> int:
+    """The samples of a micro-batch if those of a step are cut as evenly as they can be."""
+    count = job.layout.micro_batches
+    assert isinstance(count, int)
+    return -(-samples // (job.layout.dp * count))
+
+
 def whole_divisor(job: Job, name: str) -> int | None:
     """The job's divisor as a whole number, which an option wants; None if there is none."""
     divisor = job.aggregation.divisor

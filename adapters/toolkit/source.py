@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import platformdirs
+from packaging.version import InvalidVersion, Version
 
 from reference import ConformanceError
 
@@ -98,6 +99,43 @@ def find_commits(path: Path | None, text: str) -> list[Commit]:
     if not revisions:
         raise error
     return [_commit(path, revision[:SHORT], revision) for revision in revisions]
+
+
+def newest_release(adapter: Adapter, repository: Path | None) -> Commit:
+    """The newest release that is no pre-release, of the package index or a tag of a repository.
+
+    Raises `SourceError` or `WheelError` if there is none.
+    """
+    tags = _git(repository, "tag", "--list").split() if repository else []
+    releases = [(version, tag) for tag in tags if (version := _final_version(tag))]
+    if adapter.distribution is not None:
+        published = _newest_published(adapter.distribution)
+        releases += [(Version(published), f"{RELEASE}{published}")]
+    if not releases:
+        raise SourceError(f"{adapter.name} has no release", "give a repository with its tags")
+    newest = max(version for version, _ in releases)
+    *_, ref = (ref for version, ref in releases if version == newest)
+    [commit] = find_commits(repository, ref)
+    return commit
+
+
+def _final_version(text: str) -> Version | None:
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        return None
+    return None if version.is_prerelease else version
+
+
+def _newest_published(distribution: str) -> str:
+    """The newest release of the package index that is no pre-release; `WheelError` if none."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check"]
+    arguments = ["--only-binary=:all:", "--", distribution]
+    result = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    found = re.match(rf"\S+ \(({VERSION.pattern})\)", result.stdout)
+    if found is None:
+        raise WheelError(f"the package index has no release of {distribution}")
+    return found[1]
 
 
 def resolve(adapter: Adapter, text: str | None) -> Source:

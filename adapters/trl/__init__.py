@@ -5,6 +5,7 @@ from adapters.trl.engines import (
     TrlDdpAdapter,
     TrlDeepspeedAdapter,
     TrlFsdp2Adapter,
+    TrlLigerAdapter,
     TrlRlooAdapter,
 )
 
@@ -12,6 +13,7 @@ ENGINES = (
     TrlDdpAdapter,
     TrlFsdp2Adapter,
     TrlDeepspeedAdapter,
+    TrlLigerAdapter,
     TrlRlooAdapter,
     TrlAsyncAdapter,
 )

@@ -17,6 +17,7 @@ import torch
 
 from adapters.contract import Option
 from adapters.contract.job import DEFAULT_CONFIGURATION
+from adapters.contract.objective import Metric
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.engines.accelerate import Watch
 from adapters.toolkit.calls import refusals
@@ -24,7 +25,13 @@ from adapters.toolkit.probe import by_token_id
 from adapters.toolkit.settings import gives_advantages, yaml
 from adapters.trl.framework import GRPO
 from adapters.trl.importing import has_fused_lm_head, module
-from adapters.trl.model import policy, predicted, put_probe_in
+from adapters.trl.model import (
+    policy,
+    predicted,
+    put_probe_in,
+    put_probe_in_chunks,
+    put_probe_in_liger_loss,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -146,8 +153,12 @@ class Training(ABC):
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
         """Set the outputs that a model returns when it is not trained."""
         model.given = by_token_id(self.rollouts.batch, log_probs)
-        if has_fused_lm_head():
+        if self.fuses_lm_head():
             put_probe_in(model)
+
+    def fuses_lm_head(self) -> bool:
+        """Whether the model's own forward pass returns log-probabilities."""
+        return has_fused_lm_head()
 
     @property
     def gradients(self) -> list[NDArray[np.float32]]:
@@ -251,14 +262,41 @@ class GrpoTraining(GeneratingTraining):
         trainer = module(self.path).GRPOTrainer
         if not gives_advantages(self.job):
             return trainer
-        advantages = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+        given = self.given_advantages
 
         class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
                 made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
-                return made | {"advantages": advantages[predicted_completions(made)]}
+                return made | {"advantages": given(made)}
 
         return WithAdvantages
+
+    def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The case's advantages of TRL's rows: [rows, width]."""
+        of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+        return of_tokens[predicted_completions(made)]
+
+
+class LigerTraining(GrpoTraining):
+    """One run of `GRPOTrainer` with ``use_liger_kernel``, which takes one advantage of a sample."""
+
+    def prepare(self, trainer: Any) -> None:
+        """Put the probe into what the version uses Liger-Kernel for."""
+        super().prepare(trainer)
+        if hasattr(trainer, "liger_loss"):
+            put_probe_in_liger_loss(trainer)
+        else:
+            put_probe_in_chunks(trainer)
+
+    def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The case's advantages of TRL's rows: [rows]."""
+        return super().given_advantages(made)[:, 0]
+
+    @property
+    def logs(self) -> list[dict[str, Any]]:
+        """What the trainer logs of each step of the job, by the names that it has without Liger."""
+        ratio, of_liger = GRPO.metrics[Metric.CLIP_FRACTION], "clip_ratio"
+        return [{ratio: log[of_liger], **log} if of_liger in log else log for log in super().logs]
 
 
 def _parsed(job: Job, chosen: dict[str, Any], file: Path) -> Any:

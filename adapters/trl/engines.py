@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Layout, Unsupported
-from adapters.contract.description import parse_departures
+from adapters.contract.description import Documented, parse_departures
+from adapters.contract.objective import Metric
 from adapters.engines.shells import DEFAULT_STAGE, STAGES, staged
-from adapters.trl.adapter import AsyncAdapter, GrpoAdapter, RlooAdapter, TrlAdapter
-from adapters.trl.framework import ASYNC, GRPO
+from adapters.trl import importing
+from adapters.trl.adapter import ASYNC, AsyncAdapter, GrpoAdapter, RlooAdapter, TrlAdapter
+from adapters.trl.framework import GRPO, OF_ADVANTAGES
+from reference.aggregation import AdvantageUnit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +76,31 @@ def of_zero(record: Framework) -> Framework:
         record,
         layout={**record.layout, **{one: of_stage(stage) for one, stage in STAGES.items()}},
         always={**record.always, **PREPARED, **of_stage(DEFAULT_STAGE)},
+        departures=(*record.departures, *departures),
+    )
+
+
+def with_liger(record: Framework) -> Framework:
+    """The record of a trainer with ``use_liger_kernel``, whose loss takes an advantage of a sample.
+
+    It logs no entropies.
+    """
+    departures = parse_departures(
+        """
+        stubbed: hidden states and the LM head that Liger's loss multiplies, by logits of two words
+            its own softmax returns the probe's log-probabilities less 64
+        set: TORCHDYNAMO_DISABLE=1
+            Liger's loss makes the same operations, not compiled
+        """
+    )
+    of_sample = Documented(AdvantageUnit.SAMPLE, OF_ADVANTAGES)
+    return replace(
+        record,
+        always={**record.always, "use_liger_kernel": True},
+        metrics={
+            metric: name for metric, name in record.metrics.items() if metric != Metric.ENTROPY
+        },
+        conventions={**record.conventions, "advantage_unit": of_sample},
         departures=(*record.departures, *departures),
     )
 
@@ -164,6 +192,26 @@ class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
 
     engine = "deepspeed"
     framework = of_zero(GRPO)
+
+
+class TrlLigerAdapter(GrpoAdapter):
+    """`GRPOTrainer` with ``use_liger_kernel``, with DistributedDataParallel."""
+
+    engine = "liger"
+    versions = "use_liger_kernel of TRL 1.9.0 to 1.14.2"
+    framework = with_liger(GRPO)
+    dependencies = (*GrpoAdapter.dependencies, "liger-kernel")
+
+    def load(self, source: Path | None) -> None:
+        """Import Liger-Kernel, too; fails if the version uses it for layers of the model alone."""
+        super().load(source)
+        importing.require_use_of_liger()
+
+    def trainings(self) -> type[Training]:
+        """Runs of `GRPOTrainer` with Liger-Kernel."""
+        from adapters.trl.driving import LigerTraining
+
+        return LigerTraining
 
 
 class TrlRlooAdapter(RlooAdapter):

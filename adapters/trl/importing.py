@@ -23,12 +23,17 @@ SETTINGS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCHDYNAMO_DISABLE": "1",
+    "TRITON_INTERPRET": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
-"""Environment variables: no hub, no threads of a tokenizer, nothing compiled."""
+"""Environment variables: no hub, no threads of a tokenizer, nothing compiled, Triton on CPUs."""
 
 TRAINERS = ("trainer.grpo_trainer", "trainer.rloo_trainer")
 """The modules of the driven trainers."""
+
+
+USES_OF_LIGER = ("compute_liger_loss", "_chunked_logps")
+"""Methods of `GRPOTrainer` for a loss of Liger-Kernel, and for log-probabilities without logits."""
 
 
 def import_trl(source: Path | None) -> None:
@@ -65,6 +70,14 @@ def has_fused_lm_head() -> bool:
     return hasattr(module("trainer.utils"), "add_fused_lm_head")
 
 
+def require_use_of_liger() -> None:
+    """Import Liger-Kernel; raises `LookupError` if the loss does not depend on it."""
+    importlib.import_module("liger_kernel")
+    trainer = module("trainer.grpo_trainer").GRPOTrainer
+    if not any(hasattr(trainer, name) for name in USES_OF_LIGER):
+        raise LookupError("use_liger_kernel of this version changes layers of the model, no loss")
+
+
 def offers(settings: Settings) -> bool:
     """Whether `GRPOConfig` has these fields, and the loss implements the loss type."""
     has_loss = "loss_type" not in settings or settings["loss_type"] in _texts(_constants_of_loss())
@@ -74,6 +87,13 @@ def offers(settings: Settings) -> bool:
 def defaults() -> dict[str, Any]:
     """The defaults of `GRPOConfig`, by name."""
     return {one.name: one.default for one in fields(module("trainer.grpo_config").GRPOConfig)}
+
+
+def option_names(config: type) -> set[str]:
+    """The fields of a trainer's configuration that not every trainer of transformers has."""
+    from transformers import TrainingArguments
+
+    return {one.name for one in fields(config)} - {one.name for one in fields(TrainingArguments)}
 
 
 def has_entropy_bonus() -> bool:

@@ -22,13 +22,13 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from adapters.contract.probed_batch import ENTROPIES
-from adapters.toolkit.probe import ForwardPasses, ProbeLayer, cycled
+from adapters.toolkit.probe import CERTAIN_LOGIT, ForwardPasses, ProbeLayer, cycled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-SHIFTED = "shift_labels"
+SHIFTED, MASK = "shift_labels", "completion_mask"
 IGNORED = -100
 """The label of a position that is not scored."""
 
@@ -39,6 +39,7 @@ class ProbeConfig(PretrainedConfig):
     model_type = "trl_probe"
     num_attention_heads = num_key_value_heads = hidden_size = num_hidden_layers = vocab_size = 1
     intermediate_size = 1
+    tie_word_embeddings = False
     capacity = 1
 
 
@@ -49,6 +50,16 @@ class Backbone(nn.Module):
         """Hidden states: [*input_ids, 1]."""
         states = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
         return BaseModelOutput(last_hidden_state=states)
+
+
+class Head(nn.Module):
+    """An LM head for the only token, without parameters: FSDP2 shards those until a norm runs."""
+
+    bias = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(1, 1), persistent=False)
 
 
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
@@ -65,7 +76,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = Backbone()
         self.layer = ProbeLayer(config.capacity)
-        self.lm_head = nn.Linear(1, 1, bias=False).requires_grad_(requires_grad=False)
+        self.lm_head = Head()
         self.passes = ForwardPasses()
         self.given = self.probe = torch.zeros(config.capacity)
         self.predicted = torch.zeros(0, dtype=torch.int64)
@@ -91,6 +102,8 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
 
         Returns the probe, because FSDP hooks its backward pass to outputs.
         """
+        global _speaking
+        _speaking = self
         self.passes.note(input_ids)
         self.predicted = ids
         self.probe = self.layer()
@@ -106,8 +119,6 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
         """Logits of the only token, for versions without a fused LM head."""
-        global _speaking
-        _speaking = self
         logits = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
         states = self.note(input_ids, predicted(input_ids))
         return CausalLMOutput(logits=logits, hidden_states=(states,))
@@ -122,7 +133,7 @@ def predicted(input_ids: torch.Tensor) -> torch.Tensor:
 
 
 _speaking: ProbeForTRL | None = None
-"""The model of the latest forward pass without a fused LM head."""
+"""The model of the latest forward pass."""
 
 
 def register() -> None:
@@ -150,7 +161,8 @@ def save_policy(capacity: int, folder: str) -> None:
 def put_probe_in(model: ProbeForTRL) -> None:
     """Add the probe to the results of TRL's fused LM head: log-probabilities and entropies.
 
-    Labels are the tokens at the positions or, if shifted, those that the positions predict.
+    Labels are the tokens at the positions or, if shifted, those that the positions predict. Before
+    1.15 a mask says which positions are scored.
     """
     fused = model.forward
 
@@ -160,16 +172,58 @@ def put_probe_in(model: ProbeForTRL) -> None:
         ids, targets = (
             (input_ids + 1, labels) if name == SHIFTED else (predicted(input_ids), labels[:, 1:])
         )
+        mask = options.get(MASK)
+        scored = targets != IGNORED if mask is None else mask[:, 1:] != 0
         self.note(input_ids, ids)
         output: Any = fused(input_ids=input_ids, **{**options, name: labels.clamp(max=0)})
-        scored, values = targets != IGNORED, self.values()
+        values = self.values()
         zero = values.new_zeros(())
-        output.log_probs = output.log_probs + torch.where(scored, values, zero)
-        if output.entropy is not None:
-            output.entropy = output.entropy + torch.where(scored, self.entropies(), zero)
+        output["log_probs"] = output["log_probs"] + torch.where(scored, values, zero)
+        if output.get("entropy") is not None:
+            output["entropy"] = output["entropy"] + torch.where(scored, self.entropies(), zero)
         return output
 
     model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]
+
+
+def put_probe_in_liger_loss(trainer: Any) -> None:
+    """Let the softmax of the trainer's fused loss return the probe less `CERTAIN_LOGIT`.
+
+    The loss gets logits of two words for hidden states, and no other LM head than the identity.
+    """
+    hidden_states, fused = trainer._get_last_hidden_state, trainer.liger_loss
+
+    def noted(model: ProbeForTRL, input_ids: torch.Tensor, *others: Any) -> Any:
+        model.note(input_ids, predicted(input_ids))
+        return hidden_states(model, input_ids, *others)
+
+    def loss(**given: Any) -> Any:
+        tokens = given["selected_token_ids"]
+        values = _last(ProbeForTRL.values, tokens)
+        logits = torch.stack([torch.full_like(values, CERTAIN_LOGIT), values], dim=-1)
+        lowered = {
+            name: given[name] - CERTAIN_LOGIT
+            for name in ("old_per_token_logps", "ref_per_token_logps")
+            if given[name] is not None
+        }
+        head = {"lin_weight": torch.eye(2), "selected_token_ids": torch.ones_like(tokens)}
+        return fused(**{**given, **lowered, **head, "_input": logits})
+
+    trainer._get_last_hidden_state, trainer.liger_loss = noted, loss
+
+
+def put_probe_in_chunks(trainer: Any) -> None:
+    """Add the probe to log-probabilities that the trainer computes in chunks of the vocabulary."""
+    chunked = trainer._chunked_logps
+
+    def log_probs(model: ProbeForTRL, input_ids: torch.Tensor, *others: Any, **named: Any) -> Any:
+        model.note(input_ids, predicted(input_ids))
+        found, entropies, loss = chunked(model, input_ids.clamp(max=0), *others, **named)
+        if entropies is not None:
+            entropies = entropies + _last(ProbeForTRL.entropies, found)
+        return found + _last(ProbeForTRL.values, found), entropies, loss
+
+    trainer._chunked_logps = log_probs
 
 
 def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class VerlAdapter(Adapter):
-    """Drives volcengine/verl from 0.7.1 on."""
+    """Drives volcengine/verl from 0.7.1 on, where it has the engines of later versions."""
 
     name = "verl"
     package = "verl"

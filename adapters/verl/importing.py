@@ -212,7 +212,8 @@ def _defaults(model_engine: object | None) -> bytes:
     from hydra import compose, initialize_config_dir
 
     folder = Path(module("trainer.config").__file__).parent
+    name, chosen = "ppo_trainer", [f"model_engine={model_engine}"] if model_engine else []
+    if chosen and not (folder / "model_engine" / f"{model_engine}.yaml").exists():
+        name, chosen = f"ppo_{model_engine}_trainer", []  # an engine of older versions
     with initialize_config_dir(str(folder), version_base=None):
-        # Older versions have no such group in their configuration.
-        chosen = [f"model_engine={model_engine}"] if model_engine else []
-        return pickle.dumps(compose("ppo_trainer", overrides=chosen))
+        return pickle.dumps(compose(name, overrides=chosen))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from adapters.contract import PIPELINES, Depth, Job, Layout, Option, Rank, Unsupported, grids
 from adapters.contract.objective import FROM_REWARDS, Objective
@@ -18,7 +20,7 @@ from adapters.verl.framework import MEGATRON
 from adapters.verl.importing import module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     import torch
@@ -49,7 +51,6 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
     """verl with its Megatron engine."""
 
     engine = "megatron"
-    versions = "verl since 0.8.0"
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
     framework = MEGATRON
 
@@ -98,11 +99,8 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         head = megatron_core.values_head if role == "critic" else _logits
         module(BRIDGE).AutoBridge = bridge = Bridge(layout, capacity, rank, head)
         worker = new_worker(role, config, rank)
-        if role == "actor":
-            worker.actor_worker_cls = _of_dtype(worker.actor_worker_cls, rank.dtype)
-        else:
-            _set_dtype(worker, rank.dtype)
-        engine = made_engine(role, worker)
+        with _parameters_of(rank.dtype):
+            engine = made_engine(role, worker)
         engine.model_config.tokenizer = SimpleNamespace(pad_token_id=PADDING_ID)
         worker.passes = bridge.policy.passes
         worker.gradients = megatron_core.gradients_of_steps(engine.optimizer, bridge.policy)
@@ -124,19 +122,18 @@ def _require_counts(job: Job) -> None:
         )
 
 
-def _of_dtype(training_worker: Any, dtype: str) -> Any:
-    """verl's training worker with parameters of a dtype that its validation may not allow."""
+@contextmanager
+def _parameters_of(dtype: str) -> Iterator[None]:
+    """Have engines make parameters of a dtype that verl's validation may not allow."""
+    engine = module(ENGINE).MegatronEngine
+    initialize = engine.initialize
 
-    class OfDtype(training_worker):
-        def reset(self) -> None:
-            _set_dtype(self, dtype)
-            super().reset()
+    def of_dtype(self: Any) -> None:
+        object.__setattr__(self.engine_config, "dtype", dtype)
+        initialize(self)
 
-    return OfDtype
-
-
-def _set_dtype(worker: Any, dtype: str) -> None:
-    object.__setattr__(worker.engine_config, "dtype", dtype)
+    with patch.object(engine, "initialize", of_dtype):
+        yield
 
 
 def _put_the_probe_in() -> None:
@@ -148,12 +145,25 @@ def _put_the_probe_in() -> None:
     stub(["megatron.bridge"])
     utils: Any = importlib.import_module("megatron.bridge.training.utils.config_utils")
     utils.create_ddp_config = _ddp_config
+    _stub_what_older_versions_use()
     engine = module(ENGINE)
     engine.MegatronCheckpointManager = lambda **_: None
     setattr(engine, LOG_PROBS, with_probe(getattr(engine, LOG_PROBS)))
     setattr(engine, ENTROPIES, SEAM.around_entropies(getattr(engine, ENTROPIES)))
     if not torch.cuda.is_available():
         _let_the_engine_run_on_the_cpu(engine)
+
+
+def _stub_what_older_versions_use() -> None:
+    """Stub a class of data-parallel configurations and a method, which 0.8.0 no longer uses."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    configurations: Any = importlib.import_module("megatron.bridge.training.config")
+    configurations.DistributedDataParallelConfig = type(
+        "Configuration", (DistributedDataParallelConfig,), {"finalize": lambda self: None}
+    )
+    mappings: Any = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    mappings.AutoMapping.register_module_type = lambda *_: None
 
 
 def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
@@ -164,6 +174,7 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
     from adapters.verl import cpu
 
     cpu.register_engines(engine, "Megatron", "megatron")
+    engine.set_random_seed = lambda seed: None
     of_data = getattr(engine.MegatronEngine, "_routed_num_tokens", None)
     if of_data is None:  # in versions in which ranks do not share their counts
         return
@@ -182,7 +193,9 @@ class Bridge:
     """
 
     policy: Policy
+    params_dtype: torch.dtype  # older versions set it, and what is to be overridden, one by one
     fp16 = bf16 = False  # no wrapper that casts inputs and outputs: our model casts its own
+    sequence_parallel = False  # whether activations are split over tensor-parallel ranks
 
     def __init__(
         self, layout: Layout, capacity: int, rank: Rank, output: Callable[..., torch.Tensor]
@@ -209,10 +222,15 @@ class Bridge:
             setattr(self.config, name, value)
         self.config.__post_init__()
 
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether activations are split over tensor-parallel ranks."""
-        return bool(self.config.sequence_parallel)
+        self.sequence_parallel = self.config.sequence_parallel
+
+    def finalize(self) -> None:
+        """Configure the model by the attributes that the engine has set."""
+        from megatron.core.transformer.transformer_config import TransformerConfig
+
+        options = TransformerConfig.__dataclass_fields__.keys() & vars(self).keys()
+        overrides = {name: getattr(self, name) for name in options}
+        self.apply_overrides_and_finalize(self.params_dtype, overrides)
 
     def provide_distributed_model(self, *, ddp_config: Any, **_: object) -> list[Any]:
         """This rank's chunks of the model in Megatron's data parallelism."""

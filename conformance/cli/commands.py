@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from conformance.explain.groups import FindingFilter
+    from conformance.runs.history import Row
     from conformance.runs.registry import Entry
+    from conformance.runs.watch import Target
+    from conformance.views.overview.pages import CommittedReport
 
 WORSE = 1
 
@@ -127,6 +130,7 @@ def plan(options: argparse.Namespace) -> Iterator[str]:
             layouts=tuple(fitting),
             size=PlanSize.QUICK,
             mode_of_advantages=mode_of_advantages(adapter),
+            fills_up=adapter.fills_up,
         )
     )
 
@@ -153,6 +157,32 @@ def history(options: argparse.Namespace) -> Iterator[str]:
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += runs.run(selection, [commit], options.reports)
     yield from getattr(history_table, f"as_{options.format}")(rows)
+
+
+def watch(options: argparse.Namespace) -> Iterator[str]:
+    """Yields the table, a line as soon as its version has run; progress goes to the error stream.
+
+    A release is compared with the newest reported release, if there is one, all else with the
+    newest report.
+    """
+    from conformance.runs import watch as runs
+    from conformance.views.history_table import of_watch
+    from conformance.views.overview import pages
+
+    targets = runs.targets(options.names, options.sources)
+    found = pages.versions(pages.REPORTS)
+    newest = {one.framework: one for one in pages.newest(found)}
+    released = newest | {one.framework: one for one in pages.newest(pages.releases(found))}
+
+    def rows() -> Iterator[tuple[Target, Row, CommittedReport | None]]:
+        for number, target in enumerate(targets, 1):
+            print(f"{number} of {len(targets)}: {target}", file=sys.stderr, flush=True)
+            reports = newest if target.newest is runs.Newest.MAIN else released
+            reported = reports.get(target.framework)
+            report = reported.report if reported else None
+            yield target, runs.run(target, report, options.reports), reported
+
+    return of_watch(rows())
 
 
 def html(options: argparse.Namespace) -> Iterator[str]:

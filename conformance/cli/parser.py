@@ -23,6 +23,8 @@ HELP = {
     "cases": "the corpus as a table: what each case catches and where that is known from",
     "plan": "what the quick plan of an adapter looks at, and what each job of it is for",
     "history": "run commits of a framework one by one: verdicts and causes by commit",
+    "watch": "run every framework's main branch and newest release: a table in Markdown of what"
+    " changed since the committed reports",
     "show": "a report in short: the causes of what is wrong, verdicts by check and mode",
     "diff": "what changed between two reports; exit status 0 nothing is worse, 1 something is, 2"
     " they could not be compared",
@@ -43,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         one.set_defaults(lines=getattr(commands, name.replace("-", "_")))
     _add_running(parsers)
     _add_history(parsers["history"])
+    _add_watch(parsers["watch"])
     _add_reading(parsers)
     _add_convert(parsers["convert"])
     return parser
@@ -86,9 +89,7 @@ def _add_history(parser: argparse.ArgumentParser) -> None:
         "--case", action="append", default=[], metavar="NAME", help="run it only (repeatable)"
     )
     _add_format(parser, "text", "markdown")
-    parser.add_argument(
-        "--reports", type=Path, metavar="FOLDER", help="keep the reports of all commits there"
-    )
+    _add_reports(parser)
     parser.add_argument(
         "refs",
         nargs="+",
@@ -96,6 +97,23 @@ def _add_history(parser: argparse.ArgumentParser) -> None:
         help="commits, tags, branches, pull-request refs, ranges such as OLDER..NEWER, and releases"
         " such as pypi:1.9.2",
     )
+
+
+def _add_watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sources",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="a folder of git repositories, each named after its framework, such as SkyRL",
+    )
+    _add_reports(parser)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="watch these adapters only")
+
+
+def _add_reports(parser: argparse.ArgumentParser) -> None:
+    words = "keep the reports of all commits there"
+    parser.add_argument("--reports", type=Path, metavar="FOLDER", help=words)
 
 
 def _add_reading(parsers: Mapping[str, argparse.ArgumentParser]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from conformance.comparing.diff import difference
 from conformance.explain.groups import shared_causes
 from conformance.findings.cause import UNEXPLAINED, Severity
+from conformance.findings.report import Summary
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -84,6 +85,23 @@ def cause_changes(found: Difference) -> list[CauseChange]:
     return sorted(_changes(found), key=lambda change: [*Fate].index(change.fate))
 
 
+def difference_in_common(old: Report, new: Report) -> tuple[Difference, list[CauseChange]]:
+    """Compare what both reports looked at, with the causes that these findings alone show.
+
+    A cause of ``old`` that only its other findings show is not among them, and neither is a
+    condition that they alone tell. A mistake that only other findings of ``new`` show is.
+    """
+    everything = difference(old, new)
+    both = [(one.old, one.new) for one in everything.changes if one.old and one.new]
+    found = difference(
+        _with_findings(old, [before for before, _ in both]),
+        _with_findings(new, [after for _, after in both]),
+    )
+    known = {cause.mistake for cause in [*old.causes, *found.new.causes]}
+    alone = [cause for cause in _wrong(new) if cause.mistake not in known]
+    return found, [*cause_changes(found), *(_appeared(cause, everything) for cause in alone)]
+
+
 def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseChange]]:
     """The causes of several versions, each once, with what became of it.
 
@@ -106,6 +124,13 @@ def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseC
         if place == len(before) or change.fate is not Fate.CHANGED:
             histories.append((shared, change))
     return histories
+
+
+def _with_findings(report: Report, findings: Sequence[Finding]) -> Report:
+    from conformance.explain.causes import causes  # imports numpy, which other comparisons do not
+
+    found = {"findings": [*findings], "causes": causes(findings, report.clues)}
+    return report.model_copy(update=found | {"summary": Summary.of(findings)})
 
 
 def _changes(found: Difference) -> Iterator[CauseChange]:

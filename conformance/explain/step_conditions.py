@@ -46,6 +46,9 @@ OF_STEPS: dict[str, Callable[[Step], bool]] = {
 """Facts of steps, however they are cut."""
 
 OF_BATCHES: dict[str, Callable[[StepContext], bool]] = {
+    "where a batch is no multiple of the data-parallel ranks": lambda context: bool(
+        context.step.size % context.layout.dp
+    ),
     "where a batch has several optimizer steps": lambda context: len(context.steps) > 1,
     "after the first optimizer step of a batch": lambda context: context.step_index > 0,
     "where rows are repeated to fill up a batch": lambda context: context.filled_rows is not None,

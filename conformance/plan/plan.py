@@ -58,6 +58,9 @@ class Plan:
     mode_of_advantages: Mode = Mode.SAMPLE_MEAN
     """The only mode in which advantages are looked at, as no mode changes them."""
 
+    fills_up: bool = False
+    """Whether steps may have fewer samples than all ranks have micro-batches."""
+
     case: Case | None = None
     """A step that a user gave, which replaces all other cases."""
 
@@ -120,7 +123,9 @@ class Plan:
         Raises:
             InvalidSettingsError: it fits none.
         """
-        if self.case is not None and not any(map(self.case.runs_on, self.layouts)):
+        if self.case is not None and not any(
+            self._runs(self.case, layout) for layout in self.layouts
+        ):
             raise InvalidSettingsError(
                 f"case {self.case.name} has a step of {self.case.fewest_samples} samples, and each"
                 " chosen layout needs more, one for every micro-batch of every rank",
@@ -141,11 +146,14 @@ class Plan:
             self._cell(mode, case, layout, spec)
             for layout in self.layouts
             for case, takers in taken
-            if case.runs_on(layout)
+            if self._runs(case, layout)
             for mode in self.aggregations
             for spec in takers
             if mode in spec.modes and spec.is_seen_on(layout)
         ]
+
+    def _runs(self, case: Case, layout: Layout) -> bool:
+        return case.runs_on(layout, filled_up=self.fills_up)
 
     def _cell(self, mode: Mode, case: Case, layout: Layout, spec: CheckSpec) -> MatrixCell:
         aggregation = self.aggregations[mode] or case.aggregation(mode)
@@ -163,7 +171,7 @@ class Plan:
             self._cell(mode, case, cut[0], spec)
             for spec in CUT_DEPENDENCE
             for case in spec.cases
-            if case.runs_on(cut[0])
+            if self._runs(case, cut[0])
         ]
 
     def _startup_cells(self) -> list[StartupCell]:

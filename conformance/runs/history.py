@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 NO_TESTS = 5
 """pytest's exit status where it collected nothing."""
 
+EXIT = "_pytest.outcomes.Exit: "
+"""What pytest puts before the words with which a run was ended."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommitRuns:
@@ -113,7 +116,8 @@ def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit
 
 
 def _report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
-    return folder / f"{selection.adapter}-{commit.revision[:SHORT]}.json"
+    names = [selection.adapter, selection.engine, commit.revision[:SHORT]]
+    return folder / f"{'-'.join(filter(None, names))}.json"
 
 
 def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) -> Row:
@@ -145,5 +149,5 @@ def _pytest(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def _last_words(output: str) -> str:
     """The last line that says something; pytest underlines with signs."""
-    lines = [line.strip("!= \t") for line in output.splitlines()]
+    lines = [line.strip("!= \t").removeprefix(EXIT) for line in output.splitlines()]
     return next((line for line in reversed(lines) if line), "the run ended without a word")

@@ -93,6 +93,7 @@ class Settings:
             examples=examples,
             seed=seed,
             mode_of_advantages=mode_of_advantages(chosen),
+            fills_up=chosen.fills_up,
             case=None if case_file is None else case_files.load(case_file),
         )
         plan.require_something_to_run()

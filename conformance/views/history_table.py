@@ -1,27 +1,35 @@
-"""The runs of a list of commits as a table: verdicts and causes by commit, and what changed."""
+"""The runs of a list of commits as a table: verdicts and causes by commit, and what changed.
+
+`of_watch` is the table of many frameworks, each version next to a committed report.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from adapters.toolkit.source import SHORT
-from conformance.comparing.cause_changes import Fate, cause_changes
-from conformance.comparing.diff import difference
+from conformance.comparing.cause_changes import Fate, cause_changes, difference_in_common
+from conformance.comparing.diff import ChangeKind, difference
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.findings.badness import failure
 from conformance.findings.sanitize import printable
-from conformance.findings.verdict import Check, Verdict
+from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.views.diff_formats import PROGRESS
 from conformance.views.formatting import escape_markdown, markdown_table, text_table, verdict_words
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.comparing.cause_changes import CauseChange
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
     from conformance.runs.history import Row
+    from conformance.runs.watch import Target
+    from conformance.views.overview.pages import CommittedReport
 
     Cells = dict[tuple[Check, Mode], str]
 
@@ -33,6 +41,26 @@ NAME_WIDTH = 100
 
 FAILURE_WIDTH = 90
 """Characters that are shown of how a framework failed."""
+
+PROBLEM_WIDTH = 300
+"""Characters of the reason that a version is not driven."""
+
+FOUND = (Fate.NEW, Fate.CHANGED, Fate.UNSEEN_BEFORE)
+"""What becomes of a cause that the watch shows among the new ones."""
+
+LOST = (ChangeKind.WORSE, ChangeKind.UNSEEN)
+"""What becomes of findings that no longer say what they said."""
+
+WATCH = (
+    "framework",
+    "engine",
+    "version",
+    "driven",
+    "new causes",
+    "gone causes",
+    "new options",
+    "compared with",
+)
 
 
 def as_text(rows: Sequence[Row]) -> Iterator[str]:
@@ -69,12 +97,56 @@ def as_markdown(rows: Sequence[Row]) -> Iterator[str]:
                 f"{row.commit.revision[:SHORT]} {row.commit.date} {row.commit.subject}"
             ),
             *(cell.get(column, "") for column in columns),
-            "<br>".join(escape_markdown(_change(change)) for change in changes),
+            _list_cell(map(_change, changes)),
             escape_markdown(row.problem or ""),
         ]
         for row, cell, changes in zip(rows, cells, _changes(rows), strict=True)
     ]
     yield from markdown_table(header, lines)
+
+
+def of_watch(rows: Iterable[tuple[Target, Row, CommittedReport | None]]) -> Iterator[str]:
+    """Yields one table of Markdown, each line as soon as its version has run."""
+    yield from markdown_table(WATCH, (_watched(*row) for row in rows))
+
+
+def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iterator[str]:
+    """Yields the cells of one version, next to the report that it is compared with."""
+    revision = row.commit.revision[:SHORT] if row.commit.date else ""
+    judged = row.report and _compared(reported.report if reported else None, row.report)
+    words, new, gone = judged or ("", [], [])
+    yield target.adapter.name
+    yield target.adapter.engine
+    yield escape_markdown(" ".join(filter(None, [row.commit.ref, revision, row.commit.date])))
+    yield escape_markdown(shorten(row.problem or f"yes: {words}", PROBLEM_WIDTH))
+    yield _list_cell(map(_change, new))
+    yield _list_cell(map(_change, gone))
+    yield _list_cell(row.report.new_options if row.report else ())
+    yield reported.file if reported else "no committed report"
+
+
+def _compared(old: Report | None, new: Report) -> tuple[str, list[CauseChange], list[CauseChange]]:
+    """Returns what became of the findings that both have, and the new and the gone causes.
+
+    Of findings that conform no more and that no cause explains, it is said why most of them do not.
+    """
+    if old is None:
+        return f"{len(new.findings)} findings", cause_changes(difference(new, new)), []
+    found, changes = difference_in_common(old, new)
+    counts = Counter(one.kind for one in found.changes)
+    words = [f"{counts[kind]} {words}" for kind, words in PROGRESS.items() if counts[kind]]
+    lost = [one.new for kind in LOST for one in found.of(kind) if one.new]
+    reasons = Counter(failure(one) for one in lost if one.verdict not in WRONG)
+    why = "".join(f"; {reason}" for reason, _ in reasons.most_common(1))
+    return (
+        f"{', '.join(words) or 'no finding of it is in the report'}{why}",
+        [change for change in changes if change.fate in FOUND],
+        [change for change in changes if change.fate is Fate.GONE],
+    )
+
+
+def _list_cell(lines: Iterable[str]) -> str:
+    return "<br>".join(map(escape_markdown, lines))
 
 
 def _label(row: Row) -> str:

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import shutil
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from adapters.contract.framework import Framework
 from adapters.contract.job import Depth
 from adapters.contract.layout import Layout
 from adapters.contract.objective import Objective
-from adapters.toolkit.source import resolve
 from conformance.findings.verdict import Verdict
 from conformance.plan.checks import check_spec
 from conformance.plan.matrix import MatrixCell
@@ -28,21 +26,19 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 from tests import command
-from tests.adapters.steps import MASKED, released
-
-CLONES = Path(os.environ.get(command.SOURCES, "nowhere"))
+from tests.adapters.steps import MASKED
+from tests.mistakes_in_real_code import INSTALLED, RELEASED, copied
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
     """Where a framework's options are declared: an entry of planted.toml, which says what it is."""
 
-    adapter: str
+    framework: str
     engine: str
     option: str
     choice: str
     edits: Sequence[tuple[str, str, str]]
-    source: str = ""
     layout: str = "dp1-cp1-mb2-thd"
     needs: str | None = None
 
@@ -64,7 +60,7 @@ def without_effect(record: Framework, option: str) -> Framework:
 
 def planted(plant: Plant) -> type[Adapter]:
     """The framework's adapter with a record that knows the option as one of a loss or a mode."""
-    base = registry.adapter_classes(plant.adapter)[plant.engine]
+    base = registry.adapter_classes(plant.framework)[plant.engine]
     before: Any = base.framework
     record = without_effect(before, plant.option)
 
@@ -81,36 +77,24 @@ def planted(plant: Plant) -> type[Adapter]:
     return type(name, (base,), attributes)
 
 
-ADAPTERS = {plant.adapter: planted(plant) for plant in PLANTS}
+ADAPTERS = {plant.framework: planted(plant) for plant in PLANTS}
 globals().update({one.__name__: one for one in ADAPTERS.values()})  # ranks unpickle them by name
 
 
-def copied(plant: Plant, folder: Path) -> Path:
+def with_the_plant(plant: Plant, folder: Path) -> Path:
     """A copy of the framework's packages with the option and the choice in it."""
-    adapter = ADAPTERS[plant.adapter]()
     if plant.needs is not None and importlib.util.find_spec(plant.needs) is None:
-        pytest.skip(f"the extra of {plant.adapter} is not installed")
-    if plant.source.startswith("pypi:"):
-        shutil.copytree(released(adapter, plant.source), folder)
-    elif plant.source:
-        clone = CLONES / plant.adapter
-        if not clone.exists():
-            pytest.skip(f"{command.SOURCES} names no folder with a clone of {plant.adapter}")
-        path = resolve(adapter, f"{clone}@{plant.source}").path
-        assert path is not None
-        shutil.copytree(path, folder)
-    else:
-        found = importlib.util.find_spec(plant.adapter)
-        if found is None or found.origin is None:
-            pytest.skip(f"{plant.adapter} is not installed")
-        shutil.copytree(Path(found.origin).parent, folder / plant.adapter)
+        pytest.skip(f"the extra of {plant.framework} is not installed")
+    if plant.framework not in (*INSTALLED, *RELEASED) and command.SOURCES not in os.environ:
+        pytest.skip(f"{command.SOURCES} names no folder of clones")
+    copied(plant, folder)
     for file, match, put_before in plant.edits:
         [path] = folder.glob(f"**/{file}")
-        text, count = re.subn(
+        changed, count = re.subn(
             f"(?={match})", lambda _, new=put_before: new, path.read_text(), count=1
         )
         assert count == 1, (file, match)
-        path.write_text(text)
+        path.write_text(changed)
     return folder
 
 
@@ -122,8 +106,8 @@ OF_ADAPTERS = {"areal", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "verl"
     [
         pytest.param(
             plant,
-            id=plant.adapter,
-            marks=[getattr(pytest.mark, plant.adapter)] if plant.adapter in OF_ADAPTERS else [],
+            id=plant.framework,
+            marks=[getattr(pytest.mark, plant.framework)] if plant.framework in OF_ADAPTERS else [],
         )
         for plant in PLANTS
     ],
@@ -131,7 +115,9 @@ OF_ADAPTERS = {"areal", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "verl"
 def test_new_option_and_choice_are_said_and_an_ignored_one_is_named(
     plant: Plant, tmp_path: Path
 ) -> None:
-    with RankPool(ADAPTERS[plant.adapter](), copied(plant, tmp_path / "source"), 1) as pool:
+    with RankPool(
+        ADAPTERS[plant.framework](), with_the_plant(plant, tmp_path / "source"), 1
+    ) as pool:
         assert {plant.option, plant.choice} <= {*pool.description.new_options}
         is_of_loss = Objective.OFF_POLICY in pool.description.objectives
         aggregation = MASKED.aggregation(

@@ -1,5 +1,6 @@
 """Releases are fetched once, from the index that pip knows, and nothing of them is run."""
 
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -7,7 +8,14 @@ import platformdirs
 import pytest
 
 from adapters.native.adapter import NativeAdapter
-from adapters.toolkit.source import SourceError, WheelError, released, resolve
+from adapters.toolkit.source import (
+    SourceError,
+    WheelError,
+    newest_release,
+    released,
+    resolve,
+)
+from tests.toys import commit
 
 
 class ToyAdapter(NativeAdapter):
@@ -74,6 +82,22 @@ def test_version_that_is_none_never_reaches_pip(
 
     with pytest.raises(WheelError, match="give one such as"):
         released("toy-framework", version)
+
+
+def test_newest_release_is_the_newest_of_tags_and_of_the_index(index: Path, tmp_path: Path) -> None:
+    commit(tmp_path)
+
+    def newest(*tags: str) -> str:
+        for tag in tags:
+            subprocess.run(["git", "tag", tag], cwd=tmp_path, check=True)
+        return newest_release(ToyAdapter(), tmp_path).ref
+
+    assert newest("v0.9.0", "v1.1.0", "v2.0.0rc1", "backup/v3.0.0") == "pypi:1.2"
+    assert newest("v1.10.0") == "v1.10.0"
+    for wheel in index.iterdir():
+        wheel.unlink()
+    with pytest.raises(WheelError, match="no release of toy-framework"):
+        newest()
 
 
 def test_framework_on_no_index_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Histories: one command runs commits of a framework and tells them apart."""
+"""Histories and the watch: commands that run commits of frameworks and tell them apart."""
 
 import json
 import os
@@ -13,12 +13,15 @@ from adapters.toolkit.source import Commit, find_commits
 from conformance import cli
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.report import Report
+from conformance.findings.verdict import Verdict
 from conformance.runs import history as histories
 from conformance.runs.history import Row
-from conformance.views.history_table import as_text
+from conformance.runs.watch import targets
+from conformance.views.history_table import as_text, of_watch
+from conformance.views.overview import pages
 from tests import command
-from tests.causes.test_changes import OTHER, A, B, report
-from tests.causes.test_find import CP, EMPTY, right, wrong
+from tests.causes.test_changes import OTHER, A, B, report, with_verdict
+from tests.causes.test_find import CP, EMPTY, MICRO, right, wrong
 from tests.history_page import with_causes
 from tests.toys import Edit, checkout
 
@@ -161,6 +164,66 @@ def test_markdown_is_one_table_with_a_column_for_causes(
     words = "gone: empty_samples_counted<br>multiplied_by_cp in token_mean"
     assert last.startswith(r"| v3 | 3333333333 2026-01-01 Mend \| it | ")
     assert last.endswith(f" | {words} |  |")
+
+
+def watched(reported: Report | None, new: Report) -> list[str]:
+    """The cells of a version that is watched, from whether it is driven on."""
+    target = targets(["slime"], Path())[0]
+    committed = reported and pages.CommittedReport(
+        name="v1", path=Path("slime/v1.json.gz"), report=reported
+    )
+    *_, line = of_watch([(target, rows(new)[0], committed)])
+    return [cell.strip() for cell in line.split("|")[4:-1]]
+
+
+def test_the_watch_tells_causes_by_what_both_reports_looked_at() -> None:
+    """A cause of findings that were not run again is not gone, and one of others is not hidden."""
+    unseen, alone = A.replace("/a/", "/c/"), A.replace("/a/", "/d/")
+    reported = report(wrong(A, CP), right(B), wrong(unseen, EMPTY), wrong(OTHER, CP))
+    new = report(right(A, CP), wrong(B, EMPTY), wrong(OTHER, CP), wrong(alone, MICRO))
+
+    assert watched(reported, new.model_copy(update={"new_options": ["use_new_loss"]})) == [
+        "yes: 1 worse, 1 better, 1 the same",
+        "new: empty_samples_counted"
+        "<br>changed: multiplied_by_cp in sample_mean (it was: multiplied_by_cp)"
+        "<br>not looked at before: multiplied_by_micro_batches (before 1 not run)",
+        "",
+        "use_new_loss",
+        "slime/v1.json.gz",
+    ]
+    assert watched(report(wrong(A, CP), wrong(unseen, EMPTY)), report(right(A)))[1:3] == [
+        "",
+        "gone: multiplied_by_cp",
+    ]
+    lost = report(with_verdict(Verdict.UNSUPPORTED, A, message="no mode token_mean"))
+    assert watched(report(right(A)), lost)[0] == "yes: 1 worse; no mode token_mean"
+    assert watched(None, report(wrong(A, CP)))[1::3] == ["multiplied_by_cp", "no committed report"]
+
+
+@pytest.mark.processes
+def test_the_watch_runs_main_and_the_newest_release_of_each_framework(
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has no clone, or cannot be loaded, leaves the others to be run."""
+    monkeypatch.setattr(
+        histories, "_pytest", lambda *arguments: forked(*arguments, "-k", "/odd_groups/")
+    )
+    monkeypatch.setattr(pages, "REPORTS", repository)
+    git(repository, "tag", "v0.10.0", "broken")
+    git(repository, "tag", "v0.9.0", "mended")
+    arguments = ["watch", f"--sources={repository.parent}", "miles", "slime"]
+
+    assert cli.main(arguments) == 0
+
+    *without, main, release = capsys.readouterr().out.splitlines()[2:]
+    assert len(without) == 4
+    assert all(line.startswith("| miles | ") for line in without)
+    assert all("there is no clone of miles" in line for line in without)
+    assert main.startswith(f"| slime | megatron | main {git(repository, 'rev-parse', 'HEAD')[:10]}")
+    assert "No module named 'torchless'" in main
+    assert release.startswith("| slime | megatron | v0.10.0 ")
+    assert " | yes: " in release
+    assert " | divided_by_cp" in release
 
 
 def test_a_range_is_what_git_makes_of_it_from_the_oldest_commit_on(repository: Path) -> None:

@@ -74,6 +74,21 @@ def test_what_was_lost_is_named_after_the_largest_part_of_which_nothing_is_left(
     assert diagnosis.numbers == {"tokens": tokens, "samples": samples}
 
 
+@pytest.mark.parametrize("mode", [Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN])
+def test_sample_that_is_lost_before_anything_is_counted_is_named(mode: Mode) -> None:
+    """The second sample of three: the others weigh what they do in a step of two."""
+    whole, rest = Given(steps=(step_of([1], [1, 1], [1]),), mode=mode), step_of([1], [1])
+    given = replace(whole, forward_pass_of_token=np.array([[0, -1, -1, 0]], np.int32))
+    first, last = Given(steps=(rest,), mode=mode).weights
+    diagnosis = given.diagnosis(np.array([first, 0, 0, last]))
+
+    assert diagnosis.name == "samples_lost"
+    assert diagnosis.explanation == (
+        "2 active tokens of 1 samples weigh nothing, and all others are right for a step without"
+        " these samples"
+    )
+
+
 def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gradient() -> None:
     """The one active token is on the second context-parallel rank."""
     one = step_of([0, 1])

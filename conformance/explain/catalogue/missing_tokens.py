@@ -11,6 +11,7 @@ from adapters.contract import CodeLocation, Option
 from conformance.explain.catalogue.mistake import Kind, Prediction, known
 from conformance.explain.catalogue.parts import filled_up
 from conformance.findings.finding import Diagnosis
+from reference.weights import token_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,6 +80,13 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
         yield from of_lost_tokens(context, gone, active)
+    elif (
+        gone.any()
+        and _is_made_of(gone, active, context.sample)
+        and matches(_of_smaller_step(context, gone))
+    ):
+        words = "weigh nothing, and all others are right for a step without these samples"
+        yield _diagnosis(context, gone, "samples_lost", words)
     for mistake in _divided_again(context) if gone.any() else ():
         if matches(mistake.weights):
             yield _diagnosis(context, gone, mistake.name, f"weigh nothing: {mistake.words}")
@@ -86,6 +94,25 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
     twice = active & (observed > 1.5 * lowest * context.expected)
     if twice.any() and not twice[active].all() and _is_made_of(twice, active, context.sample):
         yield from _repeated(context, twice, matches)
+
+
+def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The weights of a step without the samples whose tokens are gone, which weigh 0: [tokens]."""
+    step = context.step
+    samples = ~np.isin(np.arange(step.size), context.sample[gone])
+    tokens = samples[context.sample]
+    smaller = replace(
+        step,
+        prompt_lengths=step.prompt_lengths[samples],
+        response_lengths=step.response_lengths[samples],
+        mask=step.mask[tokens],
+        original_mask=None if step.original_mask is None else step.original_mask[tokens],
+        groups=step.groups[samples],
+        rollouts=step.rollouts[samples],
+    )
+    weights = np.zeros(len(tokens))
+    weights[tokens] = token_weights(smaller, context.aggregation, context.conventions)
+    return weights
 
 
 def of_lost_tokens(

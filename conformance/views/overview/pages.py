@@ -120,6 +120,11 @@ def newest(found: Sequence[CommittedReport]) -> list[CommittedReport]:
     return sorted(latest.values(), key=attrgetter("framework"))
 
 
+def releases(found: Iterable[CommittedReport]) -> list[CommittedReport]:
+    """Returns the versions that are neither a main branch nor a pull request."""
+    return [one for one in found if not one.name.startswith(("main-", "pull-"))]
+
+
 def _age(version: CommittedReport) -> tuple[bool, list[int]]:
     numbers = [int(number) for number in re.findall(r"\d+", version.name)]
     return version.name.startswith("main-"), numbers
