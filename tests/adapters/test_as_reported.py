@@ -228,3 +228,36 @@ def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: S
 
     assert result.report.complete, result.output
     assert made(selection, result.report) == made(selection, committed)
+
+
+@pytest.mark.verl
+@pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
+)
+@pytest.mark.parametrize(
+    ("engine", "ref", "verdict"),
+    [
+        ("fsdp", "v0.7.1", "conforms"),
+        ("megatron", "v0.7.1", "conforms"),
+        ("megatron", "a930ed0f4^", "conforms"),
+        ("megatron", "a930ed0f4", "mismatch"),
+        ("megatron", "v0.8.0", "conforms"),
+        ("fsdp2", "v0.9.0", "conforms"),
+        ("fsdp2", "main", "conforms"),
+        ("megatron", "main", "conforms"),
+    ],
+)
+def test_versions_of_verl_are_driven(tmp_path: Path, engine: str, ref: str, verdict: str) -> None:
+    """Before 0.8.0 Megatron has a whole configuration of its own.
+
+    In the commit of pull request 5993, which was not merged, every rank of a sequence counts all of
+    its tokens.
+    """
+    source = f"--source={Path(os.environ[command.SOURCES], 'verl')}@{ref}"
+    chosen = (f"--engine={engine}", "--layout=dp1-cp2-mb2-thd", "--modes=token_mean")
+    result = command.run(tmp_path, "verl", source, *chosen, "-k", "weights/ and uneven_lengths")
+
+    [finding] = result.report.findings
+    assert finding.verdict == verdict, result.output
+    if finding.diagnosis:
+        assert finding.diagnosis.name.startswith("divided_by_cp")
