@@ -104,10 +104,12 @@ def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[
     if is_nothing and measurement.context.step_index in steps:  # other ranks log a number
         yield [_of_term(wrong, ["nothing_reported_by_some_ranks"])]
         return
-    names = [one.name for one in of_untrained(measurement.context)]
+    names = []
     if len(wrong.terms) == 1:
         names += [name for name in read_off(wrong) if MISTAKES[name].is_read_off]
         names += ALL_LOST if not measurement.observed.any() else ()
+    if not names and not wrong.explanations:
+        names += [one.name for one in of_untrained(measurement.context)]
     if INACTIVE in names:
         yield from _inactive_tokens_besides(wrong)
     elif names:

@@ -119,7 +119,7 @@ def _of_sum(explained: Explained) -> Diagnosis:
         for one in _alone(explained)
         if one.kind is not Kind.ABSENT
     ]
-    explanations += missing_tokens.of_untrained(term.context)
+    explanations = explanations or [*missing_tokens.of_untrained(term.context)]
     name = UNEXPLAINED if reported else "nothing_reported"
     return _first(explanations or [Diagnosis(name=name, explanation=words, numbers=numbers)])
 
@@ -144,7 +144,7 @@ def _of_tokens(explained: Explained) -> Diagnosis:
         *_lost(weights),
         *(_named(weights, one) for one in known if one.factors is None and not _is_lost(one)),
     ]
-    explanations += missing_tokens.of_untrained(weights.context)
+    explanations = explanations or [*missing_tokens.of_untrained(weights.context)]
     return _first(explanations or [_count(weights) or _unexplained(weights)])
 
 
