@@ -204,7 +204,7 @@ COMMITS = (
     # Pull request 1299, before and after.
     *(
         Commit("openrlhf", "deepspeed", ref, BY_TOKENS + "+zero_0", found, "nine_samples")
-        for ref, found in (("0028a82a^", "refused"), ("0028a82a", "samples_lost"))
+        for ref, found in (("0028a82a^", "refused"), ("0028a82a", "samples_dropped"))
     ),
     Commit("prime_rl", "fsdp2", "02bdca2e4", BY_TOKENS, "denominators_per_rank"),
     # The commit that counts the tokens of all ranks, before and after.
