@@ -286,7 +286,8 @@ GRPO = Framework(
         deepspeed | the engine, and what ranks share of a model | on all others stage 2
         max_grad_norm | the norm of the gradient | the gradient is read before it
         use_liger_kernel | the loss is Liger-Kernel's, in 1.9 to 1.13, or has no logits, in 1.14
-            | the engine `liger` has it; since 1.15 it changes layers of the model alone
+            | `weights` and others by the engine `liger`; since 1.15 it changes layers of the model
+            alone
         temperature | what logits are divided by | the probe is added after the division
         pad_to_multiple_of | padding of prompts and completions | not looked at yet
         model_init_kwargs, trust_remote_code, disable_dropout, cast_lm_head_to_fp32 | the model
