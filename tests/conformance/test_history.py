@@ -166,6 +166,10 @@ def test_markdown_is_one_table_with_a_column_for_causes(
     assert last.endswith(f" | {words} |  |")
 
 
+def offering(one: Report, *options: str) -> Report:
+    return one.model_copy(update={"new_options": [*options]})
+
+
 def watched(reported: Report | None, new: Report) -> list[str]:
     """The cells of a version that is watched, from whether it is driven on."""
     target = targets(["slime"], Path())[0]
@@ -182,7 +186,7 @@ def test_the_watch_tells_causes_by_what_both_reports_looked_at() -> None:
     reported = report(wrong(A, CP), right(B), wrong(unseen, EMPTY), wrong(OTHER, CP))
     new = report(right(A, CP), wrong(B, EMPTY), wrong(OTHER, CP), wrong(alone, MICRO))
 
-    assert watched(reported, new.model_copy(update={"new_options": ["use_new_loss"]})) == [
+    assert watched(offering(reported, "listed"), offering(new, "listed", "use_new_loss")) == [
         "yes: 1 worse, 1 better, 1 the same",
         "new: empty_samples_counted"
         "<br>changed: multiplied_by_cp in sample_mean (it was: multiplied_by_cp)"
