@@ -134,7 +134,8 @@ def _compared(old: Report | None, new: Report) -> tuple[str, list[CauseChange], 
     """
     if old is None:
         return f"{len(new.findings)} findings", cause_changes(difference(new, new)), []
-    found, changes = difference_in_common(old, new)
+    found = difference_in_common(old, new)
+    changes = cause_changes(found)
     counts = Counter(one.kind for one in found.changes)
     words = [f"{counts[kind]} {words}" for kind, words in PROGRESS.items() if counts[kind]]
     lost = [one.new for kind in LOST for one in found.of(kind) if one.new]
