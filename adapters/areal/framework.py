@@ -51,7 +51,10 @@ def _budget(job: Job) -> int:
 def _tokens_of_prompts(step: Step) -> NDArray[np.float64]:
     """The tokens of all samples of each prompt."""
     _, prompt = np.unique(step.groups, return_inverse=True)
-    return np.bincount(prompt, weights=step.prompt_lengths + step.response_lengths)
+    tokens: NDArray[np.float64] = np.bincount(
+        prompt, weights=step.prompt_lengths + step.response_lengths
+    )
+    return tokens
 
 
 MODE, DIVISOR = "loss_aggregation", "loss_aggregation_divisor"
