@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def _budget(job: Job) -> int:
     return max(budget, longest * 5 // 4)
 
 
-def _tokens_of_prompts(step: Step) -> NDArray[np.float64]:
+def _tokens_of_prompts(step: Step) -> NDArray[Any]:
     """The tokens of all samples of each prompt."""
     _, prompt = np.unique(step.groups, return_inverse=True)
     tokens: NDArray[np.float64] = np.bincount(
