@@ -46,11 +46,13 @@ def set_environment() -> None:
 
 
 def import_trl(source: Path | None) -> None:
-    """Import TRL's trainers, and register the model."""
+    """Import TRL's trainers, and register the model; raises `ImportError`."""
     set_environment()
     import_from("trl", [source] if source else [])
     for trainer in TRAINERS:
         module(trainer)
+    if needs_triton():
+        importlib.import_module("triton")  # which is missing
     _put_the_probe_in()
 
 
