@@ -36,7 +36,7 @@ class ArealAdapter(Adapter):
 
     name = "areal"
     package = "areal"
-    versions = "AReaL 1.0.3, 1.0.4 and commits since April 2026"
+    versions = "AReaL 1.0.3, 1.0.4, 2.0.0 and commits since April 2026"
     distribution = "areal"
     tree = ("areal",)
     devices = ("cpu",)

@@ -26,14 +26,35 @@ from reference.aggregation import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from adapters.contract import Job
     from adapters.contract.description import Convention
     from adapters.contract.framework import Settings
+    from reference.step import Step
 
 
 def _group_size(job: Job) -> int:
     """The samples of the largest prompt."""
     return max(int(np.unique(step.groups, return_counts=True)[1].max()) for step in job.steps)
+
+
+def _budget(job: Job) -> int:
+    """A token budget of micro-batches, which hold whole prompts in `prompt_mean`."""
+    budget = token_budget(job.steps, job.layout.dp)
+    if job.aggregation.mode is not Mode.PROMPT_MEAN:
+        return budget
+    longest = max(int(_tokens_of_prompts(step).max()) for step in job.steps)
+    return max(budget, longest * 5 // 4)
+
+
+def _tokens_of_prompts(step: Step) -> NDArray[np.float64]:
+    """The tokens of all samples of each prompt."""
+    _, prompt = np.unique(step.groups, return_inverse=True)
+    tokens: NDArray[np.float64] = np.bincount(
+        prompt, weights=step.prompt_lengths + step.response_lengths
+    )
+    return tokens
 
 
 MODE, DIVISOR = "loss_aggregation", "loss_aggregation_divisor"
@@ -121,9 +142,7 @@ AREAL = Framework(
     },
     layout={
         "mb": {"mb_spec.n_mbs": lambda job: job.layout.micro_batches},
-        "mbtokens": {
-            "mb_spec.max_tokens_per_mb": lambda job: token_budget(job.steps, job.layout.dp)
-        },
+        "mbtokens": {"mb_spec.max_tokens_per_mb": _budget},
     },
     always={
         "experiment_name": "conformance",
@@ -161,17 +180,19 @@ AREAL = Framework(
         group_size | the same, which pull request 1417 derives from `gconfig.n_samples`
         eps_clip, eps_clip_higher | the bounds of the ratio
         c_clip | the bound of the loss for negative advantages
-        importance_sampling_level | ratios of tokens or of sequences
+        importance_sampling_level | ratios of each `token` or of a `sequence`
         use_cispo_loss | clipped ratios on the log-probability, since 2.0.0
         use_sapo_loss, sapo_tau_pos, sapo_tau_neg | soft gates instead of clipping
         use_decoupled_loss | the proximal policy is not that of the rollouts
         rejection_sampling.level, rejection_sampling.action, rejection_sampling.metric,
             rejection_sampling.agg | what is masked or clamped, and by what | by `ratio` for tokens,
-            and by the mean of `kl_k1` for sequences
+            and by the mean of `kl_k1` for sequences; `kl_k2`, `kl_k3` and `binary_kl`, and `sum`
+            and `max` of tokens, are not run
         rejection_sampling.upper, rejection_sampling.lower | the bounds | tokens have an upper one
             alone
         recompute_logprob | the old policy's log-probabilities are computed anew | they are given
-        prox_logp_method | the proximal policy's are approximated | they are given
+        prox_logp_method | the proximal policy's: `recompute`, `loglinear`, `metrics` or
+            `reuse_train_logp` | they are given
         m2_threshold | tokens of large second moment are masked | the reference has no formula yet
         ppo_n_minibatches | optimizer steps of a batch | it is 1
         mb_spec.n_mbs, mb_spec.max_tokens_per_mb | micro-batches
@@ -191,10 +212,13 @@ AREAL = Framework(
         reward_norm.std_unbiased, reward_norm.eps | the deviation that they are divided by | those
             of the default are run
         behave_imp_weight_cap, behave_imp_weight_mode | what came before `rejection_sampling`, in
-            1.0.3 | no version after it has them
+            1.0.3: `token_mask`, `token_truncate`, `sequence_mask`, `sequence_truncate` or
+            `disabled` | no version after it has them
         adv_norm, reward_scaling, reward_bias, reward_clip, overlong_reward_penalty,
             overlong_tokens, overlong_penalty_factor, mask_no_eos_with_zero, discount, gae_lambda,
-            kl_ctl, kl_estimator | advantages | advantages are given
+            gae_lambda_kwargs, kl_ctl | advantages | advantages are given
+        gae_timestep_unit | a step of GAE is a `token` or a `turn` | advantages are given
+        kl_estimator | the divergence in rewards: `k1`, `k2` or `k3` | advantages are given
         temperature | what logits are divided by | it is 1
         optimizer.gradient_clipping | the norm of the gradient | the gradient is read before it
         is_critic | a critic is trained | values are within `critic.eps_clip`
@@ -253,7 +277,7 @@ OF_FIXED_GROUPS: dict[str, Convention] = {
     "denominator_mask": Documented(
         DenominatorMask.ORIGINAL, f"{TESTS}, test_denom_mask_uses_pre_rejection_count"
     ),
-    "empty_units": Assumed(EmptyUnits.COUNTED),
+    "empty_units": Documented(EmptyUnits.COUNTED, "the table in pull request 1417's description"),
 }
 """Conventions of versions whose prompts all have ``group_size`` samples (pull request 1417)."""
 OF_ANY_GROUPS: dict[str, Convention] = {

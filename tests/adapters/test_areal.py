@@ -107,8 +107,11 @@ def test_prompts_of_unequal_size_were_compared_across_their_bounds(
 
 @needs_clone
 @pytest.mark.processes
-def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path) -> None:
-    chosen = "--adapter=areal", f"--source={CLONE}@v2.0.0", "--layout=dp1-cp1-mb2-thd"
+@pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
+def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path, engine: str) -> None:
+    """On Megatron, 2.0.0 reads more of mbridge than 1.0.4 does."""
+    source, layout = f"--source={CLONE}@v2.0.0", "--layout=dp1-cp1-mb2-thd"
+    chosen = "--adapter=areal", f"--engine={engine}", source, layout
     process = command.start(tmp_path, *chosen, "--checks=off_policy", "-k", "cispo and token_mean")
     report = command.finish(process, tmp_path, "areal").report
 

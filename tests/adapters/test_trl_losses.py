@@ -1,22 +1,26 @@
 """Loss functions that users run instead of TRL's, from PyPI: Liger's and Unsloth's."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adapters.contract import Depth, Description, Job
 from adapters.contract.objective import Objective
+from adapters.toolkit.source import resolve
 from adapters.trl_losses.adapter import LOSSES, LossAdapter
 from adapters.trl_losses.liger import LigerAdapter
 from adapters.trl_losses.unsloth import UnslothAdapter
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
-from conformance.judging.weights import step_context
+from conformance.judging.weights import judge_weights, step_context
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
+from tests import toys
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
 
@@ -118,3 +122,18 @@ def test_luspo_with_ratios_of_sequences_adds_the_tokens_of_a_sample_up(
 
     judged = judge_off_policy(of_one, observations, description())
     assert judged.verdict is Verdict.CONFORMS
+
+
+@pytest.mark.parametrize("ref", ["", "@HEAD"])
+def test_liger_that_takes_no_count_of_a_step_averages_its_micro_batches(
+    ref: str, tmp_path: Path
+) -> None:
+    adapter, given = LigerAdapter(), job(layout=ONE_RANK)
+    release = steps.released(adapter, "pypi:0.8.0")
+    shutil.copytree(release / "liger_kernel", tmp_path / "src" / "liger_kernel")
+    toys.commit(tmp_path)
+    with RankPool(adapter, resolve(adapter, f"{tmp_path}{ref}").path, 1) as pool:
+        judged = judge_weights(given, ran(pool, given).observations, pool.description)
+
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == "denominators_per_micro_batch"
