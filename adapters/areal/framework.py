@@ -48,10 +48,12 @@ def _budget(job: Job) -> int:
     return max(budget, longest * 5 // 4)
 
 
-def _tokens_of_prompts(step: Step) -> NDArray[Any]:
+def _tokens_of_prompts(step: Step) -> NDArray[np.int64]:
     """The tokens of all samples of each prompt."""
-    _, prompt = np.unique(step.groups, return_inverse=True)
-    return np.bincount(prompt, weights=step.prompt_lengths + step.response_lengths)
+    prompts, prompt = np.unique(step.groups, return_inverse=True)
+    tokens = np.zeros(len(prompts), np.int64)
+    np.add.at(tokens, prompt, step.prompt_lengths + step.response_lengths)
+    return tokens
 
 
 MODE, DIVISOR = "loss_aggregation", "loss_aggregation_divisor"

@@ -30,6 +30,8 @@ def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
     has it, and `WrongSourceError` if this process already imported it from elsewhere.
     """
     roots = [str(folder.resolve()) for folder in folders]
+    if roots and importlib.machinery.PathFinder.find_spec(package, roots) is None:
+        raise ImportError(f"there is no package {package} in {', '.join(roots)}")
     sys.path[:0] = [root for root in roots if root not in sys.path]
     importlib.invalidate_caches()
     module = importlib.import_module(package)

@@ -24,6 +24,7 @@ from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import cuts
 from adapters.toolkit.calls import places, refusals_of_configuration
+from adapters.toolkit.imports import found
 from adapters.toolkit.worlds import observation
 from adapters.trl import importing
 from adapters.trl.framework import (
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.description import Convention
-    from adapters.contract.framework import Settings
+    from adapters.contract.framework import OptionRow, Settings
     from adapters.toolkit.calls import Candidates
     from adapters.trl.driving import Rollouts, Training
 
@@ -67,6 +68,11 @@ class TrlAdapter(Adapter):
     dtypes = ("float32",)
     dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers")
     framework: ClassVar[Framework]
+    trainer: ClassVar[str]
+    config: ClassVar[str]
+    """Paths of the classes below the package."""
+    elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
+    """Rows of another record that say something of this trainer's options, too."""
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
@@ -85,18 +91,19 @@ class TrlAdapter(Adapter):
         accelerate.enter_world(rank)
 
     def describe(self) -> Description:
-        """Describe the trainer; rows of `GRPO` say something of its options, too."""
-        options = importing.option_names(self.config_class())
+        """Describe the trainer."""
+        elsewhere = {name for row in self.elsewhere for name in row.names}
+        names = importing.option_names(*self.classes())
         return self.framework.description(
             self.offers,
-            options.difference(*(row.names for row in GRPO.options)),
+            {name for name in names if name.partition("=")[0] not in elsewhere},
             declared=self.declared(),
             places=places(self.candidates()),
         )
 
-    @abstractmethod
-    def config_class(self) -> Any:
-        """The class of the trainer's configuration."""
+    def classes(self) -> tuple[Any, Any]:
+        """The loaded classes of the trainer and of its configuration."""
+        return found(f"trl.{self.trainer}"), found(f"trl.{self.config}")
 
     def offers(self, settings: Settings) -> bool:
         """Whether the trainer has settings; these are those of all versions."""
@@ -106,9 +113,13 @@ class TrlAdapter(Adapter):
         """What the trainer's modes leave open, by convention."""
         return self.framework.conventions
 
-    @abstractmethod
     def candidates(self) -> Candidates:
         """Functions of the trainer that a mistake may be in, by place."""
+        trainer, config = self.classes()
+        return {
+            CodeLocation.LOG: ((trainer, "log"),),
+            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+        }
 
     def settings(self, job: Job) -> dict[str, Any]:
         """The settings of a job by the trainer's names, which may write to them.
@@ -137,8 +148,6 @@ class TrlAdapter(Adapter):
         from adapters.trl.driving import Rollouts
         from adapters.trl.schedule import schedule_of
 
-        if importing.needs_triton():
-            raise Unsupported("this version's LM head requires Triton, which is not installed")
         batch = ProbedBatch.under(conventions_of(self.declared()), job.steps, job.objective)
         chosen = self.settings(job)
         schedule = schedule_of(job, chosen.get("num_iterations", 1))
@@ -160,6 +169,8 @@ class GrpoAdapter(TrlAdapter):
     """Drives `GRPOTrainer`."""
 
     framework = GRPO
+    trainer = "trainer.grpo_trainer:GRPOTrainer"
+    config = "trainer.grpo_config:GRPOConfig"
     mode_names = GRPO.mode_names
 
     def describe(self) -> Description:
@@ -191,10 +202,6 @@ class GrpoAdapter(TrlAdapter):
             raise Unsupported(f"no loss_type={of_loss['loss_type']}")
         return chosen
 
-    def config_class(self) -> Any:
-        """`GRPOConfig`."""
-        return importing.module("trainer.grpo_config").GRPOConfig
-
     def trainings(self) -> type[Training]:
         """Runs of `GRPOTrainer`."""
         from adapters.trl.driving import GrpoTraining
@@ -212,13 +219,12 @@ class GrpoAdapter(TrlAdapter):
         return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
 
     def candidates(self) -> Candidates:
-        """The functions in which the trainer counts, divides, logs and validates."""
-        trainer = importing.module("trainer.grpo_trainer").GRPOTrainer
+        """Also those in which the trainer counts and divides."""
+        trainer, _ = self.classes()
         return {
+            **super().candidates(),
             CodeLocation.TOKEN_COUNT: ((trainer, "_generate_and_score_completions"),),
             CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss"), (trainer, "compute_loss")),
-            CodeLocation.LOG: ((trainer, "log"),),
-            CodeLocation.ARGUMENTS: ((self.config_class(), "__post_init__"),),
         }
 
 
@@ -226,6 +232,9 @@ class RlooAdapter(TrlAdapter):
     """Drives `RLOOTrainer`."""
 
     framework = RLOO
+    trainer = "trainer.rloo_trainer:RLOOTrainer"
+    config = "trainer.rloo_config:RLOOConfig"
+    elsewhere = GRPO.options
     mode_names = RLOO.mode_names
 
     def settings(self, job: Job) -> dict[str, Any]:
@@ -241,23 +250,11 @@ class RlooAdapter(TrlAdapter):
             raise Unsupported("RLOOTrainer masks only truncated samples")
         return chosen
 
-    def config_class(self) -> Any:
-        """`RLOOConfig`."""
-        return importing.module("trainer.rloo_config").RLOOConfig
-
     def trainings(self) -> type[Training]:
         """Runs of `RLOOTrainer`."""
         from adapters.trl.driving import RlooTraining
 
         return RlooTraining
-
-    def candidates(self) -> Candidates:
-        """The functions in which the trainer logs and validates; it counts no tokens."""
-        trainer = importing.module("trainer.rloo_trainer").RLOOTrainer
-        return {
-            CodeLocation.LOG: ((trainer, "log"),),
-            CodeLocation.ARGUMENTS: ((self.config_class(), "__post_init__"),),
-        }
 
 
 NEVER_MADE = {
@@ -336,6 +333,9 @@ class AsyncAdapter(TrlAdapter):
     """
 
     framework = ASYNC
+    trainer = "experimental.async_grpo.async_grpo_trainer:AsyncGRPOTrainer"
+    config = "experimental.async_grpo.async_grpo_config:AsyncGRPOConfig"
+    elsewhere = GRPO.options
     mode_names = ASYNC.mode_names
 
     def layouts(self) -> list[Layout]:
@@ -351,10 +351,6 @@ class AsyncAdapter(TrlAdapter):
         """Train all steps; rows are not counted by their first token, which samples share."""
         return replace(super().observe(job, rank), rows=())
 
-    def config_class(self) -> Any:
-        """`AsyncGRPOConfig`."""
-        return importing.module("experimental.async_grpo.async_grpo_config").AsyncGRPOConfig
-
     def trainings(self) -> type[Training]:
         """Runs of `AsyncGRPOTrainer`."""
         from adapters.trl.asynchronous import AsyncTraining
@@ -362,11 +358,11 @@ class AsyncAdapter(TrlAdapter):
         return AsyncTraining
 
     def candidates(self) -> Candidates:
-        """The functions in which the trainer counts, divides, logs and validates."""
-        trainer = importing.module("experimental.async_grpo.async_grpo_trainer")
+        """Also those in which the trainer counts and divides."""
+        trainer, _ = self.classes()
+        collator = found(f"{trainer.__module__}:DataCollatorForRollout")
         return {
-            CodeLocation.TOKEN_COUNT: ((trainer.DataCollatorForRollout, "torch_call"),),
-            CodeLocation.TOKEN_DIVISION: ((trainer.AsyncGRPOTrainer, "compute_loss"),),
-            CodeLocation.LOG: ((trainer.AsyncGRPOTrainer, "log"),),
-            CodeLocation.ARGUMENTS: ((self.config_class(), "__post_init__"),),
+            **super().candidates(),
+            CodeLocation.TOKEN_COUNT: ((collator, "torch_call"),),
+            CodeLocation.TOKEN_DIVISION: ((trainer, "compute_loss"),),
         }

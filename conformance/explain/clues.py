@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import Metric
+from conformance.explain.catalogue.missing_tokens import of_untrained
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.explain.catalogue.predictions import predictions
 from conformance.explain.diagnosis import read_off
@@ -96,23 +97,24 @@ def _is_of_skipped_step(wrong: Measurement) -> bool:
 
 
 def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[Names]]:
-    """Yield the mistakes that a single term's numbers show, which nothing predicts."""
+    """Yield the mistakes that numbers show, which nothing predicts; of several terms, few are."""
     measurement = wrong.measurement
     steps = [one.measurement.context.step_index for one in right]
     is_nothing = not (measurement.is_per_token or measurement.observed.any())
     if is_nothing and measurement.context.step_index in steps:  # other ranks log a number
         yield [_of_term(wrong, ["nothing_reported_by_some_ranks"])]
         return
-    if len(wrong.terms) > 1:
-        return
-    names = [name for name in read_off(wrong) if MISTAKES[name].is_read_off]
-    if not measurement.observed.any():
-        names += ALL_LOST
+    names = []
+    if len(wrong.terms) == 1:
+        names += [name for name in read_off(wrong) if MISTAKES[name].is_read_off]
+        names += ALL_LOST if not measurement.observed.any() else ()
+    if not names and not wrong.explanations:
+        names += [one.name for one in of_untrained(measurement.context)]
     if INACTIVE in names:
         yield from _inactive_tokens_besides(wrong)
     elif names:
         yield [_of_term(wrong, names)]
-    elif not wrong.explanations and measurement.is_per_token:
+    elif not wrong.explanations and measurement.is_per_token and len(wrong.terms) == 1:
         yield from _counted_besides(wrong)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import CodeLocation
-from conformance.explain.catalogue.missing_tokens import diagnoses_of_lost, of_lost_tokens
+from conformance.explain.catalogue import missing_tokens
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.explain.engine import Explained
 from conformance.explain.measurement import ObservedWeights
@@ -119,6 +119,7 @@ def _of_sum(explained: Explained) -> Diagnosis:
         for one in _alone(explained)
         if one.kind is not Kind.ABSENT
     ]
+    explanations = explanations or [*missing_tokens.of_untrained(term.context)]
     name = UNEXPLAINED if reported else "nothing_reported"
     return _first(explanations or [Diagnosis(name=name, explanation=words, numbers=numbers)])
 
@@ -143,6 +144,7 @@ def _of_tokens(explained: Explained) -> Diagnosis:
         *_lost(weights),
         *(_named(weights, one) for one in known if one.factors is None and not _is_lost(one)),
     ]
+    explanations = explanations or [*missing_tokens.of_untrained(weights.context)]
     return _first(explanations or [_count(weights) or _unexplained(weights)])
 
 
@@ -159,7 +161,7 @@ def _is_lost(one: Prediction) -> bool:
 def _lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
     """Yield diagnoses of tokens that are lost or repeated."""
     if not weights.hidden_have_gradient:
-        yield from diagnoses_of_lost(weights)
+        yield from missing_tokens.diagnoses_of_lost(weights)
 
 
 def _named(weights: ObservedWeights, one: Prediction) -> Diagnosis:
@@ -288,7 +290,8 @@ def _of_several(explained: Explained) -> Diagnosis:
     )
     if alone.name != UNEXPLAINED:
         return alone
-    return _lost_in_all(measurement) or _shared(explained) or alone
+    untrained = next(missing_tokens.of_untrained(measurement.context), None)
+    return _lost_in_all(measurement) or _shared(explained) or untrained or alone
 
 
 def _absent(term: str, measurement: Measurement) -> Diagnosis:
@@ -308,7 +311,7 @@ def _lost_in_all(measurement: Measurement) -> Diagnosis | None:
     off = np.abs(measurement.observed - np.where(gone, 0, measurement.expected))
     if (off > measurement.tolerance * measurement.magnitude).any():
         return None
-    return next(of_lost_tokens(measurement.context, gone, active), None)
+    return next(missing_tokens.of_lost_tokens(measurement.context, gone, active), None)
 
 
 def _shared(explained: Explained) -> Diagnosis | None:

@@ -113,15 +113,17 @@ def of_watch(rows: Iterable[tuple[Target, Row, CommittedReport | None]]) -> Iter
 def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iterator[str]:
     """Yields the cells of one version, next to the report that it is compared with."""
     revision = row.commit.revision[:SHORT] if row.commit.date else ""
-    judged = row.report and _compared(reported.report if reported else None, row.report)
-    words, new, gone = judged or ("", [], [])
+    old = reported.report if reported else None
+    words, new, gone = _compared(old, row.report) if row.report else ("", [], [])
+    known = old.new_options if old else ()
+    options = row.report.new_options if row.report else ()
     yield target.adapter.name
     yield target.adapter.engine
     yield escape_markdown(" ".join(filter(None, [row.commit.ref, revision, row.commit.date])))
     yield escape_markdown(shorten(row.problem or f"yes: {words}", PROBLEM_WIDTH))
     yield _list_cell(map(_change, new))
     yield _list_cell(map(_change, gone))
-    yield _list_cell(row.report.new_options if row.report else ())
+    yield _list_cell(option for option in options if option not in known)
     yield reported.file if reported else "no committed report"
 
 
@@ -132,7 +134,8 @@ def _compared(old: Report | None, new: Report) -> tuple[str, list[CauseChange], 
     """
     if old is None:
         return f"{len(new.findings)} findings", cause_changes(difference(new, new)), []
-    found, changes = difference_in_common(old, new)
+    found = difference_in_common(old, new)
+    changes = cause_changes(found)
     counts = Counter(one.kind for one in found.changes)
     words = [f"{counts[kind]} {words}" for kind, words in PROGRESS.items() if counts[kind]]
     lost = [one.new for kind in LOST for one in found.of(kind) if one.new]
