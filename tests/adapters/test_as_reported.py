@@ -108,6 +108,11 @@ SELECTIONS = (
     ),
     Selection("areal/v1.0.4-megatron", ("dp1-cp1-pp2-mb2-thd+interleaved",)),
     Selection("areal/v1.0.4-megatron", ("+average_in_collective",), TELLING),
+    Selection("areal/pull-1546", ("dp4-cp1-mbtokens-thd",), ("weights/prompt_mean",)),
+    *(
+        Selection(f"areal/{report}", ("dp1-cp1-mb2-thd",), ("weights/", *STARTUP))
+        for report in ("pull-1417", "pull-1443")
+    ),
     Selection(
         "areal/v1.0.4-megatron",
         ("+overlap_grad_reduce", "dp2-cp1-tp2-mb2-thd", "dp1-cp4-mb1-thd"),
