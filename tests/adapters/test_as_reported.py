@@ -205,7 +205,13 @@ PADDED, BY_TOKENS = "dp2-cp1-mb2-bshd", "dp2-cp1-mbtokens-thd"
 SLICED = "dp1-cp2-mb2-thd"
 
 COMMITS = (
-    Commit("openrlhf", "deepspeed", "v0.10.0", BY_TOKENS + "+zero_0", "weights_of_prompt_mean"),
+    Commit(
+        "openrlhf",
+        "deepspeed",
+        "v0.10.0",
+        BY_TOKENS + "+zero_0",
+        "denominators_per_micro_batch_by_samples",
+    ),
     # Pull request 1299, before and after.
     *(
         Commit("openrlhf", "deepspeed", ref, BY_TOKENS + "+zero_0", found, "nine_samples")
@@ -216,8 +222,11 @@ COMMITS = (
     Commit("prime_rl", "fsdp2", "1d9ca9255^", BY_TOKENS, "denominators_per_rank"),
     Commit("prime_rl", "fsdp2", "1d9ca9255", BY_TOKENS),
     Commit("prime_rl", "fsdp2", "289562d2e", BY_TOKENS, case="worked_example"),
-    Commit("nemo_rl", "dtensor_v1", "89da2d46e", PADDED),
-    Commit("nemo_rl", "dtensor_v2", "89da2d46e", PADDED),
+    # Tokens of earlier turns in prompts are counted, until May 26, 2026.
+    *(
+        Commit("nemo_rl", engine, "89da2d46e", PADDED, "tokens_miscounted")
+        for engine in ("dtensor_v1", "dtensor_v2")
+    ),
     Commit("nemo_rl", "dtensor_v1", "v0.7.0", PADDED, "refused", "nine_samples"),
     Commit("roll", "fsdp2", "53c6da31", PADDED, case="nine_samples", found="refused"),
     # Before 0.8.0 Megatron has a whole configuration of its own.
