@@ -48,12 +48,11 @@ def _budget(job: Job) -> int:
     return max(budget, longest * 5 // 4)
 
 
-def _tokens_of_prompts(step: Step) -> NDArray[np.float64]:
+def _tokens_of_prompts(step: Step) -> NDArray[np.int64]:
     """The tokens of all samples of each prompt."""
-    _, prompt = np.unique(step.groups, return_inverse=True)
-    tokens: NDArray[np.float64] = np.bincount(
-        prompt, weights=step.prompt_lengths + step.response_lengths
-    )
+    prompts, prompt = np.unique(step.groups, return_inverse=True)
+    tokens = np.zeros(len(prompts), np.int64)
+    np.add.at(tokens, prompt, step.prompt_lengths + step.response_lengths)
     return tokens
 
 

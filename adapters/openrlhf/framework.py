@@ -240,7 +240,8 @@ OPENRLHF = Framework(
             default. `binary_kl` and `tv` compare probabilities, which the probe's model has none of
             between 0 and 1
         --algo.advantage.is_correction_enable, --algo.advantage.is_correction_type | what came
-            before `--algo.advantage.is_correction_level`, until 0.11.1 | later versions do not have
+            before `--algo.advantage.is_correction_level`, until 0.11.1 | `tis`, `icepop` and
+            `seq-mask-tis`; later versions do not have
             them
         --algo.advantage.estimator | how advantages are computed | `flash_reinforce` has no formula
             in the reference yet

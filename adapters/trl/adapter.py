@@ -148,8 +148,6 @@ class TrlAdapter(Adapter):
         from adapters.trl.driving import Rollouts
         from adapters.trl.schedule import schedule_of
 
-        if importing.needs_triton():
-            raise Unsupported("this version's LM head requires Triton, which is not installed")
         batch = ProbedBatch.under(conventions_of(self.declared()), job.steps, job.objective)
         chosen = self.settings(job)
         schedule = schedule_of(job, chosen.get("num_iterations", 1))

@@ -160,6 +160,7 @@ class OnDeepspeed(OnPreparedEngine):
         """Import DeepSpeed for CPUs before Accelerate does, then TRL."""
         from adapters.engines import deepspeed
 
+        importing.set_environment()  # DeepSpeed imports Triton
         deepspeed.import_deepspeed()
         super().load(source)
 

@@ -113,6 +113,8 @@ OF_ALL = parse_departures(
         there are no layers to recompute, and the others compute nothing
     set: bf16=False
         the tolerance is derived from the dtype, which a report names
+    set: TRITON_INTERPRET=1
+        1.15 scores tokens with Triton kernels alone, which Triton's own interpreter runs on CPUs
     """,
     NOTHING_LEARNED,
     ZEROED,

@@ -39,13 +39,20 @@ USES_OF_LIGER = ("compute_liger_loss", "_chunked_logps")
 """Methods of `GRPOTrainer` for a loss of Liger-Kernel, and for log-probabilities without logits."""
 
 
-def import_trl(source: Path | None) -> None:
-    """Import TRL's trainers, and register the model."""
+def set_environment() -> None:
+    """Set what packages read from the environment when they are imported."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+
+
+def import_trl(source: Path | None) -> None:
+    """Import TRL's trainers, and register the model; raises `ImportError`."""
+    set_environment()
     import_from("trl", [source] if source else [])
     for trainer in TRAINERS:
         module(trainer)
+    if needs_triton():
+        importlib.import_module("triton")  # which is missing
     _put_the_probe_in()
 
 

@@ -55,6 +55,9 @@ def clues(measurements: Sequence[Measurement]) -> Clues:
         left = [*_without(first.explanations, ruled_out), *_read_off_by(first, right)]
         if _is_of_skipped_step(first.measurement):
             left = [[_of_term(first, ["step_skipped"])]]
+        elif np.isfinite(first.measurement.observed).all():
+            dropped = of_untrained(first.measurement.context)
+            left = [[_of_term(first, [one.name])] for one in dropped] or left
         excluded |= first.contradicted_by(left)
     return Clues(
         terms=explained[0].terms,
@@ -97,24 +100,23 @@ def _is_of_skipped_step(wrong: Measurement) -> bool:
 
 
 def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[Names]]:
-    """Yield the mistakes that numbers show, which nothing predicts; of several terms, few are."""
+    """Yield the mistakes that a single term's numbers show, which nothing predicts."""
     measurement = wrong.measurement
     steps = [one.measurement.context.step_index for one in right]
     is_nothing = not (measurement.is_per_token or measurement.observed.any())
     if is_nothing and measurement.context.step_index in steps:  # other ranks log a number
         yield [_of_term(wrong, ["nothing_reported_by_some_ranks"])]
         return
-    names = []
-    if len(wrong.terms) == 1:
-        names += [name for name in read_off(wrong) if MISTAKES[name].is_read_off]
-        names += ALL_LOST if not measurement.observed.any() else ()
-    if not names and not wrong.explanations:
-        names += [one.name for one in of_untrained(measurement.context)]
+    if len(wrong.terms) > 1:
+        return
+    names = [name for name in read_off(wrong) if MISTAKES[name].is_read_off]
+    if not measurement.observed.any():
+        names += ALL_LOST
     if INACTIVE in names:
         yield from _inactive_tokens_besides(wrong)
     elif names:
         yield [_of_term(wrong, names)]
-    elif not wrong.explanations and measurement.is_per_token and len(wrong.terms) == 1:
+    elif not wrong.explanations and measurement.is_per_token:
         yield from _counted_besides(wrong)
 
 

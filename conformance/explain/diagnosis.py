@@ -113,13 +113,14 @@ def _of_sum(explained: Explained) -> Diagnosis:
             return Diagnosis(name="step_skipped", explanation=words)
         return Diagnosis(name="not_finite", explanation=logged)
     words = f"{reported:.7g} is reported instead of {term.expected:.7g}"
+    for dropped in missing_tokens.of_untrained(term.context):
+        return dropped.model_copy(update={"explanation": f"{words}: {dropped.explanation}"})
     numbers = {"reported": reported, "expected": term.expected}
     explanations = [
         Diagnosis(name=one.name, explanation=f"{words}: {one.says}", numbers=numbers | one.sizes)
         for one in _alone(explained)
         if one.kind is not Kind.ABSENT
     ]
-    explanations = explanations or [*missing_tokens.of_untrained(term.context)]
     name = UNEXPLAINED if reported else "nothing_reported"
     return _first(explanations or [Diagnosis(name=name, explanation=words, numbers=numbers)])
 
@@ -144,7 +145,6 @@ def _of_tokens(explained: Explained) -> Diagnosis:
         *_lost(weights),
         *(_named(weights, one) for one in known if one.factors is None and not _is_lost(one)),
     ]
-    explanations = explanations or [*missing_tokens.of_untrained(weights.context)]
     return _first(explanations or [_count(weights) or _unexplained(weights)])
 
 
@@ -175,7 +175,7 @@ def _named(weights: ObservedWeights, one: Prediction) -> Diagnosis:
 
 
 def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis | None:
-    """Diagnoses that come first: a skipped step, and numbers that are not finite."""
+    """Diagnoses that come first: a skipped step, numbers that are not finite, dropped samples."""
     if weights.context.is_skipped:
         lost = int(weights.context.step.mask.sum())
         words = (
@@ -186,6 +186,8 @@ def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis 
     if broken := int((~np.isfinite(weights.observed)).sum()):
         words = f"{broken} tokens weigh NaN or infinity: a denominator of 0 was divided by"
         return Diagnosis(name="not_finite", explanation=words, numbers={"tokens": broken})
+    for dropped in missing_tokens.of_untrained(weights.context):
+        return next((one for one in _lost(weights) if one.name == dropped.name), dropped)
     inactive = weights.observed[weights.expected == 0]
     if not (weighed := int(np.count_nonzero(inactive))):
         return None
@@ -290,8 +292,7 @@ def _of_several(explained: Explained) -> Diagnosis:
     )
     if alone.name != UNEXPLAINED:
         return alone
-    untrained = next(missing_tokens.of_untrained(measurement.context), None)
-    return _lost_in_all(measurement) or _shared(explained) or untrained or alone
+    return _lost_in_all(measurement) or _shared(explained) or alone
 
 
 def _absent(term: str, measurement: Measurement) -> Diagnosis:

@@ -14,7 +14,6 @@ from adapters.contract import Job
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
-from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import Mode
 from tests import command
@@ -131,8 +130,9 @@ def test_samples_are_dealt_by_areals_controller(pool: RankPool) -> None:
     assert dealt[0].tolist() != [0, 1, 2, 3]
 
 
-def test_one_sample_is_not_cut_into_two_micro_batches(pool: RankPool) -> None:
+def test_areal_itself_refuses_to_cut_one_sample_into_two_micro_batches(pool: RankPool) -> None:
     outcome = pool.run(job("worked_example", "dp1-cp1-mb2-thd"))
 
-    assert isinstance(outcome, Declined), outcome
-    assert "no 2 micro-batches of 1 samples" in outcome.message
+    assert isinstance(outcome, Crashed), outcome
+    assert outcome.verdict is Verdict.REFUSED
+    assert "Number of values 1 is smaller than min_groups 2" in outcome.message

@@ -6,8 +6,11 @@ that are no longer made.
 """
 
 import os
+import tomllib
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,110 +71,20 @@ TELLING = (
 
 STARTUP = ("arguments.", "logging")
 
-SELECTIONS = (
-    Selection("skyrl/v0.3.0", ("dp2-cp2-mbtokens-thd",)),
-    Selection("skyrl/v0.3.0", ("dp1-cp1-mb2-bshd", "dp1-cp1-mb1-bshd"), STARTUP),
-    Selection(
-        "skyrl/v0.3.0",
-        ("dp1-cp1-mb1-thd", "dp4-cp1-mb1-bshd"),
-        ("unequal_groups", "fibonacci_lengths"),
-    ),
-    Selection("skyrl/v0.3.0-megatron", ("dp1-cp1-pp2-mb2-bshd", "dp2-cp1-mbtokens-bshd")),
-    Selection("skyrl/v0.3.0-megatron", ("dp2-cp2-tp2-mb2-thd",), ("fully_masked_sample",)),
-    Selection("verl/v0.9.1-fsdp2", ("dp2-cp1-mb2-thd+two_epochs",), TELLING),
-    Selection(
-        "verl/v0.9.1-fsdp2",
-        ("dp1-cp2-mbtokens-thd+legacy_trainer",),
-        ("fully_masked_sample", "two_steps"),
-    ),
-    Selection("verl/v0.9.1-fsdp2", ("dp1-cp1-mb2-bshd",), STARTUP),
-    Selection(
-        "verl/v0.9.1-megatron", ("dp1-cp2-mbtokens-thd+per_token_loss", "dp1-cp1-pp2-mb2-bshd")
-    ),
-    Selection(
-        "verl/v0.9.1-megatron",
-        ("+average_in_collective", "+overlap_grad_reduce", "+replicated_optimizer"),
-        ("weights/token_mean",),
-    ),
-    Selection(
-        "roll/main-8eb27cc",
-        ("dp2-cp1-mb2-bshd+two_epochs", "dp2-cp1-mb2-bshd+policy_gradient_worker"),
-        (*TELLING, "ten_samples"),
-    ),
-    Selection(
-        "roll/main-8eb27cc-megatron",
-        ("dp1-cp4-mbtokens-bshd", "dp2-cp1-mbtokens-bshd", "dp1-cp1-pp2-mb2-bshd"),
-    ),
-    Selection(
-        "areal/v1.0.4",
-        ("dp1-cp1-mb2-thd", "dp2-cp2-mbtokens-thd", "dp4-cp1-mb2-thd", "dp4-cp1-mbtokens-thd"),
-    ),
-    Selection("areal/v1.0.4-megatron", ("dp1-cp1-pp2-mb2-thd+interleaved",)),
-    Selection("areal/v1.0.4-megatron", ("+average_in_collective",), TELLING),
-    Selection(
-        "areal/v1.0.4-megatron",
-        ("+overlap_grad_reduce", "dp2-cp1-tp2-mb2-thd", "dp1-cp4-mb1-thd"),
-        ("weights/token_mean",),
-    ),
-    Selection(
-        "nemo_rl/main-7ea279a-dtensor_v1",
-        ("dp1-cp1-mb2-bshd", "dp1-cp2-mb2-bshd", "dp4-cp1-mbtokens-thd", "dp1-cp1-mb1-thd"),
-    ),
-    Selection("nemo_rl/main-7ea279a", ("dp4-cp1-mbtokens-thd+hybrid_sharding", "dp2-cp2-mb2-bshd")),
-    Selection("prime_rl/main-559b447", ("+hybrid_sharding", "dp4-cp1-mbtokens-thd")),
-    Selection("prime_rl/main-559b447", ("+not_sharded",), TELLING),
-    Selection("openrlhf/v0.11.2", ("dp2-cp1-mb2-thd+two_epochs",), (*TELLING, "odd_groups")),
-    Selection("openrlhf/v0.11.2", ("+zero_0", "+zero_1", "+zero_3"), ("weights/token_mean",)),
-    *(
-        Selection(f"trl/v1.16.0{engine}", ("dp2-cp1-mb2-bshd+shared_generation",), TELLING)
-        for engine in ("", "-fsdp2", "-deepspeed")
-    ),
-    Selection(
-        "trl/v1.16.0",
-        ("dp2-cp1-mb2-bshd+masked_truncation", "dp2-cp1-mb2-bshd+split_generation"),
-        ("weights/", "metric.entropy"),
-    ),
-    Selection(
-        "trl/v1.16.0-rloo",
-        ("+masked_truncation", "+shared_generation", "+split_generation", "dp1-cp1-mb2-bshd"),
-        ("weights/", "metric/"),
-    ),
-    Selection("trl/v1.16.0-async", ("dp2-cp1-mb2-thd", "dp2-cp1-mb1-thd")),
-    *(
-        Selection(report, ("dp2-cp1-mb2-bshd",), ("fully_masked_sample", "two_steps"))
-        for report in ("liger/v0.8.5", "unsloth/v2026.10.9")
-    ),
-    *(
-        Selection(report, ("dp1-cp1-mb2-thd", "dp1-cp1-mb1-bshd"), STARTUP)
-        for report in (
-            "slime/main-624b824",
-            "slime/pull-2090",
-            "miles/main-31f1ca9",
-            "miles/pull-1498",
-        )
-    ),
-    *(
-        Selection(
-            report, ("dp2-cp2-mb2-thd+allgather_cp",), ("off_policy.gspo", "off_policy/sample_mean")
-        )
-        for report in ("slime/pull-2090", "miles/pull-1498")
-    ),
-    Selection("slime/pull-2090", ("dp1-cp1-pp2-mb2-thd+interleaved",), ("token_mean/",)),
-    *(
-        Selection(
-            report,
-            ("dp2-cp1-mbtokens-thd+balance_data", "dp4-cp1-mbtokens-thd"),
-            ("fully_masked_sample", "two_steps", "rejected_tokens", "unequal_groups"),
-        )
-        for report in ("slime/main-624b824", "miles/main-31f1ca9")
-    ),
-    Selection("miles/main-31f1ca9-fsdp", ("dp1-cp1-mb2-thd",), TELLING),
-    Selection(
-        "miles/pull-1498-fsdp",
-        ("dp4-cp1-mbtokens-thd", "dp1-cp1-mb1-thd"),
-        ("odd_groups", "uneven_lengths", "rejected_tokens"),
-    ),
-)
+TABLE = tomllib.loads(Path(__file__).with_name("as_reported.toml").read_text())
+
+NAMED = {"TELLING": TELLING, "STARTUP": STARTUP}
+
+
+def _selections() -> Iterator[Selection]:
+    """Yields the selections of the table, one for each of their reports."""
+    for entry in TABLE["selection"]:
+        parts = [NAMED.get(part, (part,)) for part in entry.get("parts", ["/"])]
+        for report in entry["reports"]:
+            yield Selection(report, tuple(entry["layouts"]), tuple(chain.from_iterable(parts)))
+
+
+SELECTIONS = tuple(_selections())
 
 
 def made(selection: Selection, report: Report) -> dict[str, tuple[str, str | None]]:
@@ -196,34 +109,7 @@ class Commit(NamedTuple):
     case: str = "uneven_lengths"
 
 
-PADDED, BY_TOKENS = "dp2-cp1-mb2-bshd", "dp2-cp1-mbtokens-thd"
-SLICED = "dp1-cp2-mb2-thd"
-
-COMMITS = (
-    Commit("openrlhf", "deepspeed", "v0.10.0", BY_TOKENS + "+zero_0", "weights_of_prompt_mean"),
-    # Pull request 1299, before and after.
-    *(
-        Commit("openrlhf", "deepspeed", ref, BY_TOKENS + "+zero_0", found, "nine_samples")
-        for ref, found in (("0028a82a^", "refused"), ("0028a82a", "samples_dropped"))
-    ),
-    Commit("prime_rl", "fsdp2", "02bdca2e4", BY_TOKENS, "denominators_per_rank"),
-    # The commit that counts the tokens of all ranks, before and after.
-    Commit("prime_rl", "fsdp2", "1d9ca9255^", BY_TOKENS, "denominators_per_rank"),
-    Commit("prime_rl", "fsdp2", "1d9ca9255", BY_TOKENS),
-    Commit("prime_rl", "fsdp2", "289562d2e", BY_TOKENS, case="worked_example"),
-    Commit("nemo_rl", "dtensor_v1", "89da2d46e", PADDED),
-    Commit("nemo_rl", "dtensor_v2", "89da2d46e", PADDED),
-    Commit("nemo_rl", "dtensor_v1", "v0.7.0", PADDED, "refused", "nine_samples"),
-    Commit("roll", "fsdp2", "53c6da31", PADDED, case="nine_samples", found="refused"),
-    # Before 0.8.0 Megatron has a whole configuration of its own.
-    *(Commit("verl", engine, "v0.7.1", SLICED) for engine in ("fsdp", "megatron")),
-    # In pull request 5993, which was not merged, each rank of a sequence counts all of its tokens.
-    Commit("verl", "megatron", "a930ed0f4^", SLICED),
-    Commit("verl", "megatron", "a930ed0f4", SLICED, "divided_by_cp"),
-    Commit("verl", "megatron", "v0.8.0", SLICED),
-    Commit("verl", "fsdp2", "v0.9.0", SLICED),
-    *(Commit("verl", engine, "main", SLICED) for engine in ("fsdp2", "megatron")),
-)
+COMMITS = tuple(Commit(**entry) for entry in TABLE["commit"])
 """The oldest commits that the pages say are driven, and some at which a step changed."""
 
 

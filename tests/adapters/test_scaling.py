@@ -46,7 +46,6 @@ The quotient is a trainer's, which loss functions of other libraries leave to it
 """
 
 ELSEWHERE = {
-    "micro-batches that the framework cuts": "areal.driving.least_micro_batches",
     "the sign with which a number is logged": "contract.framework.Framework.reported",
     "ranks to start": """
         contract.layout.Layout.ranks_per_stage contract.layout.Layout.world_size
@@ -65,6 +64,7 @@ ELSEWHERE = {
     """,
     "micro-batches of all ranks": "slime_family.driving.of_single_samples",
     "sizes that the framework is told": """
+        areal.framework._budget
         nemo_rl.framework._budget nemo_rl.framework._micro_batch_size
         nemo_rl.framework._multiple openrlhf.framework. openrlhf.framework._budget
         openrlhf.framework._micro_batch_size roll.framework._micro_batch_size

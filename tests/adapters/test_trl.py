@@ -11,12 +11,11 @@ from adapters.contract import Description, Job, Option
 from adapters.contract.description import Documented, conventions_of
 from adapters.contract.job import Configuration, Setting
 from adapters.contract.objective import Metric, Objective
-from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter, TrlLigerAdapter
+from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter
 from adapters.trl.framework import ESTIMATOR, GRPO
 from adapters.trl.schedule import schedule_of
-from conformance.findings.errors import StartError
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import judge_weights, step_context
+from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, DivergenceEstimator, Mode
@@ -124,30 +123,6 @@ class TestReal:
 
         assert isinstance(outcome, Declined)
         assert "MULTI_CPU instead of FSDP" in outcome.message
-
-    @pytest.mark.skipif(find_spec("liger_kernel") is None, reason="liger_kernel is not installed")
-    @pytest.mark.parametrize(
-        ("release", "mistake"),
-        [
-            ("1.10.0", "denominators_per_micro_batch_of_all_ranks"),
-            ("1.12.0", None),
-            ("1.14.2", None),
-        ],
-    )
-    def test_liger_kernel_is_called_by_the_trainer(self, release: str, mistake: str | None) -> None:
-        adapter, given = TrlLigerAdapter(), job()
-        with RankPool(adapter, steps.released(adapter, f"pypi:{release}"), 2) as pool:
-            outcome = pool.run(given)
-            judged = judge_weights(given, outcome.observations, pool.description)
-
-        assert (judged.diagnosis and judged.diagnosis.name) == mistake
-
-    def test_version_whose_loss_does_not_use_liger_kernel_is_not_driven(self) -> None:
-        with (
-            RankPool(TrlLigerAdapter(), None, 1) as pool,
-            pytest.raises(StartError, match="no loss"),
-        ):
-            pool.description  # noqa: B018 - starts the ranks
 
     def test_luspo_adds_the_tokens_of_a_sample_up(self, ddp: RankPool) -> None:
         given = replace(job(), aggregation=Aggregation(Mode.CONSTANT, 1.0))
