@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +19,9 @@ from tests import command
 from tests.adapters import steps
 from tests.adapters.steps import MASKED, released
 
-pytestmark = [
-    pytest.mark.areal,
-    pytest.mark.skipif(
-        find_spec("lark") is None or find_spec("colorlog") is None,
-        reason="the extra areal is not installed",
-    ),
-]
+pytestmark = steps.marks("areal")
 
 CLONE = Path(os.environ.get(command.SOURCES, "nowhere")) / "areal"
-needs_clone = pytest.mark.skipif(
-    not CLONE.exists(), reason=f"{command.SOURCES} names no folder with a clone of AReaL"
-)
 
 RELEASE = "pypi:1.0.4"
 TWO = "dp2-cp1-mb2-thd"
@@ -53,10 +43,6 @@ def megatron() -> Iterator[RankPool]:
 def job(case: str = MASKED.name, layout: str = TWO, objective: Objective = Objective.POLICY) -> Job:
     """A mean over tokens, as all of AReaL's are."""
     return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
-
-
-def test_every_option_of_the_loss_is_known(pool: RankPool) -> None:
-    assert pool.description.new_options == ()
 
 
 def test_a_critic_on_megatron_compares_values_of_a_slice_with_returns_of_the_row(
@@ -83,7 +69,7 @@ UNEQUAL = {
 }
 
 
-@needs_clone
+@steps.NEEDS_CLONES
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("revision", "verdict"),
@@ -104,7 +90,7 @@ def test_prompts_of_unequal_size_were_compared_across_their_bounds(
     assert report.summary.verdicts == {verdict: 2}
 
 
-@needs_clone
+@steps.NEEDS_CLONES
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
 def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path, engine: str) -> None:

@@ -19,21 +19,12 @@ import pytest
 from conformance.comparing.report_file import load
 from conformance.findings.report import Report
 from tests import command
+from tests.adapters.steps import marks, require
 
 REPORTS = Path(__file__).parents[2] / "reports"
 
 DISTRIBUTIONS = {"liger": "liger-kernel", "unsloth": "unsloth_zoo"}
 """Of frameworks whose package has another name."""
-
-
-NEEDED = {
-    "areal": "colorlog",
-    "dtensor_v2": "nemo_automodel",
-    "openrlhf": "deepspeed",
-    "prime_rl": "pydantic_config",
-    "roll": "dacite",
-}
-"""Packages that frameworks or engines need, and that not all environments have."""
 
 
 class Selection(NamedTuple):
@@ -116,7 +107,6 @@ COMMITS = tuple(Commit(**entry) for entry in TABLE["commit"])
 def source(report: Report) -> list[str]:
     """The option that gives the version of a report; the test is skipped where it is not there."""
     of = report.source
-    require(report.adapter, report.engine)
     if of.kind == "pypi":
         return [f"--source=pypi:{of.version}"]
     if of.kind == "git":
@@ -129,24 +119,11 @@ def source(report: Report) -> list[str]:
     return []
 
 
-def require(*names: str) -> None:
-    """Skip a test of a framework or an engine whose packages are not installed."""
-    for name in names:
-        if name in NEEDED and find_spec(NEEDED[name]) is None:
-            pytest.skip(f"{NEEDED[name]} is not installed")
-
-
 def clone(adapter: str) -> Path:
     """The clone of a framework; the test is skipped where there is none."""
     if command.SOURCES not in os.environ:
         pytest.skip(f"{command.SOURCES} names no folder of clones")
     return Path(os.environ[command.SOURCES], adapter)
-
-
-def marks(framework: str) -> list[pytest.MarkDecorator]:
-    """The marker of the framework, if there is one."""
-    marker = "trl" if framework in DISTRIBUTIONS else framework
-    return [] if marker in ("miles", "slime") else [getattr(pytest.mark, marker)]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +137,7 @@ def marks(framework: str) -> list[pytest.MarkDecorator]:
 )
 def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: Selection) -> None:
     committed = load(REPORTS / f"{selection.report}.json.gz")
+    require(committed.engine)
     depth = committed.findings[0].depth
     plan, divisor = committed.request.plan, committed.request.divisor
     modes = [f"--modes=constant:{divisor:g}"] if divisor else []
@@ -179,7 +157,7 @@ def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: S
     ],
 )
 def test_commits_that_the_pages_name_are_driven(tmp_path: Path, one: Commit) -> None:
-    require(one.adapter, one.engine)
+    require(one.engine)
     chosen = (f"--source={clone(one.adapter)}@{one.ref}", f"--engine={one.engine}")
     step = ("--checks=weights", "--modes=token_mean", f"--layout={one.layout}", "-k", one.case)
     result = command.run(tmp_path, one.adapter, *chosen, *step)

@@ -1,6 +1,5 @@
 """An option that nobody here knows, and that no loss reads, put into each framework's own code."""
 
-import importlib.util
 import os
 import re
 import sys
@@ -26,7 +25,7 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 from tests import command
-from tests.adapters.steps import MASKED
+from tests.adapters.steps import MASKED, marks
 from tests.mistakes_in_real_code import INSTALLED, RELEASED, copied
 
 
@@ -40,7 +39,6 @@ class Plant:
     choice: str
     edits: Sequence[tuple[str, str, str]]
     layout: str = "dp1-cp1-mb2-thd"
-    needs: str | None = None
 
 
 PLANTS = [
@@ -83,8 +81,6 @@ globals().update({one.__name__: one for one in ADAPTERS.values()})  # ranks unpi
 
 def with_the_plant(plant: Plant, folder: Path) -> Path:
     """A copy of the framework's packages with the option and the choice in it."""
-    if plant.needs is not None and importlib.util.find_spec(plant.needs) is None:
-        pytest.skip(f"the extra of {plant.framework} is not installed")
     if plant.framework not in (*INSTALLED, *RELEASED) and command.SOURCES not in os.environ:
         pytest.skip(f"{command.SOURCES} names no folder of clones")
     copied(plant, folder)
@@ -98,19 +94,9 @@ def with_the_plant(plant: Plant, folder: Path) -> Path:
     return folder
 
 
-OF_ADAPTERS = {"areal", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "verl", "skyrl"}
-
-
 @pytest.mark.parametrize(
     "plant",
-    [
-        pytest.param(
-            plant,
-            id=plant.framework,
-            marks=[getattr(pytest.mark, plant.framework)] if plant.framework in OF_ADAPTERS else [],
-        )
-        for plant in PLANTS
-    ],
+    [pytest.param(plant, id=plant.framework, marks=marks(plant.framework)) for plant in PLANTS],
 )
 def test_new_option_and_choice_are_said_and_an_ignored_one_is_named(
     plant: Plant, tmp_path: Path
@@ -118,7 +104,7 @@ def test_new_option_and_choice_are_said_and_an_ignored_one_is_named(
     with RankPool(
         ADAPTERS[plant.framework](), with_the_plant(plant, tmp_path / "source"), 1
     ) as pool:
-        assert {plant.option, plant.choice} <= {*pool.description.new_options}
+        assert {*pool.description.new_options} == {plant.option, plant.choice}, "and no others"
         is_of_loss = Objective.OFF_POLICY in pool.description.objectives
         aggregation = MASKED.aggregation(
             pool.description.default_mode if is_of_loss else Mode.SAMPLE_MEAN

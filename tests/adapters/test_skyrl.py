@@ -254,6 +254,5 @@ def test_every_option_of_the_algorithm_is_in_the_record(adapter: SkyRLAdapter) -
     found = in_a_process(described, adapter, engine=adapter.engine)
     assert isinstance(found, Description)
 
-    assert found.new_options == ()
     assert found.objectives == {*adapter.framework.objectives}
     assert found.modes == {*Mode}

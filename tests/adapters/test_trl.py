@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
 import pytest
 
@@ -23,10 +22,7 @@ from reference.rounding import weight_bound
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
 
-needs_trl = [
-    pytest.mark.trl,
-    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-]
+needs_trl = steps.marks("trl")
 
 
 DECLARED = {

@@ -1,7 +1,6 @@
 """TRL's real `AsyncGRPOTrainer`, from PyPI: what it is given, and what is read off it."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,7 @@ from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
 from tests.adapters import steps
 
-pytestmark = [
-    pytest.mark.trl,
-    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-]
+pytestmark = steps.marks("trl")
 
 WHOLE, HALVES = "dp2-cp1-mb1-thd", "dp2-cp1-mb2-thd"
 

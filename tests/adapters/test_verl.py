@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,7 @@ from tests import command
 from tests.adapters import steps
 from tests.adapters.steps import MASKED, job
 
-pytestmark = [
-    pytest.mark.verl,
-    pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
-]
+pytestmark = steps.marks("verl")
 
 weights_error = partial(steps.weights_error, conventions=conventions_of(VERL.conventions))
 
