@@ -146,9 +146,7 @@ def copied(mistake: OfAnEngine, folder: Path) -> Path:
     """A checkout of the framework's package, without the mistake."""
     for part in [*packages(mistake), *_beside(mistake)]:
         shutil.copytree(
-            original(mistake) / part,
-            folder / part,
-            ignore=shutil.ignore_patterns("__pycache__"),
+            original(mistake) / part, folder / part, ignore=shutil.ignore_patterns("__pycache__")
         )
     commit(folder)
     return folder

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch.distributed as dist
 
-from adapters.contract import (
-    CodeLocation,
-    Description,
-    LogEntry,
-    Rank,
-    Unsupported,
-)
+from adapters.contract import CodeLocation, Description, LogEntry, Rank, Unsupported
 from adapters.skyrl.adapter import SkyRLFsdpAdapter, SkyRLMegatronAdapter
 from conformance.findings.report import Provenance
 from reference.aggregation import Mode

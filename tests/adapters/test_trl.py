@@ -161,10 +161,7 @@ class TestReal:
 
     @pytest.mark.parametrize(
         "settings",
-        [
-            {"loss_type": "cispo", "epsilon_high": 1.3125},
-            {"loss_type": "vespo"},
-        ],
+        [{"loss_type": "cispo", "epsilon_high": 1.3125}, {"loss_type": "vespo"}],
         ids=lambda settings: settings["loss_type"],
     )
     def test_losses_without_a_formula_in_the_reference_have_their_documented_derivative(

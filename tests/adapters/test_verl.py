@@ -29,9 +29,7 @@ weights_error = partial(steps.weights_error, conventions=conventions_of(VERL.con
 
 
 @pytest.fixture(
-    scope="module",
-    params=[VerlFsdp2Adapter, VerlMegatronAdapter],
-    ids=lambda engine: engine.engine,
+    scope="module", params=[VerlFsdp2Adapter, VerlMegatronAdapter], ids=lambda engine: engine.engine
 )
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     with RankPool(request.param(), None, 2) as pool:

@@ -60,11 +60,7 @@ def finding(
     """Of a framework that trains by one mode where another is asked for."""
     spec = check_spec(f"off_policy.{objective}")
     cell = MatrixCell(
-        aggregation=CASE.aggregation(asked),
-        case=CASE,
-        layout=Layout(),
-        depth=Depth.STEP,
-        spec=spec,
+        aggregation=CASE.aggregation(asked), case=CASE, layout=Layout(), depth=Depth.STEP, spec=spec
     )
     description = replace(NativeAdapter().describe(), **described)  # type: ignore[arg-type]
     ranks = TrainingBy(trained, description, loss)
