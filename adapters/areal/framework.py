@@ -124,7 +124,7 @@ AREAL = Framework(
         ),
     },
     rules={
-        "default_mode": "docs/en/cli_reference.md, PPO Actor Configuration",
+        "default_mode": "docs/en/cli_reference.md, PPOActor Configuration",
         **dict.fromkeys(
             (
                 "divisor_missing",

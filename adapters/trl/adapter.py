@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
@@ -81,8 +81,12 @@ class TrlAdapter(Adapter):
         return [*plain, Layout(micro_batches=4), *optional]
 
     def load(self, source: Path | None) -> None:
-        """Import TRL and its trainers."""
+        """Import TRL and its trainers; raises `LookupError` without an option of all jobs."""
         importing.import_trl(source)
+        _, config = self.classes()
+        missing = sorted(self.framework.always.keys() - {one.name for one in fields(config)})
+        if missing:
+            raise LookupError(f"this version's {config.__name__} has no {', '.join(missing)}")
 
     def enter_world(self, rank: Rank) -> None:
         """Make the next trainer find this rank's world."""

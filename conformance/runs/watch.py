@@ -11,12 +11,14 @@ from conformance.findings.errors import ConformanceError
 from conformance.findings.verdict import Check
 from conformance.runs import history, registry
 from conformance.runs.history import CommitRuns, Row
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from adapters.contract import Adapter, Layout
+    from conformance.findings.finding import Finding
     from conformance.findings.report import Report
 
 CHECKS = (Check.WEIGHTS, Check.METRIC)
@@ -114,13 +116,16 @@ def _selection(adapter: Adapter, reported: Report | None) -> Iterator[str]:
     without findings everything is run.
     """
     fitting = [layout for layout in adapter.layouts() if layout.world_size <= MOST_RANKS]
-    findings: dict[Layout, list[str]] = {
-        layout: [] for layout in sorted(fitting, key=lambda one: one.world_size, reverse=True)
-    }
+    by_size = sorted(fitting, key=lambda layout: layout.world_size, reverse=True)
+    findings: dict[Layout, list[Finding]] = {layout: [] for layout in by_size}
     for finding in reported.findings if reported else ():
         if finding.check in CHECKS and finding.layout in findings:
-            findings[finding.layout].append(f"[{finding.id}]")
+            findings[finding.layout].append(finding)
     chosen = sorted(findings, key=lambda layout: len(findings[layout]), reverse=True)[:LAYOUTS]
     yield from (f"--layout={layout}" for layout in chosen)
-    names = [name for layout in chosen for name in findings[layout]]
-    yield from ("-k", " or ".join(names)) if names else ()
+    known = [finding for layout in chosen for finding in findings[layout]]
+    if reported and known:
+        yield f"--depth={known[0].depth}"
+        yield from ("-k", " or ".join(f"[{finding.id}]" for finding in known))
+        if reported.request.divisor is not None:
+            yield f"--modes={Mode.CONSTANT}:{reported.request.divisor!r}"

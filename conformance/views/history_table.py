@@ -48,8 +48,8 @@ PROBLEM_WIDTH = 300
 FOUND = (Fate.NEW, Fate.CHANGED, Fate.UNSEEN_BEFORE)
 """What becomes of a cause that the watch shows among the new ones."""
 
-LOST = (ChangeKind.WORSE, ChangeKind.UNSEEN)
-"""What becomes of findings that no longer say what they said."""
+EXPLAINED = (ChangeKind.WORSE, ChangeKind.UNSEEN, ChangeKind.CHANGED)
+"""What becomes of findings of which the commonest reason is said, where no cause tells it."""
 
 WATCH = (
     "framework",
@@ -130,7 +130,7 @@ def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iter
 def _compared(old: Report | None, new: Report) -> tuple[str, list[CauseChange], list[CauseChange]]:
     """Returns what became of the findings that both have, and the new and the gone causes.
 
-    Of findings that conform no more and that no cause explains, it is said why most of them do not.
+    Why findings are no longer what they were is told by the commonest reason, or by their causes.
     """
     if old is None:
         return f"{len(new.findings)} findings", cause_changes(difference(new, new)), []
@@ -138,8 +138,8 @@ def _compared(old: Report | None, new: Report) -> tuple[str, list[CauseChange], 
     changes = cause_changes(found)
     counts = Counter(one.kind for one in found.changes)
     words = [f"{counts[kind]} {words}" for kind, words in PROGRESS.items() if counts[kind]]
-    lost = [one.new for kind in LOST for one in found.of(kind) if one.new]
-    reasons = Counter(failure(one) for one in lost if one.verdict not in WRONG)
+    changed = [one.new for kind in EXPLAINED for one in found.of(kind) if one.new]
+    reasons = Counter(failure(one) for one in changed if one.verdict not in WRONG)
     why = "".join(f"; {reason}" for reason, _ in reasons.most_common(1))
     return (
         f"{', '.join(words) or 'no finding of it is in the report'}{why}",
