@@ -115,8 +115,8 @@ def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iter
     revision = row.commit.revision[:SHORT] if row.commit.date else ""
     old = reported.report if reported else None
     words, new, gone = _compared(old, row.report) if row.report else ("", [], [])
-    known = old.new_options if old else ()
-    options = row.report.new_options if row.report else ()
+    known = (old.new_options if old else None) or ()
+    options = (row.report.new_options if row.report else None) or ()
     yield target.adapter.name
     yield target.adapter.engine
     yield escape_markdown(" ".join(filter(None, [row.commit.ref, revision, row.commit.date])))
