@@ -122,7 +122,7 @@ RELEASED = {"areal": "pypi:1.0.4", "openrlhf": "pypi:0.11.2"}
 
 
 class OfAnEngine(Protocol):
-    """What is changed in a framework that is driven on one of its engines."""
+    """A change of a framework's code, to be run on one of its engines."""
 
     framework: str
     engine: str

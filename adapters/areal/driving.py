@@ -203,9 +203,8 @@ class Rollouts:
             "values": torch.zeros(ids.shape),
             "rewards": torch.tensor([batch.rewards[index]], dtype=torch.float32),
         }
-        if (
-            self._config.actor.use_decoupled_loss
-        ):  # computed by a forward pass, at the position before the token's
+        if self._config.actor.use_decoupled_loss:
+            # What a forward pass would have computed, at the position before the token's.
             trajectory["prox_logp"] = whole(old).float().roll(-1, dims=-1)
         return trajectory
 

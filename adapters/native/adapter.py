@@ -60,7 +60,7 @@ class NativeAdapter(Adapter):
         return self.framework.description(
             offers=lambda _: True,
             names=(),
-            chosen_by={},  # nobody types them, and mutants are told by what they do
+            chosen_by={},  # it has no command line
             depths=frozenset(Depth),
             configurations=options.NAMES,
             rules=options.RULES,

@@ -241,8 +241,7 @@ OPENRLHF = Framework(
             between 0 and 1
         --algo.advantage.is_correction_enable, --algo.advantage.is_correction_type | what came
             before `--algo.advantage.is_correction_level`, until 0.11.1 | `tis`, `icepop` and
-            `seq-mask-tis`; later versions do not have
-            them
+            `seq-mask-tis`; later versions do not have them
         --algo.advantage.estimator | how advantages are computed | `flash_reinforce` has no formula
             in the reference yet
         --algo.advantage.gamma, --algo.advantage.lambd | discounts | two different ones are set

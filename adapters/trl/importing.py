@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
 import os
-import sys
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from adapters.toolkit.imports import import_from, modules_of
+from adapters.toolkit.imports import choices_in, import_from, modules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from adapters.contract.framework import Settings
@@ -90,8 +86,8 @@ def require_use_of_liger() -> None:
 
 def offers(settings: Settings) -> bool:
     """Whether `GRPOConfig` has these fields, and the trainer implements the loss type."""
-    loss_types = {*_choices(module("trainer.grpo_trainer").GRPOTrainer, "loss_type")}
-    has_loss = "loss_type" not in settings or f"loss_type={settings['loss_type']}" in loss_types
+    loss_types = choices_in(module("trainer.grpo_trainer"), "loss_type")
+    has_loss = "loss_type" not in settings or settings["loss_type"] in loss_types
     return has_loss and settings.keys() <= defaults().keys()
 
 
@@ -108,23 +104,8 @@ def option_names(trainer: type, config: type) -> set[str]:
     from transformers import TrainingArguments
 
     names = {one.name for one in fields(config)} - {one.name for one in fields(TrainingArguments)}
-    return names.union(*(_choices(trainer, name) for name in names))
-
-
-def _choices(trainer: type, option: str) -> Iterator[str]:
-    for compared in _comparisons(trainer.__module__).get(option, ()):
-        texts = (one.value for one in ast.walk(compared) if isinstance(one, ast.Constant))
-        yield from (f"{option}={text}" for text in texts if isinstance(text, str))
-
-
-@cache
-def _comparisons(module: str) -> dict[str, list[ast.expr]]:
-    """What attributes are compared with in a module, by the attribute's name."""
-    found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute):
-            found.setdefault(node.left.attr, []).extend(node.comparators)
-    return found
+    code = importlib.import_module(trainer.__module__)
+    return names | {f"{name}={choice}" for name in names for choice in choices_in(code, name)}
 
 
 def has_entropy_bonus() -> bool:

@@ -55,9 +55,10 @@ def clues(measurements: Sequence[Measurement]) -> Clues:
         left = [*_without(first.explanations, ruled_out), *_read_off_by(first, right)]
         if _is_of_skipped_step(first.measurement):
             left = [[_of_term(first, ["step_skipped"])]]
-        elif np.isfinite(first.measurement.observed).all():
-            dropped = of_untrained(first.measurement.context)
-            left = [[_of_term(first, [one.name])] for one in dropped] or left
+        elif np.isfinite(first.measurement.observed).all() and (
+            dropped := of_untrained(first.measurement.context)
+        ):
+            left = [[_of_term(first, [dropped.name])]]
         excluded |= first.contradicted_by(left)
     return Clues(
         terms=explained[0].terms,

@@ -113,7 +113,7 @@ def _of_sum(explained: Explained) -> Diagnosis:
             return Diagnosis(name="step_skipped", explanation=words)
         return Diagnosis(name="not_finite", explanation=logged)
     words = f"{reported:.7g} is reported instead of {term.expected:.7g}"
-    for dropped in missing_tokens.of_untrained(term.context):
+    if dropped := missing_tokens.of_untrained(term.context):
         return dropped.model_copy(update={"explanation": f"{words}: {dropped.explanation}"})
     numbers = {"reported": reported, "expected": term.expected}
     explanations = [
@@ -186,7 +186,7 @@ def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis 
     if broken := int((~np.isfinite(weights.observed)).sum()):
         words = f"{broken} tokens weigh NaN or infinity: a denominator of 0 was divided by"
         return Diagnosis(name="not_finite", explanation=words, numbers={"tokens": broken})
-    for dropped in missing_tokens.of_untrained(weights.context):
+    if dropped := missing_tokens.of_untrained(weights.context):
         return next((one for one in _lost(weights) if one.name == dropped.name), dropped)
     inactive = weights.observed[weights.expected == 0]
     if not (weighed := int(np.count_nonzero(inactive))):

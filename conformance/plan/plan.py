@@ -158,7 +158,7 @@ class Plan:
         ]
 
     def _runs(self, case: Case, layout: Layout) -> bool:
-        return case.runs_on(layout, filled_up=self.fills_up)
+        return case.is_meant_for(layout) if self.fills_up else case.runs_on(layout)
 
     def _cell(self, mode: Mode, case: Case, layout: Layout, spec: CheckSpec) -> MatrixCell:
         aggregation = self.aggregations[mode] or case.aggregation(mode)

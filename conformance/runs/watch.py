@@ -89,7 +89,7 @@ def targets(names: Sequence[str], sources: Path) -> list[Target]:
 
 
 def run(target: Target, reported: Report | None, reports: Path | None) -> Row:
-    """Run on a version what a report has of the layouts of which it has most."""
+    """Run a version on the two layouts with the most findings in a report, and compare."""
     try:
         commit = target.commit()
     except ConformanceError as error:

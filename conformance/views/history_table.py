@@ -49,7 +49,7 @@ FOUND = (Fate.NEW, Fate.CHANGED, Fate.UNSEEN_BEFORE)
 """What becomes of a cause that the watch shows among the new ones."""
 
 EXPLAINED = (ChangeKind.WORSE, ChangeKind.UNSEEN, ChangeKind.CHANGED)
-"""What becomes of findings of which the commonest reason is said, where no cause tells it."""
+"""Changes of findings whose commonest reason is shown if no cause gives it."""
 
 WATCH = (
     "framework",

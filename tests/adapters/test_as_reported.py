@@ -120,7 +120,7 @@ def source(report: Report) -> list[str]:
 
 
 def clone(adapter: str) -> Path:
-    """The clone of a framework; the test is skipped where there is none."""
+    """The folder of a framework's clone. Without clones, the test is skipped."""
     if command.SOURCES not in os.environ:
         pytest.skip(f"{command.SOURCES} names no folder of clones")
     return Path(os.environ[command.SOURCES], adapter)

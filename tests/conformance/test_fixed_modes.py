@@ -12,7 +12,9 @@ from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
 from conformance.explain.causes import causes
+from conformance.findings.cause import TermMistake
 from conformance.findings.verdict import Verdict
+from conformance.judging.advice import named_after_option
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import check_spec
 from conformance.plan.matrix import MatrixCell
@@ -21,6 +23,7 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
+from tests.adapters import steps
 
 CASE = next(case for case in CORPUS if case.name == "fully_masked_sample")
 
@@ -131,3 +134,16 @@ def test_mode_that_changes_nothing_is_named_by_its_option() -> None:
     assert wrong.diagnosis.explanation == (
         "--mode=token_mean is accepted and changes nothing: reduced as sample_mean"
     )
+
+
+def test_option_is_not_accused_where_there_is_an_explanation_without_it() -> None:
+    wrong = finding(Mode.PROMPT_MEAN, Mode.SAMPLE_MEAN, Objective.DUAL_CLIP, Objective.OFF_POLICY)
+    assert wrong.clues is not None
+    described = replace(NativeAdapter().describe(), chosen_by=OPTIONS)
+    job = steps.job(CASE.name, Mode.SAMPLE_MEAN, str(Layout()), Objective.DUAL_CLIP)
+    without = [[TermMistake.of("policy_loss", "multiplied_by_cp")]]
+    explanations = [*wrong.clues.explanations, without]
+    unclear = replace(wrong, clues=wrong.clues.model_copy(update={"explanations": explanations}))
+
+    assert named_after_option(wrong, job, described).diagnosis.name == "option_ignored"
+    assert named_after_option(unclear, job, described) is unclear

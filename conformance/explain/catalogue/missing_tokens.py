@@ -98,11 +98,12 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         yield from _repeated(context, twice, matches)
 
 
-def of_untrained(context: StepContext) -> Iterator[Diagnosis]:
-    """Yield the diagnosis of a step of which some active tokens were never trained."""
+def of_untrained(context: StepContext) -> Diagnosis | None:
+    """The diagnosis of a step, if no rank trained some of its active tokens."""
     untrained = context.untrained & context.step.mask
-    if untrained.any():
-        yield _diagnosis(context, untrained, "samples_dropped", "were never trained")
+    if not untrained.any():
+        return None
+    return _diagnosis(context, untrained, "samples_dropped", "were never trained")
 
 
 def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[np.float64]:
