@@ -22,7 +22,7 @@ def fork_server_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def other_release() -> Iterator[None]:
-    """Its ranks are not forked from a process that has the installed one, or the other way."""
+    """The test's ranks and those of later tests are not forked from the same process."""
     _stop()
     yield
     _stop()

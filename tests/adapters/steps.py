@@ -31,6 +31,7 @@ NEEDED = {
     "openrlhf": "deepspeed",
     "prime_rl": "pydantic_config",
     "roll": "dacite",
+    "skyrl": "skyrl",
     "trl": "trl",
     "verl": "verl",
 }

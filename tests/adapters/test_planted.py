@@ -28,6 +28,8 @@ from tests import command
 from tests.adapters.steps import MASKED, marks
 from tests.mistakes_in_real_code import INSTALLED, RELEASED, copied
 
+pytestmark = pytest.mark.usefixtures("other_release")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
