@@ -71,7 +71,7 @@ class ArealAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch, each by an update of AReaL's engine."""
         set_what_ray_sets(rank)
-        batch, settings = ProbedBatch(job.steps, job.objective), self._record.settings(job)
+        batch, settings = ProbedBatch.of(job), self._record.settings(job)
         with rank.framework():
             with refusals_of_configuration(job):
                 config = importing.configured(settings)

@@ -96,7 +96,7 @@ class NativeAdapter(Adapter):
 
         self.started(job)
         job = replace(job, aggregation=self.aggregation(job))
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch.of(job)
         steps = samples_of_steps(batch)
         dtype = getattr(torch, rank.dtype)
         probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device, dtype=dtype)

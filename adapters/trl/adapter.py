@@ -129,7 +129,7 @@ class TrlAdapter(Adapter):
         from adapters.trl.driving import Rollouts
         from adapters.trl.schedule import schedule_of
 
-        batch = ProbedBatch.under(conventions_of(self.declared()), job.steps, job.objective)
+        batch = ProbedBatch.of(job, conventions_of(self.declared()))
         chosen = self.settings(job)
         schedule = schedule_of(job, chosen.get("num_iterations", 1))
         rollouts = Rollouts(batch, job, schedule, rank.index)

@@ -98,7 +98,7 @@ class VerlAdapter(Adapter):
         """Train all steps of the batch as the mini-batches of one trainer's step."""
         from adapters.toolkit.probe import probe_capacity
 
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch.of(job)
         capacity = probe_capacity(batch.probe_size + 1)
         of_model = {"actor_rollout_ref.model.override_config.capacity": capacity}
         with rank.framework(), refusals_of_configuration(job):
