@@ -6,17 +6,20 @@ last token. Token t of a sample has the advantage
 
     group_normalised    (r - mean) / (std + ε)                   arXiv:2402.03300 (GRPO)
     group_centred       r - mean                                 arXiv:2503.20783 (Dr. GRPO)
+    mean_normalised     (r - mean) / (mean + ε)                  arXiv:2602.02710 (MaxRL)
     leave_one_out       r - mean of the others in the group      arXiv:2402.14740 (RLOO)
+    others_normalised   the same / (std of the others + ε)       NeMo-RL's default
     penalised_centred   r - mean - β·kl_t (or β·Σ_{s≥t} kl_s)    arXiv:2501.03262 (REINFORCE++)
     discounted_returns  G_t = ρ_t + γ·G_{t+1}                    arXiv:2501.03262 (REINFORCE++)
     gae                 A_t = δ_t + γλ·A_{t+1}                   arXiv:1506.02438 (PPO)
                         where δ_t = ρ_t + γ·V_{t+1} - V_t
 
-After the last token G, A and V are 0. The variance of a group is divided by n - 1. Advantages may
+After the last token G, A and V are 0. The variance of n rewards is divided by n - 1. Advantages may
 then be whitened: the mean over the tokens of the whole batch is subtracted, and the result is
 divided by √(variance + 1e-8). `EstimatorConventions` has the choices: which tokens G and A pass
 through, skipping all others; which tokens have a penalty, a reward and a value; which ones are
-averaged for whitening; the divisor of the whitening's variance; ε; and the sum of penalties.
+averaged for whitening; the divisor of the whitening's variance; ε; the sum of penalties; and, of
+groups that are not as they were sampled, which rewards are compared (`Peers`).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reference.aggregation import Penalties, TokenSet
+from reference.aggregation import Compared, Lone, Penalties, Rejected, TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from reference.loss_constants import AdvantageConstants
 
     Values = NDArray[np.float64]
+    Statistic = Callable[[Values], float]
     Estimator = Callable[["Rollouts", AdvantageConstants, EstimatorConventions], Values]
 
 VARIANCE_EPSILON = 1e-8
@@ -47,13 +51,16 @@ VARIANCE_EPSILON = 1e-8
 class Rollouts:
     """The inputs of advantages.
 
-    ``rewards`` and prompt ``groups`` of samples, [N]; the rest is [tokens]: ``sample``, the index
-    of the token's sample, in order; ``mask``, the loss mask; ``values``, the critic's;
-    ``divergences`` of the policy from the reference policy.
+    ``rewards``, prompt ``groups`` and ``trajectories`` of samples, [N], and whether each was
+    ``rejected`` as a whole, so that none of its tokens is active any more; the rest is [tokens]:
+    ``sample``, the index of the token's sample, in order; ``mask``, the loss mask; ``values``, the
+    critic's; ``divergences`` of the policy from the reference policy.
     """
 
     rewards: Values
     groups: NDArray[np.int64]
+    trajectories: NDArray[np.int64]
+    rejected: NDArray[np.bool_]
     sample: NDArray[np.int64]
     mask: NDArray[np.bool_]
     values: Values
@@ -75,36 +82,129 @@ class Rollouts:
         last: NDArray[np.int64] = found[ends]
         return last
 
-    def of_group(self, statistic: Callable[[Values], float]) -> Values:
-        """A statistic of the rewards of each sample's group: [N]."""
-        found = np.empty(len(self.rewards))
-        for group in np.unique(self.groups):
-            members = self.groups == group
-            found[members] = statistic(self.rewards[members])
+    @property
+    def active_tokens(self) -> NDArray[np.int64]:
+        """The number of active tokens of each sample: [N]."""
+        found: NDArray[np.int64] = np.bincount(
+            self.sample[self.mask], minlength=len(self.rewards)
+        ).astype(np.int64)
         return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Peers:
+    """The rewards that are compared within each group.
+
+    ``rewards`` of each sample, [N]; ``entry``, [N], the index of the sample whose reward it is,
+    which is one for all samples of a rollout if rollouts are compared; ``counted``, [N], whether
+    that reward is one of those that statistics of its ``groups`` are taken over.
+    """
+
+    rewards: Values
+    groups: NDArray[np.int64]
+    entry: NDArray[np.int64]
+    counted: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, rollouts: Rollouts, conventions: EstimatorConventions) -> Peers:
+        """The rewards of rollouts that are compared by conventions."""
+        entry, rewards = _entries(rollouts, conventions.compared), rollouts.rewards
+        if conventions.rejected is Rejected.ZERO:
+            rewards = np.where(rollouts.rejected, 0.0, rewards)
+        counted = entry == np.arange(len(entry))
+        if conventions.rejected is Rejected.EXCLUDED:
+            counted &= ~rollouts.rejected
+        return cls(rewards=rewards[entry], groups=rollouts.groups, entry=entry, counted=counted)
+
+    def of_group(self, statistic: Statistic) -> Values:
+        """A statistic of the rewards of each sample's group: [N]."""
+        return self._of(statistic, lambda group, sample: group)
+
+    def of_others(self, statistic: Statistic) -> Values:
+        """A statistic of the rewards of each sample's group without its own: [N]."""
+        return self._of(statistic, lambda group, sample: group[group != self.entry[sample]])
+
+    @property
+    def size(self) -> Values:
+        """The number of rewards of each sample's group: [N]."""
+        return self.of_group(len)
+
+    def compared(self, advantages: Values, lone: Lone) -> Values:
+        """Advantages, [N], with what a reward has instead that is compared with no other."""
+        others = self.of_others(len)
+        return np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
+
+    def _of(
+        self,
+        statistic: Statistic,
+        chosen: Callable[[NDArray[np.int64], int], NDArray[np.int64]],
+    ) -> Values:
+        """A statistic of chosen rewards of each sample's group, 0 where there is none: [N]."""
+        found = np.zeros(len(self.rewards))
+        for sample, group in enumerate(self.groups):
+            members = np.flatnonzero(self.counted & (self.groups == group))
+            rewards = self.rewards[chosen(members, sample)]
+            found[sample] = statistic(rewards) if rewards.size else 0.0
+        return found
+
+
+def _entries(rollouts: Rollouts, compared: Compared) -> NDArray[np.int64]:
+    """The index of the sample that has the reward of each sample: [N]."""
+    entry = np.arange(len(rollouts.rewards))
+    if compared is Compared.SAMPLES:
+        return entry
+    tokens = rollouts.active_tokens
+    for rollout in np.unique(rollouts.trajectories):
+        samples = np.flatnonzero(rollouts.trajectories == rollout)
+        longest = samples[tokens[samples].argmax()]
+        entry[samples] = longest if compared is Compared.LONGEST_SAMPLES else samples[-1]
+    return entry
 
 
 def group_normalised(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """(r - mean) / (std + ε), 0 in a group of one."""
-    spread = rollouts.of_group(lambda rewards: np.sqrt(variance(rewards, 1)))
-    return (_centred(rollouts) / (spread + conventions.std_epsilon))[rollouts.sample]
+    """Returns (r - mean) / (std + ε)."""
+    peers = Peers.of(rollouts, conventions)
+    scaled = (peers.rewards - peers.of_group(_mean)) / (peers.of_group(std) + conventions.std_epsilon)
+    return peers.compared(scaled, conventions.lone)[rollouts.sample]
+
+
+def mean_normalised(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    """(r - mean) / (mean + ε), 0 where the mean is not positive."""
+    peers = Peers.of(rollouts, conventions)
+    mean = peers.of_group(_mean)
+    divisor = np.where(mean > 0, mean + conventions.std_epsilon, np.inf)
+    return peers.compared((peers.rewards - mean) / divisor, conventions.lone)[rollouts.sample]
 
 
 def group_centred(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
     """Returns r - mean."""
-    return _centred(rollouts)[rollouts.sample]
+    return _centred(rollouts, conventions)[rollouts.sample]
 
 
 def leave_one_out(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """(r - mean) · n / (n - 1), which is r - mean of the others; 0 in a group of one."""
-    size = rollouts.of_group(len)
-    return (_centred(rollouts) * size / np.maximum(size - 1, 1))[rollouts.sample]
+    """Returns r - mean of the others."""
+    peers = Peers.of(rollouts, conventions)
+    centred = peers.rewards - peers.of_others(_mean)
+    return peers.compared(centred, conventions.lone)[rollouts.sample]
+
+
+def others_normalised(
+    rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
+) -> Values:
+    """(r - mean of the others) / (std of the others + ε), not divided where they are all equal."""
+    peers = Peers.of(rollouts, conventions)
+    spread = peers.of_others(std)
+    centred = peers.rewards - peers.of_others(_mean)
+    scaled = centred / np.where(spread > 0, spread + conventions.std_epsilon, 1.0)
+    return peers.compared(scaled, conventions.lone)[rollouts.sample]
 
 
 def penalised_centred(
@@ -114,7 +214,7 @@ def penalised_centred(
     penalties = _penalties(rollouts, constants, conventions)
     if conventions.penalties is Penalties.LATER_TOKENS:
         penalties = accumulated(penalties, rollouts.sample, 1.0)
-    return _centred(rollouts)[rollouts.sample] - penalties
+    return _centred(rollouts, conventions)[rollouts.sample] - penalties
 
 
 def discounted_returns(
@@ -175,8 +275,9 @@ def spread(values: Values, conventions: EstimatorConventions) -> float:
     return math.sqrt(variance(values, conventions.lost_degrees_of_freedom) + VARIANCE_EPSILON)
 
 
-def _centred(rollouts: Rollouts) -> Values:
-    return rollouts.rewards - rollouts.of_group(lambda rewards: float(rewards.mean()))
+def _centred(rollouts: Rollouts, conventions: EstimatorConventions) -> Values:
+    peers = Peers.of(rollouts, conventions)
+    return peers.compared(peers.rewards - peers.of_group(_mean), conventions.lone)
 
 
 def _penalties(
@@ -184,6 +285,15 @@ def _penalties(
 ) -> Values:
     penalised = rollouts.tokens(conventions.penalised)
     return np.where(penalised, constants.penalty * rollouts.divergences, 0.0)
+
+
+def _mean(values: Values) -> float:
+    return float(values.mean())
+
+
+def std(rewards: Values) -> float:
+    """The standard deviation of rewards, exactly 0 if all are equal."""
+    return math.sqrt(variance(rewards, 1)) if np.ptp(rewards) else 0.0
 
 
 def variance(values: Values, lost_degrees_of_freedom: int) -> float:

@@ -137,6 +137,38 @@ class Penalties(StrEnum):
     """The penalties of the token and of all later ones."""
 
 
+class Compared(StrEnum):
+    """The rewards of a prompt that a sample's reward is compared with."""
+
+    SAMPLES = "samples"
+    """Those of all its samples."""
+
+    LONGEST_SAMPLES = "longest samples"
+    """One of each rollout, which stands for all samples of the rollout: that of the sample with the
+    most active tokens, of the first one if there are several."""
+
+    LAST_SAMPLES = "last samples"
+    """One of each rollout, which stands for all samples of the rollout: that of its last one."""
+
+
+class Rejected(StrEnum):
+    """What the reward of a rejected sample is in the statistics of its prompt."""
+
+    COUNTED = "counted"
+
+    ZERO = "counted as 0"
+
+    EXCLUDED = "excluded"
+
+
+class Lone(StrEnum):
+    """The advantage of a reward that is compared with no other."""
+
+    ZERO = "0"
+
+    REWARD = "the reward"
+
+
 STD_EPSILON = 1e-6
 """Default epsilon, added to the standard deviation that rewards are divided by."""
 
@@ -149,8 +181,9 @@ class EstimatorConventions:
     on their divergence from the reference policy. The reward is at the last ``rewarded`` token.
     ``valued`` tokens have a critic's value; it is 0 elsewhere. Mean and variance for whitening are
     taken over n ``whitened`` tokens; the variance is divided by n - ``lost_degrees_of_freedom``.
-    ``std_epsilon`` is added to the standard deviation that a group's rewards are divided by.
-    ``penalties`` are subtracted from a centred reward.
+    ``std_epsilon`` is added to the standard deviation or mean that a group's rewards are divided
+    by. ``penalties`` are subtracted from a centred reward. ``compared``, ``rejected`` and ``lone``
+    say which rewards of a prompt are compared.
     """
 
     transitions: TokenSet = TokenSet.RESPONSE
@@ -161,6 +194,9 @@ class EstimatorConventions:
     lost_degrees_of_freedom: int = 1
     std_epsilon: float = STD_EPSILON
     penalties: Penalties = Penalties.TOKEN
+    compared: Compared = Compared.SAMPLES
+    rejected: Rejected = Rejected.COUNTED
+    lone: Lone = Lone.ZERO
 
     def __str__(self) -> str:
         sets = ("transitions", "penalised", "rewarded", "valued", "whitened")
@@ -168,7 +204,17 @@ class EstimatorConventions:
         epsilon = [] if self.std_epsilon == STD_EPSILON else [f"std + {self.std_epsilon:g}"]
         later = self.penalties is Penalties.LATER_TOKENS
         penalties = [f"penalties: {self.penalties}"] if later else []
-        return ", ".join([*named, f"n - {self.lost_degrees_of_freedom}", *epsilon, *penalties])
+        degrees = f"n - {self.lost_degrees_of_freedom}"
+        rewards = [
+            f"{name}: {getattr(self, name)}"
+            for name, usual in (
+                ("compared", Compared.SAMPLES),
+                ("rejected", Rejected.COUNTED),
+                ("lone", Lone.ZERO),
+            )
+            if getattr(self, name) is not usual
+        ]
+        return ", ".join([*named, degrees, *epsilon, *penalties, *rewards])
 
 
 @dataclass(frozen=True, kw_only=True)

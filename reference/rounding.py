@@ -89,6 +89,16 @@ def ratio_bound(dtype: str, tokens: int, condition: float = 1.0) -> float:
     )
 
 
+def statistic_bound(dtype: str, numbers: int) -> float:
+    """Bound on the error of a mean or deviation of some numbers, relative to the largest of them.
+
+    The sum (one rounding for each), its division, a difference and the root of a sum of squares
+    (`TERM_OPERATIONS`). A mean of squares minus the square of the mean is no such computation: its
+    error is relative to the squares.
+    """
+    return gamma(SAFETY_FACTOR * (numbers + TERM_OPERATIONS), UNIT_ROUNDOFF[_of_losses(dtype)])
+
+
 def reported_bound(tokens: int, dtype: str, operations: int = 0) -> float:
     """Bound on the error of a step scalar, with parameters in ``dtype``, relative to Σ|w · loss|.
 

@@ -190,11 +190,13 @@ class Framework:
         and for a way to cut micro-batches that no part of ``layout`` has.
         """
         merged = dict(self.always)
-        of_objective = self.objectives.get(job.objective, {})
+        rejects = any(step.original_mask is not None for step in job.steps)
+        of_rejection = self.objectives.get(Objective.REJECTION, {}) if rejects else {}
         for chosen in (
             self._of_mode(job),
             *self._of_layout(job.layout),
-            of_objective,
+            of_rejection,
+            self.objectives.get(job.objective, {}),
             *self._of_configuration(job.configuration),
         ):
             merged |= chosen

@@ -42,7 +42,9 @@ class Objective(StrEnum):
     # The policy loss with a ratio of 1 and advantages that the framework computes from rewards.
     GROUP_NORMALISED = "group_normalised"
     GROUP_CENTRED = "group_centred"
+    MEAN_NORMALISED = "mean_normalised"
     LEAVE_ONE_OUT = "leave_one_out"
+    OTHERS_NORMALISED = "others_normalised"
     GROUP_WHITENED = "group_whitened"
     REINFORCE_PP = "reinforce_pp"
     REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
@@ -81,7 +83,9 @@ OFF_POLICY = (Objective.OFF_POLICY, *POLICY_LOSSES, *CORRECTIONS)
 OF_GROUPS = (
     Objective.GROUP_NORMALISED,
     Objective.GROUP_CENTRED,
+    Objective.MEAN_NORMALISED,
     Objective.LEAVE_ONE_OUT,
+    Objective.OTHERS_NORMALISED,
     Objective.GROUP_WHITENED,
     Objective.REINFORCE_PP_BASELINE,
 )

@@ -252,11 +252,17 @@ class ProbedBatch:
         return Rollouts(
             rewards=self.rewards,
             groups=self.groups,
+            trajectories=self.trajectories,
+            rejected=np.array([self._is_rejected(index) for index in range(len(self.masks))]),
             sample=self.sample,
             mask=np.concatenate(self.masks),
             values=np.concatenate(self.values),
             divergences=-np.concatenate(self.reference_log_probs),
         )
+
+    def _is_rejected(self, index: int) -> bool:
+        """Whether rejection sampling has removed all tokens of a sample."""
+        return bool(self.original_masks[index].any() and not self.masks[index].any())
 
     @property
     def sample(self) -> NDArray[np.int64]:

@@ -46,6 +46,7 @@ class SampleTensors(TokenTensors):
     response_length: int
     reward: float
     group: int
+    rollout: int
     denominator: float = float("nan")
     auxiliary_denominator: float = float("nan")
     original_denominator: float = float("nan")
@@ -114,6 +115,7 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         map(len, batch.responses),
         batch.rewards.tolist(),
         batch.groups.tolist(),
+        batch.trajectories.tolist(),
     )
     return [list(islice(samples, step.size)) for step in batch.steps]
 

@@ -7,6 +7,7 @@ each rank holds.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
     from adapters.native.packing import SampleTensors
+
+
+LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
+"""Estimators that compare a reward with the others of its prompt."""
 
 
 class OverRanks:
@@ -54,46 +59,74 @@ class NativeEstimator(OverRanks):
         ``held`` are the ids of this rank's tokens that mean and variance count.
         """
         samples = [sample for step in steps for sample in step]
-        raw = [self.raw(sample, self.rewards_of_prompt(sample, samples)) for sample in samples]
+        raw = [self.raw(sample, self.siblings(sample, samples)) for sample in samples]
         if ESTIMATORS[self.objective].whitens:
             raw = self.whitened(raw, samples, held)
         estimated = iter(raw)
         return [[replace(sample, advantages=next(estimated)) for sample in step] for step in steps]
 
-    def rewards_of_prompt(
+    def siblings(
         self, sample: SampleTensors, samples: list[SampleTensors]
-    ) -> torch.Tensor:
-        """The rewards of all samples of a sample's prompt."""
-        return torch.tensor([other.reward for other in samples if other.group == sample.group])
+    ) -> list[SampleTensors]:
+        """All samples of a sample's prompt."""
+        return [other for other in samples if other.group == sample.group]
 
-    def raw(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
+    def raw(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         """The advantages of a sample before they are whitened: [prompt + response]."""
         if self.objective in OF_GROUPS:
-            return self.of_group(sample, rewards)
+            return self.of_group(sample, siblings)
         if self.objective is Objective.REINFORCE_PP:
             return self.discounted(self.token_rewards(sample), self.constants.discount)
         following = self.following(sample)
         deltas = self.token_rewards(sample) + self.constants.discount * following - sample.values
         return self.discounted(deltas, self.constants.discount * self.constants.trace)
 
-    def of_group(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
+    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         """A sample's reward compared with those of its prompt."""
-        centred = torch.full_like(sample.values, sample.reward - self.baseline(rewards))
-        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
-            return centred / (self.spread(rewards) + STD_EPSILON)
-        if self.objective is Objective.LEAVE_ONE_OUT:
-            return centred * len(rewards) / max(len(rewards) - 1, 1)
+        others = [other for other in siblings if other is not sample]
+        compared = others if self.objective in LEAVING_OUT else siblings
+        rewards = torch.tensor([self.reward(one) for one in compared])
+        advantage = self.compared(self.reward(sample), rewards) if others else self.alone(sample)
+        found = torch.full_like(sample.values, advantage)
         if self.objective is Objective.REINFORCE_PP_BASELINE:
-            return centred - self.penalties(sample)
-        return centred
+            return found - self.penalties(sample)
+        return found
+
+    def reward(self, sample: SampleTensors) -> float:
+        """The reward of a sample in the statistics of its prompt."""
+        return sample.reward
+
+    def alone(self, sample: SampleTensors) -> float:
+        """The advantage of a sample whose reward is compared with no other."""
+        return 0.0
+
+    def compared(self, reward: float, rewards: torch.Tensor) -> float:
+        """The advantage of a reward, given those that it is compared with."""
+        centred, divisor = reward - self.baseline(rewards), 1.0
+        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
+            divisor = self.spread(rewards) + STD_EPSILON
+        elif self.objective is Objective.MEAN_NORMALISED:
+            divisor = self.mean_divisor(rewards)
+        elif self.objective is Objective.OTHERS_NORMALISED:
+            divisor = self.spread_divisor(rewards)
+        return centred / divisor
 
     def baseline(self, rewards: torch.Tensor) -> float:
         """What is subtracted from the rewards of a prompt."""
         return float(rewards.mean())
 
     def spread(self, rewards: torch.Tensor) -> float:
-        """The standard deviation of the rewards of a prompt, 0 of a single one."""
+        """The standard deviation of rewards, 0 of a single one."""
         return float(rewards.std()) if len(rewards) > 1 else 0.0
+
+    def mean_divisor(self, rewards: torch.Tensor) -> float:
+        """What MaxRL divides by: the mean, where it is positive."""
+        mean = float(rewards.mean())
+        return mean + STD_EPSILON if mean > 0 else math.inf
+
+    def spread_divisor(self, rewards: torch.Tensor) -> float:
+        """The standard deviation of the other rewards, 1 where all are equal."""
+        return self.spread(rewards) + STD_EPSILON if len(rewards.unique()) > 1 else 1.0
 
     def penalties(self, sample: SampleTensors) -> torch.Tensor:
         """The penalty on the divergence of each token."""

@@ -11,7 +11,7 @@ sample per micro-batch. Losses and advantages at masked positions are the probe'
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -19,54 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Layout
+from conformance.corpus.case import DIVISOR as DIVISOR
+from conformance.corpus.case import Case as Case
+from conformance.corpus.case import fewest_micro_batches as fewest_micro_batches
+from conformance.corpus.rollouts import ROLLOUTS
 from conformance.findings.finding import PRODUCTION
-from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-DIVISOR = 40.0
-"""Default L of `constant`, which equals no count in the corpus."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One batch of rollouts: its optimizer steps and the mistake that it catches."""
-
-    name: str
-    catches: str
-    source: str = ""
-    """The pull request, review, paper or page that names the rule; empty for a generated case."""
-
-    steps: tuple[Step, ...]
-    divisor: float = DIVISOR
-    layouts: tuple[Layout, ...] = ()
-    """The only layouts that a large case runs on; all if empty."""
-
-    def aggregation(self, mode: Mode) -> Aggregation:
-        """The mode, with the case's divisor for `constant`."""
-        return Aggregation(mode, self.divisor if mode is Mode.CONSTANT else None)
-
-    @property
-    def fewest_samples(self) -> int:
-        """Number of samples of the smallest step."""
-        return min(step.size for step in self.steps)
-
-    def is_meant_for(self, layout: Layout) -> bool:
-        """Whether the case is meant for a layout; most are meant for all."""
-        return not self.layouts or layout in self.layouts
-
-    def runs_on(self, layout: Layout) -> bool:
-        """Whether the case is meant for a layout and has a sample for each of its micro-batches."""
-        has_enough = self.fewest_samples >= layout.dp * fewest_micro_batches(layout)
-        return has_enough and self.is_meant_for(layout)
-
-
-def fewest_micro_batches(layout: Layout) -> int:
-    """The fewest micro-batches of a rank on a layout, 2 if the layout does not fix their number."""
-    return layout.micro_batches if isinstance(layout.micro_batches, int) else 2
-
 
 def _rollouts(masks: str, *, groups: str, rollouts: str) -> Step:
     """A step from masks separated by spaces; each sample has a digit in groups and rollouts."""
@@ -373,7 +334,7 @@ ORDERS = (
 )
 """Further orders of samples."""
 
-ALL_CASES = (*CORPUS, *REJECTION, *ORDERS)
+ALL_CASES = (*CORPUS, *REJECTION, *ORDERS, *ROLLOUTS)
 """The cases of all checks."""
 
 CASES_BY_NAME = {case.name: case for case in ALL_CASES}

@@ -15,7 +15,9 @@ from adapters.contract.objective import (
     Objective,
 )
 from reference import advantages
-from reference.aggregation import Penalties
+from reference.advantages import Peers
+from reference.aggregation import Lone, Penalties
+from reference.rounding import UNIT_ROUNDOFF, ratio_bound, statistic_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +29,19 @@ if TYPE_CHECKING:
     from reference.loss_constants import AdvantageConstants
 
     Values = NDArray[np.float64]
+
+
+EXACT = UNIT_ROUNDOFF["float32"]
+"""Below every bound: what is divided by it may have any error."""
+
+
+def _roundings(rewards: Values) -> float:
+    """How many sums of the first rewards are rounded in float32: 0 if their mean is exact.
+
+    Otherwise the standard deviation of equal rewards may be a rounding error instead of 0.
+    """
+    sums = np.cumsum(rewards.astype(np.float32), dtype=np.float64)
+    return float(np.count_nonzero(sums != sums.astype(np.float32)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,23 +145,58 @@ class Estimate:
         return self.constants.discount * trace
 
     @cached_property
+    def peers(self) -> Peers:
+        """The rewards that an estimator of groups compares."""
+        return Peers.of(self.rollouts, self.conventions)
+
+    @cached_property
     def rounding(self) -> Values:
         """What rounding errors of advantages are relative to, besides their own size: [tokens].
 
-        Where a mean is subtracted, they are relative to what it is subtracted from; the error of a
-        variance is relative to the mean of squares, if it is computed from that.
+        Where a mean is subtracted, they are relative to what it is subtracted from, and so is the
+        error of a standard deviation of what is left.
         """
+        if self.objective in OF_GROUPS and not self.estimator.whitens:
+            of_tokens: Values = self._of_statistics[self.rollouts.sample]
+            return of_tokens + np.abs(self.advantages)
         largest, amplified = self._largest, 1.0
-        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
-            stds = np.sqrt(self.rollouts.of_group(lambda rewards: advantages.variance(rewards, 1)))
+        if self.objective is Objective.GROUP_WHITENED:
+            stds = self.peers.of_group(advantages.std)
             largest /= float(stds[stds > 0].min(initial=np.inf))
             amplified += 2 * largest
         if self.estimator.whitens:
             counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
-            spread = advantages.spread(counted, self.conventions)
-            largest /= spread
-            amplified += 2 * largest + float((counted**2).sum()) / max(counted.size, 1) / spread**2
+            largest /= advantages.spread(counted, self.conventions)
+            amplified += 2 * largest
         return 2 * largest + np.abs(self.advantages) * amplified
+
+    @property
+    def _of_statistics(self) -> Values:
+        """What rounding errors of rewards compared with those of their group are relative to: [N].
+
+        A group's statistics have fewer roundings than the bound of a batch allows, and a reward
+        that is compared with no other has none.
+        """
+        peers, epsilon = self.peers, self.conventions.std_epsilon
+        whole = ratio_bound("float32", len(self.raw))
+        fewer = peers.of_group(lambda rewards: statistic_bound("float32", len(rewards)) / whole)
+        largest = peers.of_group(lambda rewards: float(np.abs(rewards).max()))
+        centred = 2 * fewer * np.maximum(largest, np.abs(peers.rewards))
+        sizes = np.abs(self.raw[np.searchsorted(self.rollouts.sample, np.arange(len(centred)))])
+        if self.objective is Objective.GROUP_NORMALISED:
+            spread = peers.of_group(advantages.std)
+            found = centred / (spread + epsilon) * (1 + 2 * sizes)
+        elif self.objective is Objective.MEAN_NORMALISED:
+            mean = np.maximum(peers.of_group(lambda rewards: float(rewards.mean())), 0)
+            found = centred / (mean + epsilon) * (1 + sizes)
+        elif self.objective is Objective.OTHERS_NORMALISED:
+            spread = peers.of_others(advantages.std)
+            by_epsilon = np.where(peers.of_others(_roundings) > 0, sizes / epsilon / EXACT, 0.0)
+            divided = centred / (spread + epsilon) * (1 + 2 * sizes)
+            found = np.where(spread > 0, divided, centred + by_epsilon)
+        else:
+            found = centred
+        return peers.compared(found, Lone.ZERO)
 
     @property
     def _largest(self) -> float:

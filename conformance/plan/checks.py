@@ -19,6 +19,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
+from conformance.corpus.rollouts import ROLLOUTS
 from conformance.findings.finding import FindingId, slug
 from conformance.findings.verdict import Check
 from reference.aggregation import Mode
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _cases(*names: str) -> tuple[Case, ...]:
-    return tuple(case for case in CORPUS if case.name in names)
+    return tuple(case for case in (*CORPUS, *ROLLOUTS) if case.name in names)
 
 
 TELLING = _cases("fully_masked_sample", "split_groups", "nine_samples", "ten_samples", "two_steps")
@@ -43,7 +44,9 @@ ONE = _cases("fully_masked_sample")
 OF_ESTIMATORS = {
     Objective.GROUP_NORMALISED: _cases("split_groups"),
     Objective.GROUP_CENTRED: _cases("split_groups"),
+    Objective.MEAN_NORMALISED: _cases("split_groups"),
     Objective.LEAVE_ONE_OUT: _cases("split_groups"),
+    Objective.OTHERS_NORMALISED: _cases("split_groups"),
     Objective.GROUP_WHITENED: _cases("split_groups", "two_steps"),
     Objective.REINFORCE_PP: _cases("fully_masked_sample", "short_responses", "long_prompts"),
     Objective.REINFORCE_PP_BASELINE: _cases("fully_masked_sample", "two_steps"),
@@ -53,6 +56,16 @@ OF_ESTIMATORS = {
 """Groups over several ranks, means over two steps, samples and slices without tokens, masks with
 holes, ranks with unequal numbers of samples: each where an estimator, or a mean that is logged of
 rollouts, can go wrong with it."""
+
+IRREGULAR = {
+    Objective.GROUP_NORMALISED: ROLLOUTS,
+    Objective.GROUP_CENTRED: _cases("missing_siblings", "lone_samples", "several_samples"),
+    Objective.MEAN_NORMALISED: _cases("lone_samples", "several_samples", "equal_rewards"),
+    Objective.LEAVE_ONE_OUT: _cases("missing_siblings", "lone_samples", "rejected_siblings"),
+    Objective.OTHERS_NORMALISED: ROLLOUTS,
+    Objective.REINFORCE_PP_BASELINE: _cases("lone_samples"),
+}
+"""Irregular batches, all of them for a standard deviation of a prompt's rewards."""
 
 LOGGED_OF_ROLLOUTS = {
     Objective.GROUP_CENTRED: (Metric.REWARD, Metric.ADVANTAGE),
@@ -79,7 +92,9 @@ WITHOUT_PAIRS = frozenset(
         Objective.TIS_TOKEN,
         Objective.GROUP_NORMALISED,
         Objective.GROUP_CENTRED,
+        Objective.MEAN_NORMALISED,
         Objective.LEAVE_ONE_OUT,
+        Objective.OTHERS_NORMALISED,
     }
 )
 """Objectives whose combinations of properties another objective already covers: `COMBINED` covers
@@ -176,7 +191,7 @@ def _of_estimator(objective: Objective) -> Iterator[CheckSpec]:
         cases=OF_ESTIMATORS[objective],
         modes=(Mode.SAMPLE_MEAN,),
     )
-    yield plain
+    yield replace(plain, cases=(*plain.cases, *IRREGULAR.get(objective, ())))
     for metric in LOGGED_OF_ROLLOUTS.get(objective, ()):
         name = f"{objective}_{metric}" if metric is Metric.ADVANTAGE else metric
         yield replace(plain, check=Check.ROLLOUTS, name=name, metric=metric)

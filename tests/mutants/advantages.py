@@ -21,10 +21,10 @@ class FromRewards(Mutant, modes=SAMPLE):
 
 
 class _AllPrompts(NativeEstimator):
-    def rewards_of_prompt(
+    def siblings(
         self, sample: SampleTensors, samples: list[SampleTensors]
-    ) -> torch.Tensor:
-        return torch.tensor([other.reward for other in samples])
+    ) -> list[SampleTensors]:
+        return samples
 
 
 class GroupsMerged(
@@ -65,12 +65,18 @@ class BaselineForgotten(
 
 
 class _Centred(NativeEstimator):
-    def of_group(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
+    def compared(self, reward: float, rewards: torch.Tensor) -> float:
+        return reward - self.baseline(rewards)
+
+
+class _WithOwnReward(NativeEstimator):
+    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+        rewards = torch.tensor([one.reward for one in siblings])
         return torch.full_like(sample.values, sample.reward - self.baseline(rewards))
 
 
 class OwnRewardInBaseline(
-    FromRewards, diagnosis="own_reward_in_baseline", of="leave_one_out", estimator=_Centred
+    FromRewards, diagnosis="own_reward_in_baseline", of="leave_one_out", estimator=_WithOwnReward
 ):
     """The baseline is the mean of all samples of the prompt instead of the others."""
 
@@ -245,7 +251,7 @@ class _OnPaddedRows(NativeEstimator):
         self.width = max(lengths)
         return super().estimate(steps, held)
 
-    def raw(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
+    def raw(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         padding = self.width - int((sample.advantages != 0).sum())
         pad = torch.nn.functional.pad
         padded = replace(
@@ -255,7 +261,7 @@ class _OnPaddedRows(NativeEstimator):
             old_log_probs=pad(sample.old_log_probs, (0, padding)),
             reference_log_probs=pad(sample.reference_log_probs, (0, padding)),
         )
-        return super().raw(padded, rewards)[: len(sample.values)]
+        return super().raw(padded, siblings)[: len(sample.values)]
 
 
 class PaddingBootstrapped(
@@ -298,9 +304,9 @@ class _OfSlices(NativeEstimator):
         active = torch.cat([sample.ids[sample.mask] for sample in samples])
         return super().estimate(steps, held[torch.isin(held, active)])
 
-    def raw(self, sample: SampleTensors, rewards: torch.Tensor) -> torch.Tensor:
+    def raw(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         self.holders = self.holder[sample.ids]
-        return super().raw(sample, rewards)
+        return super().raw(sample, siblings)
 
     def discounted(self, values: torch.Tensor, decay: float) -> torch.Tensor:
         parts = torch.unique_consecutive(self.holders, return_counts=True)[1].tolist()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ROLLOUTS = Rollouts(
     rewards=np.array([1.0, 3.0, 5.0]),
     groups=np.array([0, 0, 1]),
+    trajectories=np.array([0, 1, 2]),
+    rejected=np.zeros(3, np.bool_),
     sample=np.array([0, 0, 0, 1, 1, 2]),
     mask=np.array([True, False, True, True, True, True]),
     values=np.array([1.0, 2.0, 3.0, 1.0, 1.0, 2.0]),

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
+from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING
 from adapters.contract.probed_batch import PADDING_VALUE
+from conformance.explain.catalogue.groups import wrong_groups
 from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
 from reference.aggregation import TokenSet
@@ -37,13 +38,6 @@ PARTS_OF_A_BATCH = {
 
 known(
     {
-        "groups_merged": "rewards are compared across prompts and not within each group",
-        "groups_per_dp_rank": "rewards are compared only with those of the group on the same rank",
-        "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
-        "own_reward_in_baseline": "the baseline includes the sample's own reward",
-        "std_left_out": "rewards are not divided by their standard deviation",
-        "std_of_the_batch": "rewards are divided by the standard deviation of the whole batch",
-        "biased_std": "the standard deviation of a group is the biased one, with divisor n",
         "divergence_left_out": "rewards are not penalised by the divergence",
         "divergence_added": "the divergence is rewarded instead of penalised",
         "divergence_of_other_tokens": "the divergence of the wrong tokens is penalised",
@@ -76,7 +70,7 @@ OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACT
 def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
     """Yield names and advantages, [tokens], with each mistake that an estimator may have."""
     if estimate.objective in OF_GROUPS:
-        yield from _of_groups(estimate, placement)
+        yield from wrong_groups(estimate, placement)
     else:
         yield from _of_discounts(estimate, placement)
     if estimate.objective in PENALISING:
@@ -85,51 +79,6 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
         yield from _of_values(estimate, placement)
     if estimate.estimator.whitens:
         yield from _of_whitening(estimate, placement)
-
-
-def _of_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
-    rollouts = estimate.rollouts
-    yield "groups_merged", estimate.having(groups=np.zeros_like(rollouts.groups))
-    if placement.dp_rank is not None and placement.dp_rank.any():
-        first = np.searchsorted(rollouts.sample, np.arange(len(rollouts.rewards)))
-        ranks = placement.dp_rank.max() + 1
-        parts = rollouts.groups * ranks + placement.dp_rank[first]
-        yield "groups_per_dp_rank", estimate.having(groups=parts)
-    yield from _of_baselines(estimate)
-    if estimate.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
-        yield from _of_spreads(estimate)
-
-
-def _of_baselines(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield mistakes in what is subtracted from a reward."""
-    rollouts, centred = estimate.rollouts, _centred(estimate)
-    uncentred = estimate.raw + (rollouts.rewards[rollouts.sample] - centred) * _scale(estimate)
-    yield "baseline_left_out", estimate.of(uncentred)
-    if estimate.objective is Objective.LEAVE_ONE_OUT:
-        yield "own_reward_in_baseline", centred
-
-
-def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield mistakes in the standard deviation that a reward is divided by."""
-    rollouts, centred = estimate.rollouts, _centred(estimate)
-    yield "std_left_out", estimate.of(centred)
-    if not estimate.estimator.whitens:  # which makes up for one factor of all
-        std = math.sqrt(advantages.variance(rollouts.rewards, 1))
-        yield "std_of_the_batch", centred / (std + estimate.conventions.std_epsilon)
-    biased = rollouts.of_group(lambda rewards: float(rewards.std()))[rollouts.sample]
-    yield "biased_std", estimate.of(centred / (biased + estimate.conventions.std_epsilon))
-
-
-def _centred(estimate: Estimate) -> Values:
-    return advantages.group_centred(estimate.rollouts, estimate.constants, estimate.conventions)
-
-
-def _scale(estimate: Estimate) -> Values:
-    """What a group's rewards are multiplied by after its mean is subtracted: [tokens]."""
-    centred = _centred(estimate)
-    if estimate.objective is Objective.REINFORCE_PP_BASELINE:
-        return np.ones_like(centred)
-    return np.divide(estimate.raw, centred, out=np.zeros_like(centred), where=centred != 0)
 
 
 def _of_penalties(estimate: Estimate) -> Iterator[Wrong]:

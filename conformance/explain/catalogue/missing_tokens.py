@@ -119,6 +119,7 @@ def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[n
         original_mask=None if step.original_mask is None else step.original_mask[tokens],
         groups=step.groups[samples],
         rollouts=step.rollouts[samples],
+        rewards=None,
     )
     weights = np.zeros(len(tokens))
     weights[tokens] = token_weights(smaller, context.aggregation, context.conventions)

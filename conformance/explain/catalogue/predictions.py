@@ -19,6 +19,7 @@ from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.term import PolicyDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
 from conformance.explain.catalogue.derivatives import wrong_derivatives
+from conformance.explain.catalogue.groups import read_off_variances
 from conformance.explain.catalogue.miscounts import (
     clamped_shares,
     filling_rows,
@@ -168,6 +169,8 @@ def _wrong_factors(
         for name, found in wrong_advantages(source.estimate, source.placement):
             yield name, source.factors(found), ()
         if source.observed is not None:
+            for name, found in read_off_variances(source.estimate, source.observed):
+                yield name, source.factors(found), ()
             for name, found, together in values_of_others(
                 source.estimate, source.placement, source.observed
             ):

@@ -1,0 +1,277 @@
+"""Known mistakes in comparing the rewards of a prompt's samples.
+
+Each is an estimator of `reference.advantages` on wrong groups or by another convention, or divides
+by a wrong statistic of the rewards.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.objective import Objective
+from conformance.explain.catalogue.mistake import Kind, known
+from reference import advantages
+from reference.aggregation import Compared, Lone, Rejected
+from reference.rounding import statistic_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from conformance.expected.advantages import BatchPlacement, Estimate
+    from reference.advantages import Statistic
+
+    Values = NDArray[np.float64]
+    Wrong = tuple[str, Values]
+
+known(
+    {
+        "groups_merged": "rewards are compared across prompts and not within each group",
+        "groups_per_dp_rank": "rewards are compared only with those of the group on the same rank",
+        "groups_of_a_fixed_size": (
+            "the batch is cut into groups of a fixed size, although samples are missing"
+        ),
+        "groups_cut_into_runs": "rewards are compared only with those of adjacent samples",
+        "missing_siblings_counted": "missing samples of a prompt count as rewards of 0",
+        "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
+        "own_reward_in_baseline": "the baseline includes the sample's own reward",
+        "own_reward_in_std": "the standard deviation includes the sample's own reward",
+        "std_left_out": "rewards are not divided by their standard deviation",
+        "std_of_the_batch": "rewards are divided by the standard deviation of the whole batch",
+        "biased_std": "the standard deviation of a group is the biased one, with divisor n",
+        "equal_rewards_divided": "rewards are divided by epsilon where the others are all equal",
+        "mean_not_divided_by": "rewards are not divided by their mean",
+        "divided_by_std": "rewards are divided by their standard deviation and not by their mean",
+    },
+    rank=15,
+    kind=Kind.ADVANTAGE,
+)
+ANSWERS = {
+    "compared": {
+        Compared.SAMPLES: "compared_by_samples",
+        Compared.LONGEST_SAMPLES: "compared_by_longest_samples",
+        Compared.LAST_SAMPLES: "compared_by_last_samples",
+    },
+    "rejected": {
+        Rejected.COUNTED: "rejected_siblings_counted",
+        Rejected.ZERO: "rejected_siblings_counted_as_0",
+        Rejected.EXCLUDED: "rejected_siblings_excluded",
+    },
+    "lone": {Lone.ZERO: "lone_reward_dropped", Lone.REWARD: "lone_reward_kept"},
+}
+"""Conventions of `EstimatorConventions` on which frameworks differ: the name of each answer."""
+
+known(
+    {
+        "compared_by_samples": "statistics of rewards count samples and not rollouts",
+        "compared_by_longest_samples": (
+            "a rollout counts once, by the reward of its sample with the most tokens"
+        ),
+        "compared_by_last_samples": "a rollout counts once, by the reward of its last sample",
+        "rejected_siblings_counted": "rewards of rejected samples count in those of their prompt",
+        "rejected_siblings_counted_as_0": (
+            "rejected samples count as rewards of 0 in those of their prompt"
+        ),
+        "rejected_siblings_excluded": (
+            "rewards of rejected samples are left out of those of their prompt"
+        ),
+        "lone_reward_dropped": "a reward that is compared with no other gives an advantage of 0",
+        "lone_reward_kept": "a reward that is compared with no other is the advantage itself",
+    },
+    rank=15,
+    kind=Kind.ADVANTAGE,
+)
+known(
+    {
+        "difference_of_squares": (
+            "a variance is the mean of squares minus the square of the mean, which float32 loses"
+        )
+    },
+    rank=15,
+    kind=Kind.READ_OFF,
+)
+
+DIVIDED_BY_STD = (
+    Objective.GROUP_NORMALISED,
+    Objective.GROUP_WHITENED,
+    Objective.OTHERS_NORMALISED,
+)
+"""Estimators that divide by the standard deviation of a prompt's rewards."""
+
+LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
+"""Estimators that compare a reward with the others of its prompt."""
+
+
+def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
+    """Yield names and advantages, [tokens], with each mistake in comparing a prompt's rewards."""
+    rollouts = estimate.rollouts
+    groups = rollouts.groups
+    yield "groups_merged", estimate.having(groups=np.zeros_like(groups))
+    if placement.dp_rank is not None and placement.dp_rank.any():
+        ranks = _of_samples(placement.dp_rank, estimate)
+        yield "groups_per_dp_rank", estimate.having(groups=groups * (ranks.max() + 1) + ranks)
+    runs = np.cumsum(np.diff(groups, prepend=groups[:1]) != 0)
+    yield "groups_cut_into_runs", estimate.having(groups=runs)
+    yield from _of_fixed_sizes(estimate, placement)
+    yield from _of_conventions(estimate)
+    yield from _of_baselines(estimate)
+    if estimate.objective in DIVIDED_BY_STD:
+        yield from _of_spreads(estimate)
+    if estimate.objective is Objective.MEAN_NORMALISED:
+        yield "mean_not_divided_by", _raw(estimate, _baseline(estimate), 1.0)
+        by_std = _statistic(estimate, advantages.std) + estimate.conventions.std_epsilon
+        yield "divided_by_std", _raw(estimate, _baseline(estimate), by_std)
+
+
+def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
+    """Yield advantages of groups of as many samples as the largest has, cut out of the batch.
+
+    What is left over at its end is a group of its own, or has a mean and a standard deviation of 0.
+    """
+    rollouts = estimate.rollouts
+    size = int(np.unique(rollouts.groups, return_counts=True)[1].max())
+    parts = [np.zeros_like(rollouts.groups)]
+    if placement.dp_rank is not None:
+        ranks, steps = _of_samples(placement.dp_rank, estimate), _of_samples(placement.step, estimate)
+        parts.append(steps * (ranks.max() + 1) + ranks)
+    for part in parts:
+        place, left = np.zeros_like(part), np.zeros(len(part), np.bool_)
+        for number in np.unique(part):
+            members = np.flatnonzero(part == number)
+            place[members] = np.arange(len(members)) // size
+            left[members[len(members) // size * size :]] = True
+        sliced = estimate.having(groups=part * len(part) + place)
+        yield "groups_of_a_fixed_size", sliced
+        if not estimate.estimator.whitens:
+            divided = estimate.objective in DIVIDED_BY_STD
+            alone = rollouts.rewards / (estimate.conventions.std_epsilon if divided else 1.0)
+            tail = left[rollouts.sample]
+            yield "groups_of_a_fixed_size", np.where(tail, alone[rollouts.sample], sliced)
+
+
+def _of_samples(of_tokens: NDArray[np.int64], estimate: Estimate) -> NDArray[np.int64]:
+    """What the first token of each sample has: [N]."""
+    first = np.searchsorted(estimate.rollouts.sample, np.arange(len(estimate.rollouts.rewards)))
+    found: NDArray[np.int64] = of_tokens[first]
+    return found
+
+
+def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
+    """Yield advantages by each answer that is not the framework's."""
+    for convention, answers in ANSWERS.items():
+        for answer, name in answers.items():
+            if answer is not getattr(estimate.conventions, convention):
+                yield name, estimate.by(**{convention: answer})
+
+
+def _of_baselines(estimate: Estimate) -> Iterator[Wrong]:
+    """Yield mistakes in what is subtracted from a reward."""
+    peers, divisor = estimate.peers, _divisor(estimate)
+    yield "baseline_left_out", _raw(estimate, np.zeros(len(peers.rewards)), divisor)
+    if estimate.objective is Objective.LEAVE_ONE_OUT:  # of n / (n - 1) times a centred reward
+        size = peers.of_group(len)
+        uncentred = peers.rewards * size / np.maximum(size - 1, 1)
+        yield "baseline_left_out", uncentred[estimate.rollouts.sample]
+    if estimate.objective in LEAVING_OUT:
+        yield "own_reward_in_baseline", _raw(estimate, peers.of_group(_mean), divisor)
+    largest = int(peers.of_group(len).max())
+
+    def filled(rewards: Values) -> Values:
+        """Rewards with zeros up to the size of the largest group."""
+        missing = largest - len(rewards) - (estimate.objective in LEAVING_OUT)
+        return np.pad(rewards, (0, max(missing, 0)))
+
+    mean = _statistic(estimate, lambda rewards: _mean(filled(rewards)))
+    spread = _statistic(estimate, lambda rewards: advantages.std(filled(rewards)))
+    yield "missing_siblings_counted", _raw(estimate, mean, _divisor(estimate, spread, mean))
+
+
+def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
+    """Yield mistakes in the standard deviation that a reward is divided by."""
+    peers, epsilon = estimate.peers, estimate.conventions.std_epsilon
+    baseline = _baseline(estimate)
+    yield "std_left_out", _raw(estimate, baseline, 1.0)
+    if not estimate.estimator.whitens:  # which makes up for one factor of all
+        of_all = math.sqrt(advantages.variance(estimate.rollouts.rewards, 1))
+        yield "std_of_the_batch", _raw(estimate, baseline, of_all + epsilon)
+    biased = _statistic(estimate, lambda rewards: float(rewards.std()))
+    yield "biased_std", _raw(estimate, baseline, _divisor(estimate, biased))
+    if estimate.objective is Objective.OTHERS_NORMALISED:
+        own = peers.of_group(advantages.std)
+        yield "own_reward_in_std", _raw(estimate, baseline, own + epsilon)
+        spread = peers.of_others(advantages.std)
+        yield "equal_rewards_divided", _raw(estimate, baseline, spread + epsilon)
+
+
+def _mean(rewards: Values) -> float:
+    return float(rewards.mean())
+
+
+def _statistic(estimate: Estimate, statistic: Statistic) -> Values:
+    """A statistic of the rewards that the estimator compares a sample's with: [N]."""
+    peers = estimate.peers
+    chosen = peers.of_others if estimate.objective in LEAVING_OUT else peers.of_group
+    return chosen(statistic)
+
+
+def _baseline(estimate: Estimate) -> Values:
+    """What is subtracted from each reward: [N]."""
+    return _statistic(estimate, _mean)
+
+
+def _divisor(
+    estimate: Estimate, spread: Values | None = None, mean: Values | None = None
+) -> Values | float:
+    """What each centred reward is divided by, given a wrong spread or mean: [N] or 1."""
+    epsilon = estimate.conventions.std_epsilon
+    if estimate.objective is Objective.MEAN_NORMALISED:
+        mean = _baseline(estimate) if mean is None else mean
+        return np.where(mean > 0, mean + epsilon, np.inf)
+    if estimate.objective not in DIVIDED_BY_STD:
+        return 1.0
+    spread = _statistic(estimate, advantages.std) if spread is None else spread
+    if estimate.objective is Objective.OTHERS_NORMALISED:
+        return np.where(spread > 0, spread + epsilon, 1.0)
+    return spread + epsilon
+
+
+def _raw(estimate: Estimate, baseline: Values, divisor: Values | float) -> Values:
+    """Advantages by a baseline and a divisor of rewards, [N] each: [tokens]."""
+    peers, lone = estimate.peers, estimate.conventions.lone
+    of_samples = peers.compared((peers.rewards - baseline) / divisor, lone)
+    right = peers.compared((peers.rewards - _baseline(estimate)) / _divisor(estimate), lone)
+    return estimate.of(estimate.raw + (of_samples - right)[estimate.rollouts.sample])
+
+
+VISIBLE = 1e-3
+"""The least part of a variance that rounding must be able to change for it to be looked for."""
+
+
+def read_off_variances(estimate: Estimate, observed: Values) -> Iterator[Wrong]:
+    """Yield the advantages by variances that float32 rounds as a difference of squares may be.
+
+    ``observed`` are advantages, [tokens], NaN where they cannot be seen: each shows what a sample's
+    reward was divided by.
+    """
+    if estimate.objective not in DIVIDED_BY_STD or estimate.estimator.whitens:
+        return
+    peers, sample = estimate.peers, estimate.rollouts.sample
+    numbers = _statistic(estimate, len)
+    variance = _statistic(estimate, advantages.std) ** 2
+    squares = _statistic(estimate, lambda rewards: float((rewards**2).mean()))
+    largest = int(numbers.max(initial=1))
+    lost = statistic_bound("float32", largest) * squares * numbers / np.maximum(numbers - 1, 1)
+    if not (lost > VISIBLE * variance)[numbers > 1].any():
+        return
+    centred = (peers.rewards - _baseline(estimate))[sample]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        divisors = centred / observed
+    spread = np.where(divisors == 1, 0.0, divisors - estimate.conventions.std_epsilon)
+    is_undivided = np.abs(observed - centred) <= VISIBLE * np.abs(centred)
+    squared = np.where(is_undivided & (lost >= variance)[sample], variance[sample], spread**2)
+    fits = (np.abs(squared - variance[sample]) <= lost[sample]) & (numbers > 1)[sample]
+    yield "difference_of_squares", np.where(fits, observed, estimate.advantages)
