@@ -18,7 +18,7 @@ from adapters.slime_family.driving import LOG, OBJECT_STORE
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.imports import found, import_from, modules_of
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import Aggregation, Compared, EstimatorConventions, Mode
 from reference.step import Sample, Step
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def references(
 ) -> Any:
     """References to the ranks' data; given all sizes, miles also makes micro-batches."""
     conversion = module(TRAIN_DATA)
+    if not _compares_rollouts():
+        driving.require_prompts_together(job)
 
     convert = partial(
         call_supported,
@@ -128,10 +130,17 @@ def declared(
     estimators = found("miles.backends.training_utils.loss_hub.math_utils")
     tested = "tests/fast/backends/training_utils/test_rollout_mask_sums.py"
     partitions = found(f"miles.{TRAIN_DATA}:_prompt_group_partitions")
+    compared = Compared.LONGEST_SAMPLES if _compares_rollouts() else Compared.SAMPLES
     return {
         **conventions(parser, estimators, unit or sample_unit(rollout_field(), tested)),
         "whole_groups": Assumed(partitions is not None),
+        "of_groups": Assumed(EstimatorConventions(compared=compared)),
     }
+
+
+def _compares_rollouts() -> bool:
+    """Whether rewards are compared over rollouts, by the prompt that samples name."""
+    return found(f"miles.{TRAIN_DATA}:_normalize_rewards_by_rollout") is not None
 
 
 def missing() -> set[Objective]:

@@ -121,6 +121,7 @@ class SlimeAdapter(MegatronAdapter):
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References made by a rollout manager on this rank."""
+        driving.require_prompts_together(job)
         manager = object.__new__(self.found(MANAGER))
         manager.args = args
         manager.custom_reward_post_process_func = None

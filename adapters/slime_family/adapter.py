@@ -229,6 +229,7 @@ def conventions(
         "sample_unit": sample_unit,
         **mask,
         **dict.fromkeys(("entropy", "kl", "diagnostics"), auxiliary),
+        "of_groups": Assumed(EstimatorConventions()),
         "of_returns": _of_returns(getattr(estimators, "get_reinforce_plus_plus_returns", None)),
         "of_values": _of_values(getattr(estimators, "get_advantages_and_returns_batch", None)),
     }

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from adapters.contract.description import parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import FaultInjection, Setting, Unsupported
@@ -22,7 +24,7 @@ from adapters.contract.objective import (
 )
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.slime_family import user_code
-from adapters.toolkit.settings import rollouts_per_prompt, rollouts_per_step, token_budget
+from adapters.toolkit.settings import rollouts_asked_for, rollouts_per_step, token_budget
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -57,9 +59,8 @@ OF_CRITIC = {Metric.LOSS: "train/value_loss"}
 
 
 def _rollout_batch_size(job: Job) -> int:
-    """The prompts of all steps; raises `Unsupported` if steps or prompts differ in rollouts."""
-    rollouts, per_prompt = rollouts_per_step(job.steps), rollouts_per_prompt(job.steps)
-    return rollouts * len(job.steps) // per_prompt
+    """The prompts of all steps."""
+    return sum(len(np.unique(step.groups)) for step in job.steps)
 
 
 def _micro_batch_size(job: Job) -> int:
@@ -151,7 +152,7 @@ FAMILY = Framework(
     always={
         "--num-rollout": 1,
         "--rollout-batch-size": _rollout_batch_size,
-        "--n-samples-per-prompt": lambda job: rollouts_per_prompt(job.steps),
+        "--n-samples-per-prompt": rollouts_asked_for,
         BATCH_SIZE: lambda job: rollouts_per_step(job.steps),
     },
     configurations={

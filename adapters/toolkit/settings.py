@@ -102,12 +102,26 @@ def rollouts_per_step(steps: Sequence[Step]) -> int:
 
 def rollouts_per_prompt(steps: Sequence[Step]) -> int:
     """The number of rollouts of every prompt; `Unsupported` if they differ."""
-    counts = (
+    return _only(_rollouts_of_prompts(steps), "rollouts of prompts")
+
+
+def rollouts_asked_for(job: Job) -> int:
+    """The number of rollouts that a user asks for of every prompt.
+
+    Some may be missing where advantages are computed from rewards: they failed or were filtered.
+    Otherwise `Unsupported` is raised if prompts differ.
+    """
+    if gives_advantages(job):
+        return rollouts_per_prompt(job.steps)
+    return max(_rollouts_of_prompts(job.steps))
+
+
+def _rollouts_of_prompts(steps: Sequence[Step]) -> list[int]:
+    return [
         len(np.unique(step.rollouts[step.groups == group]))
         for step in steps
         for group in np.unique(step.groups)
-    )
-    return _only(counts, "rollouts of prompts")
+    ]
 
 
 def token_budget(steps: Sequence[Step], ranks: int) -> int:

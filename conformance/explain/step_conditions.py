@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 
+LARGE = 1000.0
+"""Least size of a reward whose square leaves float32 no digit behind the point."""
+
+SAME = 1e-3
+"""Differences of rewards, relative to their size, that float32 loses among squares."""
+
 OF_STEPS: dict[str, Callable[[Step], bool]] = {
     EMPTY_SAMPLE: lambda step: bool((step.active_tokens == 0).any()),
     "where no token is active": lambda step: not step.active_tokens.any(),
@@ -42,6 +48,16 @@ OF_STEPS: dict[str, Callable[[Step], bool]] = {
     "where a rollout has several samples": lambda step: len(set(step.rollouts)) < step.size,
     "where tokens are rejected": lambda step: step.original_mask is not None,
     "where no token is rejected": lambda step: step.original_mask is None,
+    "where a reward is compared with no other": lambda step: _has_prompt(
+        step, lambda rewards: len(rewards) == 1
+    ),
+    "where all rewards of a prompt are equal": lambda step: _has_prompt(
+        step, lambda rewards: len(rewards) > 1 and not np.ptp(rewards)
+    ),
+    "where rewards of a prompt hardly differ": lambda step: _has_prompt(step, _hardly_differ),
+    "where rewards are large": lambda step: _has_prompt(
+        step, lambda rewards: bool(np.abs(rewards).max() >= LARGE)
+    ),
 }
 """Facts of steps, however they are cut."""
 
@@ -86,6 +102,20 @@ def of_context(context: StepContext) -> Iterator[str]:
 def of_step(step: Step) -> Iterator[str]:
     """Yield the facts of a step that do not depend on its cut."""
     return (fact for fact, holds in OF_STEPS.items() if holds(step))
+
+
+def _has_prompt(step: Step, holds: Callable[[NDArray[np.float64]], bool]) -> bool:
+    """Whether something holds of the rewards of a prompt, if the step has any of its own."""
+    rewards = step.rewards
+    if rewards is None:
+        return False
+    return any(holds(rewards[step.groups == group]) for group in np.unique(step.groups))
+
+
+def _hardly_differ(rewards: NDArray[np.float64]) -> bool:
+    """Whether rewards are about the same but for one of them."""
+    without_ends = np.sort(rewards)[1:-1]
+    return bool(len(without_ends) > 1 and np.ptp(without_ends) <= SAME * np.abs(rewards).max())
 
 
 def _group_sizes(step: Step) -> NDArray[np.int64]:

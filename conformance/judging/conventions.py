@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Assumed, Documented
-from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
+from adapters.contract.formulas import ESTIMATORS
+from adapters.contract.objective import OF_GROUPS, OF_ROLLOUTS, Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
-from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.catalogue import groups
+from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.advice import OF_THE_STEP
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from adapters.contract.description import Convention
     from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
+    from reference.aggregation import EstimatorConventions
 
 MEAN_OF_MEANS = "mean_of_means"
 
@@ -209,7 +213,9 @@ def _of_means(pooled: Judgement) -> Diagnosis:
 def _shown_convention(
     judgement: Judgement, spec: CheckSpec, job: Job, description: Description
 ) -> Judgement | None:
-    """Advice on an assumed convention that the weights of a policy loss show."""
+    """Advice on an assumed convention that the weights of a policy loss or advantages show."""
+    if spec.objective in OF_GROUPS and spec.metric is None:
+        return _shown_of_groups(judgement, job, description)
     if spec.metric is not None or spec.objective not in (Objective.POLICY, Objective.REJECTION):
         return None
     for name, other in _other_answers(description):
@@ -233,6 +239,12 @@ def _other_answer(
                 diagnosis=_of_answer(name, other.value),
                 expected=judgement.expected,
             )
+    for name, answer, conventions in _other_groups(description):
+        if under({"of_groups": Assumed(conventions)}).verdict is Verdict.CONFORMS:
+            found = _of_groups(groups.ANSWERS[name][answer])
+            return Judgement(
+                verdict=Verdict.ADVICE, diagnosis=found, expected=judgement.expected
+            )
     return None
 
 
@@ -244,6 +256,41 @@ def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]
             yield from (
                 (name, Assumed(answer)) for answer in answers if answer is not convention.value
             )
+
+
+def _shown_of_groups(
+    judgement: Judgement, job: Job, description: Description
+) -> Judgement | None:
+    """Advice on an assumed answer by which rewards are compared, if another one gives others."""
+    rollouts = ProbedBatch.of(job, description.conventions).rollouts
+    for name, answer, other in _other_groups(description):
+        found = [
+            ESTIMATORS[job.objective](rollouts, one)[rollouts.mask]
+            for one in (description.declared["of_groups"].value, other)
+        ]
+        if not np.allclose(*found):
+            answers = groups.ANSWERS[name]
+            chosen = getattr(description.declared["of_groups"].value, name)
+            return replace(
+                judgement, verdict=Verdict.ADVICE, diagnosis=_of_groups(answers[chosen])
+            )
+    return None
+
+
+def _other_groups(
+    description: Description,
+) -> Iterator[tuple[str, object, EstimatorConventions]]:
+    """Yield what is assumed of the rewards of groups, with other answers: name, answer, all."""
+    convention = description.declared.get("of_groups")
+    if isinstance(convention, Assumed):
+        for name, answers in groups.ANSWERS.items():
+            for answer in answers:
+                if answer is not getattr(convention.value, name):
+                    yield name, answer, replace(convention.value, **{name: answer})
+
+
+def _of_groups(name: str) -> Diagnosis:
+    return Diagnosis(name=name, explanation=f"{MISTAKES[name].says}, {ASSUMED}")
 
 
 def _ratios(

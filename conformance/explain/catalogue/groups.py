@@ -33,7 +33,7 @@ known(
         "groups_merged": "rewards are compared across prompts and not within each group",
         "groups_per_dp_rank": "rewards are compared only with those of the group on the same rank",
         "groups_of_a_fixed_size": (
-            "the batch is cut into groups of a fixed size, although samples are missing"
+            "the batch is cut into groups of a fixed size, whatever prompts samples are of"
         ),
         "groups_cut_into_runs": "rewards are compared only with those of adjacent samples",
         "missing_siblings_counted": "missing samples of a prompt count as rewards of 0",
