@@ -39,6 +39,13 @@ def _group_size(job: Job) -> int:
     return max(int(np.unique(step.groups, return_counts=True)[1].max()) for step in job.steps)
 
 
+def _reward_clip(job: Job) -> float | str:
+    """A bound above all rewards, nothing if they are within the default of 20."""
+    given = [step.rewards for step in job.steps if step.rewards is not None]
+    largest = max((float(np.abs(rewards).max()) for rewards in given), default=0.0)
+    return 2 * largest if largest > 20 else ""
+
+
 def _budget(job: Job) -> int:
     """A token budget of micro-batches, which hold whole prompts in `prompt_mean`."""
     budget = token_budget(job.steps, job.layout.dp)
@@ -65,7 +72,11 @@ OF_TOKENS = {
     "rejection_sampling.level": "token",
     "rejection_sampling.upper": CONSTANTS.truncation,
 }
-OF_PROMPTS = {"reward_norm.mean_level": "group", "reward_norm.group_size": _group_size}
+OF_PROMPTS = {
+    "reward_norm.mean_level": "group",
+    "reward_norm.group_size": _group_size,
+    "reward_clip": _reward_clip,
+}
 
 AREAL = Framework(
     title="AReaL",
@@ -162,15 +173,14 @@ AREAL = Framework(
     },
     # Metrics of batches are averages over the tokens of a mask, of all data-parallel ranks. No page
     # says how the fraction of rejected tokens is averaged. That a loss is divided by the tokens of
-    # the mask before rejection sampling was read off `ppo_actor_loss_fn`.
+    # the mask before rejection sampling was read off `ppo_actor_loss_fn`. Of groups, the help of
+    # NormConfig says what is added to a standard deviation.
     conventions={
         "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
         "diagnostics": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
         "logged_policy_loss": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
         "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "of_returns": Documented(
-            EstimatorConventions(std_epsilon=1e-5), "docs/en/cli_reference.md, NormConfig"
-        ),
+        "of_groups": Assumed(EstimatorConventions(std_epsilon=1e-5)),
     },
     options=parse_options(
         """

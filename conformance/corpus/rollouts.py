@@ -20,7 +20,7 @@ ALMOST = 26762 / 32768
 """A mean of three rewards of this size is exact in float32, and a mean of their squares is not:
 their variance is 0, or 9e-8 as the difference of the two."""
 
-FAN_OUT = "111 11 101 000 1111 11 1 111 110 11 1 11111"
+FAN_OUT = "111 11 101 000 1111 11 1 111 011 11 1 11111"
 """Samples of six rollouts: of 1, 3, 1, 2, 1 and 4 samples, one of which has no active token."""
 
 OF_ROLLOUTS = "011123345555"
@@ -98,6 +98,18 @@ ROLLOUTS = (
                 [1, 0.2, 0.5, 0.7, 0.6, 0.3, 0.8, 0.9, 0.1, 0.4, 0.15, 0.55],
                 groups="000001111111",
                 rollouts=OF_ROLLOUTS,
+            ),
+        ),
+    ),
+    Case(
+        name="masked_ends",
+        catches="a reward lost with the last token of a response, which is not the policy's own",
+        source="verl pull request 2337: tokens that the policy did not write are skipped",
+        steps=(
+            _step(
+                "11 110 111 1101 11100 1 11 1 110 11 01 111100",
+                [0.1, 0.7, 1, 0.3, 0.9, 0.2, 0.6, 0.4, 0, 1.2, 0.8, 0.5],
+                groups="000011112222",
             ),
         ),
     ),

@@ -55,6 +55,10 @@ OF_STEPS: dict[str, Callable[[Step], bool]] = {
         step, lambda rewards: len(rewards) > 1 and not np.ptp(rewards)
     ),
     "where rewards of a prompt hardly differ": lambda step: _has_prompt(step, _hardly_differ),
+    "where a rewarded response ends with a masked token": lambda step: (
+        step.rewards is not None
+        and bool((step.active_tokens > 0)[~step.mask[step.offsets[1:] - 1]].any())
+    ),
     "where rewards are large": lambda step: _has_prompt(
         step, lambda rewards: bool(np.abs(rewards).max() >= LARGE)
     ),

@@ -7,6 +7,7 @@ by a wrong statistic of the rewards.
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from adapters.contract.objective import Objective
 from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
-from reference.aggregation import Compared, Lone, Rejected
+from reference.aggregation import Compared, Lone, Rejected, TokenSet
 from reference.rounding import statistic_bound
 
 if TYPE_CHECKING:
@@ -117,6 +118,9 @@ def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wron
     runs = np.cumsum(np.diff(groups, prepend=groups[:1]) != 0)
     yield "groups_cut_into_runs", estimate.having(groups=runs)
     yield from _of_fixed_sizes(estimate, placement)
+    ended = rollouts.mask[rollouts.last(TokenSet.RESPONSE)]
+    kept = np.where(ended[rollouts.sample], estimate.raw, 0.0)
+    yield "reward_off_the_path_lost", estimate.of(kept)
     yield from _of_conventions(estimate)
     yield from _of_baselines(estimate)
     if estimate.objective in DIVIDED_BY_STD:
@@ -134,14 +138,10 @@ def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[W
     """
     rollouts = estimate.rollouts
     size = int(np.unique(rollouts.groups, return_counts=True)[1].max())
-    parts = [np.zeros_like(rollouts.groups)]
-    if placement.dp_rank is not None:
-        ranks, steps = _of_samples(placement.dp_rank, estimate), _of_samples(placement.step, estimate)
-        parts.append(steps * (ranks.max() + 1) + ranks)
-    for part in parts:
+    for part, order in product(_parts(estimate, placement), _orders(estimate, placement)):
         place, left = np.zeros_like(part), np.zeros(len(part), np.bool_)
         for number in np.unique(part):
-            members = np.flatnonzero(part == number)
+            members = order[part[order] == number]
             place[members] = np.arange(len(members)) // size
             left[members[len(members) // size * size :]] = True
         sliced = estimate.having(groups=part * len(part) + place)
@@ -151,6 +151,23 @@ def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[W
             alone = rollouts.rewards / (estimate.conventions.std_epsilon if divided else 1.0)
             tail = left[rollouts.sample]
             yield "groups_of_a_fixed_size", np.where(tail, alone[rollouts.sample], sliced)
+
+
+def _parts(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[np.int64]]:
+    """Yield the part of a batch that each sample is in: one for all, or that of a rank."""
+    yield np.zeros_like(estimate.rollouts.groups)
+    if placement.dp_rank is not None:
+        ranks = _of_samples(placement.dp_rank, estimate)
+        yield _of_samples(placement.step, estimate) * (ranks.max() + 1) + ranks
+
+
+def _orders(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[np.int64]]:
+    """Yield orders of samples: as given, and prompts of more tokens first, as ranks are dealt."""
+    groups, sample = estimate.rollouts.groups, estimate.rollouts.sample
+    yield np.arange(len(groups))
+    if placement.prompt_lengths is not None:
+        tokens = np.bincount(groups, placement.prompt_lengths + np.bincount(sample))
+        yield np.lexsort((groups, -tokens[groups]))
 
 
 def _of_samples(of_tokens: NDArray[np.int64], estimate: Estimate) -> NDArray[np.int64]:
