@@ -24,6 +24,7 @@ from reference.aggregation import (
     DenominatorMask,
     EmptyUnits,
     EstimatorConventions,
+    Lone,
     LoggedMean,
     Mode,
     TokenSet,
@@ -189,6 +190,7 @@ VERL = Framework(
             SKIPPING, "tests/trainer/ppo/test_reinforce_pp_multiturn_on_cpu.py"
         ),
         "of_values": Documented(SKIPPING, "tests/trainer/ppo/test_core_algos_on_cpu.py"),
+        "of_groups": Assumed(EstimatorConventions(lone=Lone.REWARD)),
         "logged_advantages": Assumed(OF_ACTIVE_TOKENS),
         "logged_values": Assumed(OF_ACTIVE_TOKENS),
     },
