@@ -98,6 +98,10 @@ NEMO_RL = Framework(
             "grpo.normalize_rewards": False,
         },
         Objective.LEAVE_ONE_OUT: {"grpo.normalize_rewards": False},
+        Objective.OTHERS_NORMALISED: {
+            "grpo.use_leave_one_out_baseline": True,
+            "grpo.normalize_rewards": True,
+        },
         Objective.REINFORCE_PP_BASELINE: {
             "grpo.adv_estimator.name": "reinforce_plus_plus",
             "loss_fn.use_kl_in_reward": True,
@@ -193,8 +197,8 @@ NEMO_RL = Framework(
         loss_fn.positive_example_nll_weight | the likelihood of rewarded samples, in PPO | the
             reference has no such term
         grpo.adv_estimator.name, grpo.normalize_rewards, grpo.use_leave_one_out_baseline |
-            advantages | `gdpo` and `opd` have no formula in the reference, nor has `grpo` by
-            default, where a sample is left out of its mean and of its standard deviation
+            advantages | those of `grpo` and of `reinforce_plus_plus`; `gdpo` and `opd` have no formula in
+            the reference
         grpo.advantage_clip_low, grpo.advantage_clip_high, grpo.reward_scaling, grpo.reward_shaping,
             grpo.use_dynamic_sampling | rewards and advantages before the loss | they are a case's
         grpo.overlong_filtering, grpo.seq_logprob_error_threshold | samples that are not valid |
