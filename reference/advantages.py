@@ -166,7 +166,9 @@ def group_normalised(
 ) -> Values:
     """Returns (r - mean) / (std + ε)."""
     peers = Peers.of(rollouts, conventions)
-    scaled = (peers.rewards - peers.of_group(_mean)) / (peers.of_group(std) + conventions.std_epsilon)
+    scaled = (peers.rewards - peers.of_group(_mean)) / (
+        peers.of_group(std) + conventions.std_epsilon
+    )
     return peers.compared(scaled, conventions.lone)[rollouts.sample]
 
 

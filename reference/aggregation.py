@@ -143,11 +143,11 @@ class Compared(StrEnum):
     SAMPLES = "samples"
     """Those of all its samples."""
 
-    LONGEST_SAMPLES = "longest samples"
+    LONGEST_SAMPLES = "longest_samples"
     """One of each rollout, which stands for all samples of the rollout: that of the sample with the
     most active tokens, of the first one if there are several."""
 
-    LAST_SAMPLES = "last samples"
+    LAST_SAMPLES = "last_samples"
     """One of each rollout, which stands for all samples of the rollout: that of its last one."""
 
 
@@ -156,7 +156,7 @@ class Rejected(StrEnum):
 
     COUNTED = "counted"
 
-    ZERO = "counted as 0"
+    ZERO = "zero"
 
     EXCLUDED = "excluded"
 
@@ -164,9 +164,9 @@ class Rejected(StrEnum):
 class Lone(StrEnum):
     """The advantage of a reward that is compared with no other."""
 
-    ZERO = "0"
+    ZERO = "zero"
 
-    REWARD = "the reward"
+    REWARD = "reward"
 
 
 STD_EPSILON = 1e-6
@@ -245,8 +245,9 @@ class Conventions:
     terms are logged as plain means.
 
     ``of_groups``, ``of_returns`` and ``of_values`` are the conventions of advantages from rewards
-    of groups, from discounted returns, and from values. ``whole_groups`` says that `prompt_mean`
-    needs all samples of a prompt on one data-parallel rank.
+    of groups, from discounted returns, and from values; ``compared``, ``rejected_rewards`` and
+    ``lone_reward`` say which rewards of a group are compared. ``whole_groups`` says that
+    `prompt_mean` needs all samples of a prompt on one data-parallel rank.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -269,6 +270,9 @@ class Conventions:
     logged_kl: AuxiliaryAggregation | None = None
     logged_policy_loss: AuxiliaryAggregation | None = None
     advantage_unit: AdvantageUnit | None = None
+    compared: Compared = Compared.SAMPLES
+    rejected_rewards: Rejected = Rejected.COUNTED
+    lone_reward: Lone = Lone.ZERO
 
 
 DEFAULT_CONVENTIONS = Conventions()

@@ -17,10 +17,13 @@ from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, PIPELINE_STAGE
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
+    Compared,
     DenominatorMask,
     EmptyUnits,
     EstimatorConventions,
+    Lone,
     Mode,
+    Rejected,
 )
 
 if TYPE_CHECKING:
@@ -173,14 +176,18 @@ AREAL = Framework(
     },
     # Metrics of batches are averages over the tokens of a mask, of all data-parallel ranks. No page
     # says how the fraction of rejected tokens is averaged. That a loss is divided by the tokens of
-    # the mask before rejection sampling was read off `ppo_actor_loss_fn`. Of groups, the help of
-    # NormConfig says what is added to a standard deviation.
+    # the mask before rejection sampling was read off `ppo_actor_loss_fn`.
     conventions={
         "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
         "diagnostics": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
         "logged_policy_loss": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
         "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "of_groups": Assumed(EstimatorConventions(std_epsilon=1e-5)),
+        "of_groups": Documented(
+            EstimatorConventions(std_epsilon=1e-5), "docs/en/cli_reference.md, NormConfig"
+        ),
+        "compared": Assumed(Compared.SAMPLES),
+        "rejected_rewards": Assumed(Rejected.COUNTED),
+        "lone_reward": Assumed(Lone.ZERO),
     },
     options=parse_options(
         """

@@ -82,4 +82,9 @@ def estimator_conventions(objective: Objective, conventions: Conventions) -> Est
         declared = conventions.of_returns
     else:
         declared = conventions.of_groups
-    return declared or EstimatorConventions()
+    return replace(
+        declared or EstimatorConventions(),
+        compared=conventions.compared,
+        rejected=conventions.rejected_rewards,
+        lone=conventions.lone_reward,
+    )

@@ -18,7 +18,7 @@ from adapters.slime_family.driving import LOG, OBJECT_STORE
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.imports import found, import_from, modules_of
-from reference.aggregation import Aggregation, Compared, EstimatorConventions, Mode
+from reference.aggregation import Aggregation, Compared, Mode
 from reference.step import Sample, Step
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def declared(
     return {
         **conventions(parser, estimators, unit or sample_unit(rollout_field(), tested)),
         "whole_groups": Assumed(partitions is not None),
-        "of_groups": Assumed(EstimatorConventions(compared=compared)),
+        "compared": Assumed(compared),
     }
 
 

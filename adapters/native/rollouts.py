@@ -65,9 +65,7 @@ class NativeEstimator(OverRanks):
         estimated = iter(raw)
         return [[replace(sample, advantages=next(estimated)) for sample in step] for step in steps]
 
-    def siblings(
-        self, sample: SampleTensors, samples: list[SampleTensors]
-    ) -> list[SampleTensors]:
+    def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
         """All samples of a sample's prompt."""
         return [other for other in samples if other.group == sample.group]
 

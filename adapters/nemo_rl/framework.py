@@ -20,12 +20,15 @@ from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ZEROED
 from adapters.toolkit.settings import largest_micro_batch, samples_per_step, token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
+    Compared,
     DenominatorMask,
     DivergenceEstimator,
     EmptyUnits,
     EstimatorConventions,
     LoggedMean,
+    Lone,
     Mode,
+    Rejected,
 )
 
 if TYPE_CHECKING:
@@ -171,6 +174,9 @@ NEMO_RL = Framework(
             AuxiliaryAggregation.TOKEN_MEAN, "docs/guides/grpo.md, How metrics are normalized"
         ),
         "of_groups": Assumed(EstimatorConventions(lost_degrees_of_freedom=0)),
+        "compared": Assumed(Compared.SAMPLES),
+        "rejected_rewards": Assumed(Rejected.COUNTED),
+        "lone_reward": Assumed(Lone.ZERO),
         "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),
         "kl_estimator": Assumed(DivergenceEstimator.K3_BY_RATIO),
     },
@@ -197,8 +203,8 @@ NEMO_RL = Framework(
         loss_fn.positive_example_nll_weight | the likelihood of rewarded samples, in PPO | the
             reference has no such term
         grpo.adv_estimator.name, grpo.normalize_rewards, grpo.use_leave_one_out_baseline |
-            advantages | those of `grpo` and of `reinforce_plus_plus`; `gdpo` and `opd` have no formula in
-            the reference
+            advantages | those of `grpo` and `reinforce_plus_plus`; `gdpo` and `opd` have no formula
+            in the reference
         grpo.advantage_clip_low, grpo.advantage_clip_high, grpo.reward_scaling, grpo.reward_shaping,
             grpo.use_dynamic_sampling | rewards and advantages before the loss | they are a case's
         grpo.overlong_filtering, grpo.seq_logprob_error_threshold | samples that are not valid |

@@ -19,6 +19,7 @@ from adapters.contract import Adapter, Assumed, Depth, Documented, code_location
 from adapters.contract.objective import Objective
 from adapters.slime_family import importing
 from adapters.slime_family.framework import (
+    COMPARING,
     DIVISOR,
     FAMILY,
     MODE,
@@ -30,6 +31,7 @@ from adapters.slime_family.framework import (
 from adapters.toolkit.imports import found
 from reference.aggregation import (
     AuxiliaryAggregation,
+    Compared,
     DenominatorMask,
     EstimatorConventions,
     SampleUnit,
@@ -229,7 +231,8 @@ def conventions(
         "sample_unit": sample_unit,
         **mask,
         **dict.fromkeys(("entropy", "kl", "diagnostics"), auxiliary),
-        "of_groups": Assumed(EstimatorConventions()),
+        "compared": Assumed(Compared.SAMPLES),
+        **COMPARING,
         "of_returns": _of_returns(getattr(estimators, "get_reinforce_plus_plus_returns", None)),
         "of_values": _of_values(getattr(estimators, "get_advantages_and_returns_batch", None)),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.description import parse_departures
+from adapters.contract.description import Assumed, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import FaultInjection, Setting, Unsupported
 from adapters.contract.layout import Option
@@ -25,12 +25,13 @@ from adapters.contract.objective import (
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.slime_family import user_code
 from adapters.toolkit.settings import rollouts_asked_for, rollouts_per_step, token_budget
-from reference.aggregation import Mode
+from reference.aggregation import Lone, Mode, Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from adapters.contract import Job
+    from adapters.contract.description import Convention
     from adapters.contract.framework import Settings
 
 MODE = "--loss-aggregation"
@@ -104,6 +105,12 @@ KL = {"--use-kl-loss": True, "--kl-loss-coef": KL_COEFFICIENT, **K1}
 PENALISED = {"--kl-coef": ADVANTAGE_CONSTANTS.penalty, **K1}
 DISCOUNTED = {WHITENED: True, "--gamma": ADVANTAGE_CONSTANTS.discount}
 GAE = {ESTIMATOR: "ppo", **DISCOUNTED, "--lambd": ADVANTAGE_CONSTANTS.trace}
+COMPARING: dict[str, Convention] = {
+    "rejected_rewards": Assumed(Rejected.COUNTED),
+    "lone_reward": Assumed(Lone.ZERO),
+}
+"""Conventions of comparing rewards, which no version documents."""
+
 GROUPS = ("group", "prompt", "n_samples_per_prompt", "boundar")
 
 FAMILY = Framework(

@@ -21,12 +21,14 @@ from adapters.verl import departures
 from adapters.verl.sizes import DIVIDED, BatchSizes, divisor, mode_of_divisor
 from reference.aggregation import (
     AuxiliaryAggregation,
+    Compared,
     DenominatorMask,
     EmptyUnits,
     EstimatorConventions,
-    Lone,
     LoggedMean,
+    Lone,
     Mode,
+    Rejected,
     TokenSet,
 )
 
@@ -190,7 +192,9 @@ VERL = Framework(
             SKIPPING, "tests/trainer/ppo/test_reinforce_pp_multiturn_on_cpu.py"
         ),
         "of_values": Documented(SKIPPING, "tests/trainer/ppo/test_core_algos_on_cpu.py"),
-        "of_groups": Assumed(EstimatorConventions(lone=Lone.REWARD)),
+        "compared": Assumed(Compared.SAMPLES),
+        "rejected_rewards": Assumed(Rejected.COUNTED),
+        "lone_reward": Assumed(Lone.REWARD),
         "logged_advantages": Assumed(OF_ACTIVE_TOKENS),
         "logged_values": Assumed(OF_ACTIVE_TOKENS),
     },

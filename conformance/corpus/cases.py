@@ -29,6 +29,7 @@ from reference.step import Sample, Step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
 def _rollouts(masks: str, *, groups: str, rollouts: str) -> Step:
     """A step from masks separated by spaces; each sample has a digit in groups and rollouts."""
     step = _step(masks, groups=groups)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adapters.contract import Assumed, Documented
-from adapters.contract.formulas import ESTIMATORS
+from adapters.contract.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.objective import OF_GROUPS, OF_ROLLOUTS, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
@@ -30,24 +30,27 @@ from reference.weights import token_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from enum import StrEnum
+
+    from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.description import Convention
     from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
-    from reference.aggregation import EstimatorConventions
 
 MEAN_OF_MEANS = "mean_of_means"
 
 LOSSES = (Metric.POLICY_LOSS, Metric.LOSS)
 """Metrics that the mode says how to reduce: they are the number that is trained."""
 
-ANSWERS: dict[str, tuple[SampleUnit | EmptyUnits | DenominatorMask, ...]] = {
+ANSWERS: dict[str, tuple[StrEnum, ...]] = {
     "sample_unit": (*SampleUnit,),
     "empty_units": (*EmptyUnits,),
     "denominator_mask": (*DenominatorMask,),
+    **{name: (*answers,) for name, answers in groups.ANSWERS.items()},
 }
-"""The conventions that token weights show, each with the answers that frameworks give."""
+"""The conventions that weights and advantages show, with the answers that frameworks give."""
 
 TERMS = {
     Objective.ENTROPY: ("entropy",),
@@ -239,12 +242,6 @@ def _other_answer(
                 diagnosis=_of_answer(name, other.value),
                 expected=judgement.expected,
             )
-    for name, answer, conventions in _other_groups(description):
-        if under({"of_groups": Assumed(conventions)}).verdict is Verdict.CONFORMS:
-            found = _of_groups(groups.ANSWERS[name][answer])
-            return Judgement(
-                verdict=Verdict.ADVICE, diagnosis=found, expected=judgement.expected
-            )
     return None
 
 
@@ -258,39 +255,22 @@ def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]
             )
 
 
-def _shown_of_groups(
-    judgement: Judgement, job: Job, description: Description
-) -> Judgement | None:
+def _shown_of_groups(judgement: Judgement, job: Job, description: Description) -> Judgement | None:
     """Advice on an assumed answer by which rewards are compared, if another one gives others."""
-    rollouts = ProbedBatch.of(job, description.conventions).rollouts
-    for name, answer, other in _other_groups(description):
-        found = [
-            ESTIMATORS[job.objective](rollouts, one)[rollouts.mask]
-            for one in (description.declared["of_groups"].value, other)
-        ]
-        if not np.allclose(*found):
-            answers = groups.ANSWERS[name]
-            chosen = getattr(description.declared["of_groups"].value, name)
-            return replace(
-                judgement, verdict=Verdict.ADVICE, diagnosis=_of_groups(answers[chosen])
-            )
+    right = _estimated(job, description)
+    for name, other in _other_answers(description):
+        changed = replace(description, declared={**description.declared, name: other})
+        if not np.allclose(_estimated(job, changed), right):
+            found = _of_answer(name, description.declared[name].value)
+            return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
     return None
 
 
-def _other_groups(
-    description: Description,
-) -> Iterator[tuple[str, object, EstimatorConventions]]:
-    """Yield what is assumed of the rewards of groups, with other answers: name, answer, all."""
-    convention = description.declared.get("of_groups")
-    if isinstance(convention, Assumed):
-        for name, answers in groups.ANSWERS.items():
-            for answer in answers:
-                if answer is not getattr(convention.value, name):
-                    yield name, answer, replace(convention.value, **{name: answer})
-
-
-def _of_groups(name: str) -> Diagnosis:
-    return Diagnosis(name=name, explanation=f"{MISTAKES[name].says}, {ASSUMED}")
+def _estimated(job: Job, description: Description) -> NDArray[np.float64]:
+    """The advantages of a batch's active tokens by declared conventions."""
+    rollouts = ProbedBatch.of(job, description.conventions).rollouts
+    conventions = estimator_conventions(job.objective, description.conventions)
+    return ESTIMATORS[job.objective](rollouts, conventions)[rollouts.mask]
 
 
 def _ratios(
@@ -309,7 +289,10 @@ def _ratios(
     return float(ratios.min()), float(ratios.max())
 
 
-def _of_answer(name: str, answer: object, ratios: tuple[float, float] | None = None) -> Diagnosis:
+def _of_answer(name: str, answer: Any, ratios: tuple[float, float] | None = None) -> Diagnosis:
+    if name in groups.ANSWERS:
+        found = groups.ANSWERS[name][answer]
+        return Diagnosis(name=found, explanation=f"{MISTAKES[found].says}, {ASSUMED}")
     found = f"{name}_{answer}"
     if ratios is None:
         return Diagnosis(name=found, explanation=MISTAKES[found].says)

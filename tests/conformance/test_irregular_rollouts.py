@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from adapters.contract import Description, Layout, Observation
+from adapters.contract.formulas import estimator_conventions
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.case import Case
@@ -19,10 +20,10 @@ from conformance.judging.gradients import judge_advantages
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import IRREGULAR, OF_ESTIMATORS
 from reference.aggregation import (
+    DEFAULT_CONVENTIONS,
     Aggregation,
     Compared,
     Conventions,
-    EstimatorConventions,
     Lone,
     Mode,
     Rejected,
@@ -35,15 +36,22 @@ from tests.jobs import job_of
 
 AGGREGATION = Aggregation(Mode.SAMPLE_MEAN)
 CASES = {case.name: case for case in ROLLOUTS}
-OPPOSITE = EstimatorConventions(
-    compared=Compared.LONGEST_SAMPLES, rejected=Rejected.EXCLUDED, lone=Lone.REWARD
+OPPOSITE = Conventions(
+    compared=Compared.LONGEST_SAMPLES,
+    rejected_rewards=Rejected.EXCLUDED,
+    lone_reward=Lone.REWARD,
 )
 """Other answers than the default ones."""
 
 
-def estimate(objective: Objective, case: Case, conventions: EstimatorConventions) -> Estimate:
-    rollouts = ProbedBatch(case.steps, objective).rollouts
-    return Estimate(objective=objective, rollouts=rollouts, conventions=conventions)
+def estimate(
+    objective: Objective, case: Case, conventions: Conventions = DEFAULT_CONVENTIONS
+) -> Estimate:
+    return Estimate(
+        objective=objective,
+        rollouts=ProbedBatch(case.steps, objective).rollouts,
+        conventions=estimator_conventions(objective, conventions),
+    )
 
 
 def judged(right: Estimate, case: Case, advantages: np.ndarray) -> Judgement:
@@ -54,8 +62,8 @@ def judged(right: Estimate, case: Case, advantages: np.ndarray) -> Judgement:
         token_weights=(token_weights(step, AGGREGATION) * advantages,),
         forward_passes=(np.zeros(len(step.mask), np.int32),),
     )
-    declared = assumed(Conventions(of_groups=right.conventions))
-    return judge_advantages(job, [seen], Description(declared=declared))
+    by = OPPOSITE if right.conventions.lone is Lone.REWARD else DEFAULT_CONVENTIONS
+    return judge_advantages(job, [seen], Description(declared=assumed(by)))
 
 
 def placement(case: Case) -> BatchPlacement:
@@ -63,7 +71,7 @@ def placement(case: Case) -> BatchPlacement:
 
 
 def looked_at() -> Iterator[tuple[Estimate, Case]]:
-    for objective, conventions in product(IRREGULAR, (EstimatorConventions(), OPPOSITE)):
+    for objective, conventions in product(IRREGULAR, (DEFAULT_CONVENTIONS, OPPOSITE)):
         for case in IRREGULAR[objective]:
             yield estimate(objective, case, conventions), case
 
@@ -120,7 +128,7 @@ def by_squares(rewards: torch.Tensor) -> torch.Tensor:
 )
 def test_variance_that_float32_loses_is_named(objective: Objective, name: str) -> None:
     case = CASES[name]
-    right = estimate(objective, case, EstimatorConventions())
+    right = estimate(objective, case)
     rewards, groups = torch.from_numpy(right.rollouts.rewards).float(), right.rollouts.groups
     found = []
     for index, group in enumerate(groups):
@@ -180,7 +188,7 @@ def by_torch(
 def test_corpus_has_no_step_in_which_rounding_hides_a_mistake(objective: Objective) -> None:
     """Of large rewards, a difference of squares is off by more than itself."""
     for case in IRREGULAR[objective]:
-        of_case = estimate(objective, case, EstimatorConventions())
+        of_case = estimate(objective, case)
         sizes = np.abs(of_case.advantages)
         bound = ratio_bound("float32", len(sizes)) * (sizes + of_case.rounding)
         typical = np.median(bound) / np.median(sizes[sizes > 0])

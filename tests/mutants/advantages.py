@@ -21,9 +21,7 @@ class FromRewards(Mutant, modes=SAMPLE):
 
 
 class _AllPrompts(NativeEstimator):
-    def siblings(
-        self, sample: SampleTensors, samples: list[SampleTensors]
-    ) -> list[SampleTensors]:
+    def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
         return samples
 
 

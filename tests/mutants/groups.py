@@ -11,28 +11,25 @@ from reference.aggregation import (
     STD_EPSILON,
     Compared,
     Conventions,
-    EstimatorConventions,
     Lone,
     Rejected,
 )
 from tests.mutants.advantages import FromRewards
 
-ROLLOUTS_COUNT = EstimatorConventions(compared=Compared.LONGEST_SAMPLES)
+ROLLOUTS_COUNT = Conventions(compared=Compared.LONGEST_SAMPLES)
 
 
 class SamplesCompared(
     FromRewards,
     diagnosis="compared_by_samples",
     of="group_normalised",
-    conventions=Conventions(of_groups=ROLLOUTS_COUNT),
+    conventions=ROLLOUTS_COUNT,
 ):
     """Mean and standard deviation are taken over samples, of which a rollout may have several."""
 
 
 class _OfLongestSamples(NativeEstimator):
-    def siblings(
-        self, sample: SampleTensors, samples: list[SampleTensors]
-    ) -> list[SampleTensors]:
+    def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
         siblings = super().siblings(sample, samples)
         rollouts = dict.fromkeys(one.rollout for one in siblings)
         return [self.entry(rollout, siblings) for rollout in rollouts]
@@ -65,16 +62,14 @@ class RewardOfTheLastSample(
     FromRewards,
     diagnosis="compared_by_last_samples",
     of="group_normalised",
-    conventions=Conventions(of_groups=ROLLOUTS_COUNT),
+    conventions=ROLLOUTS_COUNT,
     estimator=_OfLastSamples,
 ):
     """Whatever comes last of a rollout has its reward."""
 
 
 class _SlicedByPosition(NativeEstimator):
-    def siblings(
-        self, sample: SampleTensors, samples: list[SampleTensors]
-    ) -> list[SampleTensors]:
+    def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
         size = max(Counter(one.group for one in samples).values())
         [place] = [index for index, one in enumerate(samples) if one is sample]
         return samples[place // size * size :][:size]
@@ -131,9 +126,7 @@ class MissingSiblingsCounted(
 
 
 class _OfAdjacentSamples(NativeEstimator):
-    def siblings(
-        self, sample: SampleTensors, samples: list[SampleTensors]
-    ) -> list[SampleTensors]:
+    def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
         runs = [[*run] for _, run in groupby(samples, key=lambda one: one.group)]
         [run] = [run for run in runs if any(one is sample for one in run)]
         return run
@@ -152,15 +145,13 @@ class RejectedSiblingsKept(
     FromRewards,
     diagnosis="rejected_siblings_counted",
     of="group_normalised",
-    conventions=Conventions(of_groups=EstimatorConventions(rejected=Rejected.EXCLUDED)),
+    conventions=Conventions(rejected_rewards=Rejected.EXCLUDED),
 ):
     """Rewards are compared before samples are rejected."""
 
 
 class _OfKeptSamples(NativeEstimator):
-    def siblings(
-        self, sample: SampleTensors, samples: list[SampleTensors]
-    ) -> list[SampleTensors]:
+    def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
         siblings = super().siblings(sample, samples)
         return [one for one in siblings if one is sample or one.tokens]
 
@@ -206,7 +197,7 @@ class LoneRewardDropped(
     FromRewards,
     diagnosis="lone_reward_dropped",
     of="leave_one_out",
-    conventions=Conventions(of_groups=EstimatorConventions(lone=Lone.REWARD)),
+    conventions=Conventions(lone_reward=Lone.REWARD),
 ):
     """A group of one is compared with itself."""
 

@@ -20,6 +20,7 @@ from reference.rounding import statistic_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from enum import StrEnum
 
     from numpy.typing import NDArray
 
@@ -51,20 +52,23 @@ known(
     rank=15,
     kind=Kind.ADVANTAGE,
 )
-ANSWERS = {
+ANSWERS: dict[str, dict[StrEnum, str]] = {
     "compared": {
         Compared.SAMPLES: "compared_by_samples",
         Compared.LONGEST_SAMPLES: "compared_by_longest_samples",
         Compared.LAST_SAMPLES: "compared_by_last_samples",
     },
-    "rejected": {
+    "rejected_rewards": {
         Rejected.COUNTED: "rejected_siblings_counted",
         Rejected.ZERO: "rejected_siblings_counted_as_0",
         Rejected.EXCLUDED: "rejected_siblings_excluded",
     },
-    "lone": {Lone.ZERO: "lone_reward_dropped", Lone.REWARD: "lone_reward_kept"},
+    "lone_reward": {Lone.ZERO: "lone_reward_dropped", Lone.REWARD: "lone_reward_kept"},
 }
-"""Conventions of `EstimatorConventions` on which frameworks differ: the name of each answer."""
+"""Conventions of comparing rewards on which frameworks differ: the name of each answer."""
+
+OF_ESTIMATORS = {"compared": "compared", "rejected_rewards": "rejected", "lone_reward": "lone"}
+"""Their names in `EstimatorConventions`."""
 
 known(
     {
@@ -179,7 +183,8 @@ def _of_samples(of_tokens: NDArray[np.int64], estimate: Estimate) -> NDArray[np.
 
 def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
     """Yield advantages by each answer that is not the framework's."""
-    for convention, answers in ANSWERS.items():
+    for name_of_all, answers in ANSWERS.items():
+        convention = OF_ESTIMATORS[name_of_all]
         for answer, name in answers.items():
             if answer is not getattr(estimate.conventions, convention):
                 yield name, estimate.by(**{convention: answer})
