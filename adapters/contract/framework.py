@@ -190,8 +190,7 @@ class Framework:
         and for a way to cut micro-batches that no part of ``layout`` has.
         """
         merged = dict(self.always)
-        rejects = any(step.original_mask is not None for step in job.steps)
-        of_rejection = self.objectives.get(Objective.REJECTION, {}) if rejects else {}
+        of_rejection = self.objectives.get(Objective.REJECTION, {}) if job.rejects else {}
         for chosen in (
             self._of_mode(job),
             *self._of_layout(job.layout),

@@ -112,6 +112,11 @@ class Job:
     objective: Objective = Objective.POLICY
     configuration: Configuration = DEFAULT_CONFIGURATION
 
+    @property
+    def rejects(self) -> bool:
+        """Whether rejection sampling removes tokens."""
+        return any(step.original_mask is not None for step in self.steps)
+
 
 class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
     """The framework has no such mode, depth or layout; the message says which."""

@@ -184,7 +184,7 @@ class Rollouts:
             "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
             "stop_reasons": ["stop"] * len(self.uids),
         }
-        of_rollouts = batch.objective in (Objective.REJECTION, *CORRECTIONS)
+        of_rollouts = self.job.rejects or batch.objective in CORRECTIONS
         if self.job.configuration.corrects or of_rollouts:
             columns["rollout_logprobs"] = [list(values) for values in batch.rollout_log_probs]
         if step_wise:

@@ -24,10 +24,13 @@ from adapters.skyrl import sizes
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
+    Compared,
     DenominatorMask,
     EstimatorConventions,
     LoggedMean,
+    Lone,
     Mode,
+    Rejected,
     TokenSet,
 )
 
@@ -124,6 +127,7 @@ SKYRL = Framework(
         Objective.GROUP_NORMALISED: GRPO,
         Objective.GROUP_CENTRED: {**GRPO, "grpo_norm_by_std": False},
         Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo"},
+        Objective.MEAN_NORMALISED: {"advantage_estimator": "maxrl"},
         Objective.GROUP_WHITENED: {**GRPO, "advantage_batch_normalize": True},
         Objective.REINFORCE_PP: {
             **DISCOUNTED,
@@ -181,6 +185,11 @@ SKYRL = Framework(
         "of_groups": Assumed(
             EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0)
         ),
+        "compared": Documented(
+            Compared.LAST_SAMPLES, "docs/content/docs/tutorials/step-wise-training.mdx"
+        ),
+        "rejected_rewards": Assumed(Rejected.COUNTED),
+        "lone_reward": Assumed(Lone.REWARD),
         "of_returns": Assumed(AT_THE_LAST_TOKEN),
         "of_values": Assumed(AT_THE_LAST_TOKEN),
         "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)),
@@ -224,7 +233,7 @@ SKYRL = Framework(
             lines
         use_kl_in_reward | the divergence in the reward
         kl_ctrl.type, kl_ctrl.kl_target, kl_ctrl.horizon | how its coefficient changes | it is fixed
-        advantage_estimator | how advantages are computed | the reference has no formula of `maxrl`
+        advantage_estimator | how advantages are computed
             yet. `gae` needs a critic, which SkyRL trains on FSDP alone
         advantage_batch_normalize | advantages are whitened
         grpo_norm_by_std | the standard deviation of a group

@@ -261,8 +261,7 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         return f"no depth {cell.depth}"
     if cell.spec.objective not in description.objectives:
         return f"no objective {cell.spec.objective}"
-    rejects = any(step.original_mask is not None for step in cell.case.steps)
-    if rejects and Objective.REJECTION not in description.objectives:
+    if cell.job.rejects and Objective.REJECTION not in description.objectives:
         return f"no objective {Objective.REJECTION}"
     if cell.layout.tp > description.largest_tp:
         return f"no {cell.layout.tp} tensor-parallel ranks"
