@@ -15,9 +15,11 @@ from adapters.miles.framework import LOSSES, TRAIN_DATA
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit, without_critic
 from adapters.slime_family.driving import LOG, OBJECT_STORE
+from adapters.slime_family.framework import TOGETHER
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.imports import found, import_from, modules_of
+from adapters.toolkit.settings import require_prompts_together
 from reference.aggregation import Aggregation, Compared, Mode
 from reference.step import Sample, Step
 
@@ -96,7 +98,7 @@ def references(
     """References to the ranks' data; given all sizes, miles also makes micro-batches."""
     conversion = module(TRAIN_DATA)
     if not _compares_rollouts():
-        driving.require_prompts_together(job)
+        require_prompts_together(job, TOGETHER)
 
     convert = partial(
         call_supported,

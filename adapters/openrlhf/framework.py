@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting, Unsupported
@@ -20,6 +22,7 @@ from adapters.contract.objective import (
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 from adapters.toolkit.settings import (
     largest_micro_batch,
+    require_prompts_together,
     rollouts_per_prompt,
     samples_per_step,
     token_budget,
@@ -31,6 +34,7 @@ from reference.aggregation import (
     EstimatorConventions,
     Mode,
     Penalties,
+    Rejected,
     TokenSet,
 )
 
@@ -86,8 +90,18 @@ THRESHOLD = "--algo.advantage.is_correction_threshold"
 CLIPPED = {"--actor.eps_clip_low_high": (CONSTANTS.clip_low, CONSTANTS.clip_high)}
 ENTROPY = {"--actor.entropy_coef": ENTROPY_COEFFICIENT}
 KL = {"--algo.kl.use_loss": True, "--algo.kl.estimator": "k1", KL_COEF: KL_COEFFICIENT}
+
+
+def _samples_per_prompt(job: Job) -> int:
+    """The samples of every prompt, which vLLM returns one after the other."""
+    require_prompts_together(job, "--rollout.n_samples_per_prompt repeats each prompt")
+    if any(len(np.unique(step.rollouts)) < step.size for step in job.steps):
+        raise Unsupported("no rollouts of several samples: an agent's steps are one sample")
+    return rollouts_per_prompt(job.steps)
+
+
 GROUPS = {
-    "--rollout.n_samples_per_prompt": lambda job: rollouts_per_prompt(job.steps),
+    "--rollout.n_samples_per_prompt": _samples_per_prompt,
     "--rollout.batch_size": lambda job: _samples(job) // rollouts_per_prompt(job.steps),
 }
 DISCOUNTED = {
@@ -214,6 +228,7 @@ OPENRLHF = Framework(
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "value_loss": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "of_groups": Assumed(MASKED),
+        "rejected_rewards": Assumed(Rejected.COUNTED),
         "of_returns": Assumed(MASKED),
         "of_values": Assumed(MASKED),
     },

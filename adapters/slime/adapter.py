@@ -14,10 +14,11 @@ from adapters.contract.layout import Layout
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit
 from adapters.slime_family.driving import LOG, as_dictionaries
-from adapters.slime_family.framework import ON_MEGATRON
+from adapters.slime_family.framework import ON_MEGATRON, TOGETHER
 from adapters.slime_family.megatron import MegatronAdapter
 from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.imports import import_from
+from adapters.toolkit.settings import require_prompts_together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,7 +122,7 @@ class SlimeAdapter(MegatronAdapter):
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References made by a rollout manager on this rank."""
-        driving.require_prompts_together(job)
+        require_prompts_together(job, TOGETHER)
         manager = object.__new__(self.found(MANAGER))
         manager.args = args
         manager.custom_reward_post_process_func = None

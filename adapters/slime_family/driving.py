@@ -17,7 +17,6 @@ from adapters.contract import Depth, Job, Layout, LogEntry, Option, Unsupported
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
-    OF_GROUPS,
     OF_ROLLOUTS,
     OF_VALUES,
     OFF_POLICY,
@@ -91,17 +90,6 @@ def of_single_samples(job: Job) -> Job:
         for step in job.steps
     ]
     return replace(job, steps=tuple(alone))
-
-
-def require_prompts_together(job: Job) -> None:
-    """Raise `Unsupported` if rewards are compared and samples of a prompt are apart.
-
-    Rollout functions return a list for each prompt, which are joined end to end.
-    """
-    if job.objective in OF_GROUPS and any(
-        len(np.unique(step.groups)) <= np.count_nonzero(np.diff(step.groups)) for step in job.steps
-    ):
-        raise Unsupported("no samples of a prompt apart: list[list[Sample]] has them together")
 
 
 def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch) -> None:

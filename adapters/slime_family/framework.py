@@ -105,6 +105,9 @@ KL = {"--use-kl-loss": True, "--kl-loss-coef": KL_COEFFICIENT, **K1}
 PENALISED = {"--kl-coef": ADVANTAGE_CONSTANTS.penalty, **K1}
 DISCOUNTED = {WHITENED: True, "--gamma": ADVANTAGE_CONSTANTS.discount}
 GAE = {ESTIMATOR: "ppo", **DISCOUNTED, "--lambd": ADVANTAGE_CONSTANTS.trace}
+TOGETHER = "rollout functions return list[list[Sample]]"
+"""Why the samples of a prompt are adjacent."""
+
 COMPARING: dict[str, Convention] = {
     "rejected_rewards": Assumed(Rejected.COUNTED),
     "lone_reward": Assumed(Lone.ZERO),

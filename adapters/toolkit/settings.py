@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Unsupported
-from adapters.contract.objective import FROM_REWARDS, OF_VALUES, PENALISING, Objective
+from adapters.contract.objective import (
+    FROM_REWARDS,
+    OF_GROUPS,
+    OF_VALUES,
+    PENALISING,
+    Objective,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -114,6 +120,14 @@ def rollouts_asked_for(job: Job) -> int:
     if gives_advantages(job):
         return rollouts_per_prompt(job.steps)
     return max(_rollouts_of_prompts(job.steps))
+
+
+def require_prompts_together(job: Job, why: str) -> None:
+    """Raise `Unsupported` if rewards are compared and samples of a prompt are apart."""
+    if job.objective in OF_GROUPS and any(
+        len(np.unique(step.groups)) <= np.count_nonzero(np.diff(step.groups)) for step in job.steps
+    ):
+        raise Unsupported(f"no samples of a prompt apart: {why}")
 
 
 def _rollouts_of_prompts(steps: Sequence[Step]) -> list[int]:

@@ -18,22 +18,24 @@ from conformance.plan.quick import pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from adapters.contract import Adapter
     from conformance.plan.quick import Combination
 
 
-def mode_of_advantages(adapter: Adapter) -> Mode:
+def mode_of_advantages(adapter: Adapter, chosen_modes: Collection[Mode] = tuple(Mode)) -> Mode:
     """The mode in which an adapter's advantages are looked at, as no mode changes them.
 
-    It is a mode that needs no option, which every version has, else `sample_mean`, if there may be.
+    It is a mode that needs no option, which every version has, else `sample_mean`, if there may be;
+    or the first of the modes that are run, if it is not among them.
     """
     of_record = adapter.framework.modes.values() if adapter.framework else ()
     named = [_mode(text) for text in adapter.mode_names.values()]
     liked = [*(_mode(text) for text, chosen in of_record if not chosen), Mode.SAMPLE_MEAN]
-    return next((mode for mode in liked if mode in named), named[0] if named else Mode.SAMPLE_MEAN)
+    usual = next((mode for mode in liked if mode in named), named[0] if named else Mode.SAMPLE_MEAN)
+    return usual if usual in chosen_modes else next(iter(chosen_modes))
 
 
 def _mode(text: str) -> Mode:

@@ -255,8 +255,8 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
     if cell.spec.is_of_advantages and cell.spec.objective not in description.objectives:
         return f"no objective {cell.spec.objective}"
     if cell.aggregation.mode not in description.modes:
-        alone = ", and advantages are looked at in no other" if cell.spec.is_of_advantages else ""
-        return f"no mode {cell.aggregation.mode}{alone}"
+        alone = ", and advantages are looked at in no other unless --modes chooses one"
+        return f"no mode {cell.aggregation.mode}{alone if cell.spec.is_of_advantages else ''}"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
     if cell.spec.objective not in description.objectives:

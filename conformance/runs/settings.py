@@ -84,15 +84,16 @@ class Settings:
         processes.require_room_for_sockets()
         chosen = registry.create(adapter, engine)
         found = resolve(chosen, source)
+        aggregations = _modes(modes)
         plan = Plan(
-            aggregations=_modes(modes),
+            aggregations=aggregations,
             checks=_checks(checks),
             depth=choice(Depth, "depth", depth),
             layouts=_layouts(chosen, layouts, rank_budget),
             size=choice(PlanSize, "plan", plan_size),
             examples=examples,
             seed=seed,
-            mode_of_advantages=mode_of_advantages(chosen),
+            mode_of_advantages=mode_of_advantages(chosen, aggregations),
             fills_up=chosen.fills_up,
             case=None if case_file is None else case_files.load(case_file),
         )
