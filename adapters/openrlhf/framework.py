@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
@@ -22,8 +21,8 @@ from adapters.contract.objective import (
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 from adapters.toolkit.settings import (
     largest_micro_batch,
-    require_prompts_together,
     rollouts_per_prompt,
+    samples_of_prompt,
     samples_per_step,
     token_budget,
 )
@@ -91,17 +90,9 @@ CLIPPED = {"--actor.eps_clip_low_high": (CONSTANTS.clip_low, CONSTANTS.clip_high
 ENTROPY = {"--actor.entropy_coef": ENTROPY_COEFFICIENT}
 KL = {"--algo.kl.use_loss": True, "--algo.kl.estimator": "k1", KL_COEF: KL_COEFFICIENT}
 
-
-def _samples_per_prompt(job: Job) -> int:
-    """The samples of every prompt, which vLLM returns one after the other."""
-    require_prompts_together(job, "--rollout.n_samples_per_prompt repeats each prompt")
-    if any(len(np.unique(step.rollouts)) < step.size for step in job.steps):
-        raise Unsupported("no rollouts of several samples: an agent's steps are one sample")
-    return rollouts_per_prompt(job.steps)
-
-
+SAMPLES_OF_PROMPT = "--rollout.n_samples_per_prompt"
 GROUPS = {
-    "--rollout.n_samples_per_prompt": _samples_per_prompt,
+    SAMPLES_OF_PROMPT: partial(samples_of_prompt, option=SAMPLES_OF_PROMPT),
     "--rollout.batch_size": lambda job: _samples(job) // rollouts_per_prompt(job.steps),
 }
 DISCOUNTED = {

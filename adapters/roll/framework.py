@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.contract.description import Assumed, Documented, parse_departures
@@ -20,7 +21,7 @@ from adapters.contract.objective import (
 from adapters.engines.shells import NOTHING_LEARNED, ZEROED
 from adapters.toolkit.settings import (
     largest_micro_batch,
-    rollouts_per_prompt,
+    samples_of_prompt,
     samples_per_step,
     token_budget,
 )
@@ -131,7 +132,8 @@ OF_TOKENS = {
 }
 WEIGHTED = "train_infer_correction.is_weight.weight_type"
 
-GROUPS = {"num_return_sequences_in_group": lambda job: rollouts_per_prompt(job.steps), "gamma": 1.0}
+SAMPLES_OF_PROMPT = "num_return_sequences_in_group"
+GROUPS = {SAMPLES_OF_PROMPT: partial(samples_of_prompt, option=SAMPLES_OF_PROMPT), "gamma": 1.0}
 GRPO = {"adv_estimator": "grpo", **GROUPS}
 CENTRED = {"adv_estimator": "reinforce", "norm_mean_type": "group", **GROUPS}
 DISCOUNTED = {
@@ -255,6 +257,7 @@ ROLL = Framework(
         "rejected": Documented(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN, f"{GUIDE}, 7"),
         "value_loss": Assumed(AuxiliaryAggregation.SAMPLE_MEAN),
         "kl_estimator": Documented(aggregation.DivergenceEstimator.K3, f"{GUIDE}, 8.1"),
+        "rejected_rewards": Assumed(aggregation.Rejected.COUNTED),
         "of_groups": Assumed(EstimatorConventions(penalties=aggregation.Penalties.LATER_TOKENS)),
         "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),
         "logged_values": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),

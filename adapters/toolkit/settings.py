@@ -130,6 +130,17 @@ def require_prompts_together(job: Job, why: str) -> None:
         raise Unsupported(f"no samples of a prompt apart: {why}")
 
 
+def samples_of_prompt(job: Job, option: str) -> int:
+    """The samples of every prompt, which follow one another, where an option has their number.
+
+    Raises `Unsupported` if prompts differ, if samples are apart, or if a rollout has several.
+    """
+    require_prompts_together(job, f"{option} repeats each prompt")
+    if any(len(np.unique(step.rollouts)) < step.size for step in job.steps):
+        raise Unsupported(f"no rollouts of several samples: {option} counts samples")
+    return rollouts_per_prompt(job.steps)
+
+
 def _rollouts_of_prompts(steps: Sequence[Step]) -> list[int]:
     return [
         len(np.unique(step.rollouts[step.groups == group]))
