@@ -65,6 +65,7 @@ OF_TOKENS = {
     "rejection_sampling.level": "token",
     "rejection_sampling.upper": CONSTANTS.truncation,
 }
+MASKED = {**OF_TOKENS, "rejection_sampling.action": "mask"}
 OF_PROMPTS = {"reward_norm.mean_level": "group", "reward_norm.group_size": _group_size}
 
 AREAL = Framework(
@@ -94,7 +95,8 @@ AREAL = Framework(
             "sapo_tau_pos": CONSTANTS.positive_temperature,
             "sapo_tau_neg": CONSTANTS.negative_temperature,
         },
-        Objective.REJECTION: {**OF_TOKENS, "rejection_sampling.action": "mask"},
+        Objective.REJECTION: MASKED,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **MASKED},
         Objective.TIS_TOKEN: {**CLIPPED, **OF_TOKENS, "rejection_sampling.action": "clamp"},
         # With the metric `ratio`, tokens would be corrected by the mean ratio of their sequence.
         Objective.SEQUENCE_MASKED: {

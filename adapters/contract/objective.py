@@ -23,6 +23,8 @@ class Objective(StrEnum):
     # The policy loss with rejection sampling, which removes tokens from the mask and leaves the
     # losses of the others as they are.
     REJECTION = "rejection"
+    REJECTION_OFF_POLICY = "rejection_off_policy"  # the same with other ratios of new to old policy
+    REJECTION_COMBINED = "rejection_combined"  # with entropy bonus and divergence besides
     ENTROPY = "entropy"  # the entropy bonus alone: all advantages are 0
     # The divergence from a reference policy alone: all advantages are 0. The estimator is k1, whose
     # derivative by a log-probability is 1.
@@ -75,8 +77,23 @@ CORRECTIONS = (Objective.TIS_TOKEN, Objective.TIS_SEQUENCE)
 OF_ROLLOUT_RATIOS = (*CORRECTIONS, Objective.SEQUENCE_MASKED)
 """Policy losses that depend on the ratio of the old policy to that of the rollouts."""
 
-OFF_POLICY = (Objective.OFF_POLICY, *POLICY_LOSSES, *CORRECTIONS)
+OFF_POLICY = (
+    Objective.OFF_POLICY,
+    Objective.REJECTION_OFF_POLICY,
+    *POLICY_LOSSES,
+    *CORRECTIONS,
+)
 """Policy losses that are trained with other ratios than 1."""
+
+WITH_REJECTION = (
+    Objective.REJECTION,
+    Objective.REJECTION_OFF_POLICY,
+    Objective.REJECTION_COMBINED,
+)
+"""Objectives with rejection sampling."""
+
+OF_TERMS = (Objective.COMBINED, Objective.REJECTION_COMBINED)
+"""Objectives with an entropy bonus and a divergence besides the policy loss."""
 
 OF_GROUPS = (
     Objective.GROUP_NORMALISED,

@@ -65,7 +65,7 @@ DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
 so that metrics must be masked by the mask alone."""
 
 REJECTED_LOG_PROB = -4.0
-"""Log-probability of the rollout policy for a token to reject, for others 0: its ratio is e^4."""
+"""Log-ratio of the rollout policy to the old one for a token to reject, for others 0."""
 
 
 REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0.5])
@@ -159,8 +159,11 @@ class ProbedBatch:
                 old - ROLLOUT_LOG_RATIOS[ids % len(ROLLOUT_LOG_RATIOS)]
                 for old, ids in zip(self.old_log_probs, self.responses, strict=True)
             ]
-        pairs = zip(self.original_masks, self.masks, strict=True)
-        return [np.where(before & ~after, REJECTED_LOG_PROB, 0.0) for before, after in pairs]
+        of_samples = zip(self.old_log_probs, self.original_masks, self.masks, strict=True)
+        return [
+            old + np.where(before & ~after, REJECTED_LOG_PROB, 0.0)
+            for old, before, after in of_samples
+        ]
 
     @cached_property
     def returns(self) -> list[NDArray[np.float64]]:

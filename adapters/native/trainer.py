@@ -23,6 +23,7 @@ from adapters.contract.objective import (
     FROM_REWARDS,
     KL_COEFFICIENT,
     OF_ROLLOUTS,
+    OF_TERMS,
     Metric,
     Objective,
 )
@@ -263,7 +264,7 @@ OF_SEQUENCES = (
 COEFFICIENTS = {
     Objective.ENTROPY: (ENTROPY_COEFFICIENT, 0.0),
     Objective.KL: (0.0, KL_COEFFICIENT),
-    Objective.COMBINED: (ENTROPY_COEFFICIENT, KL_COEFFICIENT),
+    **dict.fromkeys(OF_TERMS, (ENTROPY_COEFFICIENT, KL_COEFFICIENT)),
 }
 """Coefficients of the entropy bonus and of the divergence, where they are not 0."""
 

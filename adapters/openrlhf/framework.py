@@ -84,6 +84,8 @@ KIND = "--algo.advantage.is_correction_mode"
 THRESHOLD = "--algo.advantage.is_correction_threshold"
 
 CLIPPED = {"--actor.eps_clip_low_high": (CONSTANTS.clip_low, CONSTANTS.clip_high)}
+# The default bounds.
+MASKED_TOKENS = {LEVEL: "token", KIND: "mask", THRESHOLD: (0.5, 5.0)}
 ENTROPY = {"--actor.entropy_coef": ENTROPY_COEFFICIENT}
 KL = {"--algo.kl.use_loss": True, "--algo.kl.estimator": "k1", KL_COEF: KL_COEFFICIENT}
 GROUPS = {
@@ -114,8 +116,9 @@ OPENRLHF = Framework(
         Objective.OFF_POLICY: CLIPPED,
         Objective.DUAL_CLIP: {**CLIPPED, "--actor.dual_clip": CONSTANTS.dual_clip},
         Objective.GSPO: {**CLIPPED, "--actor.policy_loss_type": "gspo"},
-        # The default bounds.
-        Objective.REJECTION: {LEVEL: "token", KIND: "mask", THRESHOLD: (0.5, 5.0)},
+        Objective.REJECTION: MASKED_TOKENS,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **MASKED_TOKENS},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **MASKED_TOKENS},
         Objective.TIS_TOKEN: {
             **CLIPPED,
             LEVEL: "token",

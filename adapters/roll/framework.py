@@ -79,7 +79,7 @@ def _whitens(job: Job) -> bool:
 
 def _worker(job: Job) -> str:
     """The worker of policy gradients; raises `Unsupported` if it lacks what is looked at."""
-    if job.objective is Objective.OFF_POLICY:
+    if job.objective in (Objective.OFF_POLICY, Objective.REJECTION_OFF_POLICY):
         raise Unsupported(
             "the worker of policy gradients logs ratios out of bounds, and not whether they are"
             " clipped"
@@ -129,6 +129,7 @@ OF_TOKENS = {
     "ratio_low": 0.0,
     "ratio_high": CONSTANTS.truncation,
 }
+FILTERED = {"train_infer_correction.filters": [OF_TOKENS]}
 WEIGHTED = "train_infer_correction.is_weight.weight_type"
 
 GROUPS = {"num_return_sequences_in_group": lambda job: rollouts_per_prompt(job.steps), "gamma": 1.0}
@@ -179,7 +180,9 @@ ROLL = Framework(
             "actor_train.pg_variant": "kimi15",
             "+actor_train.kimi15_tau": CONSTANTS.kl_penalty,
         },
-        Objective.REJECTION: {"train_infer_correction.filters": [OF_TOKENS]},
+        Objective.REJECTION: FILTERED,
+        Objective.REJECTION_OFF_POLICY: {**OFF_POLICY, **FILTERED},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **FILTERED},
         Objective.TIS_TOKEN: {**TRUNCATED, WEIGHTED: "token"},
         Objective.TIS_SEQUENCE: {**TRUNCATED, WEIGHTED: "sequence"},
         Objective.ENTROPY: ENTROPY,

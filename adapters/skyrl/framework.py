@@ -42,6 +42,10 @@ PENALISED = {
     "kl_estimator_type": "k1",
     "kl_loss_coef": ADVANTAGE_CONSTANTS.penalty,
 }
+MASKED = {
+    f"{CORRECTION}.token_mask_is_threshold_low": 0.5,
+    f"{CORRECTION}.token_mask_is_threshold_high": 2.0,
+}
 DISCOUNTED = {"gamma": ADVANTAGE_CONSTANTS.discount, "lambd": ADVANTAGE_CONSTANTS.trace}
 CRITIC = {
     "trainer.critic.model.path": "critic",
@@ -92,10 +96,9 @@ SKYRL = Framework(
             TYPE_OF_CORRECTION: "sequence",
             f"{CORRECTION}.sequence_tis_ratio_clip_high": CONSTANTS.truncation,
         },
-        Objective.REJECTION: {
-            f"{CORRECTION}.token_mask_is_threshold_low": 0.5,
-            f"{CORRECTION}.token_mask_is_threshold_high": 2.0,
-        },
+        Objective.REJECTION: MASKED,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, "policy_loss_type": "regular", **MASKED},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **MASKED},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
         Objective.COMBINED: {**ENTROPY, **KL},

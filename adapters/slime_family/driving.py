@@ -18,9 +18,11 @@ from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
     OF_ROLLOUTS,
+    OF_TERMS,
     OF_VALUES,
     OFF_POLICY,
     PENALISING,
+    WITH_REJECTION,
     Objective,
 )
 from adapters.slime_family.framework import OF_CRITIC
@@ -63,7 +65,7 @@ def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) ->
         "loss_mask": [mask.astype(int).tolist() for mask in batch.original_masks],
         "reward": batch.rewards.tolist(),
     }
-    if batch.objective in (Objective.REJECTION, *CORRECTIONS, *FROM_REWARDS):
+    if batch.objective in (*WITH_REJECTION, *CORRECTIONS, *FROM_REWARDS):
         columns["rollout_log_probs"] = [values.tolist() for values in batch.rollout_log_probs]
     completed = sample_class.Status.COMPLETED
     return [
@@ -162,7 +164,7 @@ def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]
     columns = {"advantages": batch.advantages, "returns": batch.returns}
     if objective in OFF_POLICY:
         columns["log_probs"] = batch.old_log_probs
-    if objective in (Objective.KL, Objective.COMBINED):
+    if objective in (Objective.KL, *OF_TERMS):
         columns |= reference
     if job.configuration.kl:
         columns["ref_log_probs"] = batch.old_log_probs

@@ -95,6 +95,7 @@ def _older_divisor(job: Job) -> str | None:
     return divisor
 
 
+REJECTED = {"--use-tis": True, CORRECTION: user_code.path(user_code.reject)}
 CLIPPED = {"--eps-clip": CONSTANTS.clip_low, "--eps-clip-high": CONSTANTS.clip_high}
 ENTROPY = {"--entropy-coef": ENTROPY_COEFFICIENT}
 # The reference policy's folder must exist, and is not read.
@@ -121,7 +122,9 @@ FAMILY = Framework(
         Objective.TIS_TOKEN: {**CLIPPED, "--use-tis": True, "--tis-clip": CONSTANTS.truncation},
         Objective.GSPO: {**CLIPPED, ESTIMATOR: "gspo"},
         Objective.CISPO: {**CLIPPED, ESTIMATOR: "cispo"},
-        Objective.REJECTION: {"--use-tis": True, CORRECTION: user_code.path(user_code.reject)},
+        Objective.REJECTION: REJECTED,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **REJECTED},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **REJECTED},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
         Objective.COMBINED: {**ENTROPY, **KL},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Unsupported
-from adapters.contract.objective import FROM_REWARDS, OF_VALUES, PENALISING, Objective
+from adapters.contract.objective import FROM_REWARDS, OF_TERMS, OF_VALUES, PENALISING, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def has_kl_term(job: Job) -> bool:
     """Whether the divergence from the reference policy is in the loss."""
-    return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
+    return job.configuration.kl or job.objective in (Objective.KL, *OF_TERMS)
 
 
 WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})

@@ -46,6 +46,13 @@ COMPARED: Settings = {"actor_rollout_ref.rollout.calculate_log_probs": True}
 SAMPLING = "algorithm.rollout_correction.rollout_is"
 TRUNCATED: Settings = {**CLIPPED, **COMPARED, f"{SAMPLING}_threshold": CONSTANTS.truncation}
 
+# The lower bound on a token's ratio is then the reciprocal.
+REJECTED: Settings = {
+    **COMPARED,
+    "algorithm.rollout_correction.rollout_rs": "token_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
+}
+
 ESTIMATOR = "algorithm.adv_estimator"
 DISCOUNTED: Settings = {
     "algorithm.gamma": ADVANTAGE_CONSTANTS.discount,
@@ -101,12 +108,9 @@ VERL = Framework(
         Objective.GEO_MEAN: {**CLIPPED, LOSS: "geo_mean"},
         Objective.GPG: {LOSS: "gpg"},
         Objective.DRO: {LOSS: "dro", "policy_loss.dro_beta": CONSTANTS.kl_penalty},
-        # The lower bound on a token's ratio is then the reciprocal.
-        Objective.REJECTION: {
-            **COMPARED,
-            "algorithm.rollout_correction.rollout_rs": "token_k1",
-            "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
-        },
+        Objective.REJECTION: REJECTED,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **REJECTED},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **REJECTED},
         Objective.TIS_TOKEN: {**TRUNCATED, SAMPLING: "token"},
         Objective.TIS_SEQUENCE: {**TRUNCATED, SAMPLING: "sequence"},
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},

@@ -18,6 +18,7 @@ from adapters.contract.objective import (
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
     OF_SAMPLES,
+    OF_TERMS,
     Metric,
     Objective,
 )
@@ -29,6 +30,7 @@ from reference import policy_losses
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
+    DenominatorMask,
     LoggedMean,
     MicroBatchWeight,
     SampleUnit,
@@ -53,14 +55,14 @@ COMBINED = {
     Metric.ENTROPY: -ENTROPY_COEFFICIENT,
     Metric.KL: KL_COEFFICIENT,
 }
-"""The coefficient of each term of `Objective.COMBINED`."""
+"""The coefficient of each term of the objectives `OF_TERMS`."""
 
 
 def coefficients(metric: Metric, objective: Objective) -> dict[Metric, float]:
     """The coefficient of each term that a logged number is the sum of."""
     if metric is not Metric.LOSS:
         return {metric: 1.0}
-    return COMBINED if objective is Objective.COMBINED else {Metric.POLICY_LOSS: 1.0}
+    return COMBINED if objective in OF_TERMS else {Metric.POLICY_LOSS: 1.0}
 
 
 def trained_term(objective: Objective) -> Metric | Objective:
@@ -117,9 +119,29 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggreg
     return of_term.get(metric, conventions.diagnostics)
 
 
-def without_rejection(step: Step) -> Step:
-    """The step before rejection sampling."""
-    return replace(step, mask=step.mask_before_rejection, original_mask=None)
+CONVENTIONS_OF_MASKS = {Metric.ENTROPY: "entropy_mask", Metric.KL: "kl_mask"}
+"""The conventions of the masks of terms; those of other metrics are ``diagnostics_mask``."""
+
+
+def convention_of_mask(metric: Metric) -> str | None:
+    """The convention by which a term is averaged over a mask; None if it says itself which."""
+    if metric in (Metric.POLICY_LOSS, Metric.REJECTED):
+        return None
+    return CONVENTIONS_OF_MASKS.get(metric, "diagnostics_mask")
+
+
+def _is_before_rejection(metric: Metric, conventions: Conventions) -> bool:
+    """Whether a term is averaged over the mask before rejection sampling."""
+    name = convention_of_mask(metric)
+    if name is None:
+        return metric is Metric.REJECTED
+    return getattr(conventions, name) is DenominatorMask.ORIGINAL
+
+
+def _over_its_mask(context: StepContext, metric: Metric) -> StepContext:
+    """The context of a term, over the mask before or after rejection sampling."""
+    before = _is_before_rejection(metric, context.conventions)
+    return context.before_rejection() if before else context
 
 
 def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> list[LossTerm]:
@@ -130,12 +152,10 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
     if metric is not Metric.LOSS:
         plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
         context = replace(context, conventions=plain)
-    if metric is Metric.REJECTED:
-        context = replace(context, steps=tuple(map(without_rejection, context.steps)))
     return [
         LossTerm(
             metric=term,
-            context=context.of_term(reducer_of(term, conventions)),
+            context=_over_its_mask(context, term).of_term(reducer_of(term, conventions)),
             factors=coefficient * batch.split(quantities(term, batch))[context.step_index],
         )
         for term, coefficient in coefficients(metric, objective).items()
@@ -143,7 +163,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
 
 
 def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
-    """The terms of the gradient of `COMBINED`: factors are derivatives by each token's probe."""
+    """The terms of a gradient of several: factors are derivatives by each token's probe."""
     batch = ProbedBatch.under(context.conventions, context.steps, Objective.COMBINED)
     derivatives = {
         Metric.POLICY_LOSS: dloss_dlogprob,
@@ -153,7 +173,9 @@ def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) ->
     return [
         LossTerm(
             metric=metric,
-            context=context.of_term(reducer_of_term(metric, context.conventions)),
+            context=_over_its_mask(context, metric).of_term(
+                reducer_of_term(metric, context.conventions)
+            ),
             factors=coefficient * derivatives[metric],
         )
         for metric, coefficient in COMBINED.items()

@@ -15,6 +15,7 @@ from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
     POLICY_LOSSES,
+    WITH_REJECTION,
     Metric,
     Objective,
 )
@@ -67,6 +68,8 @@ WITHOUT_PAIRS = frozenset(
     {
         Objective.ENTROPY,
         Objective.KL,
+        Objective.REJECTION_OFF_POLICY,
+        Objective.REJECTION_COMBINED,
         Objective.SFT,
         Objective.VALUE,
         Objective.DUAL_CLIP,
@@ -121,7 +124,7 @@ class CheckSpec:
         if case in ALL_CASES:
             return case in self.cases
         rejected = any(step.original_mask is not None for step in case.steps)
-        return rejected == (self.objective is Objective.REJECTION)
+        return rejected == (self.objective in WITH_REJECTION)
 
     @property
     def is_of_advantages(self) -> bool:
@@ -167,6 +170,23 @@ def _metric(metric: Metric, objective: Objective, cases: tuple[Case, ...] = TELL
     )
 
 
+OF_KEPT = (
+    (
+        "off_policy",
+        Objective.REJECTION_OFF_POLICY,
+        (Metric.POLICY_LOSS, Metric.CLIP_FRACTION, Metric.POLICY_KL),
+    ),
+    ("combined", Objective.REJECTION_COMBINED, (Metric.ENTROPY, Metric.KL, Metric.LOSS)),
+)
+"""Gradients and logged numbers with rejection sampling, of one of its two masks."""
+
+
+def _rejection(name: str, metric: Metric | None, objective: Objective) -> CheckSpec:
+    return CheckSpec(
+        check=Check.REJECTION, name=name, objective=objective, metric=metric, cases=REJECTION
+    )
+
+
 def _of_estimator(objective: Objective) -> Iterator[CheckSpec]:
     """Yield what is looked at where a framework computes advantages: these, and what it logs."""
     plain = CheckSpec(
@@ -189,13 +209,12 @@ CHECK_SPECS = (
     CheckSpec(check=Check.OFF_POLICY, objective=Objective.OFF_POLICY, cases=TELLING),
     _metric(Metric.CLIP_FRACTION, Objective.OFF_POLICY),
     _metric(Metric.POLICY_KL, Objective.OFF_POLICY),
-    CheckSpec(check=Check.REJECTION, objective=Objective.REJECTION, cases=REJECTION),
-    CheckSpec(
-        check=Check.REJECTION,
-        name="metric",
-        objective=Objective.REJECTION,
-        metric=Metric.REJECTED,
-        cases=REJECTION,
+    _rejection("", None, Objective.REJECTION),
+    _rejection("metric", Metric.REJECTED, Objective.REJECTION),
+    *(
+        _rejection(metric or name, metric, objective)
+        for name, objective, metrics in OF_KEPT
+        for metric in (None, *metrics)
     ),
     *(
         CheckSpec(check=Check.AUXILIARY, name=objective, objective=objective, cases=TELLING)

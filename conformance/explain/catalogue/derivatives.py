@@ -74,6 +74,7 @@ known(
 CLIPPED = frozenset(
     {
         Objective.OFF_POLICY,
+        Objective.REJECTION_OFF_POLICY,
         Objective.DUAL_CLIP,
         Objective.GSPO,
         Objective.CISPO,
@@ -166,7 +167,7 @@ def _of_loss(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     tokens = loss.tokens
     clipped_for_all = np.where(_within(tokens.ratios, CONSTANTS), -tokens.advantages, 0.0)
     match loss.objective:
-        case Objective.OFF_POLICY | Objective.CLIP_COV:
+        case Objective.OFF_POLICY | Objective.REJECTION_OFF_POLICY | Objective.CLIP_COV:
             yield "clipped_on_both_sides", clipped_for_all * tokens.ratios
             yield "ratios_of_sequences", loss.of(policy_losses.gspo)
         case Objective.DUAL_CLIP:

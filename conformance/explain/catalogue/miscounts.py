@@ -29,6 +29,18 @@ known(
 known({"rejection_left_out": "rejected tokens are trained on and counted"}, rank=3)
 known(
     {
+        "rejected_tokens_weigh": "rejected tokens weigh, and denominators do not count them",
+        "rejection_put_in": (
+            "rejected tokens are left out of a number over the mask before rejection sampling"
+        ),
+        "rejected_tokens_add_zero": (
+            "rejected tokens add 0 to a mean over the mask before rejection sampling"
+        ),
+    },
+    rank=3,
+)
+known(
+    {
         "original_mask_counted": "denominators count the mask before rejection sampling",
         "modified_mask_counted": "denominators count the mask after rejection sampling",
     },
@@ -103,14 +115,25 @@ def other_mask(context: StepContext) -> Iterator[Prediction]:
 
 
 def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
-    """Trains on the tokens that were rejected, and counts them."""
+    """Trains on the tokens that were rejected, and counts them or not."""
     if (step := context.step).original_mask is None:
         return
-    before = replace(step, mask=step.original_mask, original_mask=None)
+    before = context.before_rejection()
+    yield Prediction(name="rejection_left_out", weights=before.expected)
     yield Prediction(
-        name="rejection_left_out",
-        weights=token_weights(before, context.aggregation, context.conventions),
+        name="rejected_tokens_weigh",
+        weights=before.weights(context.tokens_if(step.active_tokens)),
     )
+
+
+def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
+    """Leaves out rejected tokens where the mask before rejection sampling is documented."""
+    if (kept := context.kept) is None:
+        return
+    step = replace(context.step, mask=kept, original_mask=context.step.mask)
+    after = tuple(step if one is context.step else one for one in context.steps)
+    yield Prediction(name="rejection_put_in", weights=replace(context, steps=after).expected)
+    yield Prediction(name="rejected_tokens_add_zero", weights=np.where(kept, context.expected, 0.0))
 
 
 def other_tokens(context: StepContext) -> Iterator[Prediction]:

@@ -31,6 +31,7 @@ from conformance.explain.catalogue.miscounts import (
     other_units,
     padded_widths,
     rejection_left_out,
+    rejection_put_in,
     rounded_counts,
     rounded_shares,
 )
@@ -191,6 +192,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         _undivided,
         other_steps,
         rejection_left_out,
+        rejection_put_in,
         other_mask,
         other_tokens,
         off_by_the_same,
