@@ -18,6 +18,7 @@ from adapters.contract import Assumed, Documented
 from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
 from conformance.expected import loss_terms
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.advice import OF_THE_STEP
@@ -68,6 +69,7 @@ def judge_by_conventions(
     Where no document says over which mask a term is averaged, both conform.
     """
     judgement = _by_declared(judge, spec, job, observations, description)
+    likeliest = judgement
     for masks in _other_masks(spec, description):
         if judgement.verdict is not Verdict.MISMATCH:
             break
@@ -75,7 +77,13 @@ def judge_by_conventions(
         other = _by_declared(judge, spec, job, observations, changed)
         if other.verdict is not Verdict.MISMATCH:
             return replace(other, expected=judgement.expected)
-    return judgement
+        if _is_unexplained(likeliest) and not _is_unexplained(other):
+            likeliest = other
+    return replace(likeliest, expected=judgement.expected)
+
+
+def _is_unexplained(judgement: Judgement) -> bool:
+    return judgement.diagnosis is None or judgement.diagnosis.name == UNEXPLAINED
 
 
 def _other_masks(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:

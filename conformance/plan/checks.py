@@ -176,7 +176,7 @@ OF_KEPT = (
         Objective.REJECTION_OFF_POLICY,
         (Metric.POLICY_LOSS, Metric.CLIP_FRACTION, Metric.POLICY_KL),
     ),
-    ("combined", Objective.REJECTION_COMBINED, (Metric.ENTROPY, Metric.KL, Metric.LOSS)),
+    ("combined", Objective.REJECTION_COMBINED, (Metric.ENTROPY, Metric.KL)),
 )
 """Gradients and logged numbers with rejection sampling, of one of its two masks."""
 

@@ -120,10 +120,9 @@ def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
         return
     before = context.before_rejection()
     yield Prediction(name="rejection_left_out", weights=before.expected)
-    yield Prediction(
-        name="rejected_tokens_weigh",
-        weights=before.weights(context.tokens_if(step.active_tokens)),
-    )
+    of_units = context.tokens_if(step.active_tokens)
+    for counted in (of_units, np.maximum(of_units, 1)):
+        yield Prediction(name="rejected_tokens_weigh", weights=before.weights(counted))
 
 
 def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
