@@ -51,7 +51,8 @@ class Objective(StrEnum):
     GAE = "gae"
     PENALISED_GAE = "penalised_gae"  # with the divergence from the reference policy in rewards
     SFT = "sft"  # negative log-likelihood
-    VALUE = "value"  # clipped squared error of a critic
+    VALUE = "value"  # squared error of a critic, whose values are within the bound of clipping
+    VALUE_CLIPPED = "value_clipped"  # the same with old values beyond the bound
 
 
 POLICY_LOSSES = (
@@ -104,6 +105,9 @@ OF_GROUPS = (
 )
 """Estimators of advantages that compare the samples of a prompt."""
 
+OF_CRITIC = (Objective.VALUE, Objective.VALUE_CLIPPED)
+"""Losses of a critic."""
+
 OF_VALUES = (Objective.GAE, Objective.PENALISED_GAE)
 """Estimators of advantages with a critic's values."""
 
@@ -131,6 +135,7 @@ CONSTANTS = LossConstants(
     truncation=2.0,
     kept_low=0.7,
     kept_high=1.25,
+    value_clip=0.25,
 )
 """Constants of all policy losses, as adapters configure them: those of either sign differ."""
 

@@ -31,10 +31,11 @@ from adapters.contract.objective import (
     ONE_ADVANTAGE,
     Objective,
 )
-from reference import divergences
+from reference import divergences, value_losses
 from reference.advantages import Rollouts
 from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit, DivergenceEstimator
 from reference.policy_losses import PolicyTokens
+from reference.value_losses import ValueTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 _Number = TypeVar("_Number", bound=np.generic)
+_Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
 PADDING_ID = 0
 # Advantages, cycled over the tokens of a batch: every sample has several signs and sizes.
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
@@ -73,6 +75,11 @@ REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0
 
 VALUES = np.array([0.5, -1.0, 1.5, 0.25, -0.75])
 """A critic's values, cycled over tokens."""
+
+OLD_VALUES = np.array([0.5, -0.5, 0.125, -0.625, 0.375, 0.21875])
+"""A critic's values before training, cycled over tokens, where new ones are 0: some are beyond the
+bound of clipping, and one is between it and the lower bound of ratios. All are so small that the
+sign of a return alone decides whether its loss is clipped, at half of the return too."""
 
 PADDING_VALUE = 2.0
 """A critic's value of padding, which a framework must not read."""
@@ -170,11 +177,30 @@ class ProbedBatch:
         """Returns for a critic of values 0: its squared error has the policy loss's gradient."""
         return [advantages / 2 for advantages in self.raw_advantages]
 
+    @property
+    def old_values(self) -> list[NDArray[np.float64]]:
+        """A critic's values before training, where new ones are 0: its loss clips some of them."""
+        if self.objective is not Objective.VALUE_CLIPPED:
+            return [np.zeros(len(ids)) for ids in self.responses]
+        return [OLD_VALUES[ids % len(OLD_VALUES)] for ids in self.responses]
+
+    @cached_property
+    def value_tokens(self) -> ValueTokens:
+        """What a critic's loss depends on, for the tokens of all steps, flat."""
+        returns = np.concatenate(self.returns)
+        return ValueTokens(
+            values=np.zeros(len(returns)),
+            old_values=np.concatenate(self.old_values),
+            returns=returns,
+        )
+
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
         """Flat derivatives of token losses, of the policy loss if several, by log-probability."""
         if self.objective in OFF_POLICY:
             return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
+        if self.objective is Objective.VALUE_CLIPPED:
+            return value_losses.value_clipped(self.value_tokens, CONSTANTS.value_clip)
         if self.objective is Objective.KL:
             return KL_COEFFICIENT * self.divergence_derivatives
         raw_advantages = np.concatenate(self.raw_advantages)
@@ -204,9 +230,16 @@ class ProbedBatch:
 
     def policy_tokens_of_step(self, step_index: int) -> PolicyTokens:
         """What policy losses depend on, for the tokens of one step."""
-        tokens = self.policy_tokens
+        return self._of_step(self.policy_tokens, step_index)
+
+    def value_tokens_of_step(self, step_index: int) -> ValueTokens:
+        """What a critic's loss depends on, for the tokens of one step."""
+        return self._of_step(self.value_tokens, step_index)
+
+    def _of_step(self, tokens: _Tokens, step_index: int) -> _Tokens:
         columns = ((each.name, getattr(tokens, each.name)) for each in fields(tokens))
-        return PolicyTokens(**{name: self.split(column)[step_index] for name, column in columns})
+        of_step = {name: self.split(column)[step_index] for name, column in columns}
+        return type(tokens)(**of_step)
 
     @cached_property
     def policy_tokens(self) -> PolicyTokens:

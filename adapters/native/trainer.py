@@ -178,8 +178,7 @@ class Trainer:
         """The part of a micro-batch on this rank in the step's loss and metrics."""
         log_probs = probe[packed.ids]
         if self.objective in OTHER_LOSSES:
-            losses = OTHER_LOSSES[self.objective](log_probs, packed, self.of_sequence)
-            loss = self.reduce(losses, packed.auxiliary)
+            loss = self.reduce(self.other_losses(log_probs, packed), packed.auxiliary)
             return loss, {Metric.LOSS: loss}
         policy_loss = self.reduce(token_losses(log_probs, packed), packed)
         entropy = self.entropy(probe, packed)
@@ -199,6 +198,10 @@ class Trainer:
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The policy loss of each token."""
         return POLICY_LOSSES.get(self.objective, ppo)(log_probs, packed, self.of_sequence)
+
+    def other_losses(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The loss of each token that replaces the policy loss."""
+        return OTHER_LOSSES[self.objective](values, packed, self.of_sequence)
 
     def of_sequence(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         """Values added up over the active tokens of each token's sequence."""

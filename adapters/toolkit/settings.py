@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Unsupported
-from adapters.contract.objective import FROM_REWARDS, OF_TERMS, OF_VALUES, PENALISING, Objective
+from adapters.contract.objective import (
+    FROM_REWARDS,
+    OF_CRITIC,
+    OF_TERMS,
+    OF_VALUES,
+    PENALISING,
+    Objective,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,7 +31,7 @@ def has_kl_term(job: Job) -> bool:
     return job.configuration.kl or job.objective in (Objective.KL, *OF_TERMS)
 
 
-WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
+WITH_CRITIC = frozenset({*OF_CRITIC, *OF_VALUES})
 """Objectives that need a critic."""
 
 
@@ -45,12 +52,12 @@ def gives_advantages(job: Job) -> bool:
 
 def trained_model(job: Job, policy: str) -> str:
     """The model whose gradient is read: the ``critic``, or the policy by its name."""
-    return "critic" if job.objective is Objective.VALUE else policy
+    return "critic" if job.objective in OF_CRITIC else policy
 
 
 def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
-    """A critic's values of response tokens, by sample: 0 where the critic's loss is looked at."""
-    return batch.values if batch.objective in OF_VALUES else [*map(np.zeros_like, batch.values)]
+    """A critic's values of response tokens before training, by sample."""
+    return batch.values if batch.objective in OF_VALUES else batch.old_values
 
 
 def micro_batch_size(job: Job, per_rank: int) -> int:

@@ -17,6 +17,7 @@ from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
+    OF_CRITIC,
     OF_SAMPLES,
     OF_TERMS,
     Metric,
@@ -25,8 +26,8 @@ from adapters.contract.objective import (
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from conformance.expected.advantages import BatchAdvantages, BatchPlacement, Estimate
 from conformance.expected.placement import zigzag_rank
-from conformance.expected.term import LossTerm, PolicyDerivative
-from reference import policy_losses
+from conformance.expected.term import LossTerm, PolicyDerivative, ValueDerivative
+from reference import policy_losses, value_losses
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -71,7 +72,7 @@ def trained_term(objective: Objective) -> Metric | Objective:
         Objective.ENTROPY: Metric.ENTROPY,
         Objective.KL: Metric.KL,
         Objective.SFT: Objective.SFT,
-        Objective.VALUE: Objective.VALUE,
+        **dict.fromkeys(OF_CRITIC, Objective.VALUE),
     }
     return others.get(objective, Metric.POLICY_LOSS)
 
@@ -82,7 +83,7 @@ def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregat
         Objective.ENTROPY: conventions.entropy,
         Objective.KL: conventions.kl,
         Objective.SFT: AuxiliaryAggregation.WITH_TOKEN_MEAN,
-        Objective.VALUE: conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN,
+        **dict.fromkeys(OF_CRITIC, conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN),
     }.get(objective)
 
 
@@ -189,6 +190,19 @@ def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTo
         context=context,
         factors=DERIVATIVES[objective](tokens, CONSTANTS),
         source=PolicyDerivative(objective=objective, tokens=tokens),
+    )
+
+
+def clipped_value_term(context: StepContext) -> LossTerm:
+    """The only term of a critic's loss with clipping: factors are its derivatives."""
+    objective = Objective.VALUE_CLIPPED
+    batch = ProbedBatch.under(context.conventions, context.steps, objective)
+    tokens = batch.value_tokens_of_step(context.step_index)
+    return LossTerm(
+        metric=trained_term(objective),
+        context=context.of_term(reducer(objective, context.conventions)),
+        factors=value_losses.value_clipped(tokens, CONSTANTS.value_clip),
+        source=ValueDerivative(tokens=tokens),
     )
 
 

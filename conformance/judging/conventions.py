@@ -102,8 +102,8 @@ def _answers_of_mask(name: str, description: Description) -> list[dict[str, Conv
     declared = description.declared.get(name, Assumed(DenominatorMask.MODIFIED))
     if isinstance(declared, Documented):
         return [{}]
-    others = [one for one in DenominatorMask if one is not declared.value]
-    return [{}, *[{name: Assumed(other)} for other in others]]
+    masks = (declared.value, *(one for one in DenominatorMask if one is not declared.value))
+    return [{name: Assumed(mask)} for mask in masks]
 
 
 def _by_declared(

@@ -14,6 +14,7 @@ from adapters.contract import Depth, Option
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
+    OF_CRITIC,
     POLICY_LOSSES,
     WITH_REJECTION,
     Metric,
@@ -71,7 +72,7 @@ WITHOUT_PAIRS = frozenset(
         Objective.REJECTION_OFF_POLICY,
         Objective.REJECTION_COMBINED,
         Objective.SFT,
-        Objective.VALUE,
+        *OF_CRITIC,
         Objective.DUAL_CLIP,
         Objective.CISPO,
         Objective.SAPO,
@@ -230,7 +231,7 @@ CHECK_SPECS = (
     *chain.from_iterable(map(_of_estimator, OF_ESTIMATORS)),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)
-        for objective in (Objective.SFT, Objective.VALUE)
+        for objective in (Objective.SFT, *OF_CRITIC)
     ),
 )
 """All of them, those of one objective next to each other."""

@@ -152,6 +152,8 @@ class WorkedStep:
         dloss_dlogprob = batch.split(batch.dloss_dlogprob)[context.step_index]
         if objective in OF_TERMS:
             return loss_terms.combined_terms(context, dloss_dlogprob)
+        if objective is Objective.VALUE_CLIPPED:
+            return [loss_terms.clipped_value_term(context)]
         if objective in OFF_POLICY:
             tokens = batch.policy_tokens_of_step(context.step_index)
             return [loss_terms.off_policy_term(context, objective, tokens)]

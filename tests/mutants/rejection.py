@@ -29,7 +29,9 @@ def over_original(packed: Packed) -> Packed:
 class DiagnosingKept(Mutant):
     """A mutant whose diagnostics have another mask or other denominators."""
 
-    def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> "Mapping[Metric, torch.Tensor]":
+    def diagnostics(
+        self, log_probs: torch.Tensor, packed: Packed
+    ) -> "Mapping[Metric, torch.Tensor]":
         right, metric = super().diagnostics(log_probs, packed), self.spec.metric
         assert metric is not None
         return {**right, metric: super().diagnostics(log_probs, self.changed(packed))[metric]}

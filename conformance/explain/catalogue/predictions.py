@@ -16,9 +16,9 @@ import numpy as np
 
 from adapters.contract import CodeLocation
 from conformance.expected.advantages import BatchAdvantages
-from conformance.expected.term import PolicyDerivative
+from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
-from conformance.explain.catalogue.derivatives import wrong_derivatives
+from conformance.explain.catalogue.derivatives import wrong_derivatives, wrong_value_derivatives
 from conformance.explain.catalogue.miscounts import (
     clamped_shares,
     filling_rows,
@@ -164,6 +164,9 @@ def _wrong_factors(
         for name, factors in wrong_derivatives(
             source.objective, source.tokens, term.context.expected, cp_rank
         ):
+            yield name, factors, ()
+    if isinstance(source, ValueDerivative):
+        for name, factors in wrong_value_derivatives(source.tokens):
             yield name, factors, ()
     if isinstance(source, BatchAdvantages):
         for name, found in wrong_advantages(source.estimate, source.placement):
