@@ -12,7 +12,7 @@ from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting
 from adapters.contract.layout import Option
-from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.contract.objective import CONSTANTS, OF_CRITIC, Metric, Objective
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
@@ -110,6 +110,7 @@ AREAL = Framework(
             "rejection_sampling.upper": math.log(CONSTANTS.kept_high),
         },
         Objective.VALUE: {"is_critic": True},
+        Objective.VALUE_CLIPPED: {"is_critic": True, "eps_clip": CONSTANTS.value_clip},
         Objective.GROUP_NORMALISED: {**OF_PROMPTS, "reward_norm.std_level": "group"},
         Objective.GROUP_CENTRED: {**OF_PROMPTS, "reward_norm.std_level": None},
         Objective.LEAVE_ONE_OUT: {
@@ -118,7 +119,7 @@ AREAL = Framework(
             "reward_norm.std_level": None,
         },
     },
-    only_modes={Objective.VALUE: Mode.TOKEN_MEAN},
+    only_modes=dict.fromkeys(OF_CRITIC, Mode.TOKEN_MEAN),
     configurations={
         Setting.MODE: Configurable({MODE: ""}, (MODE,)),
         Setting.DIVISOR: Configurable(
@@ -222,7 +223,7 @@ AREAL = Framework(
         kl_estimator | the divergence in rewards: `k1`, `k2` or `k3` | advantages are given
         temperature | what logits are divided by | it is 1
         optimizer.gradient_clipping | the norm of the gradient | the gradient is read before it
-        is_critic | a critic is trained | values are within `critic.eps_clip`
+        is_critic | a critic is trained | `other_losses.value` has values within `critic.eps_clip`
         max_new_tokens, log_agent_stats, log_agent_stats_keys | rollouts, and their log | they are
             given
         """

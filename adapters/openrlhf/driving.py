@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 
-from adapters.contract.objective import OF_ROLLOUTS, PENALISING, Metric, Objective
+from adapters.contract.objective import OF_CRITIC, OF_ROLLOUTS, PENALISING, Metric
 from adapters.engines.deepspeed import gradients_of_steps, number_from_zero, refusals_of_sizes
 from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
@@ -279,7 +279,7 @@ class Rollouts:
         """The experiences with our advantages; OpenRLHF's critic has half of the squared error."""
         for experience in experiences:
             experience.advantages = self.laid_out(self.batch.advantages, experience.sequences)
-            if self.job.objective is Objective.VALUE:
+            if self.job.objective in OF_CRITIC:
                 returns = [2 * returns for returns in self.batch.returns]
                 experience.returns = self.laid_out(returns, experience.sequences)
         return experiences

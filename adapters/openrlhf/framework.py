@@ -14,6 +14,7 @@ from adapters.contract.objective import (
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
+    OF_CRITIC,
     Metric,
     Objective,
 )
@@ -146,9 +147,13 @@ OPENRLHF = Framework(
         Objective.GAE: {ESTIMATOR: "gae", **DISCOUNTED},
         Objective.PENALISED_GAE: {ESTIMATOR: "gae", **DISCOUNTED, **PENALISED},
         Objective.VALUE: {ESTIMATOR: "gae"},
+        Objective.VALUE_CLIPPED: {ESTIMATOR: "gae", "--critic.value_clip": CONSTANTS.value_clip},
     },
     # GSPO's loss is a mean over samples, and a critic's one over tokens, whatever is set.
-    only_modes={Objective.GSPO: Mode.SAMPLE_MEAN, Objective.VALUE: Mode.TOKEN_MEAN},
+    only_modes={
+        Objective.GSPO: Mode.SAMPLE_MEAN,
+        **dict.fromkeys(OF_CRITIC, Mode.TOKEN_MEAN),
+    },
     configurations={
         Setting.MODE: Configurable({LOSS_AGG_MODE: ""}, ("loss_agg_mode",)),
         Setting.ENTROPY: Configurable(ENTROPY, ("entropy_coef",)),

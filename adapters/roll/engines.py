@@ -13,7 +13,7 @@ import numpy as np
 from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, by_size, cuts
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.framework import ENGINE, ROLL, of_rows
@@ -111,7 +111,7 @@ def _slices(job: Job) -> int:
 # ROLL has no critic on Megatron.
 MEGATRON = replace(
     ROLL,
-    objectives={one: of for one, of in ROLL.objectives.items() if one is not Objective.VALUE},
+    objectives={one: of for one, of in ROLL.objectives.items() if one not in OF_CRITIC},
     layout={
         **ROLL.layout,
         **of_rows(_slices, {f"{ENGINE}.context_parallel_size": lambda job: job.layout.cp}),

@@ -141,6 +141,8 @@ DISCOUNTED = {
     "whiten_advantages": _whitens,
 }
 PENALISED = {"add_token_level_kl": True, "init_kl_coef": ADVANTAGE_CONSTANTS.penalty}
+# The actor waits for the critic.
+CRITIC_ALONE = {"adv_estimator": "gae", "critic_warmup": lambda job: len(job.steps)}
 ENTROPY = {"entropy_loss_coef": ENTROPY_COEFFICIENT}
 KL = {"use_kl_loss": True, "kl_loss_coef": KL_COEFFICIENT}
 
@@ -195,8 +197,8 @@ ROLL = Framework(
         Objective.REINFORCE_PP_BASELINE: {**CENTRED, "whiten_advantages": _whitens, **PENALISED},
         Objective.GAE: {"adv_estimator": "gae", **DISCOUNTED},
         Objective.PENALISED_GAE: {"adv_estimator": "gae", **DISCOUNTED, **PENALISED},
-        # The actor waits for the critic.
-        Objective.VALUE: {"adv_estimator": "gae", "critic_warmup": lambda job: len(job.steps)},
+        Objective.VALUE: CRITIC_ALONE,
+        Objective.VALUE_CLIPPED: {**CRITIC_ALONE, "value_clip": CONSTANTS.value_clip},
     },
     layout={
         "mb mbtokens": {

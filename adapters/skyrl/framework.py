@@ -305,6 +305,7 @@ FSDP = replace(
         Objective.GAE: GAE,
         Objective.PENALISED_GAE: {**GAE, **PENALISED},
         Objective.VALUE: CRITIC,
+        Objective.VALUE_CLIPPED: {**CRITIC, "value_clip": CONSTANTS.value_clip},
     },
     layout={
         **SKYRL.layout,

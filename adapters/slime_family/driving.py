@@ -17,6 +17,7 @@ from adapters.contract import Depth, Job, Layout, LogEntry, Option, Unsupported
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
+    OF_CRITIC,
     OF_ROLLOUTS,
     OF_TERMS,
     OF_VALUES,
@@ -25,7 +26,7 @@ from adapters.contract.objective import (
     WITH_REJECTION,
     Objective,
 )
-from adapters.slime_family.framework import OF_CRITIC
+from adapters.slime_family.framework import NAMES_OF_CRITIC
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.worlds import numbers
@@ -162,6 +163,8 @@ def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]
         values = {"values": batch.values} if objective in OF_VALUES else {}
         return values | (reference if objective in PENALISING else {})
     columns = {"advantages": batch.advantages, "returns": batch.returns}
+    if objective is Objective.VALUE_CLIPPED:
+        columns["values"] = batch.old_values
     if objective in OFF_POLICY:
         columns["log_probs"] = batch.old_log_probs
     if objective in (Objective.KL, *OF_TERMS):
@@ -253,7 +256,7 @@ class Log:
         """The metrics of a job's rollouts and of each step; empty on a rank that logs none."""
         if job.depth is not Depth.STEP:
             return {}
-        names = {**record.metrics, **(OF_CRITIC if job.objective is Objective.VALUE else {})}
+        names = {**record.metrics, **(NAMES_OF_CRITIC if job.objective in OF_CRITIC else {})}
         of_rollouts = {metric: names.pop(metric) for metric in OF_ROLLOUTS if metric in names}
         steps = [log for log in self._logs if {*names.values()} & log.keys()]
         merged = {name: value for log in self._logs for name, value in log.items()}

@@ -52,7 +52,7 @@ OPTIONAL = (CRITIC_ALONE, OBSERVED_ENTROPY)
 IN_FILE_TOO_LATE = (REFERENCE,)
 """Options that are validated before a configuration file is read."""
 
-OF_CRITIC = {Metric.LOSS: "train/value_loss"}
+NAMES_OF_CRITIC = {Metric.LOSS: "train/value_loss"}
 """Names in the logs of a critic that differ from the actor's."""
 
 
@@ -143,6 +143,7 @@ FAMILY = Framework(
         # The actor's role chooses the loss. In older versions a critic waits for its actor's
         # log-probabilities after so many steps.
         Objective.VALUE: {CRITIC_ALONE: 1},
+        Objective.VALUE_CLIPPED: {CRITIC_ALONE: 1, "--value-clip": CONSTANTS.value_clip},
     },
     layout={
         "mb": {"--micro-batch-size": _micro_batch_size},

@@ -120,6 +120,7 @@ VERL = Framework(
         Objective.GAE: {ESTIMATOR: "gae", **DISCOUNTED, **CRITIC},
         Objective.PENALISED_GAE: {ESTIMATOR: "gae", **DISCOUNTED, **PENALISED, **CRITIC},
         Objective.VALUE: CRITIC,
+        Objective.VALUE_CLIPPED: {**CRITIC, "critic.cliprange_value": CONSTANTS.value_clip},
         Objective.SFT: {},
     },
     only_modes={Objective.GEO_MEAN: Mode.SAMPLE_MEAN, Objective.SFT: Mode.TOKEN_MEAN},
