@@ -108,6 +108,8 @@ class ArealAdapter(Adapter):
         key = self.engine, job.objective in OF_CRITIC, layout.cp, layout.options, capacity
         engine = cached(rank, key, lambda: self.make(config, job, rank, capacity))
         engine.config = config.critic or config.actor
+        if config.critic:
+            engine.critic.config = config.critic
         return engine
 
 
