@@ -30,6 +30,12 @@ class ValueTokens:
     returns: Values
 
     @property
+    def errors(self) -> Values:
+        """(v - R)², the loss without clipping."""
+        squared: Values = (self.values - self.returns) ** 2
+        return squared
+
+    @property
     def derivative(self) -> Values:
         """2·(v - R), the derivative without clipping."""
         return 2 * (self.values - self.returns)

@@ -29,6 +29,10 @@ class Objective(StrEnum):
     # The divergence from a reference policy alone: all advantages are 0. The estimator is k1, whose
     # derivative by a log-probability is 1.
     KL = "kl"
+    # The sum of policy loss and entropy bonus.
+    WITH_ENTROPY = "with_entropy"
+    # The divergence alone, with a coefficient that follows it from step to step.
+    ADAPTIVE_KL = "adaptive_kl"
     COMBINED = "combined"  # the sum of policy loss, entropy bonus and divergence
     DUAL_CLIP = "dual_clip"  # the dual-clip policy loss (arXiv:1912.09729)
     GSPO = "gspo"  # ratios of whole sequences (arXiv:2507.18071)
@@ -152,6 +156,8 @@ class Metric(StrEnum):
     POLICY_KL = "policy_kl"  # old log-probability minus new
     ENTROPY = "entropy"
     KL = "kl"  # log-probability minus the reference policy's
+    VALUE_LOSS = "value_loss"  # squared error of a critic's value
+    KL_COEFFICIENT = "kl_coefficient"  # the divergence's coefficient that the next step uses
     REJECTED = "rejected"  # 1 for a token that rejection sampling removes from the mask, else 0
     # Of a batch of rollouts, before they are trained on.
     REWARD = "reward"  # of a sample

@@ -34,6 +34,7 @@ from adapters.contract.objective import (
 from reference import divergences, value_losses
 from reference.advantages import Rollouts
 from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit, DivergenceEstimator
+from reference.controllers import AdaptiveCoefficient
 from reference.policy_losses import PolicyTokens
 from reference.value_losses import ValueTokens
 
@@ -80,6 +81,9 @@ OLD_VALUES = np.array([0.5, -0.5, 0.125, -0.625, 0.375, 0.21875])
 """A critic's values before training, cycled over tokens, where new ones are 0: some are beyond the
 bound of clipping, and one is between it and the lower bound of ratios. All are so small that the
 sign of a return alone decides whether its loss is clipped, at half of the return too."""
+
+WITHOUT_POLICY_LOSS = (Objective.ENTROPY, Objective.KL, Objective.ADAPTIVE_KL)
+"""Objectives that are a term alone."""
 
 PADDING_VALUE = 2.0
 """A critic's value of padding, which a framework must not read."""
@@ -133,7 +137,7 @@ class ProbedBatch:
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
         """Advantages for the framework: 0 if the objective has no policy loss."""
-        if self.objective in (Objective.ENTROPY, Objective.KL):
+        if self.objective in WITHOUT_POLICY_LOSS:
             return [np.zeros(len(ids)) for ids in self.responses]
         return self.raw_advantages
 
@@ -201,7 +205,7 @@ class ProbedBatch:
             return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
         if self.objective is Objective.VALUE_CLIPPED:
             return value_losses.value_clipped(self.value_tokens, CONSTANTS.value_clip)
-        if self.objective is Objective.KL:
+        if self.objective in (Objective.KL, Objective.ADAPTIVE_KL):
             return KL_COEFFICIENT * self.divergence_derivatives
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
@@ -213,6 +217,23 @@ class ProbedBatch:
         if self.objective in alone:
             return np.full(len(raw_advantages), alone[self.objective])
         return -raw_advantages
+
+    @property
+    def adaptive_coefficient(self) -> AdaptiveCoefficient:
+        """The coefficient of `ADAPTIVE_KL`, as adapters configure it.
+
+        The target is 1.1 times the mean divergence of active tokens, so that the coefficient moves
+        and is not clipped, and the horizon is as long as a batch has samples.
+        """
+        active = self.divergences[np.concatenate(self.masks)]
+        mean = float(active.mean()) if len(active) else 1.0
+        samples = float(len(self.responses))
+        return AdaptiveCoefficient(
+            coefficient=KL_COEFFICIENT,
+            target=round(1.1 * mean, 4),
+            samples=samples,
+            horizon=samples,
+        )
 
     @property
     def divergences(self) -> NDArray[np.float64]:

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 def has_kl_term(job: Job) -> bool:
     """Whether the divergence from the reference policy is in the loss."""
-    return job.configuration.kl or job.objective in (Objective.KL, *OF_TERMS)
+    return job.configuration.kl or job.objective in (
+        Objective.KL,
+        Objective.ADAPTIVE_KL,
+        *OF_TERMS,
+    )
 
 
 WITH_CRITIC = frozenset({*OF_CRITIC, *OF_VALUES})

@@ -71,6 +71,7 @@ def trained_term(objective: Objective) -> Metric | Objective:
     others: dict[Objective, Metric | Objective] = {
         Objective.ENTROPY: Metric.ENTROPY,
         Objective.KL: Metric.KL,
+        Objective.ADAPTIVE_KL: Metric.KL,
         Objective.SFT: Objective.SFT,
         **dict.fromkeys(OF_CRITIC, Objective.VALUE),
     }
@@ -82,6 +83,7 @@ def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregat
     return {
         Objective.ENTROPY: conventions.entropy,
         Objective.KL: conventions.kl,
+        Objective.ADAPTIVE_KL: conventions.kl,
         Objective.SFT: AuxiliaryAggregation.WITH_TOKEN_MEAN,
         **dict.fromkeys(OF_CRITIC, conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN),
     }.get(objective)
@@ -91,6 +93,8 @@ CONVENTIONS_OF_LOGS = {
     Metric.POLICY_LOSS: ("logged_policy_loss",),
     Metric.ENTROPY: ("logged_entropy", "entropy"),
     Metric.KL: ("logged_kl", "kl"),
+    Metric.KL_COEFFICIENT: ("logged_kl", "kl"),
+    Metric.VALUE_LOSS: ("value_loss",),
     Metric.REJECTED: ("rejected", "diagnostics"),
 }
 """The conventions that may say how a metric is aggregated; of others it is ``diagnostics``."""
@@ -105,7 +109,11 @@ def convention_of_log(metric: Metric, conventions: Conventions) -> str | None:
 def reducer_of_log(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
     """The aggregation of a term that is logged alone; None if it is that of the policy loss."""
     name = convention_of_log(metric, conventions)
-    return None if name is None else getattr(conventions, name)
+    if name is None:
+        is_of_critic = metric is Metric.VALUE_LOSS
+        return AuxiliaryAggregation.WITH_TOKEN_MEAN if is_of_critic else None
+    how: AuxiliaryAggregation = getattr(conventions, name)
+    return how
 
 
 def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
@@ -120,7 +128,11 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggreg
     return of_term.get(metric, conventions.diagnostics)
 
 
-CONVENTIONS_OF_MASKS = {Metric.ENTROPY: "entropy_mask", Metric.KL: "kl_mask"}
+CONVENTIONS_OF_MASKS = {
+    Metric.ENTROPY: "entropy_mask",
+    Metric.KL: "kl_mask",
+    Metric.KL_COEFFICIENT: "kl_mask",
+}
 """The conventions of the masks of terms; those of other metrics are ``diagnostics_mask``."""
 
 
@@ -158,6 +170,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
             metric=term,
             context=_over_its_mask(context, term).of_term(reducer_of(term, conventions)),
             factors=coefficient * batch.split(quantities(term, batch))[context.step_index],
+            source=batch.adaptive_coefficient if term is Metric.KL_COEFFICIENT else None,
         )
         for term, coefficient in coefficients(metric, objective).items()
     ]
@@ -350,6 +363,13 @@ def _clipped(batch: ProbedBatch) -> NDArray[np.float64]:
     return policy_losses.clipped(tokens.ratios, tokens, CONSTANTS).astype(np.float64)
 
 
+def _coefficients(batch: ProbedBatch) -> NDArray[np.float64]:
+    """Each token's divergence as a part of the next coefficient, whose change is not bounded."""
+    adaptive = batch.adaptive_coefficient
+    rate = adaptive.coefficient * adaptive.samples / (adaptive.horizon * adaptive.target)
+    return rate * batch.divergences
+
+
 def _rejected(batch: ProbedBatch) -> NDArray[np.float64]:
     original, modified = np.concatenate(batch.original_masks), np.concatenate(batch.masks)
     return (original & ~modified).astype(np.float64)
@@ -369,6 +389,8 @@ _QUANTITIES: dict[Metric, Quantity] = {
     Metric.POLICY_KL: lambda batch: np.concatenate(batch.old_log_probs),
     Metric.ENTROPY: _table(ENTROPIES),
     Metric.KL: lambda batch: batch.divergences,
+    Metric.VALUE_LOSS: lambda batch: batch.value_tokens.errors,
+    Metric.KL_COEFFICIENT: _coefficients,
     Metric.REJECTED: _rejected,
     Metric.VALUE: lambda batch: np.concatenate(batch.values),
     Metric.REFERENCE_LOG_PROB: lambda batch: np.concatenate(batch.reference_log_probs),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from adapters.contract.objective import Metric, Objective
     from conformance.expected.advantages import BatchAdvantages
     from conformance.expected.step_context import StepContext
+    from reference.controllers import AdaptiveCoefficient
     from reference.policy_losses import PolicyTokens
     from reference.value_losses import ValueTokens
 
@@ -45,8 +46,8 @@ class LossTerm:
     factors: NDArray[np.float64]
     """What the weight of each token is multiplied by: [tokens]."""
 
-    source: PolicyDerivative | ValueDerivative | BatchAdvantages | None = None
-    """What the factors are computed from, where that may go wrong: a loss or advantages."""
+    source: PolicyDerivative | ValueDerivative | BatchAdvantages | AdaptiveCoefficient | None = None
+    """What the factors are computed from, where that may go wrong."""
 
     rounding: NDArray[np.float64] | float = 0.0
     """What rounding errors of factors are relative to, besides their own size: [tokens]."""

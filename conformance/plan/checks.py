@@ -69,6 +69,8 @@ WITHOUT_PAIRS = frozenset(
     {
         Objective.ENTROPY,
         Objective.KL,
+        Objective.WITH_ENTROPY,
+        Objective.ADAPTIVE_KL,
         Objective.REJECTION_OFF_POLICY,
         Objective.REJECTION_COMBINED,
         Objective.SFT,
@@ -224,6 +226,22 @@ CHECK_SPECS = (
     _metric(Metric.LOSS, Objective.COMBINED),
     _metric(Metric.ENTROPY, Objective.COMBINED),
     _metric(Metric.KL, Objective.COMBINED),
+    CheckSpec(
+        check=Check.METRIC,
+        name="policy_loss_with_entropy",
+        objective=Objective.WITH_ENTROPY,
+        metric=Metric.POLICY_LOSS,
+        cases=_cases("fully_masked_sample", "two_steps"),
+    ),
+    _metric(Metric.VALUE_LOSS, Objective.VALUE, _cases("fully_masked_sample", "nine_samples")),
+    CheckSpec(
+        check=Check.METRIC,
+        name=Metric.KL_COEFFICIENT,
+        objective=Objective.ADAPTIVE_KL,
+        metric=Metric.KL_COEFFICIENT,
+        cases=_cases("fully_masked_sample", "uneven_lengths", "nine_samples"),
+        modes=(Mode.TOKEN_MEAN,),
+    ),
     *(
         CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=ONE)
         for objective in (*POLICY_LOSSES, *CORRECTIONS)

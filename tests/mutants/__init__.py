@@ -20,6 +20,7 @@ from tests.mutants import (
     rollouts,
     sharding,
     startup,
+    windows,
 )
 from tests.mutants.mutant import Mutant
 
@@ -38,6 +39,7 @@ MODULES = (
     pipelines,
     losses,
     metrics,
+    windows,
     auxiliary,
     off_policy,
     rejection,

@@ -71,6 +71,9 @@ known(
         "shares_of_all_ranks_averaged": (
             "micro-batch shares are averaged over all ranks instead of summed"
         ),
+        "windows_counted_by_samples": (
+            "sums are divided by a number of optimizer steps that is computed from samples"
+        ),
     },
     rank=6,
     kind=Kind.LOGGED,
@@ -196,6 +199,14 @@ def averaged_shares(context: StepContext) -> Iterator[Prediction]:
     if context.placement is None:
         return
     rows = context.filled_rows or _unfilled(context, context.placement)
+    windows = context.step.size // context.layout.dp // rows.most_micro_batches
+    if not isinstance(context.layout.micro_batches, int) and windows > 1:
+        yield Prediction(
+            name="windows_counted_by_samples",
+            words=f"the sum is divided by {windows}, as many optimizer steps as"
+            f" {context.step.size} samples would make in micro-batches of one",
+            weights=context.expected / windows,
+        )
     averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
     if averaged > 1:
         yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)

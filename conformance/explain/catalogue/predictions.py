@@ -18,6 +18,7 @@ from adapters.contract import CodeLocation
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
+from conformance.explain.catalogue.coefficients import wrong_coefficients
 from conformance.explain.catalogue.derivatives import wrong_derivatives, wrong_value_derivatives
 from conformance.explain.catalogue.miscounts import (
     clamped_shares,
@@ -45,6 +46,7 @@ from conformance.explain.catalogue.parts import (
 )
 from conformance.explain.catalogue.values_of_others import values_of_others
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
+from reference.controllers import AdaptiveCoefficient
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
@@ -167,6 +169,9 @@ def _wrong_factors(
             yield name, factors, ()
     if isinstance(source, ValueDerivative):
         for name, factors in wrong_value_derivatives(source.tokens):
+            yield name, factors, ()
+    if isinstance(source, AdaptiveCoefficient):
+        for name, factors in wrong_coefficients(source, term):
             yield name, factors, ()
     if isinstance(source, BatchAdvantages):
         for name, found in wrong_advantages(source.estimate, source.placement):
