@@ -18,6 +18,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 from adapters.toolkit.settings import (
     largest_micro_batch,
@@ -134,7 +135,13 @@ OPENRLHF = Framework(
         },
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
+        Objective.ADAPTIVE_KL: {
+            **KL,
+            "--algo.kl.target": lambda job: ProbedBatch.of(job).adaptive_coefficient.target,
+            "--algo.kl.horizon": _samples,
+        },
         Objective.GROUP_NORMALISED: {ESTIMATOR: "group_norm", **GROUPS},
         Objective.GROUP_CENTRED: {ESTIMATOR: "dr_grpo", **GROUPS},
         Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo", **GROUPS},
@@ -202,6 +209,9 @@ OPENRLHF = Framework(
         Metric.ENTROPY: "entropy_loss",
         Metric.KL: "kl",
         Metric.REJECTED: "is_filter_ratio",
+        Metric.KL_COEFFICIENT: "kl_ctl",  # of the trainer, which does not log it
+        # The returns that are given are twice the job's, and OpenRLHF trains half of the error.
+        Metric.VALUE_LOSS: "1/2 critic_loss",
         Metric.REWARD: "rollout/reward_mean",
         Metric.DIVERGENCE: "kl",
     },
@@ -238,7 +248,7 @@ OPENRLHF = Framework(
         --algo.kl.estimator | the estimator of the divergence | `k1`; the same lines reduce `k2` and
             `k3`
         --algo.kl.unbiased_gradient | the divergence times the ratio | not looked at yet
-        --algo.kl.target, --algo.kl.horizon | how its coefficient changes | it is fixed
+        --algo.kl.target, --algo.kl.horizon | how its coefficient changes | elsewhere it is fixed
         --algo.advantage.is_correction_level | what the ratio to the rollout policy corrects | `off`
             by default
         --algo.advantage.is_correction_mode | whether ratios out of bounds are clipped or dropped

@@ -189,6 +189,7 @@ ROLL = Framework(
         Objective.TIS_SEQUENCE: {**TRUNCATED, WEIGHTED: "sequence"},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.GROUP_NORMALISED: GRPO,
         Objective.GROUP_CENTRED: CENTRED,
@@ -241,6 +242,8 @@ ROLL = Framework(
         Metric.CLIP_FRACTION: "actor/clipfrac",
         Metric.POLICY_KL: "-actor/policykl",
         Metric.KL: "actor/kl_loss",
+        # The returns that are given are twice the job's, and ROLL trains half of the error.
+        Metric.VALUE_LOSS: "1/2 critic/loss",
         Metric.REJECTED: "1 - actor/train_infer_final_mask_mean",
         Metric.REWARD: "critic/score/mean",
         Metric.ADVANTAGE: "critic/advantages/mean",

@@ -101,6 +101,7 @@ SKYRL = Framework(
         Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **MASKED},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.DUAL_CLIP: {
             **CLIPPED,

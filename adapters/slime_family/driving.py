@@ -17,7 +17,6 @@ from adapters.contract import Depth, Job, Layout, LogEntry, Option, Unsupported
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
-    OF_CRITIC,
     OF_ROLLOUTS,
     OF_TERMS,
     OF_VALUES,
@@ -26,7 +25,6 @@ from adapters.contract.objective import (
     WITH_REJECTION,
     Objective,
 )
-from adapters.slime_family.framework import NAMES_OF_CRITIC
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.worlds import numbers
@@ -256,7 +254,7 @@ class Log:
         """The metrics of a job's rollouts and of each step; empty on a rank that logs none."""
         if job.depth is not Depth.STEP:
             return {}
-        names = {**record.metrics, **(NAMES_OF_CRITIC if job.objective in OF_CRITIC else {})}
+        names = dict(record.metrics)
         of_rollouts = {metric: names.pop(metric) for metric in OF_ROLLOUTS if metric in names}
         steps = [log for log in self._logs if {*names.values()} & log.keys()]
         merged = {name: value for log in self._logs for name, value in log.items()}

@@ -52,9 +52,6 @@ OPTIONAL = (CRITIC_ALONE, OBSERVED_ENTROPY)
 IN_FILE_TOO_LATE = (REFERENCE,)
 """Options that are validated before a configuration file is read."""
 
-NAMES_OF_CRITIC = {Metric.LOSS: "train/value_loss"}
-"""Names in the logs of a critic that differ from the actor's."""
-
 
 def _rollout_batch_size(job: Job) -> int:
     """The prompts of all steps; raises `Unsupported` if steps or prompts differ in rollouts."""
@@ -127,6 +124,7 @@ FAMILY = Framework(
         Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **REJECTED},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
         Objective.GROUP_CENTRED: {ESTIMATOR: "grpo", "--disable-grpo-std-normalization": True},
@@ -189,6 +187,7 @@ FAMILY = Framework(
         Metric.POLICY_KL: "train/ppo_kl",
         Metric.ENTROPY: "train/entropy_loss",
         Metric.KL: "train/kl_loss",
+        Metric.VALUE_LOSS: "train/value_loss",
         Metric.REJECTED: "train/rejected",  # of `user_code.reject`
         Metric.REWARD: "rollout/raw_reward",
         Metric.RESPONSE_LENGTH: "rollout/response_lengths",

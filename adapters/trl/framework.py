@@ -197,6 +197,7 @@ GRPO = Framework(
         Objective.REJECTION_COMBINED: {**BONUS, **PENALTY, **MASKED},
         Objective.ENTROPY: BONUS,
         Objective.KL: PENALTY,
+        Objective.WITH_ENTROPY: BONUS,
         Objective.COMBINED: {**BONUS, **PENALTY},
         Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
         Objective.GROUP_CENTRED: {"scale_rewards": "none"},

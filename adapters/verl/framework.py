@@ -88,6 +88,7 @@ VERL = Framework(
         Objective.POLICY: {},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.OFF_POLICY: CLIPPED,
         Objective.DUAL_CLIP: {**CLIPPED, "clip_ratio_c": CONSTANTS.dual_clip},
@@ -163,6 +164,8 @@ VERL = Framework(
         Metric.POLICY_KL: "actor/ppo_kl",
         Metric.ENTROPY: "actor/entropy_loss",
         Metric.KL: "kl_loss",
+        # The returns that are given are twice the job's, and verl trains half of the error.
+        Metric.VALUE_LOSS: "1/2 critic/vf_loss",
         Metric.REJECTED: "rollout_corr/rollout_rs_masked_fraction",
         Metric.REWARD: "critic/rewards/mean",
         Metric.RESPONSE_LENGTH: "response_length/mean",

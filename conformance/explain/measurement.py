@@ -60,11 +60,8 @@ class Measurement:
         """The numbers that weight · factor of all tokens give: [tokens] to [numbers]."""
         if self.is_per_token:
             return products
-        total = products.sum(keepdims=True)
-        if self.bounds is None:
-            return total
-        bounded: NDArray[np.float64] = np.clip(total, *self.bounds)
-        return bounded
+        total: NDArray[np.float64] = products.sum(keepdims=True)
+        return total if self.bounds is None else total.clip(*self.bounds)
 
     def of_term(self, term: LossTerm) -> Measurement:
         """The rest that one term has to explain if all others are right."""
