@@ -242,8 +242,6 @@ ROLL = Framework(
         Metric.CLIP_FRACTION: "actor/clipfrac",
         Metric.POLICY_KL: "-actor/policykl",
         Metric.KL: "actor/kl_loss",
-        # The returns that are given are twice the job's, and ROLL trains half of the error.
-        Metric.VALUE_LOSS: "1/2 critic/loss",
         Metric.REJECTED: "1 - actor/train_infer_final_mask_mean",
         Metric.REWARD: "critic/score/mean",
         Metric.ADVANTAGE: "critic/advantages/mean",
