@@ -133,7 +133,6 @@ CONVENTIONS_OF_MASKS = {
     Metric.KL: "kl_mask",
     Metric.KL_COEFFICIENT: "kl_mask",
 }
-"""The conventions of the masks of terms; those of other metrics are ``diagnostics_mask``."""
 
 
 def convention_of_mask(metric: Metric) -> str | None:
@@ -145,16 +144,14 @@ def convention_of_mask(metric: Metric) -> str | None:
 
 def _is_before_rejection(metric: Metric, conventions: Conventions) -> bool:
     """Whether a term is averaged over the mask before rejection sampling."""
-    name = convention_of_mask(metric)
-    if name is None:
-        return metric is Metric.REJECTED
-    return getattr(conventions, name) is DenominatorMask.ORIGINAL
+    mask = getattr(conventions, convention_of_mask(metric) or "", None)
+    return metric is Metric.REJECTED or mask is DenominatorMask.ORIGINAL
 
 
 def _over_its_mask(context: StepContext, metric: Metric) -> StepContext:
     """The context of a term, over the mask before or after rejection sampling."""
-    before = _is_before_rejection(metric, context.conventions)
-    return context.before_rejection() if before else context
+    is_before = _is_before_rejection(metric, context.conventions)
+    return context.before_rejection() if is_before else context
 
 
 def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> list[LossTerm]:

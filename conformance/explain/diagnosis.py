@@ -82,10 +82,9 @@ def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
     """The most plausible diagnosis among terms: a known mistake before what is read off."""
 
     def doubt(of_term: tuple[str, Diagnosis]) -> int:
-        name = of_term[1].name
-        is_count = name in MISTAKES and MISTAKES[name].kind is Kind.COUNT
-        is_inferred = is_count or name == "inactive_tokens_weigh"
-        return 2 if name in (UNEXPLAINED, "nothing_reported") else int(is_inferred)
+        mistake = MISTAKES.get(name := of_term[1].name)
+        is_inferred = name == "inactive_tokens_weigh" or (mistake and mistake.kind is Kind.COUNT)
+        return 2 if name in (UNEXPLAINED, "nothing_reported") else int(bool(is_inferred))
 
     term, diagnosis = min(of_terms, key=doubt)
     return diagnosis.model_copy(update={"explanation": f"{term}: {diagnosis.explanation}"})

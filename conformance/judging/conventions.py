@@ -69,7 +69,7 @@ def judge_by_conventions(
     Where no document says over which mask a term is averaged, both conform.
     """
     judgement = _by_declared(judge, spec, job, observations, description)
-    likeliest = judgement
+    found = [judgement]
     for masks in _other_masks(spec, description):
         if judgement.verdict is not Verdict.MISMATCH:
             break
@@ -77,13 +77,13 @@ def judge_by_conventions(
         other = _by_declared(judge, spec, job, observations, changed)
         if other.verdict is not Verdict.MISMATCH:
             return replace(other, expected=judgement.expected)
-        if _is_unexplained(likeliest) and not _is_unexplained(other):
-            likeliest = other
-    return replace(likeliest, expected=judgement.expected)
+        found.append(other)
+    explained = next(filter(_is_explained, found), judgement)
+    return judgement if explained is judgement else replace(explained, expected=judgement.expected)
 
 
-def _is_unexplained(judgement: Judgement) -> bool:
-    return judgement.diagnosis is None or judgement.diagnosis.name == UNEXPLAINED
+def _is_explained(judgement: Judgement) -> bool:
+    return judgement.diagnosis is not None and judgement.diagnosis.name != UNEXPLAINED
 
 
 def _other_masks(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:

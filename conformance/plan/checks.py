@@ -233,7 +233,6 @@ CHECK_SPECS = (
         metric=Metric.POLICY_LOSS,
         cases=_cases("fully_masked_sample", "two_steps"),
     ),
-    _metric(Metric.VALUE_LOSS, Objective.VALUE, _cases("fully_masked_sample", "nine_samples")),
     CheckSpec(
         check=Check.METRIC,
         name=Metric.KL_COEFFICIENT,
@@ -249,8 +248,9 @@ CHECK_SPECS = (
     *chain.from_iterable(map(_of_estimator, OF_ESTIMATORS)),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)
-        for objective in (Objective.SFT, *OF_CRITIC)
+        for objective in (Objective.SFT, Objective.VALUE_CLIPPED, Objective.VALUE)
     ),
+    _metric(Metric.VALUE_LOSS, Objective.VALUE, _cases("fully_masked_sample", "nine_samples")),
 )
 """All of them, those of one objective next to each other."""
 

@@ -26,16 +26,12 @@ known(
     rank=3,
     at=CodeLocation.TOKEN_COUNT,
 )
-known({"rejection_left_out": "rejected tokens are trained on and counted"}, rank=3)
 known(
     {
+        "rejection_left_out": "rejected tokens are trained on and counted",
         "rejected_tokens_weigh": "rejected tokens weigh, and denominators do not count them",
-        "rejection_put_in": (
-            "rejected tokens are left out of a number over the mask before rejection sampling"
-        ),
-        "rejected_tokens_add_zero": (
-            "rejected tokens add 0 to a mean over the mask before rejection sampling"
-        ),
+        "rejection_put_in": "rejected tokens are left out of a mean over all tokens",
+        "rejected_tokens_add_zero": "rejected tokens add 0 to a mean over all tokens",
     },
     rank=3,
 )
@@ -118,9 +114,8 @@ def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
     """Trains on the tokens that were rejected, and counts them or not."""
     if (step := context.step).original_mask is None:
         return
-    before = context.before_rejection()
+    before, of_units = context.before_rejection(), context.tokens_if(step.active_tokens)
     yield Prediction(name="rejection_left_out", weights=before.expected)
-    of_units = context.tokens_if(step.active_tokens)
     for counted in (of_units, np.maximum(of_units, 1)):
         yield Prediction(name="rejected_tokens_weigh", weights=before.weights(counted))
 
@@ -130,9 +125,9 @@ def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
     if (kept := context.kept) is None:
         return
     step = replace(context.step, mask=kept, original_mask=context.step.mask)
-    after = tuple(step if one is context.step else one for one in context.steps)
-    yield Prediction(name="rejection_put_in", weights=replace(context, steps=after).expected)
-    yield Prediction(name="rejected_tokens_add_zero", weights=np.where(kept, context.expected, 0.0))
+    after = replace(context, steps=(step,), step_index=0)
+    yield Prediction(name="rejection_put_in", weights=after.expected)
+    yield Prediction(name="rejected_tokens_add_zero", weights=kept * context.expected)
 
 
 def other_tokens(context: StepContext) -> Iterator[Prediction]:

@@ -68,18 +68,6 @@ known(
 )
 known(
     {
-        "shares_of_all_ranks_averaged": (
-            "micro-batch shares are averaged over all ranks instead of summed"
-        ),
-        "windows_counted_by_samples": (
-            "sums are divided by a number of optimizer steps that is computed from samples"
-        ),
-    },
-    rank=6,
-    kind=Kind.LOGGED,
-)
-known(
-    {
         **{
             f"tokens_counted_per_{part}": (f"tokens are counted per {words} and units per step")
             for part, words in PARTS.items()
@@ -120,7 +108,7 @@ def filled_up(context: StepContext) -> Iterator[Prediction]:
     """Counts one or two kinds of filling in a mean over micro-batches."""
     if context.placement is None or not context.per_micro_batch:
         return
-    rows = context.filled_rows or _unfilled(context, context.placement)
+    rows = context.filled_rows or unfilled(context, context.placement)
     active = context.expected > 0
     shares: dict[tuple[str, ...], NDArray[np.float64]] = {(): np.ones(len(active))}
     for counted in chain(combinations(FILLINGS, 1), combinations(FILLINGS, 2)):
@@ -146,7 +134,7 @@ def _weighed_as_full(
     active = context.expected > 0
     found: list[NDArray[np.float64]] = []
     for counted, held in (
-        ((), _unfilled(context, placement)),
+        ((), unfilled(context, placement)),
         (("repeated_rows_averaged",), rows),
     ):
         as_full = held.of_largest / held.of_micro_batch
@@ -161,7 +149,7 @@ def _weighed_as_full(
             )
 
 
-def _unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
+def unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
     """The rows of each token where none repeats a sample."""
     of_micro_batch = units_held(context.sample, placement.micro_batch_number)
     largest = np.zeros(context.layout.dp)
@@ -192,24 +180,6 @@ def _share_left(
         of_rank = units_held(context.sample, placement.dp_rank)
         left *= (rows.of_micro_batch / rows.of_rank) / (samples / of_rank)
     return left
-
-
-def averaged_shares(context: StepContext) -> Iterator[Prediction]:
-    """Averages the shares of the micro-batches of all ranks, those of padding too."""
-    if context.placement is None:
-        return
-    rows = context.filled_rows or _unfilled(context, context.placement)
-    windows = context.step.size // context.layout.dp // rows.most_micro_batches
-    if not isinstance(context.layout.micro_batches, int) and windows > 1:
-        yield Prediction(
-            name="windows_counted_by_samples",
-            words=f"the sum is divided by {windows}, as many optimizer steps as"
-            f" {context.step.size} samples would make in micro-batches of one",
-            weights=context.expected / windows,
-        )
-    averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
-    if averaged > 1:
-        yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
 
 
 def parts(context: StepContext) -> Iterator[Prediction]:

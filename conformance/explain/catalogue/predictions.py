@@ -18,8 +18,8 @@ from adapters.contract import CodeLocation
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
-from conformance.explain.catalogue.coefficients import wrong_coefficients
 from conformance.explain.catalogue.derivatives import wrong_derivatives, wrong_value_derivatives
+from conformance.explain.catalogue.logs import averaged_shares, wrong_coefficients
 from conformance.explain.catalogue.miscounts import (
     clamped_shares,
     filling_rows,
@@ -39,7 +39,6 @@ from conformance.explain.catalogue.miscounts import (
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, Prediction, known
 from conformance.explain.catalogue.parts import (
-    averaged_shares,
     carried_over,
     filled_up,
     parts,
