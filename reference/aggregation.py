@@ -45,7 +45,7 @@ class EmptyUnits(StrEnum):
 
 
 class DenominatorMask(StrEnum):
-    """The mask whose tokens denominators count after rejection sampling."""
+    """The mask of a term, or of the tokens that are counted, where rejection sampling is used."""
 
     MODIFIED = "modified"
     """The mask after rejection sampling."""
@@ -241,6 +241,8 @@ class Conventions:
     tokens (default: as ``diagnostics``); ``value_loss`` of a critic's loss (default:
     `WITH_TOKEN_MEAN`); ``logged_policy_loss``, ``logged_entropy`` and ``logged_kl`` in the log
     (default: as in training); ``logged_advantages`` and ``logged_values`` of the logged means.
+    ``entropy_mask``, ``kl_mask`` and ``diagnostics_mask`` are the masks that these are averaged
+    over where rejection sampling is used (default: the modified one).
     ``micro_batch_weight`` applies to loss terms that are averaged over micro-batches; the same
     terms are logged as plain means.
 
@@ -273,6 +275,9 @@ class Conventions:
     compared: Compared = Compared.SAMPLES
     rejected_rewards: Rejected = Rejected.COUNTED
     lone_reward: Lone = Lone.ZERO
+    entropy_mask: DenominatorMask | None = None
+    kl_mask: DenominatorMask | None = None
+    diagnostics_mask: DenominatorMask | None = None
 
 
 DEFAULT_CONVENTIONS = Conventions()

@@ -13,7 +13,7 @@ class LossConstants:
     bounds the ratio by ``dual_clip`` (c). SAPO has a temperature (τ) for each sign of the
     advantage. ``kl_penalty`` (β) is kl-cov's and DRO's coefficient. ``truncation`` (C) bounds
     importance ratios. Sequences are kept if their mean ratio is between ``kept_low`` and
-    ``kept_high``.
+    ``kept_high``. ``value_clip`` bounds how far a critic's value moves (`reference.value_losses`).
     """
 
     clip_low: float
@@ -25,6 +25,7 @@ class LossConstants:
     truncation: float
     kept_low: float
     kept_high: float
+    value_clip: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from adapters.areal.importing import module
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Refused, Unsupported
-from adapters.contract.objective import FROM_REWARDS, Objective
+from adapters.contract.objective import FROM_REWARDS, OF_CRITIC
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places, refusals, refusals_of_configuration
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
@@ -105,9 +105,11 @@ class ArealAdapter(Adapter):
         from adapters.toolkit.probe import probe_capacity
 
         layout, capacity = job.layout, probe_capacity(size)
-        key = self.engine, job.objective is Objective.VALUE, layout.cp, layout.options, capacity
+        key = self.engine, job.objective in OF_CRITIC, layout.cp, layout.options, capacity
         engine = cached(rank, key, lambda: self.make(config, job, rank, capacity))
         engine.config = config.critic or config.actor
+        if config.critic:
+            engine.critic.config = config.critic
         return engine
 
 
@@ -200,7 +202,8 @@ class Rollouts:
             "attention_mask": torch.ones_like(ids, dtype=torch.bool),
             "loss_mask": whole(batch.original_masks[index]).int(),
             "logprobs": whole(rollout).float(),
-            "values": torch.zeros(ids.shape),
+            # That of a token is at the position before it.
+            "values": whole(batch.old_values[index]).float().roll(-1, dims=-1),
             "rewards": torch.tensor([batch.rewards[index]], dtype=torch.float32),
         }
         if self._config.actor.use_decoupled_loss:

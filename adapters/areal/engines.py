@@ -14,7 +14,7 @@ from adapters.areal.importing import module
 from adapters.contract.description import CodeLocation, Description, code_location
 from adapters.contract.job import Depth
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_CRITIC
 from adapters.engines.shells import ON_FOUR, OnMegatron, by_size, cuts
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Bridge:
         self.TransformerConfigClass = type(self.config)
         self.hf_config = SimpleNamespace(**vars(HEADED))  # which AReaL writes to
         self._capacity, self._rank = capacity, rank
-        has_critic = job.objective is Objective.VALUE
+        has_critic = job.objective in OF_CRITIC
         self._output = model.megatron_values if has_critic else model.megatron_logits
 
     def set_extra_args(self, **options: object) -> None:

@@ -12,7 +12,7 @@ from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting
 from adapters.contract.layout import Option
-from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.contract.objective import CONSTANTS, OF_CRITIC, Metric, Objective
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
@@ -75,6 +75,7 @@ OF_TOKENS = {
     "rejection_sampling.level": "token",
     "rejection_sampling.upper": CONSTANTS.truncation,
 }
+MASKED = {**OF_TOKENS, "rejection_sampling.action": "mask"}
 OF_PROMPTS = {
     "reward_norm.mean_level": "group",
     "reward_norm.group_size": _group_size,
@@ -108,7 +109,8 @@ AREAL = Framework(
             "sapo_tau_pos": CONSTANTS.positive_temperature,
             "sapo_tau_neg": CONSTANTS.negative_temperature,
         },
-        Objective.REJECTION: {**OF_TOKENS, "rejection_sampling.action": "mask"},
+        Objective.REJECTION: MASKED,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **MASKED},
         Objective.TIS_TOKEN: {**CLIPPED, **OF_TOKENS, "rejection_sampling.action": "clamp"},
         # With the metric `ratio`, tokens would be corrected by the mean ratio of their sequence.
         Objective.SEQUENCE_MASKED: {
@@ -122,6 +124,7 @@ AREAL = Framework(
             "rejection_sampling.upper": math.log(CONSTANTS.kept_high),
         },
         Objective.VALUE: {"is_critic": True},
+        Objective.VALUE_CLIPPED: {"is_critic": True, "eps_clip": CONSTANTS.value_clip},
         Objective.GROUP_NORMALISED: {**OF_PROMPTS, "reward_norm.std_level": "group"},
         Objective.GROUP_CENTRED: {**OF_PROMPTS, "reward_norm.std_level": None},
         Objective.LEAVE_ONE_OUT: {
@@ -130,7 +133,7 @@ AREAL = Framework(
             "reward_norm.std_level": None,
         },
     },
-    only_modes={Objective.VALUE: Mode.TOKEN_MEAN},
+    only_modes=dict.fromkeys(OF_CRITIC, Mode.TOKEN_MEAN),
     configurations={
         Setting.MODE: Configurable({MODE: ""}, (MODE,)),
         Setting.DIVISOR: Configurable(
@@ -172,6 +175,8 @@ AREAL = Framework(
         Metric.POLICY_LOSS: "ppo_actor/update/actor_loss/avg",
         Metric.CLIP_FRACTION: "ppo_actor/update/clip_ratio/avg",
         Metric.POLICY_KL: "-ppo_actor/update/approx_kl/avg",
+        # The returns that are given are twice the job's, and AReaL trains half of the error.
+        Metric.VALUE_LOSS: "1/2 ppo_critic/critic_loss/avg",
         Metric.REJECTED: "ppo_actor/update/rs_filtered_fraction",
     },
     # Metrics of batches are averages over the tokens of a mask, of all data-parallel ranks. No page
@@ -237,7 +242,7 @@ AREAL = Framework(
         kl_estimator | the divergence in rewards: `k1`, `k2` or `k3` | advantages are given
         temperature | what logits are divided by | it is 1
         optimizer.gradient_clipping | the norm of the gradient | the gradient is read before it
-        is_critic | a critic is trained | values are within `critic.eps_clip`
+        is_critic | a critic is trained | `other_losses.value` has values within `critic.eps_clip`
         max_new_tokens, log_agent_stats, log_agent_stats_keys | rollouts, and their log | they are
             given
         """

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DERIVATIVES = {
     Objective.OFF_POLICY: policy_losses.ppo,
+    Objective.REJECTION_OFF_POLICY: policy_losses.ppo,
     Objective.DUAL_CLIP: policy_losses.dual_clip,
     Objective.GSPO: policy_losses.gspo,
     Objective.CISPO: policy_losses.cispo,

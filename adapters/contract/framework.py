@@ -69,7 +69,7 @@ class Framework:
     ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every kind set
     ``always``; the settings of ``configurations`` come last, and an empty text leaves an option
     out. A metric is logged by its name in ``metrics``, as its opposite if ``-`` is before the name,
-    and as its complement if ``1 -`` is.
+    and as its complement if ``1 -`` is. With ``1/2``, half of it is taken.
     """
 
     title: str
@@ -229,9 +229,10 @@ class Framework:
         """The metrics that the logs of steps have."""
         found = {}
         for metric, signed in self.metrics.items():
-            of_one, minus, name = _SIGNED.fullmatch(signed).groups()  # type: ignore[union-attr]
+            of_one, minus, half, name = _SIGNED.fullmatch(signed).groups()  # type: ignore[union-attr]
             if any(name in log for log in logs):
-                sign, constant = -1.0 if minus else 1.0, 1.0 if of_one else 0.0
+                size, constant = 0.5 if half else 1.0, 1.0 if of_one else 0.0
+                sign = -size if minus else size
                 found[metric] = tuple(
                     None if log.get(name) is None else constant + sign * float(log[name])
                     for log in logs
@@ -258,7 +259,7 @@ def nested(settings: Settings) -> dict[str, Any]:
     return whole
 
 
-_SIGNED = re.compile(r"(1 )?(- ?)?(.+)")
+_SIGNED = re.compile(r"(1 (?=-))?(- ?)?(1/2 )?(.+)")
 """The name of a metric in logs, with what is before it in `Framework.metrics`."""
 
 

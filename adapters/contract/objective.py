@@ -23,10 +23,16 @@ class Objective(StrEnum):
     # The policy loss with rejection sampling, which removes tokens from the mask and leaves the
     # losses of the others as they are.
     REJECTION = "rejection"
+    REJECTION_OFF_POLICY = "rejection_off_policy"  # the same with other ratios of new to old policy
+    REJECTION_COMBINED = "rejection_combined"  # with entropy bonus and divergence besides
     ENTROPY = "entropy"  # the entropy bonus alone: all advantages are 0
     # The divergence from a reference policy alone: all advantages are 0. The estimator is k1, whose
     # derivative by a log-probability is 1.
     KL = "kl"
+    # The sum of policy loss and entropy bonus.
+    WITH_ENTROPY = "with_entropy"
+    # The divergence alone, with a coefficient that follows it from step to step.
+    ADAPTIVE_KL = "adaptive_kl"
     COMBINED = "combined"  # the sum of policy loss, entropy bonus and divergence
     DUAL_CLIP = "dual_clip"  # the dual-clip policy loss (arXiv:1912.09729)
     GSPO = "gspo"  # ratios of whole sequences (arXiv:2507.18071)
@@ -51,7 +57,8 @@ class Objective(StrEnum):
     GAE = "gae"
     PENALISED_GAE = "penalised_gae"  # with the divergence from the reference policy in rewards
     SFT = "sft"  # negative log-likelihood
-    VALUE = "value"  # clipped squared error of a critic
+    VALUE = "value"  # squared error of a critic, whose values are within the bound of clipping
+    VALUE_CLIPPED = "value_clipped"  # the same with old values beyond the bound
 
 
 POLICY_LOSSES = (
@@ -77,8 +84,23 @@ CORRECTIONS = (Objective.TIS_TOKEN, Objective.TIS_SEQUENCE)
 OF_ROLLOUT_RATIOS = (*CORRECTIONS, Objective.SEQUENCE_MASKED)
 """Policy losses that depend on the ratio of the old policy to that of the rollouts."""
 
-OFF_POLICY = (Objective.OFF_POLICY, *POLICY_LOSSES, *CORRECTIONS)
+OFF_POLICY = (
+    Objective.OFF_POLICY,
+    Objective.REJECTION_OFF_POLICY,
+    *POLICY_LOSSES,
+    *CORRECTIONS,
+)
 """Policy losses that are trained with other ratios than 1."""
+
+WITH_REJECTION = (
+    Objective.REJECTION,
+    Objective.REJECTION_OFF_POLICY,
+    Objective.REJECTION_COMBINED,
+)
+"""Objectives with rejection sampling."""
+
+OF_TERMS = (Objective.COMBINED, Objective.REJECTION_COMBINED)
+"""Objectives with an entropy bonus and a divergence besides the policy loss."""
 
 OF_GROUPS = (
     Objective.GROUP_NORMALISED,
@@ -90,6 +112,9 @@ OF_GROUPS = (
     Objective.REINFORCE_PP_BASELINE,
 )
 """Estimators of advantages that compare the samples of a prompt."""
+
+OF_CRITIC = (Objective.VALUE, Objective.VALUE_CLIPPED)
+"""Losses of a critic."""
 
 OF_VALUES = (Objective.GAE, Objective.PENALISED_GAE)
 """Estimators of advantages with a critic's values."""
@@ -118,6 +143,7 @@ CONSTANTS = LossConstants(
     truncation=2.0,
     kept_low=0.7,
     kept_high=1.25,
+    value_clip=0.25,
 )
 """Constants of all policy losses, as adapters configure them: those of either sign differ."""
 
@@ -134,6 +160,8 @@ class Metric(StrEnum):
     POLICY_KL = "policy_kl"  # old log-probability minus new
     ENTROPY = "entropy"
     KL = "kl"  # log-probability minus the reference policy's
+    VALUE_LOSS = "value_loss"  # squared error of a critic's value
+    KL_COEFFICIENT = "kl_coefficient"  # the divergence's coefficient that the next step uses
     REJECTED = "rejected"  # 1 for a token that rejection sampling removes from the mask, else 0
     # Of a batch of rollouts, before they are trained on.
     REWARD = "reward"  # of a sample

@@ -31,10 +31,12 @@ from adapters.contract.objective import (
     ONE_ADVANTAGE,
     Objective,
 )
-from reference import divergences
+from reference import divergences, value_losses
 from reference.advantages import Rollouts
 from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit, DivergenceEstimator
+from reference.controllers import AdaptiveCoefficient
 from reference.policy_losses import PolicyTokens
+from reference.value_losses import ValueTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 _Number = TypeVar("_Number", bound=np.generic)
+_Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
 PADDING_ID = 0
 # Advantages, cycled over the tokens of a batch: every sample has several signs and sizes.
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
@@ -65,7 +68,7 @@ DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
 so that metrics must be masked by the mask alone."""
 
 REJECTED_LOG_PROB = -4.0
-"""Log-probability of the rollout policy for a token to reject, for others 0: its ratio is e^4."""
+"""Log-ratio of the rollout policy to the old one for a token to reject, for others 0."""
 
 
 REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0.5])
@@ -73,6 +76,14 @@ REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0
 
 VALUES = np.array([0.5, -1.0, 1.5, 0.25, -0.75])
 """A critic's values, cycled over tokens."""
+
+OLD_VALUES = np.array([0.5, -0.5, 0.125, -0.625, 0.375, 0.21875])
+"""A critic's values before training, cycled over tokens, where new ones are 0: some are beyond the
+bound of clipping, and one is between it and the lower bound of ratios. All are so small that the
+sign of a return alone decides whether its loss is clipped, at half of the return too."""
+
+WITHOUT_POLICY_LOSS = (Objective.ENTROPY, Objective.KL, Objective.ADAPTIVE_KL)
+"""Objectives that are a term alone."""
 
 PADDING_VALUE = 2.0
 """A critic's value of padding, which a framework must not read."""
@@ -126,7 +137,7 @@ class ProbedBatch:
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
         """Advantages for the framework: 0 if the objective has no policy loss."""
-        if self.objective in (Objective.ENTROPY, Objective.KL):
+        if self.objective in WITHOUT_POLICY_LOSS:
             return [np.zeros(len(ids)) for ids in self.responses]
         return self.raw_advantages
 
@@ -159,20 +170,42 @@ class ProbedBatch:
                 old - ROLLOUT_LOG_RATIOS[ids % len(ROLLOUT_LOG_RATIOS)]
                 for old, ids in zip(self.old_log_probs, self.responses, strict=True)
             ]
-        pairs = zip(self.original_masks, self.masks, strict=True)
-        return [np.where(before & ~after, REJECTED_LOG_PROB, 0.0) for before, after in pairs]
+        of_samples = zip(self.old_log_probs, self.original_masks, self.masks, strict=True)
+        return [
+            old + np.where(before & ~after, REJECTED_LOG_PROB, 0.0)
+            for old, before, after in of_samples
+        ]
 
     @cached_property
     def returns(self) -> list[NDArray[np.float64]]:
         """Returns for a critic of values 0: its squared error has the policy loss's gradient."""
         return [advantages / 2 for advantages in self.raw_advantages]
 
+    @property
+    def old_values(self) -> list[NDArray[np.float64]]:
+        """A critic's values before training, where new ones are 0: its loss clips some of them."""
+        if self.objective is not Objective.VALUE_CLIPPED:
+            return [np.zeros(len(ids)) for ids in self.responses]
+        return [OLD_VALUES[ids % len(OLD_VALUES)] for ids in self.responses]
+
+    @cached_property
+    def value_tokens(self) -> ValueTokens:
+        """What a critic's loss depends on, for the tokens of all steps, flat."""
+        returns = np.concatenate(self.returns)
+        return ValueTokens(
+            values=np.zeros(len(returns)),
+            old_values=np.concatenate(self.old_values),
+            returns=returns,
+        )
+
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
         """Flat derivatives of token losses, of the policy loss if several, by log-probability."""
         if self.objective in OFF_POLICY:
             return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
-        if self.objective is Objective.KL:
+        if self.objective is Objective.VALUE_CLIPPED:
+            return value_losses.value_clipped(self.value_tokens, CONSTANTS.value_clip)
+        if self.objective in (Objective.KL, Objective.ADAPTIVE_KL):
             return KL_COEFFICIENT * self.divergence_derivatives
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
@@ -184,6 +217,23 @@ class ProbedBatch:
         if self.objective in alone:
             return np.full(len(raw_advantages), alone[self.objective])
         return -raw_advantages
+
+    @property
+    def adaptive_coefficient(self) -> AdaptiveCoefficient:
+        """The coefficient of `ADAPTIVE_KL`, as adapters configure it.
+
+        The target is 1.1 times the mean divergence of active tokens, so that the coefficient moves
+        and is not clipped, and the horizon is as long as a batch has samples.
+        """
+        active = self.divergences[np.concatenate(self.masks)]
+        mean = float(active.mean()) if len(active) else 1.0
+        samples = float(len(self.responses))
+        return AdaptiveCoefficient(
+            coefficient=KL_COEFFICIENT,
+            target=round(1.1 * mean, 4),
+            samples=samples,
+            horizon=samples,
+        )
 
     @property
     def divergences(self) -> NDArray[np.float64]:
@@ -201,9 +251,16 @@ class ProbedBatch:
 
     def policy_tokens_of_step(self, step_index: int) -> PolicyTokens:
         """What policy losses depend on, for the tokens of one step."""
-        tokens = self.policy_tokens
+        return self._of_step(self.policy_tokens, step_index)
+
+    def value_tokens_of_step(self, step_index: int) -> ValueTokens:
+        """What a critic's loss depends on, for the tokens of one step."""
+        return self._of_step(self.value_tokens, step_index)
+
+    def _of_step(self, tokens: _Tokens, step_index: int) -> _Tokens:
         columns = ((each.name, getattr(tokens, each.name)) for each in fields(tokens))
-        return PolicyTokens(**{name: self.split(column)[step_index] for name, column in columns})
+        of_step = {name: self.split(column)[step_index] for name, column in columns}
+        return type(tokens)(**of_step)
 
     @cached_property
     def policy_tokens(self) -> PolicyTokens:

@@ -143,6 +143,14 @@ def value(values: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> tor
     return (values - packed.advantages / 2) ** 2
 
 
+def value_clipped(values: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """The larger of the squared errors of values and of those that moved by a bound at most."""
+    old, bound = packed.old_values, CONSTANTS.value_clip
+    bounded = old + (values - old).clamp(-bound, bound)
+    errors = value(values, packed, of_sequence)
+    return torch.maximum(errors, value(bounded, packed, of_sequence))
+
+
 def linear(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
     """Losses that are linear in the probe, for depth `reducer`."""
     return -packed.advantages * log_probs
@@ -167,5 +175,6 @@ POLICY_LOSSES: dict[Objective, LossFunction] = {
 OTHER_LOSSES: dict[Objective, LossFunction] = {
     Objective.SFT: likelihood,
     Objective.VALUE: value,
+    Objective.VALUE_CLIPPED: value_clipped,
 }
 """Losses that replace the policy loss."""

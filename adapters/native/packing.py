@@ -29,6 +29,7 @@ class TokenTensors:
     old_log_probs: torch.Tensor
     reference_log_probs: torch.Tensor
     rollout_log_probs: torch.Tensor
+    old_values: torch.Tensor
     mask: torch.Tensor
     original_mask: torch.Tensor
 
@@ -104,6 +105,7 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         batch.old_log_probs,
         batch.reference_log_probs,
         batch.rollout_log_probs,
+        batch.old_values,
         batch.masks,
         batch.original_masks,
         batch.values,

@@ -22,11 +22,13 @@ from adapters.contract.objective import (
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
+    OF_CRITIC,
     OF_ROLLOUTS,
+    OF_TERMS,
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import ENTROPIES, PADDING_ID
+from adapters.contract.probed_batch import ENTROPIES, PADDING_ID, ProbedBatch
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.rollouts import NativeEstimator, RolloutLog
@@ -98,7 +100,16 @@ class Trainer:
         gradient, logs = self.accumulate(probe, samples, self.token_losses)
         self.synchronise(gradient)
         totals = self.report(torch.stack([*logs.values()], dim=1))
-        return gradient, dict(zip(logs, totals.tolist(), strict=True))
+        log = dict(zip(logs, totals.tolist(), strict=True))
+        if self.objective is Objective.ADAPTIVE_KL:
+            log[Metric.KL_COEFFICIENT] = self.next_coefficient(log[Metric.KL])
+        return gradient, log
+
+    def next_coefficient(self, divergence: float) -> float:
+        """The divergence's coefficient after a step, which follows its target."""
+        adaptive = ProbedBatch.of(self.job).adaptive_coefficient
+        error = max(-0.2, min(divergence / adaptive.target - 1, 0.2))
+        return adaptive.coefficient * (1 + error * adaptive.samples / adaptive.horizon)
 
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
@@ -134,8 +145,9 @@ class Trainer:
     def logged(self) -> Sequence[Metric]:
         """The metrics that every rank logs of a step, even without samples."""
         if self.objective in OTHER_LOSSES:
-            return (Metric.LOSS,)
-        return tuple(metric for metric in Metric if metric not in OF_ROLLOUTS)
+            return (Metric.LOSS, *([Metric.VALUE_LOSS] if self.objective in OF_CRITIC else []))
+        others = (*OF_ROLLOUTS, Metric.VALUE_LOSS, Metric.KL_COEFFICIENT)
+        return tuple(metric for metric in Metric if metric not in others)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with denominators of the policy loss, counted over the whole step."""
@@ -177,9 +189,8 @@ class Trainer:
         """The part of a micro-batch on this rank in the step's loss and metrics."""
         log_probs = probe[packed.ids]
         if self.objective in OTHER_LOSSES:
-            losses = OTHER_LOSSES[self.objective](log_probs, packed, self.of_sequence)
-            loss = self.reduce(losses, packed.auxiliary)
-            return loss, {Metric.LOSS: loss}
+            loss = self.reduce(self.other_losses(log_probs, packed), packed.auxiliary)
+            return loss, dict.fromkeys(self.logged, loss)
         policy_loss = self.reduce(token_losses(log_probs, packed), packed)
         entropy = self.entropy(probe, packed)
         kl = self.divergence(log_probs, packed)
@@ -198,6 +209,10 @@ class Trainer:
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The policy loss of each token."""
         return POLICY_LOSSES.get(self.objective, ppo)(log_probs, packed, self.of_sequence)
+
+    def other_losses(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The loss of each token that replaces the policy loss."""
+        return OTHER_LOSSES[self.objective](values, packed, self.of_sequence)
 
     def of_sequence(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         """Values added up over the active tokens of each token's sequence."""
@@ -263,7 +278,9 @@ OF_SEQUENCES = (
 COEFFICIENTS = {
     Objective.ENTROPY: (ENTROPY_COEFFICIENT, 0.0),
     Objective.KL: (0.0, KL_COEFFICIENT),
-    Objective.COMBINED: (ENTROPY_COEFFICIENT, KL_COEFFICIENT),
+    Objective.WITH_ENTROPY: (ENTROPY_COEFFICIENT, 0.0),
+    Objective.ADAPTIVE_KL: (0.0, KL_COEFFICIENT),
+    **dict.fromkeys(OF_TERMS, (ENTROPY_COEFFICIENT, KL_COEFFICIENT)),
 }
 """Coefficients of the entropy bonus and of the divergence, where they are not 0."""
 

@@ -65,6 +65,12 @@ CORRECTED = {**CLIPPED, "loss_fn.use_importance_sampling_correction": True}
 LOW = "loss_fn.truncated_importance_sampling_ratio_min"
 HIGH = "loss_fn.truncated_importance_sampling_ratio"
 KIND = "loss_fn.truncated_importance_sampling_type"
+FILTERED = {
+    **CORRECTED,
+    KIND: "icepop",
+    HIGH: CONSTANTS.truncation,
+    LOW: CONSTANTS.kept_low,
+}
 NORMALIZATION = "docs/guides/grpo.md, Loss Normalization"
 
 NEMO_RL = Framework(
@@ -83,12 +89,8 @@ NEMO_RL = Framework(
         Objective.GPG: {"loss_fn.disable_ppo_ratio": True},
         Objective.KL: {"loss_fn.reference_policy_kl_penalty": KL_COEFFICIENT},
         Objective.TIS_TOKEN: {**CORRECTED, KIND: "tis", HIGH: CONSTANTS.truncation},
-        Objective.REJECTION: {
-            **CORRECTED,
-            KIND: "icepop",
-            HIGH: CONSTANTS.truncation,
-            LOW: CONSTANTS.kept_low,
-        },
+        Objective.REJECTION: FILTERED,
+        Objective.REJECTION_OFF_POLICY: FILTERED,
         Objective.SEQUENCE_MASKED: {
             **CORRECTED,
             KIND: "seq-mask-tis",

@@ -15,7 +15,13 @@ from unittest import mock
 
 import numpy as np
 
-from adapters.contract.objective import OF_ROLLOUTS, PENALISING, Metric, Objective
+from adapters.contract.objective import (
+    OF_CRITIC,
+    OF_ROLLOUTS,
+    PENALISING,
+    Metric,
+    Objective,
+)
 from adapters.engines.deepspeed import gradients_of_steps, number_from_zero, refusals_of_sizes
 from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
@@ -80,8 +86,9 @@ class Session:
         """Train on samples as a batch of rollouts; returns what is logged, by OpenRLHF's names."""
         rollouts = Rollouts(self._batch, self._job, samples, self._is_corrected)
         with cuda_on_cpu.redirected():
-            status, _ = self._trainer(rollouts).train_step(rollouts.experiences(), 0)
-        return status
+            trainer = self._trainer(rollouts)
+            status, _ = trainer.train_step(rollouts.experiences(), 0)
+        return {**status, "kl_ctl": trainer.kl_ctl.value}
 
     def reported(self, logged: Mapping[str, Any]) -> dict[Metric, tuple[float | None, ...]]:
         """The metrics of a batch of rollouts that was trained on, and of each of its steps.
@@ -119,6 +126,7 @@ class Session:
         computed = {
             Metric.KL: has_kl_term(self._job),
             Metric.DIVERGENCE: self._job.objective in PENALISING,
+            Metric.KL_COEFFICIENT: self._job.objective is Objective.ADAPTIVE_KL,
         }
         return {metric for metric, is_computed in computed.items() if not is_computed}
 
@@ -279,7 +287,7 @@ class Rollouts:
         """The experiences with our advantages; OpenRLHF's critic has half of the squared error."""
         for experience in experiences:
             experience.advantages = self.laid_out(self.batch.advantages, experience.sequences)
-            if self.job.objective is Objective.VALUE:
+            if self.job.objective in OF_CRITIC:
                 returns = [2 * returns for returns in self.batch.returns]
                 experience.returns = self.laid_out(returns, experience.sequences)
         return experiences

@@ -15,9 +15,11 @@ from adapters.contract.objective import (
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
+    OF_CRITIC,
     Metric,
     Objective,
 )
+from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 from adapters.toolkit.settings import (
     largest_micro_batch,
@@ -87,6 +89,8 @@ KIND = "--algo.advantage.is_correction_mode"
 THRESHOLD = "--algo.advantage.is_correction_threshold"
 
 CLIPPED = {"--actor.eps_clip_low_high": (CONSTANTS.clip_low, CONSTANTS.clip_high)}
+# The default bounds.
+MASKED_TOKENS = {LEVEL: "token", KIND: "mask", THRESHOLD: (0.5, 5.0)}
 ENTROPY = {"--actor.entropy_coef": ENTROPY_COEFFICIENT}
 KL = {"--algo.kl.use_loss": True, "--algo.kl.estimator": "k1", KL_COEF: KL_COEFFICIENT}
 
@@ -119,8 +123,9 @@ OPENRLHF = Framework(
         Objective.OFF_POLICY: CLIPPED,
         Objective.DUAL_CLIP: {**CLIPPED, "--actor.dual_clip": CONSTANTS.dual_clip},
         Objective.GSPO: {**CLIPPED, "--actor.policy_loss_type": "gspo"},
-        # The default bounds.
-        Objective.REJECTION: {LEVEL: "token", KIND: "mask", THRESHOLD: (0.5, 5.0)},
+        Objective.REJECTION: MASKED_TOKENS,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **MASKED_TOKENS},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **MASKED_TOKENS},
         Objective.TIS_TOKEN: {
             **CLIPPED,
             LEVEL: "token",
@@ -135,7 +140,13 @@ OPENRLHF = Framework(
         },
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
+        Objective.ADAPTIVE_KL: {
+            **KL,
+            "--algo.kl.target": lambda job: ProbedBatch.of(job).adaptive_coefficient.target,
+            "--algo.kl.horizon": _samples,
+        },
         Objective.GROUP_NORMALISED: {ESTIMATOR: "group_norm", **GROUPS},
         Objective.GROUP_CENTRED: {ESTIMATOR: "dr_grpo", **GROUPS},
         Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo", **GROUPS},
@@ -148,9 +159,13 @@ OPENRLHF = Framework(
         Objective.GAE: {ESTIMATOR: "gae", **DISCOUNTED},
         Objective.PENALISED_GAE: {ESTIMATOR: "gae", **DISCOUNTED, **PENALISED},
         Objective.VALUE: {ESTIMATOR: "gae"},
+        Objective.VALUE_CLIPPED: {ESTIMATOR: "gae", "--critic.value_clip": CONSTANTS.value_clip},
     },
     # GSPO's loss is a mean over samples, and a critic's one over tokens, whatever is set.
-    only_modes={Objective.GSPO: Mode.SAMPLE_MEAN, Objective.VALUE: Mode.TOKEN_MEAN},
+    only_modes={
+        Objective.GSPO: Mode.SAMPLE_MEAN,
+        **dict.fromkeys(OF_CRITIC, Mode.TOKEN_MEAN),
+    },
     configurations={
         Setting.MODE: Configurable({LOSS_AGG_MODE: ""}, ("loss_agg_mode",)),
         Setting.ENTROPY: Configurable(ENTROPY, ("entropy_coef",)),
@@ -199,6 +214,9 @@ OPENRLHF = Framework(
         Metric.ENTROPY: "entropy_loss",
         Metric.KL: "kl",
         Metric.REJECTED: "is_filter_ratio",
+        Metric.KL_COEFFICIENT: "kl_ctl",  # of the trainer, which does not log it
+        # The returns that are given are twice the job's, and OpenRLHF trains half of the error.
+        Metric.VALUE_LOSS: "1/2 critic_loss",
         Metric.REWARD: "rollout/reward_mean",
         Metric.DIVERGENCE: "kl",
     },
@@ -236,7 +254,7 @@ OPENRLHF = Framework(
         --algo.kl.estimator | the estimator of the divergence | `k1`; the same lines reduce `k2` and
             `k3`
         --algo.kl.unbiased_gradient | the divergence times the ratio | not looked at yet
-        --algo.kl.target, --algo.kl.horizon | how its coefficient changes | it is fixed
+        --algo.kl.target, --algo.kl.horizon | how its coefficient changes | elsewhere it is fixed
         --algo.advantage.is_correction_level | what the ratio to the rollout policy corrects | `off`
             by default
         --algo.advantage.is_correction_mode | whether ratios out of bounds are clipped or dropped

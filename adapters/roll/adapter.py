@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.framework import Framework, Settings
-    from adapters.roll.driving import Trained
+    from adapters.roll.driving import Rollouts, Trained
 
 
 class RollAdapter(Adapter):
@@ -56,6 +56,10 @@ class RollAdapter(Adapter):
         """Which tokens of a response are attended, of its mask: none behind the last active one."""
         return until_the_last_active
 
+    def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
+        """Further settings, by which every step of the batch is one window of micro-batches."""
+        return {}
+
     def load(self, source: Path | None) -> None:
         """Import ROLL's RLVR pipeline and its engine."""
         importing.import_roll(source, self.log_probs, self.entropies)
@@ -78,8 +82,11 @@ class RollAdapter(Adapter):
         settings = self.framework.settings(job)
         with rank.framework():
             config = importing.configured(settings)
-            trained = self._trained(settings, config, job, batch.probe_size, rank)
             rollouts = Rollouts(batch, job, settings, self.attended(job))
+            if windows := self.of_windows(job, settings, rollouts):
+                settings = {**settings, **windows}
+                config = importing.configured(settings)
+            trained = self._trained(settings, config, job, batch.probe_size, rank)
             training = Training(rollouts, rank, config, trained)
         of_batch = OF_ROLLOUTS if len(job.steps) > 1 else ()
         reported = {

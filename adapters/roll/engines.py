@@ -13,10 +13,10 @@ import numpy as np
 from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, by_size, cuts
 from adapters.roll.adapter import RollAdapter
-from adapters.roll.framework import ENGINE, ROLL, of_rows
+from adapters.roll.framework import ENGINE, ROLL, SIZES, of_rows
 from adapters.roll.importing import module
 from adapters.toolkit.settings import gives_advantages
 
@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Observation, Rank
-    from adapters.roll.driving import Trained
+    from adapters.contract.framework import Settings
+    from adapters.roll.driving import Rollouts, Trained
 
 FSDP2_STRATEGY = "distributed.strategy.fsdp2_strategy"
 MEGATRON_STRATEGY = "distributed.strategy.megatron_strategy"
+
+OF_TOKENS = ("max_tokens_per_microbatch_in_train", "sequence_length_round_in_train")
+"""Options of micro-batches by tokens."""
 
 OF_REPLICAS = (Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS)
 """Options that are looked at with data- and context-parallel ranks."""
@@ -111,7 +115,7 @@ def _slices(job: Job) -> int:
 # ROLL has no critic on Megatron.
 MEGATRON = replace(
     ROLL,
-    objectives={one: of for one, of in ROLL.objectives.items() if one is not Objective.VALUE},
+    objectives={one: of for one, of in ROLL.objectives.items() if one not in OF_CRITIC},
     layout={
         **ROLL.layout,
         **of_rows(_slices, {f"{ENGINE}.context_parallel_size": lambda job: job.layout.cp}),
@@ -194,6 +198,19 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         """All, if advantages are given, with dynamic batching, which cuts off the others."""
         is_cut = job.layout.micro_batches == "tokens" and gives_advantages(job)
         return np.ones_like if is_cut else super().attended(job)
+
+    def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
+        """As many micro-batches as ROLL makes of a step, where it cuts them by tokens."""
+        if job.layout.micro_batches != "tokens":
+            return {}
+        shard = module("utils.dynamic_batching").dynamic_batching_shard
+        budget, rounded = (settings[f"actor_train.{name}"] for name in OF_TOKENS)
+        shards = (
+            shard(rollouts.batch_of(index), job.layout.dp, budget, rounded)[0]
+            for index in range(len(job.steps))
+        )
+        most = max(one.meta_info["num_micro_batchs"] for one in shards)
+        return {f"{SIZES}.gradient_accumulation_steps": most}
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A worker whose optimizer tells the gradient."""

@@ -80,7 +80,7 @@ def _whitens(job: Job) -> bool:
 
 def _worker(job: Job) -> str:
     """The worker of policy gradients; raises `Unsupported` if it lacks what is looked at."""
-    if job.objective is Objective.OFF_POLICY:
+    if job.objective in (Objective.OFF_POLICY, Objective.REJECTION_OFF_POLICY):
         raise Unsupported(
             "the worker of policy gradients logs ratios out of bounds, and not whether they are"
             " clipped"
@@ -130,6 +130,7 @@ OF_TOKENS = {
     "ratio_low": 0.0,
     "ratio_high": CONSTANTS.truncation,
 }
+FILTERED = {"train_infer_correction.filters": [OF_TOKENS]}
 WEIGHTED = "train_infer_correction.is_weight.weight_type"
 
 SAMPLES_OF_PROMPT = "num_return_sequences_in_group"
@@ -142,6 +143,8 @@ DISCOUNTED = {
     "whiten_advantages": _whitens,
 }
 PENALISED = {"add_token_level_kl": True, "init_kl_coef": ADVANTAGE_CONSTANTS.penalty}
+# The actor waits for the critic.
+CRITIC_ALONE = {"adv_estimator": "gae", "critic_warmup": lambda job: len(job.steps)}
 ENTROPY = {"entropy_loss_coef": ENTROPY_COEFFICIENT}
 KL = {"use_kl_loss": True, "kl_loss_coef": KL_COEFFICIENT}
 
@@ -181,11 +184,14 @@ ROLL = Framework(
             "actor_train.pg_variant": "kimi15",
             "+actor_train.kimi15_tau": CONSTANTS.kl_penalty,
         },
-        Objective.REJECTION: {"train_infer_correction.filters": [OF_TOKENS]},
+        Objective.REJECTION: FILTERED,
+        Objective.REJECTION_OFF_POLICY: {**OFF_POLICY, **FILTERED},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **FILTERED},
         Objective.TIS_TOKEN: {**TRUNCATED, WEIGHTED: "token"},
         Objective.TIS_SEQUENCE: {**TRUNCATED, WEIGHTED: "sequence"},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.GROUP_NORMALISED: GRPO,
         Objective.GROUP_CENTRED: CENTRED,
@@ -194,8 +200,8 @@ ROLL = Framework(
         Objective.REINFORCE_PP_BASELINE: {**CENTRED, "whiten_advantages": _whitens, **PENALISED},
         Objective.GAE: {"adv_estimator": "gae", **DISCOUNTED},
         Objective.PENALISED_GAE: {"adv_estimator": "gae", **DISCOUNTED, **PENALISED},
-        # The actor waits for the critic.
-        Objective.VALUE: {"adv_estimator": "gae", "critic_warmup": lambda job: len(job.steps)},
+        Objective.VALUE: CRITIC_ALONE,
+        Objective.VALUE_CLIPPED: {**CRITIC_ALONE, "value_clip": CONSTANTS.value_clip},
     },
     layout={
         "mb mbtokens": {

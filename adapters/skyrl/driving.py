@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.job import FaultInjection, Unsupported
-from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, OF_VALUES, Objective
+from adapters.contract.objective import (
+    CORRECTIONS,
+    FROM_REWARDS,
+    OF_CRITIC,
+    OF_VALUES,
+    Objective,
+)
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
 from adapters.skyrl import importing, sizes
 from adapters.skyrl.framework import TYPE_OF_CORRECTION
@@ -259,7 +265,7 @@ def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
     data.metadata.pop("is_last_step", None)
     if rollouts.job.objective not in FROM_REWARDS:
         data["advantages"] = rollouts.laid_out(rollouts.batch.advantages, data)
-    if rollouts.job.objective is Objective.VALUE:
+    if rollouts.job.objective in OF_CRITIC:
         # SkyRL's loss is half of the squared error.
         returns = [2 * returns for returns in rollouts.batch.returns]
         data["returns"] = rollouts.laid_out(returns, data)

@@ -45,6 +45,10 @@ PENALISED = {
     "kl_estimator_type": "k1",
     "kl_loss_coef": ADVANTAGE_CONSTANTS.penalty,
 }
+MASKED = {
+    f"{CORRECTION}.token_mask_is_threshold_low": 0.5,
+    f"{CORRECTION}.token_mask_is_threshold_high": 2.0,
+}
 DISCOUNTED = {"gamma": ADVANTAGE_CONSTANTS.discount, "lambd": ADVANTAGE_CONSTANTS.trace}
 CRITIC = {
     "trainer.critic.model.path": "critic",
@@ -95,12 +99,12 @@ SKYRL = Framework(
             TYPE_OF_CORRECTION: "sequence",
             f"{CORRECTION}.sequence_tis_ratio_clip_high": CONSTANTS.truncation,
         },
-        Objective.REJECTION: {
-            f"{CORRECTION}.token_mask_is_threshold_low": 0.5,
-            f"{CORRECTION}.token_mask_is_threshold_high": 2.0,
-        },
+        Objective.REJECTION: MASKED,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, "policy_loss_type": "regular", **MASKED},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **MASKED},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.DUAL_CLIP: {
             **CLIPPED,
@@ -311,6 +315,7 @@ FSDP = replace(
         Objective.GAE: GAE,
         Objective.PENALISED_GAE: {**GAE, **PENALISED},
         Objective.VALUE: CRITIC,
+        Objective.VALUE_CLIPPED: {**CRITIC, "value_clip": CONSTANTS.value_clip},
     },
     layout={
         **SKYRL.layout,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.job import Unsupported
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_CRITIC
 from adapters.toolkit.settings import plain_divisor, prompts_per_step, yaml
 from reference.aggregation import Mode
 
@@ -52,7 +52,7 @@ def mini_batch_size(job: Job) -> int:
 
 def critic_mini_batch_size(job: Job) -> int:
     """The prompts of a critic's mini-batch, whose loss has one reduction."""
-    if job.objective is Objective.VALUE and job.aggregation.mode is Mode.TOKEN_MEAN:
+    if job.objective in OF_CRITIC and job.aggregation.mode is Mode.TOKEN_MEAN:
         raise Unsupported("no token mean of a critic's loss: loss_reduction applies to the policy")
     return prompts(job)
 

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Assumed, Depth, Documented, code_location
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.slime_family import importing
 from adapters.slime_family.framework import (
     COMPARING,
@@ -200,7 +200,7 @@ def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[st
 
 def without_critic(losses: Any) -> set[Objective]:
     """The critic's loss, if a module of loss functions does not have it."""
-    return set() if hasattr(losses, "value_loss_function") else {Objective.VALUE}
+    return set() if hasattr(losses, "value_loss_function") else {*OF_CRITIC}
 
 
 def sample_unit(rollout_field: str | None, where: str) -> Convention:

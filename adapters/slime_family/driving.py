@@ -18,12 +18,13 @@ from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
     OF_ROLLOUTS,
+    OF_TERMS,
     OF_VALUES,
     OFF_POLICY,
     PENALISING,
+    WITH_REJECTION,
     Objective,
 )
-from adapters.slime_family.framework import OF_CRITIC
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.worlds import numbers
@@ -63,7 +64,7 @@ def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) ->
         "loss_mask": [mask.astype(int).tolist() for mask in batch.original_masks],
         "reward": batch.rewards.tolist(),
     }
-    if batch.objective in (Objective.REJECTION, *CORRECTIONS, *FROM_REWARDS):
+    if batch.objective in (*WITH_REJECTION, *CORRECTIONS, *FROM_REWARDS):
         columns["rollout_log_probs"] = [values.tolist() for values in batch.rollout_log_probs]
     completed = sample_class.Status.COMPLETED
     return [
@@ -160,9 +161,11 @@ def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]
         values = {"values": batch.values} if objective in OF_VALUES else {}
         return values | (reference if objective in PENALISING else {})
     columns = {"advantages": batch.advantages, "returns": batch.returns}
+    if objective is Objective.VALUE_CLIPPED:
+        columns["values"] = batch.old_values
     if objective in OFF_POLICY:
         columns["log_probs"] = batch.old_log_probs
-    if objective in (Objective.KL, Objective.COMBINED):
+    if objective in (Objective.KL, *OF_TERMS):
         columns |= reference
     if job.configuration.kl:
         columns["ref_log_probs"] = batch.old_log_probs
@@ -251,7 +254,7 @@ class Log:
         """The metrics of a job's rollouts and of each step; empty on a rank that logs none."""
         if job.depth is not Depth.STEP:
             return {}
-        names = {**record.metrics, **(OF_CRITIC if job.objective is Objective.VALUE else {})}
+        names = dict(record.metrics)
         of_rollouts = {metric: names.pop(metric) for metric in OF_ROLLOUTS if metric in names}
         steps = [log for log in self._logs if {*names.values()} & log.keys()]
         merged = {name: value for log in self._logs for name, value in log.items()}

@@ -55,9 +55,6 @@ OPTIONAL = (CRITIC_ALONE, OBSERVED_ENTROPY)
 IN_FILE_TOO_LATE = (REFERENCE,)
 """Options that are validated before a configuration file is read."""
 
-OF_CRITIC = {Metric.LOSS: "train/value_loss"}
-"""Names in the logs of a critic that differ from the actor's."""
-
 
 def _rollout_batch_size(job: Job) -> int:
     """The prompts of all steps."""
@@ -97,6 +94,7 @@ def _older_divisor(job: Job) -> str | None:
     return divisor
 
 
+REJECTED = {"--use-tis": True, CORRECTION: user_code.path(user_code.reject)}
 CLIPPED = {"--eps-clip": CONSTANTS.clip_low, "--eps-clip-high": CONSTANTS.clip_high}
 ENTROPY = {"--entropy-coef": ENTROPY_COEFFICIENT}
 # The reference policy's folder must exist, and is not read.
@@ -132,9 +130,12 @@ FAMILY = Framework(
         Objective.TIS_TOKEN: {**CLIPPED, "--use-tis": True, "--tis-clip": CONSTANTS.truncation},
         Objective.GSPO: {**CLIPPED, ESTIMATOR: "gspo"},
         Objective.CISPO: {**CLIPPED, ESTIMATOR: "cispo"},
-        Objective.REJECTION: {"--use-tis": True, CORRECTION: user_code.path(user_code.reject)},
+        Objective.REJECTION: REJECTED,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **REJECTED},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **REJECTED},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
         Objective.GROUP_CENTRED: {ESTIMATOR: "grpo", "--disable-grpo-std-normalization": True},
@@ -151,6 +152,7 @@ FAMILY = Framework(
         # The actor's role chooses the loss. In older versions a critic waits for its actor's
         # log-probabilities after so many steps.
         Objective.VALUE: {CRITIC_ALONE: 1},
+        Objective.VALUE_CLIPPED: {CRITIC_ALONE: 1, "--value-clip": CONSTANTS.value_clip},
     },
     layout={
         "mb": {"--micro-batch-size": _micro_batch_size},
@@ -196,6 +198,7 @@ FAMILY = Framework(
         Metric.POLICY_KL: "train/ppo_kl",
         Metric.ENTROPY: "train/entropy_loss",
         Metric.KL: "train/kl_loss",
+        Metric.VALUE_LOSS: "train/value_loss",
         Metric.REJECTED: "train/rejected",  # of `user_code.reject`
         Metric.REWARD: "rollout/raw_reward",
         Metric.RESPONSE_LENGTH: "rollout/response_lengths",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_CRITIC
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.slime_family import driving, importing
@@ -126,7 +126,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         actor = driving.actor(
             actors.MegatronTrainRayActor,
             args=args,
-            role="critic" if job.objective is Objective.VALUE else "actor",
+            role="critic" if job.objective in OF_CRITIC else "actor",
             model=trained.chunks,
             optimizer=optimizer,
             opt_param_scheduler=megatron_core.scheduler(),

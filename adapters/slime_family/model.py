@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.contract import Depth, Job, Option, Rank
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_CRITIC
 from adapters.engines import megatron_core
 from adapters.toolkit.probe import ProbeSeam, probe_capacity
 from adapters.toolkit.worlds import cached
@@ -35,7 +35,7 @@ def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
 
 def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> Any:
     """The policy for a job, kept with its process groups; `Unsupported` if Megatron refuses it."""
-    capacity, critic = probe_capacity(probe_size), job.objective is Objective.VALUE
+    capacity, critic = probe_capacity(probe_size), job.objective in OF_CRITIC
     key = (job.depth, job.layout.options, per_token, capacity, critic)
     policy = cached(rank, key, lambda: _policy(job, capacity, rank, per_token=per_token))
     policy.chunks[0].config.no_sync_func = None  # as in a new model
@@ -51,7 +51,7 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
         # Depth `reducer` ends before any scaling, and the schedule scales except per token.
         calculate_per_token_loss=per_token or job.depth is Depth.REDUCER,
     )
-    head = megatron_core.values_head if job.objective is Objective.VALUE else _logits
+    head = megatron_core.values_head if job.objective in OF_CRITIC else _logits
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=Option.OVERLAP_GRAD_REDUCE in job.layout.options,

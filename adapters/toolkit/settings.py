@@ -9,7 +9,9 @@ import numpy as np
 from adapters.contract import Unsupported
 from adapters.contract.objective import (
     FROM_REWARDS,
+    OF_CRITIC,
     OF_GROUPS,
+    OF_TERMS,
     OF_VALUES,
     PENALISING,
     Objective,
@@ -27,10 +29,14 @@ if TYPE_CHECKING:
 
 def has_kl_term(job: Job) -> bool:
     """Whether the divergence from the reference policy is in the loss."""
-    return job.configuration.kl or job.objective in (Objective.KL, Objective.COMBINED)
+    return job.configuration.kl or job.objective in (
+        Objective.KL,
+        Objective.ADAPTIVE_KL,
+        *OF_TERMS,
+    )
 
 
-WITH_CRITIC = frozenset({Objective.VALUE, *OF_VALUES})
+WITH_CRITIC = frozenset({*OF_CRITIC, *OF_VALUES})
 """Objectives that need a critic."""
 
 
@@ -51,12 +57,12 @@ def gives_advantages(job: Job) -> bool:
 
 def trained_model(job: Job, policy: str) -> str:
     """The model whose gradient is read: the ``critic``, or the policy by its name."""
-    return "critic" if job.objective is Objective.VALUE else policy
+    return "critic" if job.objective in OF_CRITIC else policy
 
 
 def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
-    """A critic's values of response tokens, by sample: 0 where the critic's loss is looked at."""
-    return batch.values if batch.objective in OF_VALUES else [*map(np.zeros_like, batch.values)]
+    """A critic's values of response tokens before training, by sample."""
+    return batch.values if batch.objective in OF_VALUES else batch.old_values
 
 
 def micro_batch_size(job: Job, per_rank: int) -> int:

@@ -11,7 +11,7 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import CodeLocation, Description, Documented, conventions_of
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.objective import OF_TERMS, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import cuts
 from adapters.toolkit.calls import places, refusals_of_configuration
@@ -157,7 +157,11 @@ class GrpoAdapter(TrlAdapter):
     def describe(self) -> Description:
         """Describe the trainer, whose entropy bonus depends on the loss type before 1.10."""
         found = super().describe()
-        missing = () if importing.has_entropy_bonus() else (Objective.ENTROPY, Objective.COMBINED)
+        missing = (
+            ()
+            if importing.has_entropy_bonus()
+            else (Objective.ENTROPY, Objective.WITH_ENTROPY, *OF_TERMS)
+        )
         default = importing.defaults()["loss_type"]
         return replace(
             found,
@@ -194,7 +198,7 @@ class GrpoAdapter(TrlAdapter):
     ) -> Mapping[Metric, tuple[float | None, ...]]:
         """The metrics of steps; a loss of one term is the policy loss."""
         found = dict(super().reported(job, logs))
-        if job.objective is Objective.COMBINED:  # TRL's policy loss includes the divergence
+        if job.objective in OF_TERMS:  # TRL's policy loss includes the divergence
             del found[Metric.POLICY_LOSS]
             return found
         return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}

@@ -53,6 +53,7 @@ OFF_POLICY = {**CLIPPED, "num_iterations": 2, "max_steps": lambda job: 2 * _step
 # TRL compares only vLLM's rollouts with the old policy.
 LARGEST = {"vllm_importance_sampling_clip_max": CONSTANTS.truncation}
 COMPARED = {**CLIPPED, **LARGEST, "use_vllm": True}
+MASKED = {**COMPARED, "vllm_importance_sampling_mode": "token_mask"}
 BONUS = {"entropy_coef": ENTROPY_COEFFICIENT}
 PENALTY = {"beta": KL_COEFFICIENT}
 
@@ -191,9 +192,12 @@ GRPO = Framework(
         },
         Objective.TIS_TOKEN: {**COMPARED, "vllm_importance_sampling_mode": "token_truncate"},
         Objective.TIS_SEQUENCE: {**COMPARED, "vllm_importance_sampling_mode": "sequence_truncate"},
-        Objective.REJECTION: {**COMPARED, "vllm_importance_sampling_mode": "token_mask"},
+        Objective.REJECTION: MASKED,
+        Objective.REJECTION_OFF_POLICY: MASKED,
+        Objective.REJECTION_COMBINED: {**BONUS, **PENALTY, **MASKED},
         Objective.ENTROPY: BONUS,
         Objective.KL: PENALTY,
+        Objective.WITH_ENTROPY: BONUS,
         Objective.COMBINED: {**BONUS, **PENALTY},
         Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
         Objective.GROUP_CENTRED: {"scale_rewards": "none"},

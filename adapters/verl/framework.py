@@ -49,6 +49,13 @@ COMPARED: Settings = {"actor_rollout_ref.rollout.calculate_log_probs": True}
 SAMPLING = "algorithm.rollout_correction.rollout_is"
 TRUNCATED: Settings = {**CLIPPED, **COMPARED, f"{SAMPLING}_threshold": CONSTANTS.truncation}
 
+# The lower bound on a token's ratio is then the reciprocal.
+REJECTED: Settings = {
+    **COMPARED,
+    "algorithm.rollout_correction.rollout_rs": "token_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
+}
+
 ESTIMATOR = "algorithm.adv_estimator"
 DISCOUNTED: Settings = {
     "algorithm.gamma": ADVANTAGE_CONSTANTS.discount,
@@ -84,6 +91,7 @@ VERL = Framework(
         Objective.POLICY: {},
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.OFF_POLICY: CLIPPED,
         Objective.DUAL_CLIP: {**CLIPPED, "clip_ratio_c": CONSTANTS.dual_clip},
@@ -104,12 +112,9 @@ VERL = Framework(
         Objective.GEO_MEAN: {**CLIPPED, LOSS: "geo_mean"},
         Objective.GPG: {LOSS: "gpg"},
         Objective.DRO: {LOSS: "dro", "policy_loss.dro_beta": CONSTANTS.kl_penalty},
-        # The lower bound on a token's ratio is then the reciprocal.
-        Objective.REJECTION: {
-            **COMPARED,
-            "algorithm.rollout_correction.rollout_rs": "token_k1",
-            "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
-        },
+        Objective.REJECTION: REJECTED,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **REJECTED},
+        Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **REJECTED},
         Objective.TIS_TOKEN: {**TRUNCATED, SAMPLING: "token"},
         Objective.TIS_SEQUENCE: {**TRUNCATED, SAMPLING: "sequence"},
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
@@ -119,6 +124,7 @@ VERL = Framework(
         Objective.GAE: {ESTIMATOR: "gae", **DISCOUNTED, **CRITIC},
         Objective.PENALISED_GAE: {ESTIMATOR: "gae", **DISCOUNTED, **PENALISED, **CRITIC},
         Objective.VALUE: CRITIC,
+        Objective.VALUE_CLIPPED: {**CRITIC, "critic.cliprange_value": CONSTANTS.value_clip},
         Objective.SFT: {},
     },
     only_modes={Objective.GEO_MEAN: Mode.SAMPLE_MEAN, Objective.SFT: Mode.TOKEN_MEAN},
@@ -161,6 +167,8 @@ VERL = Framework(
         Metric.POLICY_KL: "actor/ppo_kl",
         Metric.ENTROPY: "actor/entropy_loss",
         Metric.KL: "kl_loss",
+        # The returns that are given are twice the job's, and verl trains half of the error.
+        Metric.VALUE_LOSS: "1/2 critic/vf_loss",
         Metric.REJECTED: "rollout_corr/rollout_rs_masked_fraction",
         Metric.REWARD: "critic/rewards/mean",
         Metric.RESPONSE_LENGTH: "response_length/mean",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from adapters.contract import PIPELINES, Depth, Job, Layout, Option, Rank, Unsupported, grids
-from adapters.contract.objective import FROM_REWARDS, Objective
+from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.toolkit.imports import stub
@@ -41,9 +41,7 @@ OPTIONS = (
 )
 """Options that need no pipeline."""
 
-LOOKED_AT_ALONE = frozenset(
-    {*FROM_REWARDS, Objective.GEO_MEAN, Objective.SAPO, Objective.REJECTION}
-)
+LOOKED_AT_ALONE = frozenset({*FROM_REWARDS, Objective.GEO_MEAN, Objective.SAPO, *WITH_REJECTION})
 """Objectives in which verl has mistakes other than its token counts."""
 
 

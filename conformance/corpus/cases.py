@@ -316,6 +316,12 @@ REJECTION = (
         source="miles pull request 1498: TIS and RS reduce with the modified mask",
         steps=(_step("111 1111 xxx xx 11x11 1 x1 111111"),),
     ),
+    Case(
+        name="rejected_of_five",
+        catches="micro-batches of padding that fill up ranks, counted in means of rejected tokens",
+        source="design: no weight depends on the cut",
+        steps=(_step("1x11 11x1 1111 xx11 11x1", group_size=1, prompts=[4]),),
+    ),
 )
 """Steps from which rejection sampling has removed tokens, whole samples and a whole group."""
 

@@ -17,18 +17,21 @@ from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
+    OF_CRITIC,
     OF_SAMPLES,
+    OF_TERMS,
     Metric,
     Objective,
 )
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from conformance.expected.advantages import BatchAdvantages, BatchPlacement, Estimate
 from conformance.expected.placement import zigzag_rank
-from conformance.expected.term import LossTerm, PolicyDerivative
-from reference import policy_losses
+from conformance.expected.term import LossTerm, PolicyDerivative, ValueDerivative
+from reference import policy_losses, value_losses
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
+    DenominatorMask,
     LoggedMean,
     MicroBatchWeight,
     SampleUnit,
@@ -53,14 +56,14 @@ COMBINED = {
     Metric.ENTROPY: -ENTROPY_COEFFICIENT,
     Metric.KL: KL_COEFFICIENT,
 }
-"""The coefficient of each term of `Objective.COMBINED`."""
+"""The coefficient of each term of the objectives `OF_TERMS`."""
 
 
 def coefficients(metric: Metric, objective: Objective) -> dict[Metric, float]:
     """The coefficient of each term that a logged number is the sum of."""
     if metric is not Metric.LOSS:
         return {metric: 1.0}
-    return COMBINED if objective is Objective.COMBINED else {Metric.POLICY_LOSS: 1.0}
+    return COMBINED if objective in OF_TERMS else {Metric.POLICY_LOSS: 1.0}
 
 
 def trained_term(objective: Objective) -> Metric | Objective:
@@ -68,8 +71,9 @@ def trained_term(objective: Objective) -> Metric | Objective:
     others: dict[Objective, Metric | Objective] = {
         Objective.ENTROPY: Metric.ENTROPY,
         Objective.KL: Metric.KL,
+        Objective.ADAPTIVE_KL: Metric.KL,
         Objective.SFT: Objective.SFT,
-        Objective.VALUE: Objective.VALUE,
+        **dict.fromkeys(OF_CRITIC, Objective.VALUE),
     }
     return others.get(objective, Metric.POLICY_LOSS)
 
@@ -79,8 +83,9 @@ def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregat
     return {
         Objective.ENTROPY: conventions.entropy,
         Objective.KL: conventions.kl,
+        Objective.ADAPTIVE_KL: conventions.kl,
         Objective.SFT: AuxiliaryAggregation.WITH_TOKEN_MEAN,
-        Objective.VALUE: conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN,
+        **dict.fromkeys(OF_CRITIC, conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN),
     }.get(objective)
 
 
@@ -88,6 +93,8 @@ CONVENTIONS_OF_LOGS = {
     Metric.POLICY_LOSS: ("logged_policy_loss",),
     Metric.ENTROPY: ("logged_entropy", "entropy"),
     Metric.KL: ("logged_kl", "kl"),
+    Metric.KL_COEFFICIENT: ("logged_kl", "kl"),
+    Metric.VALUE_LOSS: ("value_loss",),
     Metric.REJECTED: ("rejected", "diagnostics"),
 }
 """The conventions that may say how a metric is aggregated; of others it is ``diagnostics``."""
@@ -102,7 +109,11 @@ def convention_of_log(metric: Metric, conventions: Conventions) -> str | None:
 def reducer_of_log(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
     """The aggregation of a term that is logged alone; None if it is that of the policy loss."""
     name = convention_of_log(metric, conventions)
-    return None if name is None else getattr(conventions, name)
+    if name is None:
+        is_of_critic = metric is Metric.VALUE_LOSS
+        return AuxiliaryAggregation.WITH_TOKEN_MEAN if is_of_critic else None
+    how: AuxiliaryAggregation = getattr(conventions, name)
+    return how
 
 
 def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
@@ -117,9 +128,30 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggreg
     return of_term.get(metric, conventions.diagnostics)
 
 
-def without_rejection(step: Step) -> Step:
-    """The step before rejection sampling."""
-    return replace(step, mask=step.mask_before_rejection, original_mask=None)
+CONVENTIONS_OF_MASKS = {
+    Metric.ENTROPY: "entropy_mask",
+    Metric.KL: "kl_mask",
+    Metric.KL_COEFFICIENT: "kl_mask",
+}
+
+
+def convention_of_mask(metric: Metric) -> str | None:
+    """The convention by which a term is averaged over a mask; None if it says itself which."""
+    if metric in (Metric.POLICY_LOSS, Metric.REJECTED):
+        return None
+    return CONVENTIONS_OF_MASKS.get(metric, "diagnostics_mask")
+
+
+def _is_before_rejection(metric: Metric, conventions: Conventions) -> bool:
+    """Whether a term is averaged over the mask before rejection sampling."""
+    mask = getattr(conventions, convention_of_mask(metric) or "", None)
+    return metric is Metric.REJECTED or mask is DenominatorMask.ORIGINAL
+
+
+def _over_its_mask(context: StepContext, metric: Metric) -> StepContext:
+    """The context of a term, over the mask before or after rejection sampling."""
+    is_before = _is_before_rejection(metric, context.conventions)
+    return context.before_rejection() if is_before else context
 
 
 def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> list[LossTerm]:
@@ -130,20 +162,19 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
     if metric is not Metric.LOSS:
         plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
         context = replace(context, conventions=plain)
-    if metric is Metric.REJECTED:
-        context = replace(context, steps=tuple(map(without_rejection, context.steps)))
     return [
         LossTerm(
             metric=term,
-            context=context.of_term(reducer_of(term, conventions)),
+            context=_over_its_mask(context, term).of_term(reducer_of(term, conventions)),
             factors=coefficient * batch.split(quantities(term, batch))[context.step_index],
+            source=batch.adaptive_coefficient if term is Metric.KL_COEFFICIENT else None,
         )
         for term, coefficient in coefficients(metric, objective).items()
     ]
 
 
 def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
-    """The terms of the gradient of `COMBINED`: factors are derivatives by each token's probe."""
+    """The terms of a gradient of several: factors are derivatives by each token's probe."""
     batch = ProbedBatch.under(context.conventions, context.steps, Objective.COMBINED)
     derivatives = {
         Metric.POLICY_LOSS: dloss_dlogprob,
@@ -153,7 +184,9 @@ def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) ->
     return [
         LossTerm(
             metric=metric,
-            context=context.of_term(reducer_of_term(metric, context.conventions)),
+            context=_over_its_mask(context, metric).of_term(
+                reducer_of_term(metric, context.conventions)
+            ),
             factors=coefficient * derivatives[metric],
         )
         for metric, coefficient in COMBINED.items()
@@ -167,6 +200,19 @@ def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTo
         context=context,
         factors=DERIVATIVES[objective](tokens, CONSTANTS),
         source=PolicyDerivative(objective=objective, tokens=tokens),
+    )
+
+
+def clipped_value_term(context: StepContext) -> LossTerm:
+    """The only term of a critic's loss with clipping: factors are its derivatives."""
+    objective = Objective.VALUE_CLIPPED
+    batch = ProbedBatch.under(context.conventions, context.steps, objective)
+    tokens = batch.value_tokens_of_step(context.step_index)
+    return LossTerm(
+        metric=trained_term(objective),
+        context=context.of_term(reducer(objective, context.conventions)),
+        factors=value_losses.value_clipped(tokens, CONSTANTS.value_clip),
+        source=ValueDerivative(tokens=tokens),
     )
 
 
@@ -314,6 +360,13 @@ def _clipped(batch: ProbedBatch) -> NDArray[np.float64]:
     return policy_losses.clipped(tokens.ratios, tokens, CONSTANTS).astype(np.float64)
 
 
+def _coefficients(batch: ProbedBatch) -> NDArray[np.float64]:
+    """Each token's divergence as a part of the next coefficient, whose change is not bounded."""
+    adaptive = batch.adaptive_coefficient
+    rate = adaptive.coefficient * adaptive.samples / (adaptive.horizon * adaptive.target)
+    return rate * batch.divergences
+
+
 def _rejected(batch: ProbedBatch) -> NDArray[np.float64]:
     original, modified = np.concatenate(batch.original_masks), np.concatenate(batch.masks)
     return (original & ~modified).astype(np.float64)
@@ -333,6 +386,8 @@ _QUANTITIES: dict[Metric, Quantity] = {
     Metric.POLICY_KL: lambda batch: np.concatenate(batch.old_log_probs),
     Metric.ENTROPY: _table(ENTROPIES),
     Metric.KL: lambda batch: batch.divergences,
+    Metric.VALUE_LOSS: lambda batch: batch.value_tokens.errors,
+    Metric.KL_COEFFICIENT: _coefficients,
     Metric.REJECTED: _rejected,
     Metric.VALUE: lambda batch: np.concatenate(batch.values),
     Metric.REFERENCE_LOG_PROB: lambda batch: np.concatenate(batch.reference_log_probs),

@@ -66,6 +66,9 @@ class StepContext:
     per_micro_batch: bool = False
     """Whether the aggregation is applied to each micro-batch, and their mean is taken."""
 
+    kept: NDArray[np.bool_] | None = None
+    """The mask after rejection sampling, for a term over the mask before it: [tokens]."""
+
     is_skipped: bool = False
     """Whether the trainer threw the gradient away and made no optimizer step."""
 
@@ -77,14 +80,14 @@ class StepContext:
 
     @cached_property
     def _identity(self) -> tuple[object, ...]:
-        held, rows = self.forward_pass_of_token, self.rows_of_passes
+        arrays = self.forward_pass_of_token, self.rows_of_passes, self.kept
         return (
             self.steps,
             self.step_index,
             self.aggregation,
             self.conventions,
             self.layout,
-            *(None if known is None else (known.shape, known.tobytes()) for known in (held, rows)),
+            *(None if known is None else (known.shape, known.tobytes()) for known in arrays),
             self.per_micro_batch,
             self.is_skipped,
         )
@@ -150,6 +153,14 @@ class StepContext:
             return self
         aggregation = auxiliary_aggregation(self.aggregation, how)
         return replace(self, aggregation=aggregation, per_micro_batch=how.depends_on_cut)
+
+    def before_rejection(self) -> StepContext:
+        """The context of a term over the mask before rejection sampling."""
+        steps = (
+            replace(step, mask=step.mask_before_rejection, original_mask=None)
+            for step in self.steps
+        )
+        return replace(self, steps=tuple(steps), kept=self.step.mask)
 
     @property
     def fingerprint(self) -> ExpectedNumber:

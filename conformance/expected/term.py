@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from adapters.contract.objective import Metric, Objective
     from conformance.expected.advantages import BatchAdvantages
     from conformance.expected.step_context import StepContext
+    from reference.controllers import AdaptiveCoefficient
     from reference.policy_losses import PolicyTokens
+    from reference.value_losses import ValueTokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,6 +26,13 @@ class PolicyDerivative:
 
     objective: Objective
     tokens: PolicyTokens
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ValueDerivative:
+    """Factors of a term that are the derivatives of a critic's clipped loss by values."""
+
+    tokens: ValueTokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,8 +46,8 @@ class LossTerm:
     factors: NDArray[np.float64]
     """What the weight of each token is multiplied by: [tokens]."""
 
-    source: PolicyDerivative | BatchAdvantages | None = None
-    """What the factors are computed from, where that may go wrong: a policy loss or advantages."""
+    source: PolicyDerivative | ValueDerivative | BatchAdvantages | AdaptiveCoefficient | None = None
+    """What the factors are computed from, where that may go wrong."""
 
     rounding: NDArray[np.float64] | float = 0.0
     """What rounding errors of factors are relative to, besides their own size: [tokens]."""

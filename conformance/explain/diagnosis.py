@@ -79,12 +79,12 @@ def read_off(explained: Explained) -> list[str]:
 
 
 def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
-    """The most plausible diagnosis among terms: a known mistake before a count that is inferred."""
+    """The most plausible diagnosis among terms: a known mistake before what is read off."""
 
     def doubt(of_term: tuple[str, Diagnosis]) -> int:
-        name = of_term[1].name
-        is_count = name in MISTAKES and MISTAKES[name].kind is Kind.COUNT
-        return 2 if name in (UNEXPLAINED, "nothing_reported") else int(is_count)
+        mistake = MISTAKES.get(name := of_term[1].name)
+        is_inferred = name == "inactive_tokens_weigh" or (mistake and mistake.kind is Kind.COUNT)
+        return 2 if name in (UNEXPLAINED, "nothing_reported") else int(bool(is_inferred))
 
     term, diagnosis = min(of_terms, key=doubt)
     return diagnosis.model_copy(update={"explanation": f"{term}: {diagnosis.explanation}"})

@@ -34,6 +34,9 @@ class Measurement:
     """Magnitudes of further terms that were subtracted, which rounding errors are relative to as
     well: [numbers]."""
 
+    bounds: tuple[float, float] | None = None
+    """Between which a sum over all tokens is clipped before it is observed."""
+
     elsewhere: bool = False
     """Whether some rank observed weights of the step, even if this one observed none."""
 
@@ -55,7 +58,10 @@ class Measurement:
 
     def reduced(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
         """The numbers that weight · factor of all tokens give: [tokens] to [numbers]."""
-        return products if self.is_per_token else products.sum(keepdims=True)
+        if self.is_per_token:
+            return products
+        total: NDArray[np.float64] = products.sum(keepdims=True)
+        return total if self.bounds is None else total.clip(*self.bounds)
 
     def of_term(self, term: LossTerm) -> Measurement:
         """The rest that one term has to explain if all others are right."""

@@ -9,7 +9,7 @@ and versions differ, whatever the answer.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from conformance.explain.catalogue import groups
 from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind
+from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.advice import OF_THE_STEP
@@ -56,6 +57,7 @@ TERMS = {
     Objective.ENTROPY: ("entropy",),
     Objective.KL: ("kl",),
     Objective.COMBINED: ("entropy", "kl"),
+    Objective.REJECTION_COMBINED: ("entropy", "kl"),
 }
 """The conventions by which the terms of an objective are aggregated."""
 
@@ -69,7 +71,56 @@ def judge_by_conventions(
     observations: Sequence[Observation],
     description: Description,
 ) -> Judgement:
-    """Judge by the declared conventions, and by others that may be right as well."""
+    """Judge by the declared conventions, and by others that may be right as well.
+
+    Where no document says over which mask a term is averaged, both conform.
+    """
+    judgement = _by_declared(judge, spec, job, observations, description)
+    found = [judgement]
+    for masks in _other_masks(spec, description):
+        if judgement.verdict is not Verdict.MISMATCH:
+            break
+        changed = replace(description, declared={**description.declared, **masks})
+        other = _by_declared(judge, spec, job, observations, changed)
+        if other.verdict is not Verdict.MISMATCH:
+            return replace(other, expected=judgement.expected)
+        found.append(other)
+    explained = next(filter(_is_explained, found), judgement)
+    return judgement if explained is judgement else replace(explained, expected=judgement.expected)
+
+
+def _is_explained(judgement: Judgement) -> bool:
+    return judgement.diagnosis is not None and judgement.diagnosis.name != UNEXPLAINED
+
+
+def _other_masks(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:
+    """Yield the masks that terms may have where nothing is documented, other than the declared."""
+    if spec.objective not in (Objective.REJECTION_OFF_POLICY, Objective.REJECTION_COMBINED):
+        return
+    terms = loss_terms.coefficients(spec.metric or Metric.LOSS, spec.objective)
+    names = {loss_terms.convention_of_mask(term) for term in terms} - {None}
+    of_terms = [_answers_of_mask(str(name), description) for name in sorted(map(str, names))]
+    for masks in [*product(*of_terms)][1:]:
+        yield {name: answer for one in masks for name, answer in one.items()}
+
+
+def _answers_of_mask(name: str, description: Description) -> list[dict[str, Convention]]:
+    """The masks of a term, the declared one first; no other if it is documented."""
+    declared = description.declared.get(name, Assumed(DenominatorMask.MODIFIED))
+    if isinstance(declared, Documented):
+        return [{}]
+    masks = (declared.value, *(one for one in DenominatorMask if one is not declared.value))
+    return [{name: Assumed(mask)} for mask in masks]
+
+
+def _by_declared(
+    judge: Judge,
+    spec: CheckSpec,
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+) -> Judgement:
+    """Judge by the declared conventions of means, and by others that may be right as well."""
 
     def under(declared: dict[str, Convention]) -> Judgement:
         changed = replace(description, declared={**description.declared, **declared})

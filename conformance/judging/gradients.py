@@ -60,18 +60,22 @@ def judge_combined(
 def judge_off_policy(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """Judge the gradient of a policy loss with ratios other than 1, token by token."""
+    """Judge the gradient of a loss with clipping, token by token.
+
+    That is a policy loss with ratios other than 1, or a critic's loss.
+    """
     batch = ProbedBatch.of(job, description.conventions)
     measurements: list[Measurement] = []
     for step_index in range(len(job.steps)):
         context = step_context(job, step_index, observations, description)
-        tokens = batch.policy_tokens_of_step(step_index)
-        term = loss_terms.off_policy_term(context, job.objective, tokens)
-        tolerance = ratio_bound(
-            description.dtype,
-            int(context.step.active_tokens.max()),
-            condition(job.objective, tokens),
-        )
+        if job.objective is Objective.VALUE_CLIPPED:
+            term, condition_number = loss_terms.clipped_value_term(context), 1.0
+        else:
+            tokens = batch.policy_tokens_of_step(step_index)
+            term = loss_terms.off_policy_term(context, job.objective, tokens)
+            condition_number = condition(job.objective, tokens)
+        longest = int(context.step.active_tokens.max())
+        tolerance = ratio_bound(description.dtype, longest, condition_number)
         measurements += (
             Measurement(
                 terms=[term],

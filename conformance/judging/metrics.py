@@ -17,6 +17,7 @@ from conformance.findings.agreement import agreement
 from conformance.findings.finding import Logged
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, judge_measurements, mismatch, step_context
+from reference.controllers import AdaptiveCoefficient
 from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound
 
 if TYPE_CHECKING:
@@ -50,11 +51,22 @@ def judge_logged(
         tolerance = _tolerance(job, step_index, description)
         measurements += (
             Measurement(
-                terms=terms, observed=np.array([value]), tolerance=tolerance, is_per_token=False
+                terms=terms,
+                observed=np.array([value]),
+                tolerance=tolerance,
+                is_per_token=False,
+                bounds=_bounds(terms[0]),
             )
             for value in reported
         )
     return _judged(job, metric, measurements)
+
+
+def _bounds(term: LossTerm) -> tuple[float, float] | None:
+    """The least and the largest coefficient that may follow a step; None of other numbers."""
+    if not isinstance(term.source, AdaptiveCoefficient):
+        return None
+    return term.source.after(-math.inf), term.source.after(math.inf)
 
 
 def judge_logged_of_rollouts(
@@ -102,7 +114,7 @@ def _error(measurement: Measurement) -> float | None:
 
 def _wrong(measurement: Measurement) -> Judgement:
     reported = float(measurement.observed[0])
-    expected = math.fsum(term.expected for term in measurement.terms)
+    expected = float(measurement.expected[0])
     return Judgement(
         verdict=Verdict.MISMATCH,
         agreement=agreement(measurement.observed, measurement.expected, measurement.magnitude),

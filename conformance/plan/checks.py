@@ -14,7 +14,9 @@ from adapters.contract import Depth, Option
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
+    OF_CRITIC,
     POLICY_LOSSES,
+    WITH_REJECTION,
     Metric,
     Objective,
 )
@@ -80,8 +82,12 @@ WITHOUT_PAIRS = frozenset(
     {
         Objective.ENTROPY,
         Objective.KL,
+        Objective.WITH_ENTROPY,
+        Objective.ADAPTIVE_KL,
+        Objective.REJECTION_OFF_POLICY,
+        Objective.REJECTION_COMBINED,
         Objective.SFT,
-        Objective.VALUE,
+        *OF_CRITIC,
         Objective.DUAL_CLIP,
         Objective.CISPO,
         Objective.SAPO,
@@ -136,7 +142,7 @@ class CheckSpec:
         if case in ALL_CASES:
             return case in self.cases
         rejected = any(step.original_mask is not None for step in case.steps)
-        return rejected == (self.objective is Objective.REJECTION)
+        return rejected == (self.objective in WITH_REJECTION)
 
     @property
     def is_of_advantages(self) -> bool:
@@ -182,6 +188,23 @@ def _metric(metric: Metric, objective: Objective, cases: tuple[Case, ...] = TELL
     )
 
 
+OF_KEPT = (
+    (
+        "off_policy",
+        Objective.REJECTION_OFF_POLICY,
+        (Metric.POLICY_LOSS, Metric.CLIP_FRACTION, Metric.POLICY_KL),
+    ),
+    ("combined", Objective.REJECTION_COMBINED, (Metric.ENTROPY, Metric.KL)),
+)
+"""Gradients and logged numbers with rejection sampling, of one of its two masks."""
+
+
+def _rejection(name: str, metric: Metric | None, objective: Objective) -> CheckSpec:
+    return CheckSpec(
+        check=Check.REJECTION, name=name, objective=objective, metric=metric, cases=REJECTION
+    )
+
+
 def _of_estimator(objective: Objective) -> Iterator[CheckSpec]:
     """Yield what is looked at where a framework computes advantages: these, and what it logs."""
     plain = CheckSpec(
@@ -204,13 +227,12 @@ CHECK_SPECS = (
     CheckSpec(check=Check.OFF_POLICY, objective=Objective.OFF_POLICY, cases=TELLING),
     _metric(Metric.CLIP_FRACTION, Objective.OFF_POLICY),
     _metric(Metric.POLICY_KL, Objective.OFF_POLICY),
-    CheckSpec(check=Check.REJECTION, objective=Objective.REJECTION, cases=REJECTION),
-    CheckSpec(
-        check=Check.REJECTION,
-        name="metric",
-        objective=Objective.REJECTION,
-        metric=Metric.REJECTED,
-        cases=REJECTION,
+    _rejection("", None, Objective.REJECTION),
+    _rejection("metric", Metric.REJECTED, Objective.REJECTION),
+    *(
+        _rejection(metric or name, metric, objective)
+        for name, objective, metrics in OF_KEPT
+        for metric in (None, *metrics)
     ),
     *(
         CheckSpec(check=Check.AUXILIARY, name=objective, objective=objective, cases=TELLING)
@@ -219,6 +241,21 @@ CHECK_SPECS = (
     _metric(Metric.LOSS, Objective.COMBINED),
     _metric(Metric.ENTROPY, Objective.COMBINED),
     _metric(Metric.KL, Objective.COMBINED),
+    CheckSpec(
+        check=Check.METRIC,
+        name="policy_loss_with_entropy",
+        objective=Objective.WITH_ENTROPY,
+        metric=Metric.POLICY_LOSS,
+        cases=_cases("fully_masked_sample", "two_steps"),
+    ),
+    CheckSpec(
+        check=Check.METRIC,
+        name=Metric.KL_COEFFICIENT,
+        objective=Objective.ADAPTIVE_KL,
+        metric=Metric.KL_COEFFICIENT,
+        cases=_cases("fully_masked_sample", "uneven_lengths", "nine_samples"),
+        modes=(Mode.TOKEN_MEAN,),
+    ),
     *(
         CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=ONE)
         for objective in (*POLICY_LOSSES, *CORRECTIONS)
@@ -226,8 +263,9 @@ CHECK_SPECS = (
     *chain.from_iterable(map(_of_estimator, OF_ESTIMATORS)),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)
-        for objective in (Objective.SFT, Objective.VALUE)
+        for objective in (Objective.SFT, Objective.VALUE_CLIPPED, Objective.VALUE)
     ),
+    _metric(Metric.VALUE_LOSS, Objective.VALUE, _cases("fully_masked_sample", "nine_samples")),
 )
 """All of them, those of one objective next to each other."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Job, Layout
-from adapters.contract.objective import Objective
+from adapters.contract.objective import WITH_REJECTION, Objective
 from conformance.findings.finding import GENERATED
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, CheckSpec
@@ -138,7 +138,7 @@ MODES_OF_OBJECTIVE = {
     Objective.ENTROPY: (Mode.TOKEN_MEAN,),
     Objective.KL: (Mode.TOKEN_MEAN,),
     Objective.COMBINED: (Mode.TOKEN_MEAN,),
-    Objective.REJECTION: (Mode.TOKEN_MEAN, Mode.PROMPT_MEAN),
+    **dict.fromkeys(WITH_REJECTION, (Mode.TOKEN_MEAN, Mode.PROMPT_MEAN)),
 }
 """Modes in which an objective may be declined.
 

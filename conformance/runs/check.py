@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation
 from adapters.contract.job import DEFAULT_CONFIGURATION
-from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Objective
+from adapters.contract.objective import (
+    FROM_REWARDS,
+    OF_ROLLOUTS,
+    OF_TERMS,
+    OFF_POLICY,
+    Objective,
+)
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.explain.clues import clues_of_failure
 from conformance.explain.diagnosis import place
@@ -86,11 +92,11 @@ def judge(spec: CheckSpec) -> Judge:
         return partial(judge_logged, metric=spec.metric)
     if spec.check is Check.SHARDING:
         return judge_sharding
-    if spec.objective in OFF_POLICY:
+    if spec.objective in (*OFF_POLICY, Objective.VALUE_CLIPPED):
         return judge_off_policy
     if spec.objective in FROM_REWARDS:
         return judge_advantages
-    return judge_combined if spec.objective is Objective.COMBINED else judge_weights
+    return judge_combined if spec.objective in OF_TERMS else judge_weights
 
 
 def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Judgement:

@@ -80,6 +80,10 @@ SUBJECTS = {
     "metric": "the logged policy loss",
     "rejection": "the gradient after rejection sampling",
     "rejection.metric": "the logged share of rejected tokens",
+    "rejection.off_policy": "the gradient after rejection sampling where ratios are not 1",
+    "rejection.combined": (
+        "the gradient of policy loss, entropy and KL term together after rejection sampling"
+    ),
     "auxiliary.entropy": "the gradient of the entropy term",
     "auxiliary.kl": "the gradient of the KL term",
     "auxiliary.combined": "the gradient of policy loss, entropy and KL term together",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import OF_SAMPLES, Objective
+from adapters.contract.objective import OF_SAMPLES, WITH_REJECTION
 from conformance.views.formatting import markdown_table
 from conformance.views.listing import mask_digits
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode, SampleUnit
@@ -69,7 +69,7 @@ def open_choices(worked: WorkedStep) -> dict[str, str]:
     choices = {"empty_units": f"a sample or prompt without active tokens adds 0 and {counts}"}
     if conventions.sample_unit is SampleUnit.ROLLOUT:
         choices["sample_unit"] = "the samples of one rollout count as one sample"
-    if worked.spec.objective is Objective.REJECTION:
+    if worked.spec.objective in WITH_REJECTION:
         too = conventions.denominator_mask is DenominatorMask.ORIGINAL
         choices["denominator_mask"] = f"rejected tokens are {'' if too else 'not '}counted"
     for term in worked.terms:

@@ -39,6 +39,7 @@ _GAE = "A_t = δ_t + γλ·A_{t+1}, where δ_t = ρ_t + γ·V_{t+1} - V_t"
 
 DERIVATIVES = {
     Objective.OFF_POLICY: _PPO,
+    Objective.REJECTION_OFF_POLICY: _PPO,
     Objective.DUAL_CLIP: f"{_PPO}, or where A < 0 and r > {CONSTANTS.dual_clip:g}",
     Objective.GSPO: f"{_PPO}, with r = exp(mean of log r over the active tokens of the sample)",
     Objective.CISPO: "-A times the clipped ratio",

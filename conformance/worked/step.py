@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS, OFF_POLICY, Metric, Objective
+from adapters.contract.objective import (
+    FROM_REWARDS,
+    OF_ROLLOUTS,
+    OF_TERMS,
+    OFF_POLICY,
+    Metric,
+    Objective,
+)
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.cases import CASES_BY_NAME
 from conformance.expected import loss_terms
@@ -143,8 +150,10 @@ class WorkedStep:
             return loss_terms.logged_terms(context, objective, self.spec.metric)
         batch = ProbedBatch.under(context.conventions, context.steps, objective)
         dloss_dlogprob = batch.split(batch.dloss_dlogprob)[context.step_index]
-        if objective is Objective.COMBINED:
+        if objective in OF_TERMS:
             return loss_terms.combined_terms(context, dloss_dlogprob)
+        if objective is Objective.VALUE_CLIPPED:
+            return [loss_terms.clipped_value_term(context)]
         if objective in OFF_POLICY:
             tokens = batch.policy_tokens_of_step(context.step_index)
             return [loss_terms.off_policy_term(context, objective, tokens)]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from adapters.contract import Assumed, Description, Documented, Layout, Observation
 from adapters.contract.description import Convention
-from adapters.contract.objective import Objective
+from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected.loss_terms import quantities
 from conformance.explain.causes import causes
@@ -27,7 +27,7 @@ from reference.aggregation import (
     Mode,
     SampleUnit,
 )
-from reference.step import Step
+from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.jobs import job_of, step_of
 
@@ -265,3 +265,55 @@ def rejudged(judgement: Judgement, description: Description) -> Judgement:
     """What becomes of a judgement, whatever was observed."""
     job = job_of(STEP)
     return judge_by_conventions(lambda *_: judgement, check_spec("weights"), job, (), description)
+
+
+OF_REJECTION = Step.of(
+    [
+        Sample(prompt_length=1, loss_mask=[1, 0, 1], original_mask=[1, 1, 1], group=0),
+        Sample(prompt_length=1, loss_mask=[1], group=1),
+    ]
+)
+"""Three tokens of four are left."""
+
+AFTER, BEFORE = [1 / 3, 0, 1 / 3, 1 / 3], [1 / 4] * 4
+SUMMED, WITH_ZEROS = [1 / 3] * 4, [1 / 4, 0, 1 / 4, 1 / 4]
+
+
+def logged_of_kept(declared: Mapping[str, Convention], weights: list[float]) -> Judgement:
+    """The judgement of the entropy of a step with rejection, on one rank."""
+    spec = check_spec("rejection.entropy")
+    job = job_of(OF_REJECTION, objective=spec.objective)
+    batch = ProbedBatch(job.steps, job.objective)
+    number = float(quantities(Metric.ENTROPY, batch) @ np.array(weights))
+    seen = Observation(token_weights=(), reported={Metric.ENTROPY: (number,)})
+    return judge_by_conventions(
+        judge(spec), spec, job, [seen], Description(declared={"entropy": POOLED_ALONE, **declared})
+    )
+
+
+POOLED_ALONE = Documented(POOLED, "a page")
+
+
+def test_either_mask_of_rejection_is_right_where_nothing_is_documented() -> None:
+    for declared in ({}, {"entropy_mask": Assumed(DenominatorMask.ORIGINAL)}):
+        assert logged_of_kept(declared, AFTER).verdict is Verdict.CONFORMS
+        assert logged_of_kept(declared, BEFORE).verdict is Verdict.CONFORMS
+    assert logged_of_kept({}, SUMMED).diagnosis.name == "rejected_tokens_weigh"
+
+
+@pytest.mark.parametrize(
+    ("mask", "weights", "mistake"),
+    [
+        (DenominatorMask.MODIFIED, BEFORE, "rejection_left_out"),
+        (DenominatorMask.MODIFIED, SUMMED, "rejected_tokens_weigh"),
+        (DenominatorMask.ORIGINAL, AFTER, "rejection_put_in"),
+        (DenominatorMask.ORIGINAL, WITH_ZEROS, "rejected_tokens_add_zero"),
+    ],
+)
+def test_documented_mask_of_rejection_is_the_only_one(
+    mask: DenominatorMask, weights: list[float], mistake: str
+) -> None:
+    judgement = logged_of_kept({"entropy_mask": Documented(mask, "a page")}, weights)
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert mistake in [judgement.diagnosis.name, *judgement.diagnosis.also]

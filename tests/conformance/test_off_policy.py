@@ -9,7 +9,7 @@ from adapters.contract import Description, Job, Layout, Observation
 from adapters.contract.objective import CONSTANTS, OFF_POLICY, ONE_ADVANTAGE, Objective
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from conformance.corpus.cases import CORPUS
-from conformance.explain.catalogue.derivatives import wrong_derivatives
+from conformance.explain.catalogue.derivatives import wrong_derivatives, wrong_value_derivatives
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind, commonness
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
@@ -109,7 +109,9 @@ def test_every_wrong_derivative_is_named_and_alone(
 
 
 def test_every_statement_is_of_some_mistake() -> None:
-    assert {name for _, name, _ in WRONG} == {
+    of_critics = wrong_value_derivatives(ProbedBatch((STEP,), Objective.VALUE_CLIPPED).value_tokens)
+
+    assert {name for _, name, _ in WRONG} | {name for name, _ in of_critics} == {
         name for name, mistake in MISTAKES.items() if mistake.kind is Kind.DERIVATIVE
     }
 

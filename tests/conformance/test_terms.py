@@ -1,5 +1,7 @@
 """What an objective adds up, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from reference.step import Sample, Step
+from tests.conformance.given import Given
 
 STEP = Step.of(
     [
@@ -89,7 +92,11 @@ def test_logged_loss_has_all_terms_with_their_coefficients() -> None:
 
 
 def test_before_rejection_the_original_mask_is_the_mask() -> None:
-    before = loss_terms.without_rejection(STEP)
+    """The mask after it is known besides, and tells two contexts of one step apart."""
+    context = Given(steps=(STEP,)).context
+    before = context.before_rejection()
 
-    assert before.mask.tolist() == [True, True, False, True, True]
-    assert before.original_mask is None
+    assert before.step.mask.tolist() == [True, True, False, True, True]
+    assert before.step.original_mask is None
+    assert before.kept is STEP.mask
+    assert before != replace(before, kept=None)

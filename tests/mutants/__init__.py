@@ -8,6 +8,7 @@ from tests.mutants import (
     advantages,
     auxiliary,
     counts,
+    critics,
     factors,
     groups,
     logging,
@@ -16,9 +17,11 @@ from tests.mutants import (
     off_policy,
     parts,
     pipelines,
+    rejection,
     rollouts,
     sharding,
     startup,
+    windows,
 )
 from tests.mutants.mutant import Mutant
 
@@ -37,8 +40,11 @@ MODULES = (
     pipelines,
     losses,
     metrics,
+    windows,
     auxiliary,
     off_policy,
+    rejection,
+    critics,
     advantages,
     groups,
     rollouts,

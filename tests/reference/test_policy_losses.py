@@ -166,6 +166,7 @@ def test_derivatives_are_those_of_the_losses(objective: Objective, given: Policy
         old_log_probs=torch.from_numpy(-given.log_ratios),
         reference_log_probs=none,
         rollout_log_probs=torch.from_numpy(-given.log_ratios - given.rollout_log_ratios),
+        old_values=none,
         mask=torch.from_numpy(given.mask),
         original_mask=none,
         denominators=none,

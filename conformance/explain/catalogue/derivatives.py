@@ -15,7 +15,7 @@ import numpy as np
 from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, Objective
 from conformance.explain.catalogue.mistake import OPTION_IGNORED, Kind, known
-from reference import policy_losses
+from reference import policy_losses, value_losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from reference.loss_constants import LossConstants
     from reference.policy_losses import Derivative, PolicyTokens
+    from reference.value_losses import ValueTokens
 
 known(
     {
@@ -71,9 +72,27 @@ known(
     kind=Kind.DERIVATIVE,
 )
 
+known(
+    {
+        "value_clipping_left_out": "a critic's values that moved beyond the bound have a gradient",
+        "values_clipped_on_both_sides": (
+            "a critic's values that moved beyond the bound never have a gradient"
+        ),
+        "values_clipped_on_the_wrong_side": (
+            "the smaller of a critic's two squared errors is trained instead of the larger"
+        ),
+        "values_clipped_by_the_policy_bound": (
+            "a critic's values are clipped by the bound of the policy's ratios"
+        ),
+    },
+    rank=14,
+    kind=Kind.DERIVATIVE,
+)
+
 CLIPPED = frozenset(
     {
         Objective.OFF_POLICY,
+        Objective.REJECTION_OFF_POLICY,
         Objective.DUAL_CLIP,
         Objective.GSPO,
         Objective.CISPO,
@@ -145,6 +164,18 @@ def wrong_derivatives(
         yield OPTION_IGNORED, loss.of(policy_losses.ppo)
 
 
+def wrong_value_derivatives(tokens: ValueTokens) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield names and derivatives, [tokens], with each mistake that a critic's loss may have."""
+    bound, derivative = CONSTANTS.value_clip, tokens.derivative
+    within = tokens.within(bound)
+    yield "value_clipping_left_out", derivative
+    yield "values_clipped_on_both_sides", np.where(within, derivative, 0.0)
+    smaller = within | value_losses.clipped(tokens, bound)
+    yield "values_clipped_on_the_wrong_side", np.where(smaller, derivative, 0.0)
+    of_policy = value_losses.value_clipped(tokens, CONSTANTS.clip_low)
+    yield "values_clipped_by_the_policy_bound", of_policy
+
+
 def _of_ratios(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     log_ratios = loss.tokens.log_ratios
     yield "ratios_left_out", loss.having(log_ratios=np.zeros_like(log_ratios))
@@ -166,7 +197,7 @@ def _of_loss(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     tokens = loss.tokens
     clipped_for_all = np.where(_within(tokens.ratios, CONSTANTS), -tokens.advantages, 0.0)
     match loss.objective:
-        case Objective.OFF_POLICY | Objective.CLIP_COV:
+        case Objective.OFF_POLICY | Objective.REJECTION_OFF_POLICY | Objective.CLIP_COV:
             yield "clipped_on_both_sides", clipped_for_all * tokens.ratios
             yield "ratios_of_sequences", loss.of(policy_losses.gspo)
         case Objective.DUAL_CLIP:

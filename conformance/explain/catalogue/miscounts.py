@@ -26,7 +26,15 @@ known(
     rank=3,
     at=CodeLocation.TOKEN_COUNT,
 )
-known({"rejection_left_out": "rejected tokens are trained on and counted"}, rank=3)
+known(
+    {
+        "rejection_left_out": "rejected tokens are trained on and counted",
+        "rejected_tokens_weigh": "rejected tokens weigh, and denominators do not count them",
+        "rejection_put_in": "rejected tokens are left out of a mean over all tokens",
+        "rejected_tokens_add_zero": "rejected tokens add 0 to a mean over all tokens",
+    },
+    rank=3,
+)
 known(
     {
         "original_mask_counted": "denominators count the mask before rejection sampling",
@@ -103,14 +111,23 @@ def other_mask(context: StepContext) -> Iterator[Prediction]:
 
 
 def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
-    """Trains on the tokens that were rejected, and counts them."""
+    """Trains on the tokens that were rejected, and counts them or not."""
     if (step := context.step).original_mask is None:
         return
-    before = replace(step, mask=step.original_mask, original_mask=None)
-    yield Prediction(
-        name="rejection_left_out",
-        weights=token_weights(before, context.aggregation, context.conventions),
-    )
+    before, of_units = context.before_rejection(), context.tokens_if(step.active_tokens)
+    yield Prediction(name="rejection_left_out", weights=before.expected)
+    for counted in (of_units, np.maximum(of_units, 1)):
+        yield Prediction(name="rejected_tokens_weigh", weights=before.weights(counted))
+
+
+def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
+    """Leaves out rejected tokens where the mask before rejection sampling is documented."""
+    if (kept := context.kept) is None:
+        return
+    step = replace(context.step, mask=kept, original_mask=context.step.mask)
+    after = replace(context, steps=(step,), step_index=0)
+    yield Prediction(name="rejection_put_in", weights=after.expected)
+    yield Prediction(name="rejected_tokens_add_zero", weights=kept * context.expected)
 
 
 def other_tokens(context: StepContext) -> Iterator[Prediction]:

@@ -68,15 +68,6 @@ known(
 )
 known(
     {
-        "shares_of_all_ranks_averaged": (
-            "micro-batch shares are averaged over all ranks instead of summed"
-        ),
-    },
-    rank=6,
-    kind=Kind.LOGGED,
-)
-known(
-    {
         **{
             f"tokens_counted_per_{part}": (f"tokens are counted per {words} and units per step")
             for part, words in PARTS.items()
@@ -117,7 +108,7 @@ def filled_up(context: StepContext) -> Iterator[Prediction]:
     """Counts one or two kinds of filling in a mean over micro-batches."""
     if context.placement is None or not context.per_micro_batch:
         return
-    rows = context.filled_rows or _unfilled(context, context.placement)
+    rows = context.filled_rows or unfilled(context, context.placement)
     active = context.expected > 0
     shares: dict[tuple[str, ...], NDArray[np.float64]] = {(): np.ones(len(active))}
     for counted in chain(combinations(FILLINGS, 1), combinations(FILLINGS, 2)):
@@ -143,7 +134,7 @@ def _weighed_as_full(
     active = context.expected > 0
     found: list[NDArray[np.float64]] = []
     for counted, held in (
-        ((), _unfilled(context, placement)),
+        ((), unfilled(context, placement)),
         (("repeated_rows_averaged",), rows),
     ):
         as_full = held.of_largest / held.of_micro_batch
@@ -158,7 +149,7 @@ def _weighed_as_full(
             )
 
 
-def _unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
+def unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
     """The rows of each token where none repeats a sample."""
     of_micro_batch = units_held(context.sample, placement.micro_batch_number)
     largest = np.zeros(context.layout.dp)
@@ -189,16 +180,6 @@ def _share_left(
         of_rank = units_held(context.sample, placement.dp_rank)
         left *= (rows.of_micro_batch / rows.of_rank) / (samples / of_rank)
     return left
-
-
-def averaged_shares(context: StepContext) -> Iterator[Prediction]:
-    """Averages the shares of the micro-batches of all ranks, those of padding too."""
-    if context.placement is None:
-        return
-    rows = context.filled_rows or _unfilled(context, context.placement)
-    averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
-    if averaged > 1:
-        yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
 
 
 def parts(context: StepContext) -> Iterator[Prediction]:

@@ -16,10 +16,11 @@ import numpy as np
 
 from adapters.contract import CodeLocation
 from conformance.expected.advantages import BatchAdvantages
-from conformance.expected.term import PolicyDerivative
+from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
-from conformance.explain.catalogue.derivatives import wrong_derivatives
+from conformance.explain.catalogue.derivatives import wrong_derivatives, wrong_value_derivatives
 from conformance.explain.catalogue.groups import read_off_variances
+from conformance.explain.catalogue.logs import averaged_shares, wrong_coefficients
 from conformance.explain.catalogue.miscounts import (
     clamped_shares,
     filling_rows,
@@ -32,19 +33,20 @@ from conformance.explain.catalogue.miscounts import (
     other_units,
     padded_widths,
     rejection_left_out,
+    rejection_put_in,
     rounded_counts,
     rounded_shares,
 )
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, Prediction, known
 from conformance.explain.catalogue.parts import (
-    averaged_shares,
     carried_over,
     filled_up,
     parts,
 )
 from conformance.explain.catalogue.values_of_others import values_of_others
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
+from reference.controllers import AdaptiveCoefficient
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
@@ -165,6 +167,12 @@ def _wrong_factors(
             source.objective, source.tokens, term.context.expected, cp_rank
         ):
             yield name, factors, ()
+    if isinstance(source, ValueDerivative):
+        for name, factors in wrong_value_derivatives(source.tokens):
+            yield name, factors, ()
+    if isinstance(source, AdaptiveCoefficient):
+        for name, factors in wrong_coefficients(source, term):
+            yield name, factors, ()
     if isinstance(source, BatchAdvantages):
         for name, found in wrong_advantages(source.estimate, source.placement):
             yield name, source.factors(found), ()
@@ -194,6 +202,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         _undivided,
         other_steps,
         rejection_left_out,
+        rejection_put_in,
         other_mask,
         other_tokens,
         off_by_the_same,

@@ -1,0 +1,62 @@
+"""A critic's loss that is wrong where values move beyond the bound of clipping."""
+
+import torch
+
+from adapters.contract.objective import CONSTANTS, Objective
+from adapters.native import losses
+from adapters.native.packing import Packed
+from tests.mutants.mutant import Mutant
+
+
+class WrongCritic(Mutant, check="other_losses.value_clipped"):
+    """A mutant with only the clipped loss of a critic wrong."""
+
+    def other_losses(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        if self.objective is not Objective.VALUE_CLIPPED:
+            return super().other_losses(values, packed)
+        return self.wrong(values, packed)
+
+    def wrong(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The token losses that are trained."""
+        raise NotImplementedError
+
+    def errors(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The squared errors of values."""
+        return losses.value(values, packed, self.of_sequence)
+
+    def bounded(self, values: torch.Tensor, packed: Packed, bound: float) -> torch.Tensor:
+        """The squared errors of values that moved by a bound at most."""
+        old = packed.old_values
+        return self.errors(old + (values - old).clamp(-bound, bound), packed)
+
+
+class ValuesNotClipped(
+    WrongCritic,
+    diagnosis="value_clipping_left_out",
+    wrong=lambda self, values, packed: self.errors(values, packed),
+):
+    """The bound does not reach the critic's loss."""
+
+
+class ValuesOnlyBounded(
+    WrongCritic,
+    diagnosis="values_clipped_on_both_sides",
+    wrong=lambda self, values, packed: self.bounded(values, packed, CONSTANTS.value_clip),
+):
+    """Only the error of the bounded value, without the maximum with that of the value itself."""
+
+
+class SmallerError(WrongCritic, diagnosis="values_clipped_on_the_wrong_side"):
+    """The minimum of PPO's policy objective, copied to a loss that is minimised."""
+
+    def wrong(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        bounded = self.bounded(values, packed, CONSTANTS.value_clip)
+        return torch.minimum(self.errors(values, packed), bounded)
+
+
+class BoundOfThePolicy(WrongCritic, diagnosis="values_clipped_by_the_policy_bound"):
+    """The critic reads the policy's clipping option."""
+
+    def wrong(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        bounded = self.bounded(values, packed, CONSTANTS.clip_low)
+        return torch.maximum(self.errors(values, packed), bounded)

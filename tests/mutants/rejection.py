@@ -1,0 +1,130 @@
+"""Terms and logged numbers over the wrong mask, where rejection sampling removed tokens."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from adapters.contract.objective import Metric, Objective
+from adapters.native.packing import Packed
+from reference.aggregation import Conventions, DenominatorMask
+from tests.mutants.auxiliary import trained_only
+from tests.mutants.mutant import Mutant
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from adapters.native.trainer import TokenLosses
+
+
+def over_original(packed: Packed) -> Packed:
+    """Auxiliary terms over the mask before rejection sampling, as their denominators are."""
+    return replace(
+        packed,
+        mask=packed.original_mask,
+        auxiliary_denominators=packed.original_denominators,
+    )
+
+
+class DiagnosingKept(Mutant):
+    """A mutant whose diagnostics have another mask or other denominators."""
+
+    def diagnostics(
+        self, log_probs: torch.Tensor, packed: Packed
+    ) -> "Mapping[Metric, torch.Tensor]":
+        right, metric = super().diagnostics(log_probs, packed), self.spec.metric
+        assert metric is not None
+        return {**right, metric: super().diagnostics(log_probs, self.changed(packed))[metric]}
+
+    def changed(self, packed: Packed) -> Packed:
+        """What the diagnostic is computed of instead."""
+        raise NotImplementedError
+
+
+class RejectedTokensClipped(
+    DiagnosingKept, diagnosis="rejection_left_out", check="rejection.clip_fraction"
+):
+    """The clip fraction keeps the mask that the batch came with."""
+
+    def changed(self, packed: Packed) -> Packed:
+        return over_original(packed)
+
+
+class RejectedTokensDrift(
+    DiagnosingKept, diagnosis="rejected_tokens_weigh", check="rejection.policy_kl"
+):
+    """The drift from the old policy is summed over all tokens and divided by the kept ones."""
+
+    def changed(self, packed: Packed) -> Packed:
+        return replace(packed, mask=packed.original_mask)
+
+
+class KeptTokensByAll(
+    DiagnosingKept, diagnosis="original_mask_counted", check="rejection.clip_fraction"
+):
+    """The clipped tokens that were kept are divided by all tokens."""
+
+    def changed(self, packed: Packed) -> Packed:
+        return replace(packed, auxiliary_denominators=packed.original_denominators)
+
+
+class ZerosOfRejectedTokens(
+    DiagnosingKept,
+    diagnosis="rejected_tokens_add_zero",
+    check="rejection.policy_kl",
+    conventions=Conventions(diagnostics_mask=DenominatorMask.ORIGINAL),
+):
+    """The drift is documented to be that of all tokens, and is set to 0 where one is rejected."""
+
+    def changed(self, packed: Packed) -> Packed:
+        return replace(packed, auxiliary_denominators=packed.original_denominators)
+
+
+class DivergenceOfKeptTokens(
+    Mutant,
+    diagnosis="rejection_put_in",
+    check="rejection.kl",
+    conventions=Conventions(kl_mask=DenominatorMask.ORIGINAL),
+):
+    """The divergence is documented to be that of all tokens, and rejected ones are left out."""
+
+
+class EntropyTrainedOnRejectedTokens(
+    Mutant, diagnosis="rejection_left_out", check="rejection.combined"
+):
+    """The entropy bonus keeps the mask that the batch came with."""
+
+    def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
+        right = super().entropy(probe, packed)
+        if self.objective is not Objective.REJECTION_COMBINED:
+            return right
+        return trained_only(right, super().entropy(probe, over_original(packed)))
+
+
+class EntropyLoggedOfRejectedTokens(
+    Mutant, diagnosis="rejection_left_out", check="rejection.entropy"
+):
+    """The logged entropy keeps the mask that the batch came with."""
+
+    def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
+        right = super().entropy(probe, packed)
+        if self.objective is not Objective.REJECTION_COMBINED:
+            return right
+        return trained_only(super().entropy(probe, over_original(packed)), right)
+
+
+class RejectedTokensInTheLog(
+    Mutant, diagnosis="rejected_tokens_weigh", check="rejection.policy_loss"
+):
+    """The logged policy loss is summed over all tokens and divided by the kept ones."""
+
+    def loss(
+        self, probe: torch.Tensor, packed: Packed, token_losses: "TokenLosses"
+    ) -> "tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]":
+        loss, logs = super().loss(probe, packed, token_losses)
+        if self.objective is not Objective.REJECTION_OFF_POLICY:
+            return loss, logs
+        wrong = self.reduce(
+            token_losses(probe[packed.ids], packed), replace(packed, mask=packed.original_mask)
+        )
+        return loss, {**logs, Metric.POLICY_LOSS: wrong}
