@@ -29,6 +29,7 @@ DERIVATIVES = {
     Objective.CISPO: policy_losses.cispo,
     Objective.SAPO: policy_losses.sapo,
     # New log-probabilities are all 0, and so are covariances: no token is clipped by its own.
+    # `COVARIANCE_CLIPPED` has others.
     Objective.CLIP_COV: policy_losses.ppo,
     Objective.KL_COV: policy_losses.kl_cov,
     Objective.GEO_MEAN: policy_losses.geo_mean,
@@ -37,6 +38,20 @@ DERIVATIVES = {
     Objective.TIS_TOKEN: policy_losses.tis_token,
     Objective.TIS_SEQUENCE: policy_losses.tis_sequence,
     Objective.SEQUENCE_MASKED: policy_losses.sequence_masked,
+    Objective.COVARIANCE_CLIPPED: policy_losses.covariance_clipped,
+    Objective.COVARIANCE_PENALISED: policy_losses.covariance_penalised,
+    Objective.DPPO_TV: policy_losses.dppo_tv,
+    Objective.DPPO_KL: policy_losses.dppo_kl,
+    Objective.IMPORTANCE_SAMPLING: policy_losses.importance_sampling,
+    Objective.ROLLOUT_IS: policy_losses.rollout_is,
+    Objective.REINFORCE_NORMALISED: policy_losses.reinforce_normalised,
+    Objective.TIS_NORMALISED: policy_losses.tis_normalised,
+    Objective.TIS_BOUNDED: policy_losses.tis_bounded,
+    Objective.ICEPOP: policy_losses.icepop,
+    Objective.PRODUCT_MASKED: policy_losses.product_masked,
+    Objective.OUTLIER_MASKED: policy_losses.outlier_masked,
+    Objective.OPSM: policy_losses.opsm,
+    Objective.M2PO: policy_losses.m2po,
 }
 """The derivative of each off-policy loss by a token's log-probability."""
 

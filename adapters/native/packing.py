@@ -31,6 +31,8 @@ class TokenTensors:
     rollout_log_probs: torch.Tensor
     mask: torch.Tensor
     original_mask: torch.Tensor
+    log_probs: torch.Tensor  # of the model, without the probe
+    correction: torch.Tensor  # what losses that compare the tokens of a step are multiplied by
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +107,8 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         batch.rollout_log_probs,
         batch.masks,
         batch.original_masks,
+        batch.log_probs,
+        [np.ones(len(ids)) for ids in batch.responses],
         batch.values,
     )
     samples = map(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import CONSTANTS, Objective
+from adapters.contract.objective import CONSTANTS, NORMALISED, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from conformance.explain.diagnosis import diagnose
@@ -63,19 +63,17 @@ def judge_off_policy(
     """Judge the gradient of a policy loss with ratios other than 1, token by token."""
     batch = ProbedBatch.of(job, description.conventions)
     measurements: list[Measurement] = []
-    for step_index in range(len(job.steps)):
+    for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
         context = step_context(job, step_index, observations, description)
         tokens = batch.policy_tokens_of_step(step_index)
         term = loss_terms.off_policy_term(context, job.objective, tokens)
-        tolerance = ratio_bound(
-            description.dtype,
-            int(context.step.active_tokens.max()),
-            condition(job.objective, tokens),
-        )
+        active = context.step.active_tokens
+        summed = active.sum() if job.objective in NORMALISED else active.max()
+        tolerance = ratio_bound(description.dtype, int(summed), condition(job.objective, tokens))
         measurements += (
             Measurement(
                 terms=[term],
-                observed=weights * np.where(term.hidden, 1.0, term.factors),
+                observed=weights * np.where(dloss_dlogprob == 0, 1.0, dloss_dlogprob),
                 tolerance=tolerance,
             )
             for weights in final_weights(observations, step_index, job, description.conventions)
@@ -124,7 +122,7 @@ def condition(objective: Objective, tokens: PolicyTokens) -> float:
     """
     if objective is Objective.SAPO:
         return float(np.exp(policy_losses.gate_inputs(tokens, CONSTANTS)).max(initial=1.0))
-    if objective is Objective.KL_COV:
+    if objective in (Objective.KL_COV, Objective.COVARIANCE_PENALISED):
         parts = np.abs(tokens.advantages * tokens.ratios) + CONSTANTS.kl_penalty
         return float((parts / np.abs(policy_losses.kl_cov(tokens, CONSTANTS))).max(initial=1.0))
     if objective is Objective.DRO:

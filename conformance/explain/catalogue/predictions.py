@@ -159,9 +159,8 @@ def _wrong_factors(
     """Yield names and factors, [tokens], and the names of the mistakes that are made besides."""
     source, placement = term.source, term.context.placement
     if isinstance(source, PolicyDerivative):
-        cp_rank = None if placement is None else placement.cp_rank
         for name, factors in wrong_derivatives(
-            source.objective, source.tokens, term.context.expected, cp_rank
+            source.objective, source.tokens, term.context.expected, placement
         ):
             yield name, factors, ()
     if isinstance(source, BatchAdvantages):
