@@ -258,13 +258,15 @@ def dppo_kl(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 def total_variation(tokens: PolicyTokens) -> Values:
     """By how much the probability of each token has moved."""
-    return np.abs(np.exp(tokens.log_probs) - np.exp(tokens.log_probs - tokens.log_ratios))
+    moved: Values = np.abs(np.exp(tokens.log_probs) - np.exp(tokens.log_probs - tokens.log_ratios))
+    return moved
 
 
 def binary_divergence(tokens: PolicyTokens) -> Values:
     """KL(old, new) of two outcomes: the token, and any other."""
     new, old = np.exp(tokens.log_probs), np.exp(tokens.log_probs - tokens.log_ratios)
-    return old * np.log(old / new) + (1 - old) * np.log((1 - old) / (1 - new))
+    divergence: Values = old * np.log(old / new) + (1 - old) * np.log((1 - old) / (1 - new))
+    return divergence
 
 
 def trusted(moved: Values, bounds: tuple[float, float], tokens: PolicyTokens) -> Values:

@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Assumed, Documented
-from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
+from adapters.contract.objective import OF_ROLLOUTS, SELECTING, Metric, Objective
 from conformance.expected import loss_terms
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.advice import OF_THE_STEP
 from conformance.judging.weights import Judgement
-from reference.aggregation import DenominatorMask, EmptyUnits, Mode, SampleUnit
+from reference.aggregation import (
+    ComparedTokens,
+    DenominatorMask,
+    EmptyUnits,
+    Mode,
+    SampleUnit,
+)
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
@@ -38,10 +44,11 @@ MEAN_OF_MEANS = "mean_of_means"
 LOSSES = (Metric.POLICY_LOSS, Metric.LOSS)
 """Metrics that the mode says how to reduce: they are the number that is trained."""
 
-ANSWERS: dict[str, tuple[SampleUnit | EmptyUnits | DenominatorMask, ...]] = {
+ANSWERS: dict[str, tuple[SampleUnit | EmptyUnits | DenominatorMask | ComparedTokens, ...]] = {
     "sample_unit": (*SampleUnit,),
     "empty_units": (*EmptyUnits,),
     "denominator_mask": (*DenominatorMask,),
+    "selected": (*ComparedTokens,),
 }
 """The conventions that token weights show, each with the answers that frameworks give."""
 
@@ -70,8 +77,12 @@ def judge_by_conventions(
 
     judgement = judge(job, observations, description)
     if judgement.verdict is Verdict.CONFORMS:
-        means = _shown_means(judgement, spec, description, under)
-        return means or _shown_convention(judgement, spec, job, description) or judgement
+        return (
+            _shown_means(judgement, spec, description, under)
+            or _shown_convention(judgement, spec, job, description)
+            or _shown_selection(judgement, spec, description, under)
+            or judgement
+        )
     if judgement.verdict is Verdict.MISMATCH:
         return (
             _deliberate(judgement, description)
@@ -218,6 +229,23 @@ def _shown_convention(
             found = _of_answer(name, description.declared[name].value, ratios)
             return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
     return None
+
+
+def _shown_selection(
+    judgement: Judgement,
+    spec: CheckSpec,
+    description: Description,
+    under: Callable[[dict[str, Convention]], Judgement],
+) -> Judgement | None:
+    """Advice on tokens that are selected within micro-batches, if a step shows that they are."""
+    convention = description.declared.get("selected")
+    if spec.objective not in SELECTING or spec.metric is not None or convention is None:
+        return None
+    step: dict[str, Convention] = {"selected": Assumed(ComparedTokens.STEP)}
+    if convention.value is ComparedTokens.STEP or under(step).verdict is Verdict.CONFORMS:
+        return None
+    found = _of_answer("selected", convention.value)
+    return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
 
 
 def _other_answer(
