@@ -224,12 +224,30 @@ def covariance_penalised(tokens: PolicyTokens, constants: LossConstants) -> Valu
 def are_largest(
     covariance: Values, tokens: PolicyTokens, constants: LossConstants
 ) -> NDArray[np.bool_]:
-    """Whether kl-cov penalises a token: ⌊fraction · tokens⌋ of a batch, or one."""
+    """Whether kl-cov penalises a token: ⌊fraction · tokens⌋ of a batch, or one.
+
+    Of equal covariances the first are chosen, which is as right as any other choice (`tied`).
+    """
     is_chosen = np.zeros(len(covariance), np.bool_)
     for active in of_batches(tokens):
-        ascending = active[np.argsort(covariance[active], kind="stable")]
-        is_chosen[ascending[-max(int(constants.covariance_fraction * len(active)), 1) :]] = True
+        descending = active[np.argsort(-covariance[active], kind="stable")]
+        is_chosen[descending[: max(int(constants.covariance_fraction * len(active)), 1)]] = True
     return is_chosen
+
+
+def tied(tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
+    """Whether kl-cov might as well choose otherwise: equal covariances are chosen and are not.
+
+    Those of a batch of two tokens always are equal.
+    """
+    covariance = covariances(tokens)
+    is_chosen = are_largest(covariance, tokens, constants)
+    are_tied = np.zeros(len(covariance), np.bool_)
+    for active in of_batches(tokens):
+        last = covariance[active][is_chosen[active]].min()
+        equal = np.isclose(covariance[active], last, rtol=1e-6)
+        are_tied[active] = equal & bool((equal & ~is_chosen[active]).any())
+    return are_tied
 
 
 def covariances(tokens: PolicyTokens) -> Values:

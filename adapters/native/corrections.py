@@ -77,7 +77,7 @@ def penalised(tokens: ActiveTokens) -> torch.Tensor:
 def largest(values: torch.Tensor) -> torch.Tensor:
     """1 for the largest of some values, of which kl-cov has a fraction, 0 for others."""
     number = max(int(CONSTANTS.covariance_fraction * len(values)), 1)
-    places = values.sort(stable=True).indices[-number:]
+    places = values.sort(stable=True, descending=True).indices[:number]
     return torch.zeros_like(values).index_fill(0, places, 1.0)
 
 

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.job import FaultInjection, Unsupported
-from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, OF_VALUES, Objective
+from adapters.contract.objective import (
+    FROM_REWARDS,
+    OF_ROLLOUT_RATIOS,
+    OF_THE_ROLLOUT_POLICY,
+    OF_VALUES,
+    Objective,
+)
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
 from adapters.skyrl import importing, sizes
 from adapters.skyrl.framework import TYPE_OF_CORRECTION
@@ -184,8 +190,8 @@ class Rollouts:
             "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
             "stop_reasons": ["stop"] * len(self.uids),
         }
-        of_rollouts = batch.objective in (Objective.REJECTION, *CORRECTIONS)
-        if self.job.configuration.corrects or of_rollouts:
+        compared = (Objective.REJECTION, *OF_ROLLOUT_RATIOS, *OF_THE_ROLLOUT_POLICY)
+        if self.job.configuration.corrects or batch.objective in compared:
             columns["rollout_logprobs"] = [list(values) for values in batch.rollout_log_probs]
         if step_wise:
             columns |= self._step_wise()

@@ -24,6 +24,7 @@ from adapters.skyrl import sizes
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
+    ComparedTokens,
     DenominatorMask,
     EstimatorConventions,
     LoggedMean,
@@ -121,6 +122,52 @@ SKYRL = Framework(
             "kl_cov.kl_cov_frac": 1.0,
             "kl_cov.ppo_kl_coef": CONSTANTS.kl_penalty,
         },
+        Objective.COVARIANCE_CLIPPED: {
+            **CLIPPED,
+            "policy_loss_type": "clip_cov",
+            "clip_cov.clip_ratio": 1.0,  # else tokens are drawn at random
+            "clip_cov.clip_cov_lb": CONSTANTS.covariance_low,
+            "clip_cov.clip_cov_ub": CONSTANTS.covariance_high,
+        },
+        Objective.COVARIANCE_PENALISED: {
+            "policy_loss_type": "kl_cov",
+            "kl_cov.kl_cov_frac": CONSTANTS.covariance_fraction,
+            "kl_cov.ppo_kl_coef": CONSTANTS.kl_penalty,
+        },
+        Objective.DPPO_TV: {
+            "policy_loss_type": "dppo",
+            "dppo.dppo_type": "binary_tv",
+            "dppo.delta_low": CONSTANTS.variation_low,
+            "dppo.delta_high": CONSTANTS.variation_high,
+        },
+        Objective.DPPO_KL: {
+            "policy_loss_type": "dppo",
+            "dppo.dppo_type": "binary_kl",
+            "dppo.delta_low": CONSTANTS.divergence_low,
+            "dppo.delta_high": CONSTANTS.divergence_high,
+        },
+        Objective.IMPORTANCE_SAMPLING: {"policy_loss_type": "importance_sampling"},
+        Objective.ROLLOUT_IS: {**CLIPPED, "policy_loss_type": "rollout_is"},
+        # The bound on a token's ratio is one that none reaches.
+        Objective.SEQUENCE_MASKED: {
+            **CLIPPED,
+            TYPE_OF_CORRECTION: "token",
+            f"{CORRECTION}.token_tis_ratio_clip_high": 1e6,
+            f"{CORRECTION}.sequence_mask_metric": "geometric",
+            f"{CORRECTION}.geo_mask_low": CONSTANTS.kept_low,
+            f"{CORRECTION}.geo_mask_high": CONSTANTS.kept_high,
+        },
+        Objective.PRODUCT_MASKED: {
+            **CLIPPED,
+            f"{CORRECTION}.sequence_mask_metric": "product",
+            f"{CORRECTION}.product_mask_low": CONSTANTS.kept_low,
+            f"{CORRECTION}.product_mask_high": CONSTANTS.kept_high,
+        },
+        Objective.OUTLIER_MASKED: {
+            **CLIPPED,
+            f"{CORRECTION}.outlier_token_is_threshold_low": CONSTANTS.outlier_low,
+            f"{CORRECTION}.outlier_token_is_threshold_high": CONSTANTS.outlier_high,
+        },
         Objective.GROUP_NORMALISED: GRPO,
         Objective.GROUP_CENTRED: {**GRPO, "grpo_norm_by_std": False},
         Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo"},
@@ -168,7 +215,8 @@ SKYRL = Framework(
     # Masking a token by a correction does not change other tokens. The assumed ones come from the
     # workers, which add a micro-batch's mean entropy over tokens and mean divergence over sequences
     # to its loss and average them over data-parallel ranks and over the micro-batches that have
-    # samples; from `reduce_metrics`, which averages other metrics over micro-batches; and from
+    # samples; from `reduce_metrics`, which averages other metrics over micro-batches; from the
+    # losses with covariances, which are given one micro-batch; and from
     # `compute_advantages_and_returns`.
     conventions={
         "denominator_mask": Documented(
@@ -178,6 +226,7 @@ SKYRL = Framework(
         "entropy": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
         "kl": Assumed(AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN),
         "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+        "selected": Assumed(ComparedTokens.MICRO_BATCH),
         "of_groups": Assumed(
             EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0)
         ),
@@ -189,8 +238,7 @@ SKYRL = Framework(
         """
         loss_reduction, max_seq_len | the mode, and the divisor of `constant` | also `arguments`.
             `token_mean_legacy` is not run
-        policy_loss_type | the policy loss | the reference has no formula of `rollout_is`, `dppo`
-            and `importance_sampling` yet, and `cross_entropy` is trained by another path than a
+        policy_loss_type | the policy loss | `cross_entropy` is trained by another path than a
             trainer's step
         eps_clip_low, eps_clip_high | clipping bounds | two different ones
         clip_ratio_c | the bound of dual clip
@@ -199,12 +247,10 @@ SKYRL = Framework(
             old policy, is run
         sapo.tau_pos, sapo.tau_neg | temperatures of SAPO
         clip_cov.clip_ratio, clip_cov.clip_cov_lb, clip_cov.clip_cov_ub | tokens of large covariance
-            are clipped | `off_policy.clip_cov`, where no covariance is large: which tokens are
-            drawn is random
+            are clipped | all of them: which are drawn of several is random
         kl_cov.kl_cov_frac, kl_cov.ppo_kl_coef | tokens of large covariance are penalised | every
-            token is chosen
-        dppo.dppo_type, dppo.delta_low, dppo.delta_high | bounds of DPPO | the reference has no
-            formula of the loss yet
+            token is chosen, or a quarter
+        dppo.dppo_type, dppo.delta_low, dppo.delta_high | bounds of DPPO
         off_policy_correction.tis_ratio_type, off_policy_correction.token_tis_ratio_clip_high,
             off_policy_correction.sequence_tis_ratio_clip_high | losses are corrected by the
             truncated ratio to the rollout policy
@@ -215,7 +261,7 @@ SKYRL = Framework(
             off_policy_correction.product_mask_high,
             off_policy_correction.outlier_token_is_threshold_low,
             off_policy_correction.outlier_token_is_threshold_high | sequences are masked by that
-            ratio, or by the ratio of an outlier | they are not run
+            ratio, or by the ratio of an outlier | `geometric` with the tokens' ratios
         use_tis, tis_imp_ratio_cap | older names of the correction | SkyRL replaces them by
             `off_policy_correction`
         use_entropy_loss, entropy_loss_coef | the entropy bonus

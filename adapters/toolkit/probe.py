@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from adapters.contract.probed_batch import ENTROPIES
+from adapters.contract.probed_batch import ENTROPIES, NO_LOG_PROBS
 from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
@@ -131,9 +131,10 @@ class GradientReader:
 class ProbeSeam:
     """Adds the probe to log-probabilities and entropies that a framework computes of logits.
 
-    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. Entropies
-    also get the values of `ENTROPIES`. A model tells the seam the probe, [capacity], and the ids
-    that its latest forward pass predicts.
+    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. These get
+    the values of `ProbedBatch.log_prob_table` and of `ENTROPIES`. A model tells the seam the probe,
+    [capacity], and the ids that its latest forward pass predicts; an adapter tells it the table of
+    its job.
     """
 
     VOCABULARY = 1
@@ -141,15 +142,19 @@ class ProbeSeam:
     def __init__(self) -> None:
         self.probe: torch.Tensor | None = None
         self.predicted: torch.Tensor | None = None
+        self.log_prob_table = NO_LOG_PROBS
 
     def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
         """What to add to the log-probabilities of tokens, in their shape."""
+        return cycled(self.log_prob_table, tokens) + self._entries(tokens)
+
+    def _entries(self, tokens: torch.Tensor) -> torch.Tensor:
         assert self.probe is not None
         return self.probe.float()[tokens]
 
     def entropies(self, tokens: torch.Tensor, *, trained: bool) -> torch.Tensor:
         """What to add to the entropies at the positions that predict tokens, in their shape."""
-        probe = self.log_probs(tokens)
+        probe = self._entries(tokens)
         return cycled(ENTROPIES, tokens) + (probe if trained else probe.detach())
 
     def around_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:

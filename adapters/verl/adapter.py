@@ -97,8 +97,10 @@ class VerlAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
         from adapters.toolkit.probe import probe_capacity
+        from adapters.verl.model import SEAM
 
         batch = ProbedBatch.of(job)
+        SEAM.log_prob_table = batch.log_prob_table
         capacity = probe_capacity(batch.probe_size + 1)
         of_model = {"actor_rollout_ref.model.override_config.capacity": capacity}
         with rank.framework(), refusals_of_configuration(job):

@@ -110,3 +110,10 @@ class BatchSizes:
         if len(job.steps) > 1 or in_legacy_trainer(job):
             return samples
         return -(-samples // ranks) * ranks
+
+
+def batch_normalize(job: Job) -> bool:
+    """True; raises `Unsupported` for several steps, whose batch of rollouts is more than a step."""
+    if len(job.steps) > 1:
+        raise Unsupported("weights are normalised over a batch of rollouts, not over each step")
+    return True

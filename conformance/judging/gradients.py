@@ -13,6 +13,7 @@ import numpy as np
 from adapters.contract.objective import CONSTANTS, NORMALISED, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
+from conformance.expected.term import PolicyDerivative
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
     from reference.policy_losses import PolicyTokens
 
 
@@ -70,15 +72,32 @@ def judge_off_policy(
         active = context.step.active_tokens
         summed = active.sum() if job.objective in NORMALISED else active.max()
         tolerance = ratio_bound(description.dtype, int(summed), condition(job.objective, tokens))
+        divisors = np.where(dloss_dlogprob == 0, 1.0, dloss_dlogprob)
         measurements += (
             Measurement(
                 terms=[term],
-                observed=weights * np.where(dloss_dlogprob == 0, 1.0, dloss_dlogprob),
+                observed=_as_chosen(term, weights * divisors, tolerance),
                 tolerance=tolerance,
             )
             for weights in final_weights(observations, step_index, job, description.conventions)
         )
     return judge_measurements(measurements, _error, _wrong)
+
+
+def _as_chosen(
+    term: LossTerm, observed: NDArray[np.float64], tolerance: float
+) -> NDArray[np.float64]:
+    """A gradient in which tokens are selected as the reference does where that is arbitrary."""
+    source = term.source
+    if not isinstance(source, PolicyDerivative):
+        return observed
+    if source.objective is not Objective.COVARIANCE_PENALISED:
+        return observed
+    tokens, without = source.tokens, policy_losses.importance_sampling(source.tokens, CONSTANTS)
+    penalised = policy_losses.kl_cov(tokens, CONSTANTS)
+    other = np.where(term.factors == without, penalised, without) * term.context.expected
+    is_other = policy_losses.tied(tokens, CONSTANTS) & np.isclose(observed, other, tolerance, 0)
+    return np.where(is_other, term.products, observed)
 
 
 def judge_advantages(

@@ -154,14 +154,15 @@ def test_covariances_between_the_bounds_are_clipped() -> None:
 
 
 def test_a_fraction_of_the_largest_covariances_is_penalised_in_every_batch() -> None:
-    """A quarter of eight tokens is two, and of two tokens one."""
+    """A quarter of eight tokens is two, and of two tokens one: their covariances are equal."""
     given = tokens(*[0.5] * 10, advantages=[1.0, -1.0] * 5)
     log_probs = np.array([-1.0, -1.5, -2.0, -2.5, -3.0, -3.5, -4.0, -4.5, -1.0, -2.0])
     given = replace(given, log_probs=log_probs, batch=np.array([0] * 8 + [1] * 2))
     penalty = policy_losses.covariance_penalised(given, CONSTANTS) + given.advantages * given.ratios
 
-    assert np.flatnonzero(penalty).tolist() == [0, 7, 9]
-    assert penalty[[0, 7, 9]] == pytest.approx(CONSTANTS.kl_penalty)
+    assert np.flatnonzero(penalty).tolist() == [0, 7, 8]
+    assert penalty[[0, 7, 8]] == pytest.approx(CONSTANTS.kl_penalty)
+    assert np.flatnonzero(policy_losses.tied(given, CONSTANTS)).tolist() == [8, 9]
 
 
 def test_tokens_of_moved_probability_have_no_gradient() -> None:

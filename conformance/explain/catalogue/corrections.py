@@ -261,9 +261,9 @@ def _of_selection(loss: Loss) -> Wrong:
         return
     covariance = policy_losses.covariances(tokens)
     if loss.objective is Objective.COVARIANCE_CLIPPED or np.ptp(loss.weights[tokens.mask]):
-        yield "divided_advantages_compared", _selected(loss, divided_covariances(loss))
-    yield "selection_inverted", _selected(loss, -covariance)
-    yield "covariances_not_centred", _selected(loss, tokens.advantages * tokens.log_probs)
+        yield "divided_advantages_compared", selected(loss, divided_covariances(loss))
+    yield "selection_inverted", selected(loss, -covariance)
+    yield "covariances_not_centred", selected(loss, tokens.advantages * tokens.log_probs)
     if loss.objective is Objective.COVARIANCE_PENALISED:
         yield "all_tokens_selected", loss.of(policy_losses.kl_cov)
 
@@ -274,7 +274,7 @@ def divided_covariances(loss: Loss) -> Values:
     return policy_losses.covariances(divided)
 
 
-def _selected(loss: Loss, covariance: Values) -> Values:
+def selected(loss: Loss, covariance: Values) -> Values:
     """The derivative with tokens that are selected by other covariances."""
     if loss.objective is Objective.COVARIANCE_CLIPPED:
         return np.where(policy_losses.between_bounds(covariance, CONSTANTS), 0.0, loss.ppo)

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import CONSTANTS, Objective
-from conformance.explain.catalogue.corrections import Loss, of_corrections
+from conformance.explain.catalogue.corrections import (
+    Loss,
+    divided_covariances,
+    of_corrections,
+    selected,
+)
 from conformance.explain.catalogue.mistake import OPTION_IGNORED, Kind, known
 from reference import policy_losses
 
@@ -181,11 +186,29 @@ def _of_temperatures(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
 
 
 def _of_penalty(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    yield "penalty_left_out", loss.under(kl_penalty=0.0)
+    yield "penalty_not_divided", _penalty_undivided(loss, loss.having())
+
+
+def _penalty_undivided(loss: Loss, derivative: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A derivative whose penalty is not multiplied by the tokens' weights."""
     without = loss.under(kl_penalty=0.0)
-    yield "penalty_left_out", without
-    penalty = loss.having() - without
-    undivided = np.divide(penalty, loss.weights, out=penalty.copy(), where=loss.weights > 0)
-    yield "penalty_not_divided", without + undivided
+    penalty = derivative - without
+    return without + np.divide(penalty, loss.weights, out=penalty.copy(), where=loss.weights > 0)
+
+
+def two_wrong(
+    objective: Objective, tokens: PolicyTokens, weights: NDArray[np.float64]
+) -> Iterator[tuple[str, NDArray[np.float64], tuple[str, ...]]]:
+    """Yield names and derivatives, [tokens], with two mistakes, and the names of the second.
+
+    One line makes both: advantages are divided for the loss's mean before the loss has them.
+    """
+    if objective is Objective.COVARIANCE_PENALISED:
+        loss = Loss(objective=objective, tokens=tokens, weights=weights)
+        chosen = selected(loss, divided_covariances(loss))
+        undivided = _penalty_undivided(loss, chosen)
+        yield "penalty_not_divided", undivided, ("divided_advantages_compared",)
 
 
 def _of_slices(

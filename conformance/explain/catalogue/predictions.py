@@ -18,7 +18,7 @@ from adapters.contract import CodeLocation
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.term import PolicyDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
-from conformance.explain.catalogue.derivatives import wrong_derivatives
+from conformance.explain.catalogue.derivatives import two_wrong, wrong_derivatives
 from conformance.explain.catalogue.miscounts import (
     clamped_shares,
     filling_rows,
@@ -163,6 +163,7 @@ def _wrong_factors(
             source.objective, source.tokens, term.context.expected, placement
         ):
             yield name, factors, ()
+        yield from two_wrong(source.objective, source.tokens, term.context.expected)
     if isinstance(source, BatchAdvantages):
         for name, found in wrong_advantages(source.estimate, source.placement):
             yield name, source.factors(found), ()
