@@ -257,7 +257,9 @@ def _of_selection(loss: Loss) -> Wrong:
     tokens = loss.tokens
     yield "masked_tokens_compared", loss.having(mask=np.ones_like(tokens.mask))
     if loss.objective is Objective.M2PO:
-        yield from _of_kept_tokens(loss)
+        of_step = replace(tokens, batch=np.zeros_like(tokens.batch))
+        share = of_step.averaged_over_batch(_kept_tokens(tokens))
+        yield "dropped_tokens_not_counted", _per_kept(loss.having(), share)
         return
     covariance = policy_losses.covariances(tokens)
     if loss.objective is Objective.COVARIANCE_CLIPPED or np.ptp(loss.weights[tokens.mask]):
@@ -283,15 +285,9 @@ def selected(loss: Loss, covariance: Values) -> Values:
     return np.where(is_chosen, loss.of(policy_losses.kl_cov), unpenalised)
 
 
-def _of_kept_tokens(loss: Loss) -> Wrong:
-    """Yield what is divided by the tokens that M2PO keeps, of the step or of each unit."""
-    tokens = loss.tokens
-    is_kept = policy_losses.of_small_moment(tokens, CONSTANTS).astype(np.float64)
-    yield (
-        "dropped_tokens_not_counted",
-        _per_kept(loss.having(), tokens.averaged_over_batch(is_kept)),
-    )
-    yield "dropped_tokens_not_counted", _per_kept(loss.having(), tokens.averaged(is_kept))
+def _kept_tokens(tokens: PolicyTokens) -> Values:
+    """1 for the tokens that M2PO keeps, 0 for others."""
+    return policy_losses.of_small_moment(tokens, CONSTANTS).astype(np.float64)
 
 
 def _per_kept(derivative: Values, share: Values) -> Values:
@@ -312,6 +308,5 @@ def _of_parts(loss: Loss, placement: TokenPlacement) -> Wrong:
             yield f"{verb}_{name}", loss.having(batch=part)
     if loss.objective is Objective.M2PO:
         of_parts = replace(loss.tokens, batch=placement.micro_batch_number)
-        is_kept = policy_losses.of_small_moment(of_parts, CONSTANTS).astype(np.float64)
-        share = of_parts.averaged_over_batch(is_kept)
+        share = of_parts.averaged_over_batch(_kept_tokens(of_parts))
         yield "dropped_tokens_not_counted_per_micro_batch", _per_kept(loss.having(), share)
