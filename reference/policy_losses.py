@@ -22,7 +22,8 @@ that of the rollouts. Bounds on q are b and B, its truncation is C:
                     Rollout-Training Mismatch in Modern RL Systems, 2025)
     tis_bounded     q clipped to [b, C]
     tis_normalised  min(q, C) over its mean over the active tokens of a batch
-    icepop          q, or 0 outside [b, C]                        arXiv:2510.18855
+    icepop          q, or 0 outside [b, C], of a token or multiplied over a sequence
+                                                                  arXiv:2510.18855
     sequence_masked q, or 0 unless exp(mean of log q over the sequence) is in [b, B]
     product_masked  1, or 0 unless the product of q over the sequence is in [b, B]
     outlier_masked  1, or 0 where q of any token of the sequence is an outlier
@@ -331,7 +332,15 @@ def tis_bounded(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 def icepop(tokens: PolicyTokens, constants: LossConstants) -> Values:
     """PPO's derivative times the token's ratio, 0 if that is out of bounds."""
-    factors = np.exp(tokens.rollout_log_ratios)
+    return _dropped(np.exp(tokens.rollout_log_ratios), tokens, constants)
+
+
+def sequence_icepop(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """PPO's derivative times the product of the sequence's ratios, 0 if that is out of bounds."""
+    return _dropped(np.exp(tokens.summed(tokens.rollout_log_ratios)), tokens, constants)
+
+
+def _dropped(factors: Values, tokens: PolicyTokens, constants: LossConstants) -> Values:
     is_kept = (factors >= constants.kept_low) & (factors <= constants.truncation)
     return np.where(is_kept, ppo(tokens, constants) * factors, 0.0)
 

@@ -48,6 +48,7 @@ DERIVATIVES = {
     Objective.TIS_NORMALISED: policy_losses.tis_normalised,
     Objective.TIS_BOUNDED: policy_losses.tis_bounded,
     Objective.ICEPOP: policy_losses.icepop,
+    Objective.SEQUENCE_ICEPOP: policy_losses.sequence_icepop,
     Objective.PRODUCT_MASKED: policy_losses.product_masked,
     Objective.OUTLIER_MASKED: policy_losses.outlier_masked,
     Objective.OPSM: policy_losses.opsm,

@@ -50,6 +50,7 @@ class Objective(StrEnum):
     TIS_NORMALISED = "tis_normalised"  # truncated ratios over their mean over the batch
     TIS_BOUNDED = "tis_bounded"  # ratios between two bounds
     ICEPOP = "icepop"  # ratios, 0 if they are out of bounds (arXiv:2510.18855)
+    SEQUENCE_ICEPOP = "sequence_icepop"  # the same with products over sequences
     PRODUCT_MASKED = "product_masked"  # sequences are dropped by the product of their ratios
     OUTLIER_MASKED = "outlier_masked"  # sequences are dropped if one of their tokens is an outlier
     OPSM = "opsm"  # off-policy sequences of negative advantage are dropped (arXiv:2512.02556)
@@ -98,6 +99,7 @@ CORRECTIONS = (
     Objective.TIS_NORMALISED,
     Objective.TIS_BOUNDED,
     Objective.ICEPOP,
+    Objective.SEQUENCE_ICEPOP,
     Objective.PRODUCT_MASKED,
     Objective.OUTLIER_MASKED,
     Objective.M2PO,
@@ -112,6 +114,7 @@ OF_THE_ROLLOUT_POLICY = (
     Objective.DPPO_KL,
     Objective.ROLLOUT_IS,
     Objective.REINFORCE_NORMALISED,
+    Objective.OPSM,
 )
 """Policy losses whose old policy is that of the rollouts."""
 

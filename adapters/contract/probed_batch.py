@@ -64,7 +64,7 @@ ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.75])
 sequences are truncated, or not, and means over sequences are out of bounds, or not."""
 
 PRODUCTS = np.array([0.25, -0.25, 0.5, 0.0, -0.375])
-"""The same for `PRODUCT_MASKED`: products over sequences are out of bounds, or not."""
+"""The same where products decide: products over sequences are out of bounds, or not."""
 
 OUTLIERS = np.array([4.0, -0.5, 0.0, -0.25, 0.5, -0.75, 0.125, -0.125, -3.0, 0.25, -0.5])
 """The same for `OUTLIER_MASKED`: few ratios are outliers, and of either side."""
@@ -98,6 +98,7 @@ PADDING_VALUE = 2.0
 """A critic's value of padding, which a framework must not read."""
 
 _TABLES = {
+    Objective.SEQUENCE_ICEPOP: PRODUCTS,
     Objective.PRODUCT_MASKED: PRODUCTS,
     Objective.OUTLIER_MASKED: OUTLIERS,
     Objective.M2PO: MOMENTS,

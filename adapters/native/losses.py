@@ -202,6 +202,15 @@ def icepop(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) ->
     return ppo(log_probs, packed, of_sequence) * ratios * between(ratios)
 
 
+def sequence_icepop(
+    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+) -> torch.Tensor:
+    """PPO's losses times the product of a sequence's ratios, or 0 if it is out of bounds."""
+    log_ratios = of_sequence(packed.old_log_probs - packed.rollout_log_probs, packed)
+    products = torch.exp(log_ratios)
+    return ppo(log_probs, packed, of_sequence) * products * between(products)
+
+
 def product_masked(
     log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
 ) -> torch.Tensor:
@@ -286,6 +295,7 @@ POLICY_LOSSES: dict[Objective, LossFunction] = {
     Objective.TIS_NORMALISED: corrected,
     Objective.TIS_BOUNDED: tis_bounded,
     Objective.ICEPOP: icepop,
+    Objective.SEQUENCE_ICEPOP: sequence_icepop,
     Objective.PRODUCT_MASKED: product_masked,
     Objective.OUTLIER_MASKED: outlier_masked,
     Objective.OPSM: opsm,

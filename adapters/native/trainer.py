@@ -262,6 +262,7 @@ OF_SEQUENCES = (
     Objective.GEO_MEAN,
     Objective.TIS_SEQUENCE,
     Objective.SEQUENCE_MASKED,
+    Objective.SEQUENCE_ICEPOP,
     Objective.PRODUCT_MASKED,
     Objective.OUTLIER_MASKED,
     Objective.OPSM,

@@ -87,6 +87,7 @@ WITHOUT_PAIRS = frozenset(
         Objective.TIS_NORMALISED,
         Objective.TIS_BOUNDED,
         Objective.ICEPOP,
+        Objective.SEQUENCE_ICEPOP,
         Objective.PRODUCT_MASKED,
         Objective.OUTLIER_MASKED,
         Objective.OPSM,

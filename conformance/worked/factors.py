@@ -100,6 +100,10 @@ DERIVATIVES = {
     ),
     Objective.TIS_BOUNDED: f"{_PPO}, times q, which is at least {_LOW:g} and at most {_MOST:g}",
     Objective.ICEPOP: f"{_PPO}, times q, or 0 unless q is in [{_LOW:g}, {_MOST:g}]",
+    Objective.SEQUENCE_ICEPOP: (
+        f"{_PPO}, times the product of q over the active tokens of the sample, or 0 unless that is"
+        f" in [{_LOW:g}, {_MOST:g}]"
+    ),
     Objective.PRODUCT_MASKED: (
         f"{_KEPT} the product of q over the active tokens of the sample is in [{_LOW:g}, {_HIGH:g}]"
     ),

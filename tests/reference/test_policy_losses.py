@@ -219,6 +219,14 @@ def test_ratios_have_a_lower_bound_or_none_out_of_bounds() -> None:
     assert policy_losses.icepop(given, CONSTANTS) == pytest.approx([0, -1.5, 0])
 
 
+def test_products_out_of_bounds_count_for_nothing() -> None:
+    """Products are 3/2, 1/2 and 4."""
+    rollout = [math.log(ratio) for ratio in (3, 0.5, 0.5, 4)]
+    given = tokens(*[0.0] * 4, rollout=rollout, sequence=[0, 0, 1, 2])
+
+    assert policy_losses.sequence_icepop(given, CONSTANTS) == pytest.approx([-1.5, -1.5, 0, 0])
+
+
 def test_sequences_are_dropped_by_their_product_and_by_an_outlier() -> None:
     """Products are 1, 4 and 1/2; the masked token's ratio of 100 is in none."""
     ratios = [2.0, 0.5, 4.0, 100.0, 0.5, 16.0, 0.0625]

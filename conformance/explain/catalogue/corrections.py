@@ -130,7 +130,7 @@ def of_corrections(loss: Loss, placement: TokenPlacement | None) -> Wrong:
     match loss.objective:
         case Objective.TIS_TOKEN | Objective.TIS_SEQUENCE:
             yield from _of_correction(loss)
-        case Objective.TIS_BOUNDED | Objective.ICEPOP:
+        case Objective.TIS_BOUNDED | Objective.ICEPOP | Objective.SEQUENCE_ICEPOP:
             yield from _of_bounds(loss)
         case Objective.ROLLOUT_IS:
             yield "clipped_instead_of_dropped", loss.of(policy_losses.cispo)
@@ -185,10 +185,15 @@ def _of_bounds(loss: Loss) -> Wrong:
     yield "correction_inverted", loss.having(rollout_log_ratios=-log_ratios)
     yield "correction_not_truncated", loss.under(truncation=math.inf)
     yield "correction_without_lower_bound", loss.under(kept_low=0.0)
-    if loss.objective is Objective.ICEPOP:
-        yield "clipped_instead_of_dropped", loss.of(policy_losses.tis_bounded)
-    else:
-        yield "dropped_instead_of_clipped", loss.of(policy_losses.icepop)
+    match loss.objective:
+        case Objective.ICEPOP:
+            yield "clipped_instead_of_dropped", loss.of(policy_losses.tis_bounded)
+            yield "correction_of_sequences", loss.of(policy_losses.sequence_icepop)
+        case Objective.SEQUENCE_ICEPOP:
+            yield "correction_of_tokens", loss.of(policy_losses.icepop)
+            yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(loss.tokens.mask))
+        case _:
+            yield "dropped_instead_of_clipped", loss.of(policy_losses.icepop)
 
 
 def _of_masks(loss: Loss) -> Wrong:
