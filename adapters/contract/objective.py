@@ -123,8 +123,13 @@ OF_LOG_PROBS = (
     Objective.COVARIANCE_PENALISED,
     Objective.DPPO_TV,
     Objective.DPPO_KL,
+    Objective.ROLLOUT_IS,
+    Objective.REINFORCE_NORMALISED,
 )
-"""Policy losses that depend on the new log-probability itself: it is not 0."""
+"""Policy losses that depend on the new log-probability itself: it is not 0.
+
+Those of the last two do if the ratio that multiplies it has a gradient, which it must not have.
+"""
 
 SELECTING = (Objective.COVARIANCE_CLIPPED, Objective.COVARIANCE_PENALISED, Objective.M2PO)
 """Policy losses that select tokens by comparing them with the others of a batch."""

@@ -7,6 +7,7 @@ from types import ModuleType
 from tests.mutants import (
     advantages,
     auxiliary,
+    corrections,
     counts,
     factors,
     logging,
@@ -38,6 +39,7 @@ MODULES = (
     metrics,
     auxiliary,
     off_policy,
+    corrections,
     advantages,
     rollouts,
     sharding,

@@ -65,6 +65,7 @@ known(
             " the step"
         ),
         "masked_tokens_in_mean": "the mean that corrections are divided by includes masked tokens",
+        "correction_has_gradient": "the factor on the log-probability has a gradient of its own",
         "normalised_before_truncation": (
             "corrections are divided by their mean before they are truncated"
         ),
@@ -135,6 +136,7 @@ def of_corrections(loss: Loss, placement: TokenPlacement | None) -> Wrong:
         case Objective.ROLLOUT_IS:
             yield "clipped_instead_of_dropped", loss.of(policy_losses.cispo)
             yield "clipping_left_out", loss.of(policy_losses.importance_sampling)
+            yield "correction_has_gradient", loss.having() * (1 + loss.tokens.log_probs)
         case Objective.SEQUENCE_MASKED:
             yield from _of_masked_sequences(loss)
         case Objective.PRODUCT_MASKED | Objective.OUTLIER_MASKED:
@@ -256,6 +258,9 @@ def _of_means(loss: Loss) -> Wrong:
     of_mean = policy_losses.normalised(np.exp(log_ratios), tokens)
     yield "normalised_before_truncation", loss.of(plain) * np.minimum(of_mean, CONSTANTS.truncation)
     yield "masked_tokens_in_mean", loss.having(mask=np.ones_like(tokens.mask))
+    if of_rollouts:
+        varies = np.exp(log_ratios) < CONSTANTS.truncation
+        yield "correction_has_gradient", loss.having() * (1 + varies * tokens.log_probs)
 
 
 def _of_selection(loss: Loss) -> Wrong:
@@ -313,5 +318,5 @@ def _of_parts(loss: Loss, placement: TokenPlacement) -> Wrong:
             yield f"{verb}_{name}", loss.having(batch=part)
     if loss.objective is Objective.M2PO:
         of_parts = replace(loss.tokens, batch=placement.micro_batch_number)
-        share = of_parts.averaged_over_batch(_kept_tokens(of_parts))
+        share = of_parts.averaged_over_batch(_kept_tokens(loss.tokens))
         yield "dropped_tokens_not_counted_per_micro_batch", _per_kept(loss.having(), share)
