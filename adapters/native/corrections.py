@@ -1,6 +1,6 @@
 """What a policy loss compares over a whole step: tokens that it selects, and means of weights.
 
-Formulas and sources are those of `reference.policy_losses`. They are computed before a step is cut,
+Formulas and sources are those of `reference.corrections`. They are computed before a step is cut,
 from log-probabilities of an additional forward pass, and have no gradient.
 """
 

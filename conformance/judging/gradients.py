@@ -25,7 +25,7 @@ from conformance.judging.weights import (
     judge_measurements,
     step_context,
 )
-from reference import policy_losses
+from reference import corrections, policy_losses
 from reference.rounding import ratio_bound, weight_bound
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _as_chosen(
     tokens, without = source.tokens, policy_losses.importance_sampling(source.tokens, CONSTANTS)
     penalised = policy_losses.kl_cov(tokens, CONSTANTS)
     other = np.where(term.factors == without, penalised, without) * term.context.expected
-    is_other = policy_losses.tied(tokens, CONSTANTS) & np.isclose(observed, other, tolerance, 0)
+    is_other = corrections.tied(tokens, CONSTANTS) & np.isclose(observed, other, tolerance, 0)
     return np.where(is_other, term.products, observed)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, NORMALISED, SELECTING, Objective
 from conformance.explain.catalogue.mistake import Kind, known
-from reference import policy_losses
+from reference import corrections, policy_losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,12 +161,12 @@ def _of_correction(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     by_new_policy = loss.having(rollout_log_ratios=log_ratios + tokens.log_ratios)
     yield "correction_by_the_new_policy", by_new_policy
     if loss.objective is Objective.TIS_TOKEN:
-        yield "correction_of_sequences", loss.of(policy_losses.tis_sequence)
+        yield "correction_of_sequences", loss.of(corrections.tis_sequence)
         return
-    yield "correction_of_tokens", loss.of(policy_losses.tis_token)
+    yield "correction_of_tokens", loss.of(corrections.tis_token)
     yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
     averaged = replace(tokens, rollout_log_ratios=tokens.averaged(log_ratios))
-    yield "correction_averaged", policy_losses.tis_token(averaged, CONSTANTS)
+    yield "correction_averaged", corrections.tis_token(averaged, CONSTANTS)
 
 
 def _of_masked_sequences(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
@@ -175,8 +175,8 @@ def _of_masked_sequences(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]
     yield "correction_inverted", loss.having(rollout_log_ratios=-log_ratios)
     yield "sequences_kept", loss.under(kept_low=0.0, kept_high=math.inf)
     corrected = loss.of(policy_losses.ppo) * np.exp(log_ratios)
-    yield "tokens_dropped", np.where(policy_losses.kept(log_ratios, CONSTANTS), corrected, 0.0)
-    of_sequences = policy_losses.kept(tokens.averaged(log_ratios), CONSTANTS)
+    yield "tokens_dropped", np.where(corrections.kept(log_ratios, CONSTANTS), corrected, 0.0)
+    of_sequences = corrections.kept(tokens.averaged(log_ratios), CONSTANTS)
     yield "kept_tokens_not_corrected", np.where(of_sequences, loss.of(policy_losses.ppo), 0.0)
     yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
 
@@ -189,13 +189,13 @@ def _of_bounds(loss: Loss) -> Wrong:
     yield "correction_without_lower_bound", loss.under(kept_low=0.0)
     match loss.objective:
         case Objective.ICEPOP:
-            yield "clipped_instead_of_dropped", loss.of(policy_losses.tis_bounded)
-            yield "correction_of_sequences", loss.of(policy_losses.sequence_icepop)
+            yield "clipped_instead_of_dropped", loss.of(corrections.tis_bounded)
+            yield "correction_of_sequences", loss.of(corrections.sequence_icepop)
         case Objective.SEQUENCE_ICEPOP:
-            yield "correction_of_tokens", loss.of(policy_losses.icepop)
+            yield "correction_of_tokens", loss.of(corrections.icepop)
             yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(loss.tokens.mask))
         case _:
-            yield "dropped_instead_of_clipped", loss.of(policy_losses.icepop)
+            yield "dropped_instead_of_clipped", loss.of(corrections.icepop)
 
 
 def _of_masks(loss: Loss) -> Wrong:
@@ -207,7 +207,7 @@ def _of_masks(loss: Loss) -> Wrong:
     yield "mask_inverted", loss.ppo - right
     yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
     if loss.objective is Objective.OUTLIER_MASKED:
-        alone = policy_losses.outliers(tokens, CONSTANTS)
+        alone = corrections.outliers(tokens, CONSTANTS)
         yield "outliers_dropped_alone", np.where(alone, 0.0, loss.ppo)
         return
     yield "correction_inverted", loss.having(rollout_log_ratios=-log_ratios)
@@ -255,7 +255,7 @@ def _of_means(loss: Loss) -> Wrong:
     yield "correction_left_out", loss.of(plain)
     yield "correction_not_normalised", loss.of(plain) * truncated
     yield "correction_not_truncated", loss.under(truncation=math.inf)
-    of_mean = policy_losses.normalised(np.exp(log_ratios), tokens)
+    of_mean = corrections.normalised(np.exp(log_ratios), tokens)
     yield "normalised_before_truncation", loss.of(plain) * np.minimum(of_mean, CONSTANTS.truncation)
     yield "masked_tokens_in_mean", loss.having(mask=np.ones_like(tokens.mask))
     if of_rollouts:
@@ -271,7 +271,7 @@ def _of_selection(loss: Loss) -> Wrong:
         share = of_step.averaged_over_batch(_kept_tokens(tokens))
         yield "dropped_tokens_not_counted", _per_kept(loss.having(), share)
         return
-    covariance = policy_losses.covariances(tokens)
+    covariance = corrections.covariances(tokens)
     if loss.objective is Objective.COVARIANCE_CLIPPED or np.ptp(loss.weights[tokens.mask]):
         yield "divided_advantages_compared", selected(loss, divided_covariances(loss))
     yield "selection_inverted", selected(loss, -covariance)
@@ -283,21 +283,21 @@ def _of_selection(loss: Loss) -> Wrong:
 def divided_covariances(loss: Loss) -> Values:
     """The covariances of advantages that are multiplied by the tokens' weights."""
     divided = replace(loss.tokens, advantages=loss.tokens.advantages * loss.weights)
-    return policy_losses.covariances(divided)
+    return corrections.covariances(divided)
 
 
 def selected(loss: Loss, covariance: Values) -> Values:
     """The derivative with tokens that are selected by other covariances."""
     if loss.objective is Objective.COVARIANCE_CLIPPED:
-        return np.where(policy_losses.between_bounds(covariance, CONSTANTS), 0.0, loss.ppo)
-    is_chosen = policy_losses.are_largest(covariance, loss.tokens, CONSTANTS)
+        return np.where(corrections.between_bounds(covariance, CONSTANTS), 0.0, loss.ppo)
+    is_chosen = corrections.are_largest(covariance, loss.tokens, CONSTANTS)
     unpenalised = loss.of(policy_losses.importance_sampling)
     return np.where(is_chosen, loss.of(policy_losses.kl_cov), unpenalised)
 
 
 def _kept_tokens(tokens: PolicyTokens) -> Values:
     """1 for the tokens that M2PO keeps, 0 for others."""
-    return policy_losses.of_small_moment(tokens, CONSTANTS).astype(np.float64)
+    return corrections.of_small_moment(tokens, CONSTANTS).astype(np.float64)
 
 
 def _per_kept(derivative: Values, share: Values) -> Values:
