@@ -20,7 +20,8 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
-from adapters.skyrl import sizes
+from adapters.skyrl import corrections, sizes
+from adapters.skyrl.corrections import CLIPPED, CORRECTION, TYPE_OF_CORRECTION
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -32,10 +33,7 @@ from reference.aggregation import (
     TokenSet,
 )
 
-CORRECTION = "off_policy_correction"
-TYPE_OF_CORRECTION = f"{CORRECTION}.tis_ratio_type"
 GRPO = {"advantage_estimator": "grpo"}
-CLIPPED = {"eps_clip_low": CONSTANTS.clip_low, "eps_clip_high": CONSTANTS.clip_high}
 ENTROPY = {"use_entropy_loss": True, "entropy_loss_coef": ENTROPY_COEFFICIENT}
 KL = {"use_kl_loss": True, "kl_estimator_type": "k1", "kl_loss_coef": KL_COEFFICIENT}
 PENALISED = {
@@ -122,52 +120,7 @@ SKYRL = Framework(
             "kl_cov.kl_cov_frac": 1.0,
             "kl_cov.ppo_kl_coef": CONSTANTS.kl_penalty,
         },
-        Objective.COVARIANCE_CLIPPED: {
-            **CLIPPED,
-            "policy_loss_type": "clip_cov",
-            "clip_cov.clip_ratio": 1.0,  # else tokens are drawn at random
-            "clip_cov.clip_cov_lb": CONSTANTS.covariance_low,
-            "clip_cov.clip_cov_ub": CONSTANTS.covariance_high,
-        },
-        Objective.COVARIANCE_PENALISED: {
-            "policy_loss_type": "kl_cov",
-            "kl_cov.kl_cov_frac": CONSTANTS.covariance_fraction,
-            "kl_cov.ppo_kl_coef": CONSTANTS.kl_penalty,
-        },
-        Objective.DPPO_TV: {
-            "policy_loss_type": "dppo",
-            "dppo.dppo_type": "binary_tv",
-            "dppo.delta_low": CONSTANTS.variation_low,
-            "dppo.delta_high": CONSTANTS.variation_high,
-        },
-        Objective.DPPO_KL: {
-            "policy_loss_type": "dppo",
-            "dppo.dppo_type": "binary_kl",
-            "dppo.delta_low": CONSTANTS.divergence_low,
-            "dppo.delta_high": CONSTANTS.divergence_high,
-        },
-        Objective.IMPORTANCE_SAMPLING: {"policy_loss_type": "importance_sampling"},
-        Objective.ROLLOUT_IS: {**CLIPPED, "policy_loss_type": "rollout_is"},
-        # The bound on a token's ratio is one that none reaches.
-        Objective.SEQUENCE_MASKED: {
-            **CLIPPED,
-            TYPE_OF_CORRECTION: "token",
-            f"{CORRECTION}.token_tis_ratio_clip_high": 1e6,
-            f"{CORRECTION}.sequence_mask_metric": "geometric",
-            f"{CORRECTION}.geo_mask_low": CONSTANTS.kept_low,
-            f"{CORRECTION}.geo_mask_high": CONSTANTS.kept_high,
-        },
-        Objective.PRODUCT_MASKED: {
-            **CLIPPED,
-            f"{CORRECTION}.sequence_mask_metric": "product",
-            f"{CORRECTION}.product_mask_low": CONSTANTS.kept_low,
-            f"{CORRECTION}.product_mask_high": CONSTANTS.kept_high,
-        },
-        Objective.OUTLIER_MASKED: {
-            **CLIPPED,
-            f"{CORRECTION}.outlier_token_is_threshold_low": CONSTANTS.outlier_low,
-            f"{CORRECTION}.outlier_token_is_threshold_high": CONSTANTS.outlier_high,
-        },
+        **corrections.OBJECTIVES,
         Objective.GROUP_NORMALISED: GRPO,
         Objective.GROUP_CENTRED: {**GRPO, "grpo_norm_by_std": False},
         Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo"},

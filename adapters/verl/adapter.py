@@ -21,7 +21,8 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from adapters.verl import importing
-from adapters.verl.framework import VERL, before_the_default_trainer
+from adapters.verl.departures import before_the_default_trainer
+from adapters.verl.framework import VERL
 from adapters.verl.importing import configured, module
 from adapters.verl.sizes import in_legacy_trainer, of_last_epoch
 

@@ -18,13 +18,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.verl import departures
-from adapters.verl.sizes import (
-    DIVIDED,
-    BatchSizes,
-    batch_normalize,
-    divisor,
-    mode_of_divisor,
-)
+from adapters.verl.sizes import DIVIDED, BatchSizes, batch_normalize, cut, divisor, mode_of_divisor
 from reference.aggregation import (
     AuxiliaryAggregation,
     ComparedTokens,
@@ -55,6 +49,13 @@ TRUNCATED: Settings = {**CLIPPED, **COMPARED, f"{SAMPLING}_threshold": CONSTANTS
 
 OF_LOSS = "policy_loss.rollout_correction"
 """The section of a loss that computes the correction itself."""
+
+BOUNDS = f"{CONSTANTS.kept_low:g}_{CONSTANTS.truncation:g}"
+
+
+def _dppo(divergence: str, low: float, high: float) -> Settings:
+    return {LOSS: f"dppo_{divergence}", "clip_ratio_low": low, "clip_ratio_high": high}
+
 
 ESTIMATOR = "algorithm.adv_estimator"
 DISCOUNTED: Settings = {
@@ -131,27 +132,14 @@ VERL = Framework(
             "policy_loss.kl_cov_ratio": CONSTANTS.covariance_fraction,
             "policy_loss.ppo_kl_coef": CONSTANTS.kl_penalty,
         },
-        Objective.DPPO_TV: {
-            LOSS: "dppo_tv",
-            "clip_ratio_low": CONSTANTS.variation_low,
-            "clip_ratio_high": CONSTANTS.variation_high,
-        },
-        Objective.DPPO_KL: {
-            LOSS: "dppo_kl",
-            "clip_ratio_low": CONSTANTS.divergence_low,
-            "clip_ratio_high": CONSTANTS.divergence_high,
-        },
+        Objective.DPPO_TV: _dppo("tv", CONSTANTS.variation_low, CONSTANTS.variation_high),
+        Objective.DPPO_KL: _dppo("kl", CONSTANTS.divergence_low, CONSTANTS.divergence_high),
         Objective.TIS_NORMALISED: {
             **TRUNCATED,
             SAMPLING: "token",
             f"{SAMPLING}_batch_normalize": batch_normalize,
         },
-        Objective.ICEPOP: {
-            **CLIPPED,
-            **COMPARED,
-            SAMPLING: "token",
-            f"{SAMPLING}_threshold": f"{CONSTANTS.kept_low:g}_{CONSTANTS.truncation:g}",
-        },
+        Objective.ICEPOP: {**TRUNCATED, SAMPLING: "token", f"{SAMPLING}_threshold": BOUNDS},
         Objective.REINFORCE_NORMALISED: {
             **COMPARED,
             "algorithm.rollout_correction.bypass_mode": True,
@@ -373,29 +361,12 @@ VERL = Framework(
 )
 
 
-def _cut(sizes: BatchSizes) -> dict[str, Settings]:
-    """The options by which batches are cut into mini-batches and micro-batches."""
-    return {
-        "dp cp": {
-            "data.train_batch_size": sizes.batch,
-            "ppo_mini_batch_size": sizes.mini_batch,
-            "actor_rollout_ref.rollout.n": sizes.samples_per_prompt,
-        },
-        "mb": {
-            "ppo_micro_batch_size_per_gpu": sizes.micro_batch,
-            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
-            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
-        },
-        "mbtokens": {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": sizes.token_budget},
-    }
-
-
 FSDP = replace(
     VERL,
     always={**VERL.always, "strategy": "fsdp", "fsdp_config.use_torch_compile": False},
     layout={
         **VERL.layout,
-        **_cut(BatchSizes(lambda layout: layout.world_size)),
+        **cut(BatchSizes(lambda layout: layout.world_size)),
         "cp": {"fsdp_config.ulysses_sequence_parallel_size": lambda job: job.layout.cp},
         Option.HYBRID_SHARDING: {"fsdp_config.fsdp_size": lambda job: job.layout.world_size // 2},
         Option.NOT_SHARDED: {"fsdp_config.fsdp_size": 1},
@@ -411,7 +382,7 @@ MEGATRON = replace(
     always={**VERL.always, "model_engine": "megatron", "megatron.vanilla_mbridge": False},
     layout={
         **VERL.layout,
-        **_cut(BatchSizes(lambda layout: layout.dp)),
+        **cut(BatchSizes(lambda layout: layout.dp)),
         "cp": {"megatron.context_parallel_size": lambda job: job.layout.cp},
         "tp": {"megatron.tensor_model_parallel_size": lambda job: job.layout.tp},
         "pp": {"megatron.pipeline_model_parallel_size": lambda job: job.layout.pp},
@@ -427,14 +398,3 @@ MEGATRON = replace(
     largest_pp=4,
     departures=(*VERL.departures, *departures.MEGATRON),
 )
-
-
-def before_the_default_trainer(record: Framework) -> Framework:
-    """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one."""
-    of_trainer = [one for one in record.departures if one not in departures.DEFAULT_TRAINER]
-    of_layout = record.layout.items()
-    return replace(
-        record,
-        layout={part: chosen for part, chosen in of_layout if part != Option.LEGACY_TRAINER},
-        departures=(*of_trainer, *departures.OLDER_VERSIONS),
-    )
