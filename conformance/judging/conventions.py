@@ -237,12 +237,12 @@ def _shown_selection(
     description: Description,
     under: Callable[[dict[str, Convention]], Judgement],
 ) -> Judgement | None:
-    """Advice on tokens that are selected within micro-batches, if a step shows that they are."""
+    """Advice on tokens that are assumed to be selected within micro-batches, if a step shows it."""
     convention = description.declared.get("selected")
-    if spec.objective not in SELECTING or spec.metric is not None or convention is None:
+    if spec.objective not in SELECTING or not isinstance(convention, Assumed):
         return None
     step: dict[str, Convention] = {"selected": Assumed(ComparedTokens.STEP)}
-    if convention.value is ComparedTokens.STEP or under(step).verdict is Verdict.CONFORMS:
+    if under(step).verdict is Verdict.CONFORMS:
         return None
     found = _of_answer("selected", convention.value)
     return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)

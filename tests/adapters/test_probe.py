@@ -125,6 +125,17 @@ def test_seam_adds_the_probe_of_labels_that_a_framework_never_sees() -> None:
     assert log_probs(torch.zeros(2, 1), labels).tolist() == [0.25, 4.0]
 
 
+def test_seam_adds_log_probabilities_that_a_loss_depends_on_and_not_to_entropies() -> None:
+    batch = ProbedBatch((step_of([1] * 3),), Objective.COVARIANCE_CLIPPED)
+    seam, labels = ProbeSeam(), torch.from_numpy(batch.responses[0])
+    seam.probe, seam.log_prob_table = torch.zeros(batch.probe_size), batch.log_prob_table
+
+    assert seam.log_probs(labels).tolist() == batch.log_probs[0].tolist()
+    assert seam.entropies(labels, trained=True).tolist() == [ENTROPIES[i % 4] for i in labels]
+    assert (batch.log_probs[0] < 0).all()
+    assert (batch.old_log_probs[0] < 0).all()
+
+
 @pytest.mark.parametrize(("options", "trained"), [({}, True), ({"requires_grad": False}, False)])
 def test_seam_adds_entropies_with_a_gradient_unless_a_framework_needs_none(
     options: dict[str, bool], trained: bool
