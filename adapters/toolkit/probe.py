@@ -270,3 +270,24 @@ def logits_head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch
     logits = torch.zeros(*input_ids.shape, len(probe), device=probe.device)
     logits[..., 0] = CERTAIN_LOGIT
     return {"logits": logits.scatter(-1, predicted, probe.float()[predicted])}
+
+
+def probable_head(
+    log_prob_table: NDArray[np.float64], first_id: int
+) -> Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]:
+    """A head as `logits_head`, of tokens with the log-probabilities of a table: from ``first_id``.
+
+    The padding has the rest of the probability. The derivative of a token's log-probability by its
+    logit is 1 less its probability, by which the probe is divided: that by the probe is 1.
+    """
+
+    def head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+        predicted = ((input_ids + 1) % len(probe)).unsqueeze(-1)
+        log_probs = cycled(log_prob_table, predicted - first_id)
+        others = -torch.expm1(log_probs)
+        logits = torch.full((*input_ids.shape, len(probe)), -CERTAIN_LOGIT, device=probe.device)
+        logits[..., :1] = torch.log(others)
+        of_tokens = log_probs + probe.float()[predicted] / others
+        return {"logits": logits.scatter(-1, predicted, of_tokens)}
+
+    return head
