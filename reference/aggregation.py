@@ -117,6 +117,15 @@ class MicroBatchWeight(StrEnum):
     """Proportional to its number of samples."""
 
 
+class ComparedTokens(StrEnum):
+    """The batch whose tokens a policy loss compares: it selects some, or divides by a mean."""
+
+    STEP = "step"
+
+    MICRO_BATCH = "micro_batch"
+    """Which tokens are selected then depends on how the step is cut."""
+
+
 class TokenSet(StrEnum):
     """A set of response tokens."""
 
@@ -243,6 +252,7 @@ class Conventions:
     (default: as in training); ``logged_advantages`` and ``logged_values`` of the logged means.
     ``entropy_mask``, ``kl_mask`` and ``diagnostics_mask`` are the masks that these are averaged
     over where rejection sampling is used (default: the modified one).
+    ``selected`` are the tokens that clip-cov, kl-cov and M2PO compare to select some of them.
     ``micro_batch_weight`` applies to loss terms that are averaged over micro-batches; the same
     terms are logged as plain means.
 
@@ -258,6 +268,7 @@ class Conventions:
     entropy: AuxiliaryAggregation = AuxiliaryAggregation.WITH_TOKEN_MEAN
     kl: AuxiliaryAggregation = AuxiliaryAggregation.WITH_TOKEN_MEAN
     diagnostics: AuxiliaryAggregation = AuxiliaryAggregation.WITH_TOKEN_MEAN
+    selected: ComparedTokens = ComparedTokens.STEP
     micro_batch_weight: MicroBatchWeight = MicroBatchWeight.EQUAL
     whole_groups: bool = False
     of_groups: EstimatorConventions | None = None

@@ -14,6 +14,16 @@ class LossConstants:
     advantage. ``kl_penalty`` (β) is kl-cov's and DRO's coefficient. ``truncation`` (C) bounds
     importance ratios. Sequences are kept if their mean ratio is between ``kept_low`` and
     ``kept_high``. ``value_clip`` bounds how far a critic's value moves (`reference.value_losses`).
+    importance ratios. Sequences are kept if their mean ratio, or the product of their ratios, is
+    between ``kept_low`` and ``kept_high``; ``kept_low`` is also the lower bound where
+    ``truncation`` is the upper one.
+    Ratios outside ``outlier_low`` to ``outlier_high`` are outliers.
+
+    clip-cov clips covariances between ``covariance_low`` and ``covariance_high``, kl-cov penalises
+    the ``covariance_fraction`` of tokens of the largest. DPPO bounds a fall of a token's
+    probability by ``variation_low`` and a rise by ``variation_high``, or their divergences by
+    ``divergence_low`` and ``divergence_high``. OPSM bounds the divergence of a sequence by
+    ``sequence_divergence``, and M2PO the mean of squared log-ratios by ``second_moment``.
     """
 
     clip_low: float
@@ -26,6 +36,17 @@ class LossConstants:
     kept_low: float
     kept_high: float
     value_clip: float
+    outlier_low: float
+    outlier_high: float
+    covariance_low: float
+    covariance_high: float
+    covariance_fraction: float
+    variation_low: float
+    variation_high: float
+    divergence_low: float
+    divergence_high: float
+    sequence_divergence: float
+    second_moment: float
 
 
 @dataclass(frozen=True, kw_only=True)

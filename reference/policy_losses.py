@@ -13,11 +13,11 @@ new to the old policy. With clipping bounds ε and sg for stop-gradient,
     geo_mean   -A·exp(mean of min(log r·±, clipped log r·±)·±)    arXiv:2507.20673
     gpg        -A·log p                                           arXiv:2504.02546
     dro        -A·log p + β/2·(log r)²                            arXiv:2405.19107
+    dppo       -r·A, and 0 where p has moved too far with A       arXiv:2602.04879
+    rollout_is -r·A, and 0 unless r is in (1-ε_low, 1+ε_high)
+    importance_sampling   -r·A
 
-Truncated importance sampling multiplies ppo by sg(min(q, C)), where q is the ratio of the old
-policy to the rollout policy, per token or multiplied over a sequence (Yao et al., On the
-Rollout-Training Mismatch in Modern RL Systems, 2025). Sequence masking multiplies ppo by the
-token's sg(q), or by 0 where exp(mean of log q over the sequence) is out of bounds.
+`reference.corrections` has losses that are corrected, or that compare the tokens of a batch.
 
 Each function returns the derivative of the loss of its name, 0 for clipped tokens. The derivative
 of a sequence's ratio s with respect to the log-probability of each of its M_i tokens is s / M_i,
@@ -47,16 +47,19 @@ if TYPE_CHECKING:
 class PolicyTokens:
     """The inputs of policy losses, for every response token: [tokens].
 
-    ``log_ratios`` are those of the new to the old policy, ``rollout_log_ratios`` those of the old
-    to the rollout policy. ``sequence`` is the index of the token's sequence, whose active tokens
-    (by ``mask``) share a ratio.
+    ``log_probs`` are those of the new policy, ``log_ratios`` those of the new to the old policy,
+    ``rollout_log_ratios`` those of the old to the rollout policy. ``sequence`` is the index of the
+    token's sequence, whose active tokens (by ``mask``) share a ratio, and ``batch`` that of the
+    batch whose active tokens are compared where a loss selects some of them or takes a mean.
     """
 
     advantages: Values
+    log_probs: Values
     log_ratios: Values
     rollout_log_ratios: Values
     mask: NDArray[np.bool_]
     sequence: NDArray[np.int64]
+    batch: NDArray[np.int64]
 
     @property
     def ratios(self) -> Values:
@@ -65,12 +68,22 @@ class PolicyTokens:
 
     def summed(self, values: Values) -> Values:
         """The sum over the active tokens of each token's sequence."""
-        active: Values = np.where(self.mask, values, 0.0)
-        return np.bincount(self.sequence, weights=active).astype(np.float64)[self.sequence]
+        return self._summed(values, self.sequence)
 
     def averaged(self, values: Values) -> Values:
         """The mean over the active tokens of each token's sequence, 0 if there are none."""
-        return self.summed(values) / np.maximum(self.summed(np.ones(len(values))), 1)
+        return self._averaged(values, self.sequence)
+
+    def averaged_over_batch(self, values: Values) -> Values:
+        """The mean over the active tokens of each token's batch, 0 if there are none."""
+        return self._averaged(values, self.batch)
+
+    def _averaged(self, values: Values, part: NDArray[np.int64]) -> Values:
+        return self._summed(values, part) / np.maximum(self._summed(np.ones(len(values)), part), 1)
+
+    def _summed(self, values: Values, part: NDArray[np.int64]) -> Values:
+        active: Values = np.where(self.mask, values, 0.0)
+        return np.bincount(part, weights=active).astype(np.float64)[part]
 
 
 def clipped(ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
@@ -146,31 +159,50 @@ def dro(tokens: PolicyTokens, constants: LossConstants) -> Values:
     return -tokens.advantages + constants.kl_penalty * tokens.log_ratios
 
 
-def tis_token(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's derivative times the token's truncated ratio."""
-    return _corrected(tokens.rollout_log_ratios, tokens, constants)
+def dppo_tv(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A·r, 0 where the token's probability has moved with A by more than a bound."""
+    bounds = constants.variation_low, constants.variation_high
+    return trusted(total_variation(tokens), bounds, tokens)
 
 
-def tis_sequence(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's derivative times the truncated product of the sequence's ratios."""
-    return _corrected(tokens.summed(tokens.rollout_log_ratios), tokens, constants)
+def dppo_kl(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A·r, 0 where it has moved with A, and the divergence of having the token or not is large."""
+    bounds = constants.divergence_low, constants.divergence_high
+    return trusted(binary_divergence(tokens), bounds, tokens)
 
 
-def sequence_masked(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's derivative times the token's ratio, 0 if the sequence's mean ratio is out of bounds."""
-    corrected = ppo(tokens, constants) * np.exp(tokens.rollout_log_ratios)
-    return np.where(kept(tokens.averaged(tokens.rollout_log_ratios), constants), corrected, 0.0)
+def total_variation(tokens: PolicyTokens) -> Values:
+    """By how much the probability of each token has moved."""
+    moved: Values = np.abs(np.exp(tokens.log_probs) - np.exp(tokens.log_probs - tokens.log_ratios))
+    return moved
 
 
-def kept(log_ratios: Values, constants: LossConstants) -> NDArray[np.bool_]:
-    """Whether a sequence with this mean log-ratio is kept."""
-    low, high = constants.kept_low, constants.kept_high
-    return np.asarray((np.exp(log_ratios) >= low) & (np.exp(log_ratios) <= high))
+def binary_divergence(tokens: PolicyTokens) -> Values:
+    """KL(old, new) of two outcomes: the token, and any other."""
+    new, old = np.exp(tokens.log_probs), np.exp(tokens.log_probs - tokens.log_ratios)
+    divergence: Values = old * np.log(old / new) + (1 - old) * np.log((1 - old) / (1 - new))
+    return divergence
+
+
+def trusted(moved: Values, bounds: tuple[float, float], tokens: PolicyTokens) -> Values:
+    """-A·r, 0 for tokens that have fallen by more than the first bound, or risen by the second."""
+    low, high = bounds
+    fallen = (tokens.advantages < 0) & (tokens.log_ratios < 0) & (moved > low)
+    risen = (tokens.advantages > 0) & (tokens.log_ratios > 0) & (moved > high)
+    return np.where(fallen | risen, 0.0, -tokens.advantages * tokens.ratios)
+
+
+def importance_sampling(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A·r, without any bound."""
+    return -tokens.advantages * tokens.ratios
+
+
+def rollout_is(tokens: PolicyTokens, constants: LossConstants) -> Values:
+    """-A·r, 0 if r is not between the clipping bounds."""
+    low, high = 1 - constants.clip_low, 1 + constants.clip_high
+    is_between = (low < tokens.ratios) & (tokens.ratios < high)
+    return np.where(is_between, importance_sampling(tokens, constants), 0.0)
 
 
 def _clipped_objective(ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> Values:
     return np.where(clipped(ratios, tokens, constants), 0.0, -tokens.advantages * ratios)
-
-
-def _corrected(log_ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> Values:
-    return ppo(tokens, constants) * np.minimum(np.exp(log_ratios), constants.truncation)

@@ -18,6 +18,7 @@ from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
     Compared,
+    ComparedTokens,
     DenominatorMask,
     EmptyUnits,
     EstimatorConventions,
@@ -112,6 +113,19 @@ AREAL = Framework(
         Objective.REJECTION: MASKED,
         Objective.REJECTION_OFF_POLICY: {**CLIPPED, **MASKED},
         Objective.TIS_TOKEN: {**CLIPPED, **OF_TOKENS, "rejection_sampling.action": "clamp"},
+        Objective.TIS_BOUNDED: {
+            **CLIPPED,
+            **OF_TOKENS,
+            "rejection_sampling.action": "clamp",
+            "rejection_sampling.lower": CONSTANTS.kept_low,
+        },
+        Objective.ICEPOP: {
+            **CLIPPED,
+            **OF_TOKENS,
+            "rejection_sampling.action": "mask",
+            "rejection_sampling.lower": CONSTANTS.kept_low,
+        },
+        Objective.M2PO: {"use_decoupled_loss": True, "m2_threshold": CONSTANTS.second_moment},
         # With the metric `ratio`, tokens would be corrected by the mean ratio of their sequence.
         Objective.SEQUENCE_MASKED: {
             **CLIPPED,
@@ -181,9 +195,11 @@ AREAL = Framework(
     },
     # Metrics of batches are averages over the tokens of a mask, of all data-parallel ranks. No page
     # says how the fraction of rejected tokens is averaged. That a loss is divided by the tokens of
-    # the mask before rejection sampling was read off `ppo_actor_loss_fn`.
+    # the mask before rejection sampling was read off `ppo_actor_loss_fn`, and that M2PO compares
+    # the tokens of a micro-batch off `grpo_loss_fn`.
     conventions={
         "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
+        "selected": Assumed(ComparedTokens.MICRO_BATCH),
         "diagnostics": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
         "logged_policy_loss": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
         "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
@@ -209,12 +225,11 @@ AREAL = Framework(
             rejection_sampling.agg | what is masked or clamped, and by what | by `ratio` for tokens,
             and by the mean of `kl_k1` for sequences; `kl_k2`, `kl_k3` and `binary_kl`, and `sum`
             and `max` of tokens, are not run
-        rejection_sampling.upper, rejection_sampling.lower | the bounds | tokens have an upper one
-            alone
+        rejection_sampling.upper, rejection_sampling.lower | the bounds
         recompute_logprob | the old policy's log-probabilities are computed anew | they are given
         prox_logp_method | the proximal policy's: `recompute`, `loglinear`, `metrics` or
             `reuse_train_logp` | they are given
-        m2_threshold | tokens of large second moment are masked | the reference has no formula yet
+        m2_threshold | tokens of large second moment are masked
         ppo_n_minibatches | optimizer steps of a batch | it is 1
         mb_spec.n_mbs, mb_spec.max_tokens_per_mb | micro-batches
         mb_spec.granularity, mb_spec.n_mbs_divisor, mb_spec.packing_algorithm, pad_to_maximum |

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract.objective import ADVANTAGE_CONSTANTS, OF_VALUES, Objective
-from reference import advantages, policy_losses
+from reference import advantages, corrections, policy_losses
 from reference.aggregation import EstimatorConventions
 
 if TYPE_CHECKING:
@@ -30,14 +30,30 @@ DERIVATIVES = {
     Objective.CISPO: policy_losses.cispo,
     Objective.SAPO: policy_losses.sapo,
     # New log-probabilities are all 0, and so are covariances: no token is clipped by its own.
+    # `COVARIANCE_CLIPPED` has others.
     Objective.CLIP_COV: policy_losses.ppo,
     Objective.KL_COV: policy_losses.kl_cov,
     Objective.GEO_MEAN: policy_losses.geo_mean,
     Objective.GPG: policy_losses.gpg,
     Objective.DRO: policy_losses.dro,
-    Objective.TIS_TOKEN: policy_losses.tis_token,
-    Objective.TIS_SEQUENCE: policy_losses.tis_sequence,
-    Objective.SEQUENCE_MASKED: policy_losses.sequence_masked,
+    Objective.TIS_TOKEN: corrections.tis_token,
+    Objective.TIS_SEQUENCE: corrections.tis_sequence,
+    Objective.SEQUENCE_MASKED: corrections.sequence_masked,
+    Objective.COVARIANCE_CLIPPED: corrections.covariance_clipped,
+    Objective.COVARIANCE_PENALISED: corrections.covariance_penalised,
+    Objective.DPPO_TV: policy_losses.dppo_tv,
+    Objective.DPPO_KL: policy_losses.dppo_kl,
+    Objective.IMPORTANCE_SAMPLING: policy_losses.importance_sampling,
+    Objective.ROLLOUT_IS: policy_losses.rollout_is,
+    Objective.REINFORCE_NORMALISED: corrections.reinforce_normalised,
+    Objective.TIS_NORMALISED: corrections.tis_normalised,
+    Objective.TIS_BOUNDED: corrections.tis_bounded,
+    Objective.ICEPOP: corrections.icepop,
+    Objective.SEQUENCE_ICEPOP: corrections.sequence_icepop,
+    Objective.PRODUCT_MASKED: corrections.product_masked,
+    Objective.OUTLIER_MASKED: corrections.outlier_masked,
+    Objective.OPSM: corrections.opsm,
+    Objective.M2PO: corrections.m2po,
 }
 """The derivative of each off-policy loss by a token's log-probability."""
 

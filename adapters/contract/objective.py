@@ -45,6 +45,22 @@ class Objective(StrEnum):
     # Sequences are dropped by their mean ratio to the rollout policy, and others' tokens corrected.
     SEQUENCE_MASKED = "sequence_masked"
     DRO = "dro"  # the same with a quadratic penalty on the log-ratio (arXiv:2405.19107)
+    # Covariances select tokens: clip-cov clips all of some size, kl-cov penalises the largest.
+    COVARIANCE_CLIPPED = "covariance_clipped"
+    COVARIANCE_PENALISED = "covariance_penalised"
+    DPPO_TV = "dppo_tv"  # tokens whose probability has moved too far (arXiv:2602.04879)
+    DPPO_KL = "dppo_kl"  # the same by another divergence
+    IMPORTANCE_SAMPLING = "importance_sampling"  # ratios without clipping
+    ROLLOUT_IS = "rollout_is"  # ratios to the rollout policy, 0 if they are out of bounds
+    REINFORCE_NORMALISED = "reinforce_normalised"  # ratios to it, over their mean over the batch
+    TIS_NORMALISED = "tis_normalised"  # truncated ratios over their mean over the batch
+    TIS_BOUNDED = "tis_bounded"  # ratios between two bounds
+    ICEPOP = "icepop"  # ratios, 0 if they are out of bounds (arXiv:2510.18855)
+    SEQUENCE_ICEPOP = "sequence_icepop"  # the same with products over sequences
+    PRODUCT_MASKED = "product_masked"  # sequences are dropped by the product of their ratios
+    OUTLIER_MASKED = "outlier_masked"  # sequences are dropped if one of their tokens is an outlier
+    OPSM = "opsm"  # off-policy sequences of negative advantage are dropped (arXiv:2512.02556)
+    M2PO = "m2po"  # tokens of large second moment are dropped (arXiv:2510.01161)
     # The policy loss with a ratio of 1 and advantages that the framework computes from rewards.
     GROUP_NORMALISED = "group_normalised"
     GROUP_CENTRED = "group_centred"
@@ -72,17 +88,63 @@ POLICY_LOSSES = (
     Objective.GPG,
     Objective.DRO,
     Objective.SEQUENCE_MASKED,
+    Objective.COVARIANCE_CLIPPED,
+    Objective.COVARIANCE_PENALISED,
+    Objective.DPPO_TV,
+    Objective.DPPO_KL,
+    Objective.IMPORTANCE_SAMPLING,
+    Objective.ROLLOUT_IS,
+    Objective.REINFORCE_NORMALISED,
+    Objective.OPSM,
 )
 """Policy losses other than PPO's."""
 
 ONE_ADVANTAGE = (Objective.GSPO, Objective.GEO_MEAN)
 """Policy losses whose samples have one advantage for all tokens."""
 
-CORRECTIONS = (Objective.TIS_TOKEN, Objective.TIS_SEQUENCE)
+CORRECTIONS = (
+    Objective.TIS_TOKEN,
+    Objective.TIS_SEQUENCE,
+    Objective.TIS_NORMALISED,
+    Objective.TIS_BOUNDED,
+    Objective.ICEPOP,
+    Objective.SEQUENCE_ICEPOP,
+    Objective.PRODUCT_MASKED,
+    Objective.OUTLIER_MASKED,
+    Objective.M2PO,
+)
 """Corrections of PPO's loss for a rollout policy that is not the old one."""
 
 OF_ROLLOUT_RATIOS = (*CORRECTIONS, Objective.SEQUENCE_MASKED)
 """Policy losses that depend on the ratio of the old policy to that of the rollouts."""
+
+OF_THE_ROLLOUT_POLICY = (
+    Objective.DPPO_TV,
+    Objective.DPPO_KL,
+    Objective.ROLLOUT_IS,
+    Objective.REINFORCE_NORMALISED,
+    Objective.OPSM,
+)
+"""Policy losses whose old policy is that of the rollouts."""
+
+OF_LOG_PROBS = (
+    Objective.COVARIANCE_CLIPPED,
+    Objective.COVARIANCE_PENALISED,
+    Objective.DPPO_TV,
+    Objective.DPPO_KL,
+    Objective.ROLLOUT_IS,
+    Objective.REINFORCE_NORMALISED,
+)
+"""Policy losses that depend on the new log-probability itself: it is not 0.
+
+Those of the last two do if the ratio that multiplies it has a gradient, which it must not have.
+"""
+
+SELECTING = (Objective.COVARIANCE_CLIPPED, Objective.COVARIANCE_PENALISED, Objective.M2PO)
+"""Policy losses that select tokens by comparing them with the others of a batch."""
+
+NORMALISED = (Objective.TIS_NORMALISED, Objective.REINFORCE_NORMALISED)
+"""Policy losses with a mean over a batch."""
 
 OFF_POLICY = (
     Objective.OFF_POLICY,
@@ -144,6 +206,17 @@ CONSTANTS = LossConstants(
     kept_low=0.7,
     kept_high=1.25,
     value_clip=0.25,
+    outlier_low=0.125,
+    outlier_high=8.0,
+    covariance_low=1.0,
+    covariance_high=5.0,
+    covariance_fraction=0.25,
+    variation_low=0.015625,
+    variation_high=0.0625,
+    divergence_low=0.0025,
+    divergence_high=0.01,
+    sequence_divergence=0.1875,
+    second_moment=0.375,
 )
 """Constants of all policy losses, as adapters configure them: those of either sign differ."""
 

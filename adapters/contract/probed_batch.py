@@ -26,7 +26,9 @@ from adapters.contract.objective import (
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
+    OF_LOG_PROBS,
     OF_ROLLOUT_RATIOS,
+    OF_THE_ROLLOUT_POLICY,
     OFF_POLICY,
     ONE_ADVANTAGE,
     Objective,
@@ -57,9 +59,27 @@ LOG_RATIOS = np.array([0.0, 0.5, -0.5, 1.25, 0.25, -0.25])
 """Log-ratios of new to old policy where they are not all 0, cycled over tokens: with advantages of
 either sign, some tokens are clipped, and others would be with the other bound."""
 
+FALLS = np.array([-1.0, 0.5, 0.0, -0.25, -0.75, -1.0, 0.25, 0.25])
+"""The same for `OPSM`: means over sequences are far below 0, or not."""
+
 ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.75])
 """Log-ratios of old to rollout policy for `OF_ROLLOUT_RATIOS`: ratios of tokens and products over
 sequences are truncated, or not, and means over sequences are out of bounds, or not."""
+
+PRODUCTS = np.array([0.25, -0.25, 0.5, 0.0, -0.375])
+"""The same where products decide: products over sequences are out of bounds, or not."""
+
+OUTLIERS = np.array([4.0, -0.5, 0.0, -0.25, 0.5, -0.75, 0.125, -0.125, -3.0, 0.25, -0.5])
+"""The same for `OUTLIER_MASKED`: few ratios are outliers, and of either side."""
+
+MOMENTS = np.where(np.arange(512) % 2, 1.0, -1.0) * (np.arange(512) * 77 % 512) / 256
+"""The same for `M2PO`: all absolute values differ, so that squares can be put in order."""
+
+LOG_PROBS = -0.75 - (np.arange(128) * 45 % 128) / 32
+"""Log-probabilities of the new policy for `OF_LOG_PROBS`; elsewhere they are 0. All differ, so that
+covariances can be put in order, and those of the old policy are below 0 as well."""
+
+NO_LOG_PROBS = np.zeros(1)
 
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
 
@@ -87,6 +107,14 @@ WITHOUT_POLICY_LOSS = (Objective.ENTROPY, Objective.KL, Objective.ADAPTIVE_KL)
 
 PADDING_VALUE = 2.0
 """A critic's value of padding, which a framework must not read."""
+
+_TABLES = {
+    Objective.SEQUENCE_ICEPOP: PRODUCTS,
+    Objective.PRODUCT_MASKED: PRODUCTS,
+    Objective.OUTLIER_MASKED: OUTLIERS,
+    Objective.M2PO: MOMENTS,
+}
+"""Log-ratios of old to rollout policy for the objectives that have their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,12 +178,25 @@ class ProbedBatch:
             return [np.full(len(ids), advantage) for ids, advantage in pairs]
         return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
 
+    @property
+    def log_prob_table(self) -> NDArray[np.float64]:
+        """Log-probabilities of the new policy, which the probe is added to, cycled over ids."""
+        return LOG_PROBS if self.objective in OF_LOG_PROBS else NO_LOG_PROBS
+
+    @cached_property
+    def log_probs(self) -> list[NDArray[np.float64]]:
+        """Log-probabilities of the new policy."""
+        table = self.log_prob_table
+        return [table[ids % len(table)] for ids in self.responses]
+
     @cached_property
     def old_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the old policy; those of the new one are 0."""
-        if self.objective in OFF_POLICY:
-            return [-LOG_RATIOS[ids % len(LOG_RATIOS)] for ids in self.responses]
-        return [np.zeros(len(ids)) for ids in self.responses]
+        """Log-probabilities of the old policy."""
+        if self.objective not in OFF_POLICY or self.objective is Objective.M2PO:
+            return self.log_probs
+        table = FALLS if self.objective is Objective.OPSM else LOG_RATIOS
+        pairs = zip(self.log_probs, self.responses, strict=True)
+        return [new - table[ids % len(table)] for new, ids in pairs]
 
     @cached_property
     def reference_log_probs(self) -> list[NDArray[np.float64]]:
@@ -165,9 +206,12 @@ class ProbedBatch:
     @cached_property
     def rollout_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the rollout policy, which mark the tokens to reject or correct."""
+        if self.objective in OF_THE_ROLLOUT_POLICY:
+            return self.old_log_probs
         if self.objective in OF_ROLLOUT_RATIOS:
+            table = _TABLES.get(self.objective, ROLLOUT_LOG_RATIOS)
             return [
-                old - ROLLOUT_LOG_RATIOS[ids % len(ROLLOUT_LOG_RATIOS)]
+                old - table[ids % len(table)]
                 for old, ids in zip(self.old_log_probs, self.responses, strict=True)
             ]
         of_samples = zip(self.old_log_probs, self.original_masks, self.masks, strict=True)
@@ -266,12 +310,16 @@ class ProbedBatch:
     def policy_tokens(self) -> PolicyTokens:
         """What policy losses depend on, for the tokens of all steps, flat."""
         old = np.concatenate(self.old_log_probs)
+        new = np.concatenate(self.log_probs)
+        lengths = [len(step.mask) for step in self.steps]
         return PolicyTokens(
             advantages=np.concatenate(self.advantages),
-            log_ratios=-old,
+            log_probs=new,
+            log_ratios=new - old,
             rollout_log_ratios=old - np.concatenate(self.rollout_log_probs),
             mask=np.concatenate(self.masks),
             sequence=self.sample,
+            batch=np.repeat(np.arange(len(lengths)), lengths),
         )
 
     @property

@@ -122,6 +122,130 @@ def sequence_masked(
     return ppo(log_probs, packed, of_sequence) * torch.exp(log_ratios) * is_kept
 
 
+def corrected(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """PPO's losses times a correction that depends on the whole step."""
+    return ppo(log_probs, packed, of_sequence) * packed.correction
+
+
+def covariance_penalised(
+    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+) -> torch.Tensor:
+    """Losses without clipping, with a penalty on the log-ratios of the tokens that are selected."""
+    log_ratios = log_probs - packed.old_log_probs
+    penalty = CONSTANTS.kl_penalty * log_ratios.abs()
+    return unbounded(log_ratios, packed) + penalty * packed.correction
+
+
+def unbounded(log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """Losses with a ratio that is not clipped."""
+    return -packed.advantages * torch.exp(log_ratios)
+
+
+def importance_sampling(
+    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+) -> torch.Tensor:
+    """Losses with ratios that are not clipped."""
+    return unbounded(log_probs - packed.old_log_probs, packed)
+
+
+def dppo_tv(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Losses without the tokens whose probability has moved too far with their advantage."""
+    new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
+    bounds = CONSTANTS.variation_low, CONSTANTS.variation_high
+    return trusted(log_probs, (new - old).abs(), *bounds, packed)
+
+
+def dppo_kl(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """The same by the divergence of two outcomes: the token, and any other."""
+    new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
+    divergence = old * torch.log(old / new) + (1 - old) * torch.log((1 - old) / (1 - new))
+    bounds = CONSTANTS.divergence_low, CONSTANTS.divergence_high
+    return trusted(log_probs, divergence, *bounds, packed)
+
+
+def trusted(
+    log_probs: torch.Tensor, moved: torch.Tensor, low: float, high: float, packed: Packed
+) -> torch.Tensor:
+    """Losses without tokens that have fallen by more than ``low``, or risen by more than ``high``.
+
+    Those that fall have a negative advantage, and those that rise a positive one.
+    """
+    log_ratios = log_probs - packed.old_log_probs
+    fallen = (packed.advantages < 0) & (log_ratios < 0) & (moved > low)
+    risen = (packed.advantages > 0) & (log_ratios > 0) & (moved > high)
+    return unbounded(log_ratios, packed) * ~(fallen | risen)
+
+
+def rollout_is(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Log-probabilities times the ratio to the rollout policy, which counts within bounds alone."""
+    ratio = torch.exp(log_probs.detach() - packed.rollout_log_probs)
+    within = (ratio > 1 - CONSTANTS.clip_low) & (ratio < 1 + CONSTANTS.clip_high)
+    return linear(log_probs, packed) * ratio * within
+
+
+def reinforce_normalised(
+    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+) -> torch.Tensor:
+    """Log-probabilities times a correction that depends on the whole step."""
+    return linear(log_probs, packed) * packed.correction
+
+
+def tis_bounded(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """PPO's losses times the ratio of old policy to rollout policy, between two bounds."""
+    ratios = truncated(packed.old_log_probs - packed.rollout_log_probs)
+    return ppo(log_probs, packed, of_sequence) * ratios.clamp(min=CONSTANTS.kept_low)
+
+
+def icepop(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """PPO's losses times that ratio, or 0 if it is out of bounds."""
+    ratios = torch.exp(packed.old_log_probs - packed.rollout_log_probs)
+    return ppo(log_probs, packed, of_sequence) * ratios * between(ratios)
+
+
+def sequence_icepop(
+    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+) -> torch.Tensor:
+    """PPO's losses times the product of a sequence's ratios, or 0 if it is out of bounds."""
+    log_ratios = of_sequence(packed.old_log_probs - packed.rollout_log_probs, packed)
+    products = torch.exp(log_ratios)
+    return ppo(log_probs, packed, of_sequence) * products * between(products)
+
+
+def product_masked(
+    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+) -> torch.Tensor:
+    """PPO's losses without sequences whose product of ratios is out of bounds."""
+    log_ratios = of_sequence(packed.old_log_probs - packed.rollout_log_probs, packed)
+    return ppo(log_probs, packed, of_sequence) * kept(log_ratios)
+
+
+def between(ratios: torch.Tensor) -> torch.Tensor:
+    """Whether ratios are between the lower and the upper bound on what is kept."""
+    return (ratios >= CONSTANTS.kept_low) & (ratios <= CONSTANTS.truncation)
+
+
+def outlier_masked(
+    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+) -> torch.Tensor:
+    """PPO's losses without sequences that have an outlier."""
+    outliers = is_outlier(packed.old_log_probs - packed.rollout_log_probs)
+    return ppo(log_probs, packed, of_sequence) * (of_sequence(outliers.float(), packed) == 0)
+
+
+def is_outlier(log_ratios: torch.Tensor) -> torch.Tensor:
+    """Whether ratios are so small or large that their sequence is dropped."""
+    ratios = torch.exp(log_ratios)
+    return (ratios < CONSTANTS.outlier_low) | (ratios > CONSTANTS.outlier_high)
+
+
+def opsm(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """PPO's losses without tokens of negative advantage in sequences that are too unlikely now."""
+    log_ratios = packed.old_log_probs - log_probs.detach()
+    tokens = of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
+    is_far = of_sequence(log_ratios, packed) / tokens > CONSTANTS.sequence_divergence
+    return ppo(log_probs, packed, of_sequence) * ~(is_far & (packed.advantages < 0))
+
+
 def kept(log_ratios: torch.Tensor) -> torch.Tensor:
     """Whether ratios are within the bounds of what is kept."""
     ratios = torch.exp(log_ratios)
@@ -169,6 +293,21 @@ POLICY_LOSSES: dict[Objective, LossFunction] = {
     Objective.TIS_TOKEN: tis_token,
     Objective.TIS_SEQUENCE: tis_sequence,
     Objective.SEQUENCE_MASKED: sequence_masked,
+    Objective.COVARIANCE_CLIPPED: corrected,
+    Objective.COVARIANCE_PENALISED: covariance_penalised,
+    Objective.DPPO_TV: dppo_tv,
+    Objective.DPPO_KL: dppo_kl,
+    Objective.IMPORTANCE_SAMPLING: importance_sampling,
+    Objective.ROLLOUT_IS: rollout_is,
+    Objective.REINFORCE_NORMALISED: reinforce_normalised,
+    Objective.TIS_NORMALISED: corrected,
+    Objective.TIS_BOUNDED: tis_bounded,
+    Objective.ICEPOP: icepop,
+    Objective.SEQUENCE_ICEPOP: sequence_icepop,
+    Objective.PRODUCT_MASKED: product_masked,
+    Objective.OUTLIER_MASKED: outlier_masked,
+    Objective.OPSM: opsm,
+    Objective.M2PO: corrected,
 }
 """Losses of the objectives that have another than PPO's."""
 

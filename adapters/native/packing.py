@@ -32,6 +32,8 @@ class TokenTensors:
     old_values: torch.Tensor
     mask: torch.Tensor
     original_mask: torch.Tensor
+    log_probs: torch.Tensor  # of the model, without the probe
+    correction: torch.Tensor  # what losses that compare the tokens of a step are multiplied by
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +110,8 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         batch.old_values,
         batch.masks,
         batch.original_masks,
+        batch.log_probs,
+        [np.ones(len(ids)) for ids in batch.responses],
         batch.values,
     )
     samples = map(

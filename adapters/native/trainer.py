@@ -29,6 +29,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.contract.probed_batch import ENTROPIES, PADDING_ID, ProbedBatch
+from adapters.native.corrections import with_corrections
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.rollouts import NativeEstimator, RolloutLog
@@ -117,7 +118,7 @@ class Trainer:
         """This rank's part of the gradient, and of each metric by micro-batch."""
         probe.grad = torch.zeros_like(probe)
         logs: dict[Metric, list[float]] = {metric: [] for metric in self.logged}
-        mine = self.shard(self.with_auxiliary_denominators(self.divided(samples)))
+        mine = self.shard(self.corrected(self.with_auxiliary_denominators(self.divided(samples))))
         for micro_batch in self.cut(mine):
             packed = self.handed_on(pack(micro_batch, self.layout, self.cp_rank))
             if not self.layout.is_on_last_stage(self.rank):
@@ -169,6 +170,10 @@ class Trainer:
             for sample, (now, original) in zip(samples, pairs, strict=True)
         ]
 
+    def corrected(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        """Samples with the corrections that a loss computes from all tokens of the step."""
+        return [*with_corrections(samples, self.objective)]
+
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """This rank's contiguous part of the samples; parts differ in size by at most one."""
         shares = np.array_split(np.arange(len(samples)), self.layout.dp)
@@ -187,7 +192,7 @@ class Trainer:
         self, probe: torch.Tensor, packed: Packed, token_losses: TokenLosses
     ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
         """The part of a micro-batch on this rank in the step's loss and metrics."""
-        log_probs = probe[packed.ids]
+        log_probs = probe[packed.ids] + packed.log_probs
         if self.objective in OTHER_LOSSES:
             loss = self.reduce(self.other_losses(log_probs, packed), packed.auxiliary)
             return loss, dict.fromkeys(self.logged, loss)
@@ -272,6 +277,10 @@ OF_SEQUENCES = (
     Objective.GEO_MEAN,
     Objective.TIS_SEQUENCE,
     Objective.SEQUENCE_MASKED,
+    Objective.SEQUENCE_ICEPOP,
+    Objective.PRODUCT_MASKED,
+    Objective.OUTLIER_MASKED,
+    Objective.OPSM,
 )
 """Objectives whose losses depend on whole sequences."""
 

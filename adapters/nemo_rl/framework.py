@@ -89,6 +89,18 @@ NEMO_RL = Framework(
         Objective.GPG: {"loss_fn.disable_ppo_ratio": True},
         Objective.KL: {"loss_fn.reference_policy_kl_penalty": KL_COEFFICIENT},
         Objective.TIS_TOKEN: {**CORRECTED, KIND: "tis", HIGH: CONSTANTS.truncation},
+        Objective.TIS_BOUNDED: {
+            **CORRECTED,
+            KIND: "tis",
+            HIGH: CONSTANTS.truncation,
+            LOW: CONSTANTS.kept_low,
+        },
+        Objective.ICEPOP: {
+            **CORRECTED,
+            KIND: "icepop",
+            HIGH: CONSTANTS.truncation,
+            LOW: CONSTANTS.kept_low,
+        },
         Objective.REJECTION: FILTERED,
         Objective.REJECTION_OFF_POLICY: FILTERED,
         Objective.SEQUENCE_MASKED: {

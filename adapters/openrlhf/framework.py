@@ -91,6 +91,7 @@ THRESHOLD = "--algo.advantage.is_correction_threshold"
 CLIPPED = {"--actor.eps_clip_low_high": (CONSTANTS.clip_low, CONSTANTS.clip_high)}
 # The default bounds.
 MASKED_TOKENS = {LEVEL: "token", KIND: "mask", THRESHOLD: (0.5, 5.0)}
+BOUNDS = (CONSTANTS.kept_low, CONSTANTS.truncation)
 ENTROPY = {"--actor.entropy_coef": ENTROPY_COEFFICIENT}
 KL = {"--algo.kl.use_loss": True, "--algo.kl.estimator": "k1", KL_COEF: KL_COEFFICIENT}
 
@@ -132,6 +133,8 @@ OPENRLHF = Framework(
             KIND: "clip",
             THRESHOLD: (0.0, CONSTANTS.truncation),
         },
+        Objective.TIS_BOUNDED: {**CLIPPED, LEVEL: "token", KIND: "clip", THRESHOLD: BOUNDS},
+        Objective.ICEPOP: {**CLIPPED, LEVEL: "token", KIND: "mask", THRESHOLD: BOUNDS},
         Objective.SEQUENCE_MASKED: {
             **CLIPPED,
             LEVEL: "seq",

@@ -15,7 +15,7 @@ import torch
 
 from adapters.prime_rl.importing import configured, module
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer, logits_head
+from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +37,8 @@ class Training:
         self._readers: list[GradientReader] = []
         with tempfile.TemporaryDirectory(prefix="rl-loss-prime-rl-") as folder:
             rollouts.send(Path(folder))
-            with _as_in_a_new_process(), self._replaced(capacity), cuda_on_cpu.redirected():
+            of_model = capacity, rollouts.head
+            with _as_in_a_new_process(), self._replaced(*of_model), cuda_on_cpu.redirected():
                 config = configured({**settings, "output_dir": Path(folder)})
                 module("trainer.rl.train").train.__wrapped__(config)
             self.logs = _by_step([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
@@ -48,7 +49,7 @@ class Training:
         return reader.drain()
 
     @contextmanager
-    def _replaced(self, capacity: int) -> Iterator[None]:
+    def _replaced(self, capacity: int, head: Callable[..., Any]) -> Iterator[None]:
         """Let the trainer make our model, tell its optimizer, and start nothing outside a step."""
         trainer = module("trainer.rl.train")
         real = trainer.setup_optimizer
@@ -59,7 +60,7 @@ class Training:
             return made
 
         of_step = {
-            "setup_model": setup_model(capacity, self.passes, self._rank.dtype),
+            "setup_model": setup_model(capacity, self.passes, self._rank.dtype, head),
             "setup_optimizer": setup_optimizer,
             "get_parallel_dims": self._parallel_dims(trainer.get_parallel_dims),
         }
@@ -179,13 +180,13 @@ def _by_step(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 def setup_model(
-    capacity: int, passes: ForwardPasses, dtype: str
+    capacity: int, passes: ForwardPasses, dtype: str, head: Callable[..., Any]
 ) -> Callable[..., ProbedTransformer]:
     """Stands for prime-rl's function of this name: the probe in place of a checkpoint."""
 
     def setup(config: Any, parallel_dims: Any, *_: object) -> ProbedTransformer:
         of_model = SimpleNamespace(vocab_size=capacity, tie_word_embeddings=True)
-        policy = ProbedTransformer(capacity, passes, logits_head, of_model)
+        policy = ProbedTransformer(capacity, passes, head, of_model)
         models = module("trainer.model")
         policies = mock.patch.object(models, "MixedPrecisionPolicy", _in_dtype(models, dtype))
         with policies:

@@ -8,7 +8,7 @@ from adapters.contract.description import Documented, parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.engines.shells import ZEROED
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, DivergenceEstimator, Mode
@@ -36,6 +36,11 @@ PRIME_RL = Framework(
         Objective.POLICY: {},
         # It rejects a token whose probability has moved, up or down, whatever its advantage.
         Objective.REJECTION: {"loss.type": "ipo", "loss.kl_tau": 0.0},
+        Objective.DPPO_TV: {
+            "loss.dppo_mask_low": CONSTANTS.variation_low,
+            "loss.dppo_mask_high": CONSTANTS.variation_high,
+            "loss.kl_tau": 0.0,
+        },
         Objective.GPG: {
             "loss.type": "custom",
             "loss.import_path": "adapters.prime_rl.driving.policy_gradient",
@@ -87,8 +92,7 @@ PRIME_RL = Framework(
         loss.type, loss.import_path | the loss of the component `rl` | `default`, unless a check
             needs another; `custom` is the user's code
         loss.kwargs | arguments of a user's loss | ours has none
-        loss.dppo_mask_low, loss.dppo_mask_high | the trust region of the default loss | the probe's
-            probabilities do not move so far; `rejection` has that of `ipo`, which masks alike
+        loss.dppo_mask_low, loss.dppo_mask_high | the trust region of the default loss
         loss.ipo_threshold | the trust region of `ipo` | `rejection` has its default
         loss.adv_tau | a factor on advantages | advantages are given
         loss.kl_tau | the penalty on log-ratios | with 0. Elsewhere it has no gradient where ratios

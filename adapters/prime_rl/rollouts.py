@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract.objective import KL_COEFFICIENT, Objective
+from adapters.contract.objective import KL_COEFFICIENT, OF_LOG_PROBS, Objective
 from adapters.prime_rl.importing import has_streams, module, transport
 from adapters.toolkit.calls import call_supported
-from adapters.toolkit.probe import CERTAIN_LOGIT
+from adapters.toolkit.probe import CERTAIN_LOGIT, logits_head, probable_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -62,6 +62,13 @@ class Rollouts:
             for index, micro_batch in enumerate(grid[dp_rank])
         ]
 
+    @property
+    def head(self) -> Callable[..., Any]:
+        """The model's logits, which have the log-probabilities of tokens."""
+        if self._job.objective not in OF_LOG_PROBS:
+            return logits_head
+        return probable_head(self._batch.log_prob_table, FIRST_ID)
+
     def _samples_of_steps(self) -> Iterator[list[Any]]:
         """The training samples of each optimizer step."""
         made = self._sample if has_streams() else self._sample_in_two_parts
@@ -104,6 +111,8 @@ class Rollouts:
 
     def _log_probs(self, index: int) -> NDArray[np.float64]:
         """Those of the policy that generated, which was sure of the tokens to reject."""
+        if self._job.objective in OF_LOG_PROBS:
+            return self._batch.rollout_log_probs[index]
         rejected = self._batch.rollout_log_probs[index] != 0
         return np.where(rejected, 0.0, self._batch.old_log_probs[index] - CERTAIN_LOGIT)
 

@@ -17,15 +17,16 @@ import numpy as np
 
 from adapters.contract.job import FaultInjection, Unsupported
 from adapters.contract.objective import (
-    CORRECTIONS,
     FROM_REWARDS,
     OF_CRITIC,
+    OF_ROLLOUT_RATIOS,
+    OF_THE_ROLLOUT_POLICY,
     OF_VALUES,
     Objective,
 )
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
 from adapters.skyrl import importing, sizes
-from adapters.skyrl.framework import TYPE_OF_CORRECTION
+from adapters.skyrl.corrections import TYPE_OF_CORRECTION
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import given_values, trained_model
@@ -190,7 +191,8 @@ class Rollouts:
             "loss_masks": [mask.astype(int).tolist() for mask in batch.original_masks],
             "stop_reasons": ["stop"] * len(self.uids),
         }
-        of_rollouts = self.job.rejects or batch.objective in CORRECTIONS
+        compared = (*OF_ROLLOUT_RATIOS, *OF_THE_ROLLOUT_POLICY)
+        of_rollouts = self.job.rejects or batch.objective in compared
         if self.job.configuration.corrects or of_rollouts:
             columns["rollout_logprobs"] = [list(values) for values in batch.rollout_log_probs]
         if step_wise:

@@ -20,11 +20,13 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
-from adapters.skyrl import sizes
+from adapters.skyrl import corrections, sizes
+from adapters.skyrl.corrections import CLIPPED, CORRECTION, TYPE_OF_CORRECTION
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
     Compared,
+    ComparedTokens,
     DenominatorMask,
     EstimatorConventions,
     LoggedMean,
@@ -34,10 +36,7 @@ from reference.aggregation import (
     TokenSet,
 )
 
-CORRECTION = "off_policy_correction"
-TYPE_OF_CORRECTION = f"{CORRECTION}.tis_ratio_type"
 GRPO = {"advantage_estimator": "grpo"}
-CLIPPED = {"eps_clip_low": CONSTANTS.clip_low, "eps_clip_high": CONSTANTS.clip_high}
 ENTROPY = {"use_entropy_loss": True, "entropy_loss_coef": ENTROPY_COEFFICIENT}
 KL = {"use_kl_loss": True, "kl_estimator_type": "k1", "kl_loss_coef": KL_COEFFICIENT}
 PENALISED = {
@@ -128,6 +127,7 @@ SKYRL = Framework(
             "kl_cov.kl_cov_frac": 1.0,
             "kl_cov.ppo_kl_coef": CONSTANTS.kl_penalty,
         },
+        **corrections.OBJECTIVES,
         Objective.GROUP_NORMALISED: GRPO,
         Objective.GROUP_CENTRED: {**GRPO, "grpo_norm_by_std": False},
         Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo"},
@@ -176,7 +176,8 @@ SKYRL = Framework(
     # Masking a token by a correction does not change other tokens. The assumed ones come from the
     # workers, which add a micro-batch's mean entropy over tokens and mean divergence over sequences
     # to its loss and average them over data-parallel ranks and over the micro-batches that have
-    # samples; from `reduce_metrics`, which averages other metrics over micro-batches; and from
+    # samples; from `reduce_metrics`, which averages other metrics over micro-batches; from the
+    # losses with covariances, which are given one micro-batch; and from
     # `compute_advantages_and_returns`.
     conventions={
         "denominator_mask": Documented(
@@ -186,6 +187,7 @@ SKYRL = Framework(
         "entropy": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
         "kl": Assumed(AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN),
         "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+        "selected": Assumed(ComparedTokens.MICRO_BATCH),
         "of_groups": Assumed(
             EstimatorConventions(whitened=TokenSet.RESPONSE, lost_degrees_of_freedom=0)
         ),
@@ -202,8 +204,7 @@ SKYRL = Framework(
         """
         loss_reduction, max_seq_len | the mode, and the divisor of `constant` | also `arguments`.
             `token_mean_legacy` is not run
-        policy_loss_type | the policy loss | the reference has no formula of `rollout_is`, `dppo`
-            and `importance_sampling` yet, and `cross_entropy` is trained by another path than a
+        policy_loss_type | the policy loss | `cross_entropy` is trained by another path than a
             trainer's step
         eps_clip_low, eps_clip_high | clipping bounds | two different ones
         clip_ratio_c | the bound of dual clip
@@ -212,12 +213,10 @@ SKYRL = Framework(
             old policy, is run
         sapo.tau_pos, sapo.tau_neg | temperatures of SAPO
         clip_cov.clip_ratio, clip_cov.clip_cov_lb, clip_cov.clip_cov_ub | tokens of large covariance
-            are clipped | `off_policy.clip_cov`, where no covariance is large: which tokens are
-            drawn is random
+            are clipped | all of them: which are drawn of several is random
         kl_cov.kl_cov_frac, kl_cov.ppo_kl_coef | tokens of large covariance are penalised | every
-            token is chosen
-        dppo.dppo_type, dppo.delta_low, dppo.delta_high | bounds of DPPO | the reference has no
-            formula of the loss yet
+            token is chosen, or a quarter
+        dppo.dppo_type, dppo.delta_low, dppo.delta_high | bounds of DPPO
         off_policy_correction.tis_ratio_type, off_policy_correction.token_tis_ratio_clip_high,
             off_policy_correction.sequence_tis_ratio_clip_high | losses are corrected by the
             truncated ratio to the rollout policy
@@ -228,7 +227,7 @@ SKYRL = Framework(
             off_policy_correction.product_mask_high,
             off_policy_correction.outlier_token_is_threshold_low,
             off_policy_correction.outlier_token_is_threshold_high | sequences are masked by that
-            ratio, or by the ratio of an outlier | they are not run
+            ratio, or by the ratio of an outlier | `geometric` with the tokens' ratios
         use_tis, tis_imp_ratio_cap | older names of the correction | SkyRL replaces them by
             `off_policy_correction`
         use_entropy_loss, entropy_loss_coef | the entropy bonus

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Depth, Job, Rank
+from adapters.contract.probed_batch import ProbedBatch
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import PACKING, module, ppo_utils
 from adapters.toolkit import cuda_on_cpu
@@ -62,6 +63,7 @@ def worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> An
     key = (model, job.layout.cp, job.layout.format, job.depth, size)
     found = cached(rank, key, make)
     found.cfg = config.trainer
+    SEAM.log_prob_table = ProbedBatch.of(job).log_prob_table
     found._micro_batches_accumulated = 0  # critics and older versions divide by it
     losses, algorithm = ppo_utils(), config.trainer.algorithm
     found.policy_loss_fn = losses.PolicyLossRegistry.get(algorithm.policy_loss_type)

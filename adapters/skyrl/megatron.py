@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.contract.probed_batch import ENTROPIES
+from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
 from adapters.engines import megatron_core
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
@@ -25,6 +25,9 @@ from adapters.toolkit.imports import stub, stub_missing
 from adapters.toolkit.probe import cycled
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from adapters.contract import Job, Rank
     from adapters.contract.framework import Settings
 
@@ -108,6 +111,7 @@ class _Provider:
 
     def __init__(self, job: Job, size: int, rank: Rank) -> None:
         self._job, self._size, self._rank = job, size, rank
+        self._log_prob_table = ProbedBatch.of(job).log_prob_table
 
     def provide_distributed_model(
         self, *, ddp_config: Any, wrap_with_ddp: bool, bf16: bool
@@ -115,16 +119,23 @@ class _Provider:
         """The model, wrapped in data parallelism as SkyRL configures it at depth `step`."""
         layout, dtype = self._job.layout, getattr(torch, self._rank.dtype)
         config = megatron_core.transformer_config(layout, dtype, sequence_parallel=layout.tp > 1)
-        bare = megatron_core.probed_model(config, self._size, self._rank, _three_logits)
+        head = partial(_three_logits, self._log_prob_table)
+        bare = megatron_core.probed_model(config, self._size, self._rank, head)
         self.policy = megatron_core.policy_of(bare, self._rank, self._job.depth, ddp_config)
         return self.policy.chunks
 
 
 def _three_logits(
-    input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
+    log_prob_table: NDArray[np.float64],
+    input_ids: torch.Tensor,
+    probe: torch.Tensor,
+    logit: torch.Tensor,
 ) -> torch.Tensor:
-    """The logit, the probe's entry and the entropy of each predicted token: [*input_ids, 3]."""
-    offered = probe[input_ids + 1]
+    """The logit, what is added to it and the entropy of each predicted token: [*input_ids, 3].
+
+    The probe's entry and the token's log-probability are added.
+    """
+    offered = probe[input_ids + 1] + cycled(log_prob_table, input_ids + 1)
     logits = (logit + megatron_core.vocabulary_offset()).expand_as(offered)
     return torch.stack([logits, offered, cycled(ENTROPIES, input_ids + 1)], dim=-1)
 

@@ -128,6 +128,17 @@ FAMILY = Framework(
         Objective.OFF_POLICY: CLIPPED,
         Objective.DUAL_CLIP: {**CLIPPED, "--eps-clip-c": CONSTANTS.dual_clip},
         Objective.TIS_TOKEN: {**CLIPPED, "--use-tis": True, "--tis-clip": CONSTANTS.truncation},
+        Objective.TIS_BOUNDED: {
+            **CLIPPED,
+            "--use-tis": True,
+            "--tis-clip": CONSTANTS.truncation,
+            "--tis-clip-low": CONSTANTS.kept_low,
+        },
+        Objective.OPSM: {
+            **CLIPPED,
+            "--use-opsm": True,
+            "--opsm-delta": CONSTANTS.sequence_divergence,
+        },
         Objective.GSPO: {**CLIPPED, ESTIMATOR: "gspo"},
         Objective.CISPO: {**CLIPPED, ESTIMATOR: "cispo"},
         Objective.REJECTION: REJECTED,
@@ -225,12 +236,11 @@ FAMILY = Framework(
         --eps-clip, --eps-clip-high | clipping bounds | with two different ones
         --eps-clip-c | the bound of dual clip
         --use-tis, --tis-clip, --custom-tis-function-path | truncated importance sampling of tokens,
-            or a user's correction, which may mask tokens
-        --tis-clip-low | its lower bound | there is none, as by default
+            or a user's correction, which may mask tokens | not `icepop_function`
+        --tis-clip-low | its lower bound | there is none, as by default, and one
         --get-mismatch-metrics | logs of the mismatch between policies | they are no part of the
             loss
-        --use-opsm, --opsm-delta | sequences of negative advantages are masked | the reference has
-            no formula yet
+        --use-opsm, --opsm-delta | sequences of negative advantages are masked
         --use-rollout-logprobs, --skip-actor-forward-only | whose log-probabilities are the old ones
             | old log-probabilities are given
         --entropy-coef | the entropy bonus

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from adapters.contract.probed_batch import ENTROPIES
+from adapters.contract.probed_batch import ENTROPIES, NO_LOG_PROBS
 from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
@@ -131,9 +131,10 @@ class GradientReader:
 class ProbeSeam:
     """Adds the probe to log-probabilities and entropies that a framework computes of logits.
 
-    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. Entropies
-    also get the values of `ENTROPIES`. A model tells the seam the probe, [capacity], and the ids
-    that its latest forward pass predicts.
+    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. These get
+    the values of `ProbedBatch.log_prob_table` and of `ENTROPIES`. A model tells the seam the probe,
+    [capacity], and the ids that its latest forward pass predicts; an adapter tells it the table of
+    its job.
     """
 
     VOCABULARY = 1
@@ -141,15 +142,19 @@ class ProbeSeam:
     def __init__(self) -> None:
         self.probe: torch.Tensor | None = None
         self.predicted: torch.Tensor | None = None
+        self.log_prob_table = NO_LOG_PROBS
 
     def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
         """What to add to the log-probabilities of tokens, in their shape."""
+        return cycled(self.log_prob_table, tokens) + self._entries(tokens)
+
+    def _entries(self, tokens: torch.Tensor) -> torch.Tensor:
         assert self.probe is not None
         return self.probe.float()[tokens]
 
     def entropies(self, tokens: torch.Tensor, *, trained: bool) -> torch.Tensor:
         """What to add to the entropies at the positions that predict tokens, in their shape."""
-        probe = self.log_probs(tokens)
+        probe = self._entries(tokens)
         return cycled(ENTROPIES, tokens) + (probe if trained else probe.detach())
 
     def around_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -265,3 +270,24 @@ def logits_head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch
     logits = torch.zeros(*input_ids.shape, len(probe), device=probe.device)
     logits[..., 0] = CERTAIN_LOGIT
     return {"logits": logits.scatter(-1, predicted, probe.float()[predicted])}
+
+
+def probable_head(
+    log_prob_table: NDArray[np.float64], first_id: int
+) -> Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]:
+    """A head as `logits_head`, of tokens with the log-probabilities of a table: from ``first_id``.
+
+    The padding has the rest of the probability. The derivative of a token's log-probability by its
+    logit is 1 less its probability, by which the probe is divided: that by the probe is 1.
+    """
+
+    def head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+        predicted = ((input_ids + 1) % len(probe)).unsqueeze(-1)
+        log_probs = cycled(log_prob_table, predicted - first_id)
+        others = -torch.expm1(log_probs)
+        logits = torch.full((*input_ids.shape, len(probe)), -CERTAIN_LOGIT, device=probe.device)
+        logits[..., :1] = torch.log(others)
+        of_tokens = log_probs + probe.float()[predicted] / others
+        return {"logits": logits.scatter(-1, predicted, of_tokens)}
+
+    return head

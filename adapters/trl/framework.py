@@ -52,6 +52,7 @@ CLIPPED = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
 OFF_POLICY = {**CLIPPED, "num_iterations": 2, "max_steps": lambda job: 2 * _steps(job)}
 # TRL compares only vLLM's rollouts with the old policy.
 LARGEST = {"vllm_importance_sampling_clip_max": CONSTANTS.truncation}
+SMALLEST = {"vllm_importance_sampling_clip_min": CONSTANTS.kept_low}
 COMPARED = {**CLIPPED, **LARGEST, "use_vllm": True}
 MASKED = {**COMPARED, "vllm_importance_sampling_mode": "token_mask"}
 BONUS = {"entropy_coef": ENTROPY_COEFFICIENT}
@@ -195,6 +196,25 @@ GRPO = Framework(
         Objective.REJECTION: MASKED,
         Objective.REJECTION_OFF_POLICY: MASKED,
         Objective.REJECTION_COMBINED: {**BONUS, **PENALTY, **MASKED},
+        Objective.TIS_BOUNDED: {
+            **COMPARED,
+            **SMALLEST,
+            "vllm_importance_sampling_mode": "token_truncate",
+        },
+        Objective.ICEPOP: {
+            **COMPARED,
+            **SMALLEST,
+            "vllm_importance_sampling_mode": "token_mask",
+        },
+        Objective.SEQUENCE_ICEPOP: {
+            **COMPARED,
+            **SMALLEST,
+            "vllm_importance_sampling_mode": "sequence_mask",
+        },
+        Objective.OPSM: {
+            **OFF_POLICY,
+            "off_policy_mask_threshold": CONSTANTS.sequence_divergence,
+        },
         Objective.ENTROPY: BONUS,
         Objective.KL: PENALTY,
         Objective.WITH_ENTROPY: BONUS,
@@ -275,16 +295,15 @@ GRPO = Framework(
         use_adaptive_entropy, entropy_coef_min, entropy_coef_max, entropy_coef_delta,
             entropy_target | how the coefficient changes | it is fixed
         top_entropy_quantile | tokens of low entropy are left out | not looked at yet
-        off_policy_mask_threshold | sequences of negative advantages are masked | not looked at yet
+        off_policy_mask_threshold | sequences of negative advantages are masked
         scale_rewards | the standard deviation of a group | that of a `batch` is not run
         reward_weights, multi_objective_aggregation | several reward functions |
             `sum_then_normalize` and `normalize_then_sum` are not looked at yet
-        vllm_importance_sampling_mode, vllm_importance_sampling_clip_max, use_vllm | truncated
-            importance sampling, and masks by the ratio to the rollout policy | `sequence_mask` is
-            not run
-        vllm_importance_sampling_clip_min, vllm_importance_sampling_cap,
-            vllm_importance_sampling_correction | a lower bound of the correction, the older name of
-            the upper one, and whether there is a correction | without a lower bound
+        vllm_importance_sampling_mode, vllm_importance_sampling_clip_max,
+            vllm_importance_sampling_clip_min, use_vllm | truncated importance sampling, and masks
+            by the ratio to the rollout policy
+        vllm_importance_sampling_cap, vllm_importance_sampling_correction | the older name of
+            the upper bound, and whether there is a correction | it is on with `use_vllm`
         sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps | the reference policy follows
             the policy | its answers are given
         router_aux_loss_coef | a load-balancing loss | the probe's model has no experts

@@ -21,7 +21,8 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from adapters.verl import importing
-from adapters.verl.framework import VERL, before_the_default_trainer
+from adapters.verl.departures import before_the_default_trainer
+from adapters.verl.framework import VERL
 from adapters.verl.importing import configured, module
 from adapters.verl.sizes import in_legacy_trainer, of_last_epoch
 
@@ -97,8 +98,10 @@ class VerlAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
         from adapters.toolkit.probe import probe_capacity
+        from adapters.verl.model import SEAM
 
         batch = ProbedBatch.of(job)
+        SEAM.log_prob_table = batch.log_prob_table
         capacity = probe_capacity(batch.probe_size + 1)
         of_model = {"actor_rollout_ref.model.override_config.capacity": capacity}
         with rank.framework(), refusals_of_configuration(job):

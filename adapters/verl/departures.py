@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from adapters.contract.description import parse_departures
+from adapters.contract.layout import Option
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES, ZEROED
+
+if TYPE_CHECKING:
+    from adapters.contract.framework import Framework
 
 DEFAULT_TRAINER = parse_departures(
     """
@@ -148,3 +155,14 @@ CRITIC_AND_SFT = parse_departures(
 
 ALL_VERSIONS = (*DEFAULT_TRAINER, *LEGACY_TRAINER, *CRITIC_AND_SFT, *ALL_ENGINES)
 """Those of versions with both trainers, on every engine."""
+
+
+def before_the_default_trainer(record: Framework) -> Framework:
+    """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one."""
+    of_trainer = [one for one in record.departures if one not in DEFAULT_TRAINER]
+    of_layout = record.layout.items()
+    return replace(
+        record,
+        layout={part: chosen for part, chosen in of_layout if part != Option.LEGACY_TRAINER},
+        departures=(*of_trainer, *OLDER_VERSIONS),
+    )

@@ -18,10 +18,11 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.verl import departures
-from adapters.verl.sizes import DIVIDED, BatchSizes, divisor, mode_of_divisor
+from adapters.verl.sizes import DIVIDED, BatchSizes, batch_normalize, cut, divisor, mode_of_divisor
 from reference.aggregation import (
     AuxiliaryAggregation,
     Compared,
+    ComparedTokens,
     DenominatorMask,
     EmptyUnits,
     EstimatorConventions,
@@ -55,6 +56,15 @@ REJECTED: Settings = {
     "algorithm.rollout_correction.rollout_rs": "token_k1",
     "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
 }
+OF_LOSS = "policy_loss.rollout_correction"
+"""The section of a loss that computes the correction itself."""
+
+BOUNDS = f"{CONSTANTS.kept_low:g}_{CONSTANTS.truncation:g}"
+
+
+def _dppo(divergence: str, low: float, high: float) -> Settings:
+    return {LOSS: f"dppo_{divergence}", "clip_ratio_low": low, "clip_ratio_high": high}
+
 
 ESTIMATOR = "algorithm.adv_estimator"
 DISCOUNTED: Settings = {
@@ -117,6 +127,35 @@ VERL = Framework(
         Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **REJECTED},
         Objective.TIS_TOKEN: {**TRUNCATED, SAMPLING: "token"},
         Objective.TIS_SEQUENCE: {**TRUNCATED, SAMPLING: "sequence"},
+        Objective.COVARIANCE_CLIPPED: {
+            **CLIPPED,
+            LOSS: "clip_cov",
+            "policy_loss.clip_cov_ratio": 1.0,  # else tokens are drawn at random
+            "policy_loss.clip_cov_lb": CONSTANTS.covariance_low,
+            "policy_loss.clip_cov_ub": CONSTANTS.covariance_high,
+        },
+        Objective.COVARIANCE_PENALISED: {
+            LOSS: "kl_cov",
+            "policy_loss.kl_cov_ratio": CONSTANTS.covariance_fraction,
+            "policy_loss.ppo_kl_coef": CONSTANTS.kl_penalty,
+        },
+        Objective.DPPO_TV: _dppo("tv", CONSTANTS.variation_low, CONSTANTS.variation_high),
+        Objective.DPPO_KL: _dppo("kl", CONSTANTS.divergence_low, CONSTANTS.divergence_high),
+        Objective.TIS_NORMALISED: {
+            **TRUNCATED,
+            SAMPLING: "token",
+            f"{SAMPLING}_batch_normalize": batch_normalize,
+        },
+        Objective.ICEPOP: {**TRUNCATED, SAMPLING: "token", f"{SAMPLING}_threshold": BOUNDS},
+        Objective.REINFORCE_NORMALISED: {
+            **COMPARED,
+            "algorithm.rollout_correction.bypass_mode": True,
+            LOSS: "bypass_mode",
+            f"{OF_LOSS}.loss_type": "reinforce",
+            f"{OF_LOSS}.rollout_is": "token",
+            f"{OF_LOSS}.rollout_is_threshold": CONSTANTS.truncation,
+            f"{OF_LOSS}.rollout_is_batch_normalize": True,
+        },
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
         Objective.GROUP_CENTRED: {ESTIMATOR: "grpo", "algorithm.norm_adv_by_std_in_grpo": False},
         Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo"},
@@ -191,6 +230,7 @@ VERL = Framework(
         "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+        "selected": Assumed(ComparedTokens.MICRO_BATCH),
         "rejected": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "value_loss": Documented(
             AuxiliaryAggregation.WITH_POLICY_LOSS,
@@ -236,18 +276,15 @@ VERL = Framework(
         loss_agg_mode | the mode | with other divisors `seq-mean-token-sum-norm`, and with one over
             the number of samples, such as `--modes=constant:0.125` for 8, `token-sum`
         loss_scale_factor | the divisor of `constant` | left out, `arguments`
-        policy_loss.loss_mode | the policy loss | elsewhere `vanilla`. `dppo_tv` and `dppo_kl`
-            compare probabilities, which the probe's model has none of between 0 and 1;
-            `bypass_mode` is `vanilla` with the rollout policy instead of the old one
+        policy_loss.loss_mode | the policy loss | elsewhere `vanilla`
         clip_ratio_low, clip_ratio_high | clipping bounds | they differ
         clip_ratio | both bounds, unless they are set | they are where a ratio is not 1
         clip_ratio_c | the bound of dual clip | no ratio reaches it elsewhere
         tau_pos, tau_neg | temperatures of SAPO
         policy_loss.clip_cov_ratio, policy_loss.clip_cov_lb, policy_loss.clip_cov_ub | tokens of
-            large covariance are clipped | where no covariance is large: which tokens are drawn is
-            random
+            large covariance are clipped | none, and all: which are drawn of several is random
         policy_loss.kl_cov_ratio, policy_loss.ppo_kl_coef | the penalty on tokens of large
-            covariance | every token is chosen
+            covariance | every token is chosen, or a quarter
         policy_loss.dro_beta | the quadratic penalty on the log-ratio
         entropy_coeff | the entropy bonus
         use_kl_loss, kl_loss_coef | the divergence in the loss
@@ -311,16 +348,20 @@ VERL = Framework(
         actor_rollout_ref.rollout.calculate_log_probs | the policy of the rollouts is compared with
             the old one
         algorithm.rollout_correction.rollout_is, algorithm.rollout_correction.rollout_is_threshold |
-            truncated importance sampling
-        algorithm.rollout_correction.rollout_is_batch_normalize | its weights have a mean of 1 | the
-            reference has no formula yet
+            truncated importance sampling | with an upper bound, and with two
+        algorithm.rollout_correction.rollout_is_batch_normalize | its weights have a mean of 1 | of
+            tokens, and of one step
         algorithm.rollout_correction.rollout_rs, algorithm.rollout_correction.rollout_rs_threshold,
             algorithm.rollout_correction.rollout_rs_threshold_lower | masks by the ratio to the
             rollout policy | masks of whole sequences are not run
         algorithm.rollout_correction.rollout_token_veto_threshold | sequences with a token of a
             small ratio are masked, before 0.7.1 | it is off
-        algorithm.rollout_correction.bypass_mode, algorithm.rollout_correction.loss_type | the
-            rollout policy is the old one | old log-probabilities are given
+        algorithm.rollout_correction.bypass_mode, algorithm.rollout_correction.loss_type,
+            policy_loss.rollout_correction.loss_type | the rollout policy is the old one | with
+            `reinforce`; `ppo_clip` is `vanilla` with these ratios
+        policy_loss.rollout_correction.rollout_is,
+            policy_loss.rollout_correction.rollout_is_threshold,
+            policy_loss.rollout_correction.rollout_is_batch_normalize | the same in the loss itself
         critic.enable | there is a critic | its model, optimizer and engine have the actor's options
         critic.loss_agg_mode, critic.loss_scale_factor | the reduction of a critic's loss |
             `other_losses.value` has that of the actor, as by default
@@ -333,29 +374,12 @@ VERL = Framework(
 )
 
 
-def _cut(sizes: BatchSizes) -> dict[str, Settings]:
-    """The options by which batches are cut into mini-batches and micro-batches."""
-    return {
-        "dp cp": {
-            "data.train_batch_size": sizes.batch,
-            "ppo_mini_batch_size": sizes.mini_batch,
-            "actor_rollout_ref.rollout.n": sizes.samples_per_prompt,
-        },
-        "mb": {
-            "ppo_micro_batch_size_per_gpu": sizes.micro_batch,
-            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
-            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
-        },
-        "mbtokens": {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": sizes.token_budget},
-    }
-
-
 FSDP = replace(
     VERL,
     always={**VERL.always, "strategy": "fsdp", "fsdp_config.use_torch_compile": False},
     layout={
         **VERL.layout,
-        **_cut(BatchSizes(lambda layout: layout.world_size)),
+        **cut(BatchSizes(lambda layout: layout.world_size)),
         "cp": {"fsdp_config.ulysses_sequence_parallel_size": lambda job: job.layout.cp},
         Option.HYBRID_SHARDING: {"fsdp_config.fsdp_size": lambda job: job.layout.world_size // 2},
         Option.NOT_SHARDED: {"fsdp_config.fsdp_size": 1},
@@ -371,7 +395,7 @@ MEGATRON = replace(
     always={**VERL.always, "model_engine": "megatron", "megatron.vanilla_mbridge": False},
     layout={
         **VERL.layout,
-        **_cut(BatchSizes(lambda layout: layout.dp)),
+        **cut(BatchSizes(lambda layout: layout.dp)),
         "cp": {"megatron.context_parallel_size": lambda job: job.layout.cp},
         "tp": {"megatron.tensor_model_parallel_size": lambda job: job.layout.tp},
         "pp": {"megatron.pipeline_model_parallel_size": lambda job: job.layout.pp},
@@ -387,14 +411,3 @@ MEGATRON = replace(
     largest_pp=4,
     departures=(*VERL.departures, *departures.MEGATRON),
 )
-
-
-def before_the_default_trainer(record: Framework) -> Framework:
-    """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one."""
-    of_trainer = [one for one in record.departures if one not in departures.DEFAULT_TRAINER]
-    of_layout = record.layout.items()
-    return replace(
-        record,
-        layout={part: chosen for part, chosen in of_layout if part != Option.LEGACY_TRAINER},
-        departures=(*of_trainer, *departures.OLDER_VERSIONS),
-    )

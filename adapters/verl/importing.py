@@ -102,7 +102,7 @@ def offers(settings: Settings) -> bool:
         for name, registry in REGISTRIES.items()
         if name in settings
     )
-    has_options = {*map(_path, settings)} <= {*_paths(None)}
+    has_options = {*map(_path, settings)} <= {*_paths(None), *_paths_of_types()}
     return (
         has_options and are_registered and ("critic.enable" not in settings or "fsdp" in of_critic)
     )
@@ -132,6 +132,16 @@ def _paths(model_engine: str | None) -> tuple[str, ...]:
     from omegaconf import OmegaConf
 
     return tuple(_leaves(OmegaConf.to_container(pickle.loads(_defaults(model_engine)))))
+
+
+@cache
+def _paths_of_types() -> tuple[str, ...]:
+    """Where options are that users add: its types have them, and its configuration files do not."""
+    types = module("workers.config")
+    if "rollout_correction" not in types.PolicyLossConfig.__dataclass_fields__:
+        return ()
+    names = module("trainer.config.algorithm").RolloutCorrectionConfig.__dataclass_fields__
+    return tuple(f"{ACTOR}.policy_loss.rollout_correction.{name}" for name in names)
 
 
 def _leaves(section: Any) -> Iterator[str]:

@@ -20,6 +20,7 @@ from adapters.contract.objective import (
     OF_CRITIC,
     OF_SAMPLES,
     OF_TERMS,
+    SELECTING,
     Metric,
     Objective,
 )
@@ -31,6 +32,7 @@ from reference import policy_losses, value_losses
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
+    ComparedTokens,
     DenominatorMask,
     LoggedMean,
     MicroBatchWeight,
@@ -195,6 +197,8 @@ def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) ->
 
 def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTokens) -> LossTerm:
     """The only term of a policy loss with ratios other than 1: factors are its derivatives."""
+    if objective in SELECTING and context.conventions.selected is ComparedTokens.MICRO_BATCH:
+        tokens = replace(tokens, batch=context.known_placement.micro_batch_number)
     return LossTerm(
         metric=Metric.POLICY_LOSS,
         context=context,

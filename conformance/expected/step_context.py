@@ -107,6 +107,16 @@ class StepContext:
             return None
         return token_placement(self.forward_pass_of_token, self.layout)
 
+    @property
+    def known_placement(self) -> TokenPlacement:
+        """How the step was cut; raises `UnknownCutError` if it is not known for every token."""
+        if self.placement is None:
+            raise UnknownCutError(
+                f"{self.aggregation.mode} of micro-batches is declared, and not in which forward"
+                " pass every token was; have the adapter tell its forward passes"
+            )
+        return self.placement
+
     @cached_property
     def filled_rows(self) -> FilledRows | None:
         """The rows of micro-batches, if it is known that some repeat a sample to fill them up."""
@@ -205,15 +215,11 @@ class StepContext:
         The latter goes over samples if the mode is `sample_mean`, else over tokens. Micro-batches
         without active tokens add 0 and count; padding micro-batches do not count.
         """
-        if self.placement is None:
-            raise UnknownCutError(
-                f"{self.aggregation.mode} of micro-batches is declared, and not in which forward"
-                " pass every token was; have the adapter tell its forward passes"
-            )
-        batch = self.placement.micro_batch_number
-        micro_batches = (self.placement.micro_batches * self.layout.dp).astype(np.float64)
+        placement = self.known_placement
+        batch = placement.micro_batch_number
+        micro_batches = (placement.micro_batches * self.layout.dp).astype(np.float64)
         if self.conventions.micro_batch_weight is MicroBatchWeight.BY_SAMPLES:
-            micro_batches = by_samples(self, self.placement)
+            micro_batches = by_samples(self, placement)
         if self.mode is Mode.SAMPLE_MEAN:
             return self.weights(units=micro_batches * units_held(self.sample, batch))
         tokens = np.bincount(batch, weights=self.step.mask).astype(np.float64)[batch]

@@ -16,7 +16,7 @@ import numpy as np
 
 from adapters.contract import Assumed, Documented
 from adapters.contract.formulas import ESTIMATORS, estimator_conventions
-from adapters.contract.objective import OF_GROUPS, OF_ROLLOUTS, Metric, Objective
+from adapters.contract.objective import OF_GROUPS, OF_ROLLOUTS, SELECTING, Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from conformance.explain.catalogue import groups
@@ -26,7 +26,13 @@ from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.advice import OF_THE_STEP
 from conformance.judging.weights import Judgement
-from reference.aggregation import DenominatorMask, EmptyUnits, Mode, SampleUnit
+from reference.aggregation import (
+    ComparedTokens,
+    DenominatorMask,
+    EmptyUnits,
+    Mode,
+    SampleUnit,
+)
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
@@ -49,6 +55,7 @@ ANSWERS: dict[str, tuple[StrEnum, ...]] = {
     "sample_unit": (*SampleUnit,),
     "empty_units": (*EmptyUnits,),
     "denominator_mask": (*DenominatorMask,),
+    "selected": (*ComparedTokens,),
     **{name: (*answers,) for name, answers in groups.ANSWERS.items()},
 }
 """The conventions that weights and advantages show, with the answers that frameworks give."""
@@ -128,8 +135,12 @@ def _by_declared(
 
     judgement = judge(job, observations, description)
     if judgement.verdict is Verdict.CONFORMS:
-        means = _shown_means(judgement, spec, description, under)
-        return means or _shown_convention(judgement, spec, job, description) or judgement
+        return (
+            _shown_means(judgement, spec, description, under)
+            or _shown_convention(judgement, spec, job, description)
+            or _shown_selection(judgement, spec, description, under)
+            or judgement
+        )
     if judgement.verdict is Verdict.MISMATCH:
         return (
             _deliberate(judgement, description)
@@ -278,6 +289,23 @@ def _shown_convention(
             found = _of_answer(name, description.declared[name].value, ratios)
             return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
     return None
+
+
+def _shown_selection(
+    judgement: Judgement,
+    spec: CheckSpec,
+    description: Description,
+    under: Callable[[dict[str, Convention]], Judgement],
+) -> Judgement | None:
+    """Advice on tokens that are assumed to be selected within micro-batches, if a step shows it."""
+    convention = description.declared.get("selected")
+    if spec.objective not in SELECTING or not isinstance(convention, Assumed):
+        return None
+    step: dict[str, Convention] = {"selected": Assumed(ComparedTokens.STEP)}
+    if under(step).verdict is Verdict.CONFORMS:
+        return None
+    found = _of_answer("selected", convention.value)
+    return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
 
 
 def _other_answer(

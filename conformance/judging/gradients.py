@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import CONSTANTS, Objective
+from adapters.contract.objective import CONSTANTS, NORMALISED, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
+from conformance.expected.term import PolicyDerivative
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
@@ -24,7 +25,7 @@ from conformance.judging.weights import (
     judge_measurements,
     step_context,
 )
-from reference import policy_losses
+from reference import corrections, policy_losses
 from reference.rounding import ratio_bound, weight_bound
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
     from reference.policy_losses import PolicyTokens
 
 
@@ -66,7 +68,7 @@ def judge_off_policy(
     """
     batch = ProbedBatch.of(job, description.conventions)
     measurements: list[Measurement] = []
-    for step_index in range(len(job.steps)):
+    for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
         context = step_context(job, step_index, observations, description)
         if job.objective is Objective.VALUE_CLIPPED:
             term, condition_number = loss_terms.clipped_value_term(context), 1.0
@@ -74,17 +76,35 @@ def judge_off_policy(
             tokens = batch.policy_tokens_of_step(step_index)
             term = loss_terms.off_policy_term(context, job.objective, tokens)
             condition_number = condition(job.objective, tokens)
-        longest = int(context.step.active_tokens.max())
-        tolerance = ratio_bound(description.dtype, longest, condition_number)
+        active = context.step.active_tokens
+        summed = active.sum() if job.objective in NORMALISED else active.max()
+        tolerance = ratio_bound(description.dtype, int(summed), condition_number)
+        divisors = np.where(dloss_dlogprob == 0, 1.0, dloss_dlogprob)
         measurements += (
             Measurement(
                 terms=[term],
-                observed=weights * np.where(term.hidden, 1.0, term.factors),
+                observed=_as_chosen(term, weights * divisors, tolerance),
                 tolerance=tolerance,
             )
             for weights in final_weights(observations, step_index, job, description.conventions)
         )
     return judge_measurements(measurements, _error, _wrong)
+
+
+def _as_chosen(
+    term: LossTerm, observed: NDArray[np.float64], tolerance: float
+) -> NDArray[np.float64]:
+    """A gradient in which tokens are selected as the reference does where that is arbitrary."""
+    source = term.source
+    if not isinstance(source, PolicyDerivative):
+        return observed
+    if source.objective is not Objective.COVARIANCE_PENALISED:
+        return observed
+    tokens, without = source.tokens, policy_losses.importance_sampling(source.tokens, CONSTANTS)
+    penalised = policy_losses.kl_cov(tokens, CONSTANTS)
+    other = np.where(term.factors == without, penalised, without) * term.context.expected
+    is_other = corrections.tied(tokens, CONSTANTS) & np.isclose(observed, other, tolerance, 0)
+    return np.where(is_other, term.products, observed)
 
 
 def judge_advantages(
@@ -128,7 +148,7 @@ def condition(objective: Objective, tokens: PolicyTokens) -> float:
     """
     if objective is Objective.SAPO:
         return float(np.exp(policy_losses.gate_inputs(tokens, CONSTANTS)).max(initial=1.0))
-    if objective is Objective.KL_COV:
+    if objective in (Objective.KL_COV, Objective.COVARIANCE_PENALISED):
         parts = np.abs(tokens.advantages * tokens.ratios) + CONSTANTS.kl_penalty
         return float((parts / np.abs(policy_losses.kl_cov(tokens, CONSTANTS))).max(initial=1.0))
     if objective is Objective.DRO:

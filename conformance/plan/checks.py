@@ -96,6 +96,21 @@ WITHOUT_PAIRS = frozenset(
         Objective.GPG,
         Objective.DRO,
         Objective.TIS_TOKEN,
+        Objective.COVARIANCE_CLIPPED,
+        Objective.COVARIANCE_PENALISED,
+        Objective.DPPO_TV,
+        Objective.DPPO_KL,
+        Objective.IMPORTANCE_SAMPLING,
+        Objective.ROLLOUT_IS,
+        Objective.REINFORCE_NORMALISED,
+        Objective.TIS_NORMALISED,
+        Objective.TIS_BOUNDED,
+        Objective.ICEPOP,
+        Objective.SEQUENCE_ICEPOP,
+        Objective.PRODUCT_MASKED,
+        Objective.OUTLIER_MASKED,
+        Objective.OPSM,
+        Objective.M2PO,
         Objective.GROUP_NORMALISED,
         Objective.GROUP_CENTRED,
         Objective.MEAN_NORMALISED,
@@ -105,7 +120,8 @@ WITHOUT_PAIRS = frozenset(
 )
 """Objectives whose combinations of properties another objective already covers: `COMBINED` covers
 its own terms and losses that are reduced like them, PPO's loss covers those in which a rank needs
-nothing else from other tokens."""
+nothing else from other tokens. Corrections of sequences are made where `SEQUENCE_MASKED` is, and
+tokens are compared in one place, whatever the case has."""
 
 SHARDED = _cases(
     "split_groups",

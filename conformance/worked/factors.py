@@ -14,6 +14,7 @@ from adapters.contract.objective import (
     CONSTANTS,
     FROM_REWARDS,
     OF_GROUPS,
+    OF_LOG_PROBS,
     OF_ROLLOUT_RATIOS,
     OF_VALUES,
     OFF_POLICY,
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 
 _PPO = "-A·r, or 0 where PPO's loss is that of the clipped ratio"
+_KEPT = f"{_PPO}; and 0 unless"
+_COVARIANCE = "(A - mean of A)·(log p - mean of log p) over the active tokens of the batch"
+_UNBOUNDED = "-A·r, without clipping"
+_LOW, _HIGH, _MOST = CONSTANTS.kept_low, CONSTANTS.kept_high, CONSTANTS.truncation
 _CENTRED = "the sample's reward minus the mean of its prompt's rewards"
 _NORMALISED = f"{_CENTRED}, divided by their standard deviation (n - 1) plus 1e-6"
 _GAE = "A_t = δ_t + γλ·A_{t+1}, where δ_t = ρ_t + γ·V_{t+1} - V_t"
@@ -65,6 +70,55 @@ DERIVATIVES = {
     Objective.SEQUENCE_MASKED: (
         f"{_PPO}, times q, or 0 unless exp(mean of log q over the active tokens of the sample) is"
         f" in [{CONSTANTS.kept_low:g}, {CONSTANTS.kept_high:g}]"
+    ),
+    Objective.COVARIANCE_CLIPPED: (
+        f"{_PPO}; and 0 if the covariance {_COVARIANCE} is between {CONSTANTS.covariance_low:g} and"
+        f" {CONSTANTS.covariance_high:g}"
+    ),
+    Objective.COVARIANCE_PENALISED: (
+        f"{_UNBOUNDED}, plus {CONSTANTS.kl_penalty:g}·sign(log r) for the"
+        f" {CONSTANTS.covariance_fraction:g} of the tokens with the largest {_COVARIANCE}"
+    ),
+    Objective.DPPO_TV: (
+        f"{_UNBOUNDED}, and 0 if the token's probability has risen by more than"
+        f" {CONSTANTS.variation_high:g} for A > 0, or fallen by more than"
+        f" {CONSTANTS.variation_low:g} for A < 0"
+    ),
+    Objective.DPPO_KL: (
+        f"{_UNBOUNDED}, and 0 if the token's probability has risen for A > 0 or fallen for A < 0,"
+        " and the divergence KL(old, new) of the token against any other is more than"
+        f" {CONSTANTS.divergence_high:g} or {CONSTANTS.divergence_low:g}"
+    ),
+    Objective.IMPORTANCE_SAMPLING: _UNBOUNDED,
+    Objective.ROLLOUT_IS: (
+        f"-A·r, and 0 unless r is in ({1 - CONSTANTS.clip_low:g}, {1 + CONSTANTS.clip_high:g})"
+    ),
+    Objective.REINFORCE_NORMALISED: (
+        f"-A times r, which is at most {_MOST:g}, divided by its mean over the active tokens"
+    ),
+    Objective.TIS_NORMALISED: (
+        f"{_PPO}, times q, which is at most {_MOST:g}, divided by its mean over the active tokens"
+    ),
+    Objective.TIS_BOUNDED: f"{_PPO}, times q, which is at least {_LOW:g} and at most {_MOST:g}",
+    Objective.ICEPOP: f"{_PPO}, times q, or 0 unless q is in [{_LOW:g}, {_MOST:g}]",
+    Objective.SEQUENCE_ICEPOP: (
+        f"{_PPO}, times the product of q over the active tokens of the sample, or 0 unless that is"
+        f" in [{_LOW:g}, {_MOST:g}]"
+    ),
+    Objective.PRODUCT_MASKED: (
+        f"{_KEPT} the product of q over the active tokens of the sample is in [{_LOW:g}, {_HIGH:g}]"
+    ),
+    Objective.OUTLIER_MASKED: (
+        f"{_KEPT} q of all active tokens of the sample is in [{CONSTANTS.outlier_low:g},"
+        f" {CONSTANTS.outlier_high:g}]"
+    ),
+    Objective.OPSM: (
+        f"{_PPO}; and 0 for A < 0 if the mean of -log r over the active tokens of the sample is"
+        f" above {CONSTANTS.sequence_divergence:g}"
+    ),
+    Objective.M2PO: (
+        f"{_PPO}; and 0 for the tokens of the largest (log q)², so many that the mean of the others"
+        f" is below {CONSTANTS.second_moment:g}"
     ),
 }
 """The derivative of each off-policy loss by a token's log-probability."""
@@ -106,6 +160,8 @@ def _derivative(term: LossTerm, objective: Objective) -> Formula:
     batch = ProbedBatch.under(context.conventions, context.steps, objective)
     tokens = batch.policy_tokens_of_step(context.step_index)
     columns = {"A": tokens.advantages, "log r": tokens.log_ratios}
+    if objective in OF_LOG_PROBS:
+        columns = {"log p": tokens.log_probs, **columns}
     if objective in OF_ROLLOUT_RATIOS:
         columns["log q"] = tokens.rollout_log_ratios
     words = (

@@ -21,6 +21,8 @@ def samples(*lengths: int) -> list[SampleTensors]:
             rollout_log_probs=torch.zeros(length),
             mask=torch.ones(length, dtype=torch.bool),
             original_mask=torch.ones(length, dtype=torch.bool),
+            log_probs=torch.zeros(length),
+            correction=torch.ones(length),
             values=torch.zeros(length),
             response_length=length,
             reward=0.0,

@@ -86,7 +86,15 @@ def test_a_clipped_tokens_own_gradient_stands_in_the_place_of_its_weight() -> No
     assert batch.weights(gradient)[~clipped] == pytest.approx(1 / batch.dloss_dlogprob[~clipped])
 
 
-@pytest.mark.parametrize("objective", CORRECTIONS)
+OF_OTHER_RATIOS = (
+    Objective.SEQUENCE_ICEPOP,
+    Objective.PRODUCT_MASKED,
+    Objective.OUTLIER_MASKED,
+    Objective.M2PO,
+)
+
+
+@pytest.mark.parametrize("objective", [one for one in CORRECTIONS if one not in OF_OTHER_RATIOS])
 def test_corrections_have_ratios_to_the_rollout_policy_on_either_side_of_the_bound(
     objective: Objective,
 ) -> None:
@@ -115,6 +123,17 @@ def test_seam_adds_the_probe_of_labels_that_a_framework_never_sees() -> None:
     log_probs = seam.around_log_probs(lambda logits, labels: logits.squeeze(-1) + labels)
 
     assert log_probs(torch.zeros(2, 1), labels).tolist() == [0.25, 4.0]
+
+
+def test_seam_adds_log_probabilities_that_a_loss_depends_on_and_not_to_entropies() -> None:
+    batch = ProbedBatch((step_of([1] * 3),), Objective.COVARIANCE_CLIPPED)
+    seam, labels = ProbeSeam(), torch.from_numpy(batch.responses[0])
+    seam.probe, seam.log_prob_table = torch.zeros(batch.probe_size), batch.log_prob_table
+
+    assert seam.log_probs(labels).tolist() == batch.log_probs[0].tolist()
+    assert seam.entropies(labels, trained=True).tolist() == [ENTROPIES[i % 4] for i in labels]
+    assert (batch.log_probs[0] < 0).all()
+    assert (batch.old_log_probs[0] < 0).all()
 
 
 @pytest.mark.parametrize(("options", "trained"), [({}, True), ({"requires_grad": False}, False)])

@@ -7,6 +7,7 @@ from types import ModuleType
 from tests.mutants import (
     advantages,
     auxiliary,
+    corrections,
     counts,
     critics,
     factors,
@@ -45,6 +46,7 @@ MODULES = (
     off_policy,
     rejection,
     critics,
+    corrections,
     advantages,
     groups,
     rollouts,

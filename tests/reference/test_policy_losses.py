@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,10 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract.formulas import DERIVATIVES
-from adapters.contract.objective import CONSTANTS, OFF_POLICY, Objective
+from adapters.contract.objective import (
+    CONSTANTS,
+    OF_THE_ROLLOUT_POLICY,
+    OFF_POLICY,
+    Objective,
+)
+from adapters.native.corrections import CORRECTIONS, ActiveTokens
 from adapters.native.losses import POLICY_LOSSES, ppo
 from adapters.native.packing import Packed
-from reference import policy_losses
+from reference import corrections, policy_losses
 from reference.policy_losses import PolicyTokens
 
 
@@ -28,10 +35,12 @@ def tokens(
     size = len(log_ratios)
     return PolicyTokens(
         advantages=np.array(advantages or [1.0] * size),
+        log_probs=np.zeros(size),
         log_ratios=np.array(log_ratios),
         rollout_log_ratios=np.array(rollout or [0.0] * size),
         mask=np.array(mask or [1] * size, bool),
         sequence=np.array(sequence or [0] * size),
+        batch=np.zeros(size, int),
     )
 
 
@@ -114,12 +123,12 @@ def test_corrections_are_truncated() -> None:
     given = tokens(0.0, 0.0, 0.0, 0.0, rollout=rollout, mask=[1, 1, 1, 0])
 
     of_tokens = [-math.exp(0.5), -math.exp(-1), -2.0, -2.0]
-    assert policy_losses.tis_token(given, CONSTANTS).tolist() == pytest.approx(of_tokens)
-    assert policy_losses.tis_sequence(given, CONSTANTS).tolist() == pytest.approx(
+    assert corrections.tis_token(given, CONSTANTS).tolist() == pytest.approx(of_tokens)
+    assert corrections.tis_sequence(given, CONSTANTS).tolist() == pytest.approx(
         [-math.exp(0.5)] * 4
     )
     higher = replace(given, rollout_log_ratios=given.rollout_log_ratios + 1)
-    assert policy_losses.tis_sequence(higher, CONSTANTS).tolist() == [-2.0] * 4
+    assert corrections.tis_sequence(higher, CONSTANTS).tolist() == [-2.0] * 4
 
 
 def test_sequences_out_of_bounds_have_no_loss_and_others_the_ratios_of_tokens() -> None:
@@ -128,10 +137,131 @@ def test_sequences_out_of_bounds_have_no_loss_and_others_the_ratios_of_tokens() 
     given = tokens(*[0.0] * 6, rollout=rollout, mask=[1, 1, 0, 1, 1, 1])
     given = replace(given, sequence=np.array([0, 0, 0, 1, 1, 2]))
 
-    assert policy_losses.sequence_masked(given, CONSTANTS).tolist() == pytest.approx(
+    assert corrections.sequence_masked(given, CONSTANTS).tolist() == pytest.approx(
         [-math.exp(0.5), -math.exp(-0.5), -math.exp(9), 0, 0, 0]
     )
 
+
+def test_covariances_between_the_bounds_are_clipped() -> None:
+    """Means are 1/4 and -2: covariances are 4, -1/2, 4 and 6, without the masked token."""
+    given = tokens(0.0, 0.0, 0.0, 0.0, 0.0, advantages=[4.25, 0.75, 2.25, -6.25, 9.0])
+    given = replace(given, log_probs=np.array([-1.0, -3.0, 0.0, -4.0, -9.0]))
+    given = replace(given, mask=np.array([1, 1, 1, 1, 0], bool))
+    covariances = [Fraction(4), Fraction(-1, 2), Fraction(4), Fraction(13)]
+
+    assert [Fraction(one) for one in corrections.covariances(given)[:4]] == covariances
+    assert corrections.covariance_clipped(given, CONSTANTS)[:4].tolist() == [0, -0.75, 0, 6.25]
+
+
+def test_a_fraction_of_the_largest_covariances_is_penalised_in_every_batch() -> None:
+    """A quarter of eight tokens is two, and of two tokens one: their covariances are equal."""
+    given = tokens(*[0.5] * 10, advantages=[1.0, -1.0] * 5)
+    log_probs = np.array([-1.0, -1.5, -2.0, -2.5, -3.0, -3.5, -4.0, -4.5, -1.0, -2.0])
+    given = replace(given, log_probs=log_probs, batch=np.array([0] * 8 + [1] * 2))
+    penalty = corrections.covariance_penalised(given, CONSTANTS) + given.advantages * given.ratios
+
+    assert np.flatnonzero(penalty).tolist() == [0, 7, 8]
+    assert penalty[[0, 7, 8]] == pytest.approx(CONSTANTS.kl_penalty)
+    assert np.flatnonzero(corrections.tied(given, CONSTANTS)).tolist() == [8, 9]
+
+
+def test_tokens_of_moved_probability_have_no_gradient() -> None:
+    """Probabilities are 1/2 now, and were 9/20, 7/16, 1/2 + 1/128 and 1/2 + 1/32."""
+    old = [Fraction(9, 20), Fraction(7, 16) - Fraction(1, 999), Fraction(65, 128), Fraction(17, 32)]
+    log_ratios = [math.log(Fraction(1, 2) / one) for one in old]
+    given = tokens(*log_ratios, advantages=[1.0, 1.0, -1.0, -1.0])
+    given = replace(given, log_probs=np.full(4, math.log(0.5)))
+    towards = replace(given, advantages=-given.advantages)
+
+    assert policy_losses.dppo_tv(given, CONSTANTS).tolist() == pytest.approx(
+        [-10 / 9, 0, 64 / 65, 0]
+    )
+    assert (policy_losses.dppo_tv(towards, CONSTANTS) != 0).all()
+
+
+def test_binary_divergence_is_of_a_token_and_of_any_other() -> None:
+    """From 1/4 to 1/2: 1/4 ln(1/2) + 3/4 ln(3/2) = 0.13; from 1/2 to 9/20: 0.005."""
+    given = tokens(math.log(2), math.log(0.9), advantages=[1.0, -1.0])
+    given = replace(given, log_probs=np.log([0.5, 0.45]))
+    weaker = replace(CONSTANTS, divergence_low=0.0051, divergence_high=0.1309)
+
+    assert policy_losses.dppo_kl(given, CONSTANTS).tolist() == [0, 0]
+    assert policy_losses.dppo_kl(given, weaker).tolist() == pytest.approx([-2.0, 0.9])
+    assert policy_losses.importance_sampling(given, CONSTANTS).tolist() == pytest.approx(
+        [-2.0, 0.9]
+    )
+
+
+def test_ratios_out_of_bounds_count_for_nothing_whatever_the_advantage() -> None:
+    given = tokens(0.0, 0.5, -0.5, 0.25, advantages=[2.0, -1.0, 1.0, -1.0])
+
+    assert policy_losses.rollout_is(given, CONSTANTS).tolist() == pytest.approx(
+        [-2.0, 0, 0, math.exp(0.25)]
+    )
+
+
+def test_truncated_ratios_have_a_mean_of_one() -> None:
+    """Ratios are 1/2, 1, 4 (truncated to 2) and a masked one: the mean is 7/6."""
+    log_ratios = [math.log(0.5), 0.0, math.log(4), 5.0]
+    given = tokens(0.0, 0.0, 0.0, 0.0, rollout=log_ratios, mask=[1, 1, 1, 0])
+    of_new = tokens(*log_ratios, mask=[1, 1, 1, 0])
+    expected = [-float(Fraction(ratio) / Fraction(7, 6)) for ratio in ("1/2", "1", "2", "2")]
+
+    assert corrections.tis_normalised(given, CONSTANTS) == pytest.approx(expected)
+    assert corrections.reinforce_normalised(of_new, CONSTANTS) == pytest.approx(expected)
+
+
+def test_ratios_have_a_lower_bound_or_none_out_of_bounds() -> None:
+    rollout = [math.log(ratio) for ratio in (0.5, 1.5, 4.0)]
+    given = tokens(0.0, 0.0, 0.0, rollout=rollout)
+
+    assert corrections.tis_bounded(given, CONSTANTS) == pytest.approx([-0.7, -1.5, -2.0])
+    assert corrections.icepop(given, CONSTANTS) == pytest.approx([0, -1.5, 0])
+
+
+def test_products_out_of_bounds_count_for_nothing() -> None:
+    """Products are 3/2, 1/2 and 4."""
+    rollout = [math.log(ratio) for ratio in (3, 0.5, 0.5, 4)]
+    given = tokens(*[0.0] * 4, rollout=rollout, sequence=[0, 0, 1, 2])
+
+    assert corrections.sequence_icepop(given, CONSTANTS) == pytest.approx([-1.5, -1.5, 0, 0])
+
+
+def test_sequences_are_dropped_by_their_product_and_by_an_outlier() -> None:
+    """Products are 1, 4 and 1/2; the masked token's ratio of 100 is in none."""
+    ratios = [2.0, 0.5, 4.0, 100.0, 0.5, 16.0, 0.0625]
+    given = tokens(
+        *[0.0] * 7, rollout=[math.log(one) for one in ratios], mask=[1, 1, 1, 0, 1, 1, 1]
+    )
+    given = replace(given, sequence=np.array([0, 0, 1, 1, 2, 3, 3]))
+
+    assert corrections.product_masked(given, CONSTANTS).tolist() == [-1, -1, 0, 0, 0, -1, -1]
+    assert corrections.outlier_masked(given, CONSTANTS).tolist() == [-1, -1, -1, -1, -1, 0, 0]
+
+
+def test_only_negative_advantages_of_sequences_that_fell_are_dropped() -> None:
+    """The mean of -log r is 1/4 in the first, and -1/4 in the second."""
+    log_ratios = [0.0, -0.5, 0.0, 0.5]
+    given = tokens(*log_ratios, advantages=[-1.0, 1.0, -1.0, -1.0], sequence=[0, 0, 1, 1])
+
+    assert corrections.opsm(given, CONSTANTS).tolist() == pytest.approx(
+        [0, -math.exp(-0.5), 1, math.exp(0.5)]
+    )
+
+
+def test_second_moment_of_the_tokens_that_are_kept_is_below_its_bound() -> None:
+    """Squares are 1, 1/4, 0 and 1/4: with the first the mean of all is exactly the bound."""
+    rollout = [1.0, -0.5, 0.0, 0.5, 9.0]
+    given = tokens(*[0.0] * 5, rollout=rollout, mask=[1, 1, 1, 1, 0])
+    squares = [Fraction(one) ** 2 for one in rollout[:4]]
+
+    assert sum(squares) / 4 == Fraction(CONSTANTS.second_moment)
+    assert corrections.m2po(given, CONSTANTS)[:4].tolist() == [0, -1, -1, -1]
+    apart = replace(given, batch=np.array([0, 1, 1, 1, 1]))
+    assert corrections.m2po(apart, CONSTANTS)[:4].tolist() == [-1, -1, -1, -1]
+
+
+FIELDS = tuple(ActiveTokens.__dataclass_fields__)
 
 FAR_FROM_BOUNDS = st.sampled_from([-1.5, -0.7, -0.3, -0.1, 0.0, 0.1, 0.2, 0.4, 0.9, 1.3])
 
@@ -147,10 +277,12 @@ def random_tokens(draw: st.DrawFn) -> PolicyTokens:
 
     return PolicyTokens(
         advantages=several(st.sampled_from([-2.0, -0.5, 0.25, 1.0, 3.0])),
+        log_probs=several(st.floats(-6.0, -2.0)),
         log_ratios=several(FAR_FROM_BOUNDS),
         rollout_log_ratios=several(FAR_FROM_BOUNDS),
         mask=several(st.sampled_from([0, 1, 1])).astype(bool),
         sequence=np.repeat(np.arange(len(lengths)), lengths),
+        batch=np.zeros(size, int),
     )
 
 
@@ -158,23 +290,37 @@ def random_tokens(draw: st.DrawFn) -> PolicyTokens:
 @settings(max_examples=25)
 @given(given=random_tokens())
 def test_derivatives_are_those_of_the_losses(objective: Objective, given: PolicyTokens) -> None:
-    """torch differentiates losses in float64, at new log-probabilities of 0."""
+    """torch differentiates losses in float64, at the new log-probabilities."""
     none = torch.zeros(0)
+    old = given.log_probs - given.log_ratios
+    if objective in OF_THE_ROLLOUT_POLICY:
+        given = replace(given, rollout_log_ratios=np.zeros(len(old)))
+    if objective is Objective.M2PO:  # no two squares are equal
+        apart = given.rollout_log_ratios + np.arange(len(old)) / 1024
+        given = replace(given, rollout_log_ratios=apart)
     packed = Packed(
         ids=none,
         advantages=torch.from_numpy(given.advantages),
-        old_log_probs=torch.from_numpy(-given.log_ratios),
+        old_log_probs=torch.from_numpy(old),
         reference_log_probs=none,
-        rollout_log_probs=torch.from_numpy(-given.log_ratios - given.rollout_log_ratios),
+        rollout_log_probs=torch.from_numpy(old - given.rollout_log_ratios),
         old_values=none,
         mask=torch.from_numpy(given.mask),
         original_mask=none,
+        log_probs=torch.from_numpy(given.log_probs),
+        correction=torch.ones(len(old), dtype=torch.float64),
         denominators=none,
         auxiliary_denominators=none,
         original_denominators=none,
         sequence=torch.from_numpy(given.sequence),
     )
-    log_probs = torch.zeros(len(given.mask), dtype=torch.float64, requires_grad=True)
+    if objective in CORRECTIONS and given.mask.any():
+        active = {field: getattr(packed, field)[packed.mask] for field in FIELDS}
+        correction = CORRECTIONS[objective](ActiveTokens(**active))
+        packed = replace(
+            packed, correction=packed.correction.masked_scatter(packed.mask, correction)
+        )
+    log_probs = packed.log_probs.clone().requires_grad_()
 
     def of_sequence(values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.from_numpy(given.summed(values.numpy()))
@@ -182,4 +328,8 @@ def test_derivatives_are_those_of_the_losses(objective: Objective, given: Policy
     loss = POLICY_LOSSES.get(objective, ppo)
     loss(log_probs, packed, of_sequence).sum().backward()
 
-    assert DERIVATIVES[objective](given, CONSTANTS) == pytest.approx(log_probs.grad.numpy())
+    judged = given.mask
+    if objective is Objective.COVARIANCE_PENALISED:
+        judged = judged & ~corrections.tied(given, CONSTANTS)
+    found = DERIVATIVES[objective](given, CONSTANTS)
+    assert found[judged] == pytest.approx(log_probs.grad.numpy()[judged])

@@ -7,13 +7,17 @@ of another loss.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, Objective
+from conformance.explain.catalogue.corrections import (
+    Loss,
+    divided_covariances,
+    of_corrections,
+    selected,
+)
 from conformance.explain.catalogue.mistake import OPTION_IGNORED, Kind, known
 from reference import policy_losses, value_losses
 
@@ -22,8 +26,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from conformance.expected.placement import TokenPlacement
     from reference.loss_constants import LossConstants
-    from reference.policy_losses import Derivative, PolicyTokens
+    from reference.policy_losses import PolicyTokens
     from reference.value_losses import ValueTokens
 
 known(
@@ -48,20 +53,6 @@ known(
         "penalty_left_out": "the penalty on log-ratios has no gradient",
         "penalty_inverted": "the penalty on log-ratios has the wrong sign",
         "penalty_of_one_sign": "the penalty on log-ratios has the same sign for every token",
-        "correction_left_out": "the ratio of old to rollout policy is ignored",
-        "correction_inverted": "the ratio of old to rollout policy is inverted",
-        "correction_not_truncated": "the ratio of old to rollout policy is not truncated",
-        "correction_averaged": "the correction of a sequence is a mean instead of a product",
-        "correction_of_tokens": "token-level corrections are used instead of sequence-level ones",
-        "correction_of_sequences": (
-            "sequence-level corrections are used instead of token-level ones"
-        ),
-        "sequences_kept": "sequences whose ratio to the rollout policy is out of bounds are kept",
-        "tokens_dropped": "tokens are dropped by their own ratio instead of their sequence's",
-        "kept_tokens_not_corrected": (
-            "tokens of kept sequences are not multiplied by their ratios"
-        ),
-        "correction_by_the_new_policy": ("the correction uses the ratio of new to rollout policy"),
     },
     rank=14,
     kind=Kind.DERIVATIVE,
@@ -101,6 +92,14 @@ CLIPPED = frozenset(
         Objective.TIS_TOKEN,
         Objective.TIS_SEQUENCE,
         Objective.SEQUENCE_MASKED,
+        Objective.COVARIANCE_CLIPPED,
+        Objective.TIS_NORMALISED,
+        Objective.TIS_BOUNDED,
+        Objective.ICEPOP,
+        Objective.SEQUENCE_ICEPOP,
+        Objective.PRODUCT_MASKED,
+        Objective.OUTLIER_MASKED,
+        Objective.OPSM,
     }
 )
 """Objectives with clipping bounds."""
@@ -110,56 +109,38 @@ OF_SEQUENCES = (
     Objective.GEO_MEAN,
     Objective.TIS_SEQUENCE,
     Objective.SEQUENCE_MASKED,
+    Objective.SEQUENCE_ICEPOP,
+    Objective.PRODUCT_MASKED,
+    Objective.OUTLIER_MASKED,
+    Objective.OPSM,
 )
 """Objectives with a ratio for a whole sequence."""
 
-WITHOUT_RATIOS = (Objective.GPG, Objective.DRO)
-"""Objectives whose losses are no multiples of ratios."""
+WITHOUT_RATIOS = (Objective.GPG, Objective.DRO, Objective.REINFORCE_NORMALISED, Objective.M2PO)
+"""Objectives whose losses are no multiples of ratios, or whose ratios are 1."""
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Loss:
-    """An objective's loss of some tokens."""
-
-    objective: Objective
-    tokens: PolicyTokens
-    weights: NDArray[np.float64]
-
-    def having(self, **wrong: object) -> NDArray[np.float64]:
-        """The derivative with other values of tokens, [tokens]."""
-        return self.derivative(replace(self.tokens, **wrong), CONSTANTS)  # type: ignore[arg-type]
-
-    def under(self, **wrong: float) -> NDArray[np.float64]:
-        """The derivative with other constants, [tokens]."""
-        return self.derivative(self.tokens, replace(CONSTANTS, **wrong))
-
-    def of(self, other: Derivative) -> NDArray[np.float64]:
-        """The derivative of another loss, [tokens]."""
-        return other(self.tokens, CONSTANTS)
-
-    @property
-    def derivative(self) -> Derivative:
-        return DERIVATIVES[self.objective]
+OF_PROBABILITIES = (Objective.DPPO_TV, Objective.DPPO_KL)
+"""Objectives whose inverted ratios may be of no probability."""
 
 
 def wrong_derivatives(
     objective: Objective,
     tokens: PolicyTokens,
     weights: NDArray[np.float64],
-    cp_rank: NDArray[np.int64] | None,
+    placement: TokenPlacement | None,
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield names and derivatives, [tokens], with each mistake that a loss may have.
 
-    ``weights`` are the reference's. ``cp_rank`` is the context-parallel rank that holds each token,
-    if it is known.
+    ``weights`` are the reference's, ``placement`` is how the step was cut, if it is known.
     """
-    loss = _Loss(objective=objective, tokens=tokens, weights=weights)
+    loss = Loss(objective=objective, tokens=tokens, weights=weights)
     if objective not in WITHOUT_RATIOS:
         yield from _of_ratios(loss)
     if objective in CLIPPED:
         yield from _of_clipping(loss)
     yield from _of_loss(loss)
-    yield from _of_slices(loss, cp_rank)
+    yield from of_corrections(loss, placement)
+    yield from _of_slices(loss, placement)
     if loss.derivative is not policy_losses.ppo:
         yield OPTION_IGNORED, loss.of(policy_losses.ppo)
 
@@ -176,15 +157,17 @@ def wrong_value_derivatives(tokens: ValueTokens) -> Iterator[tuple[str, NDArray[
     yield "values_clipped_by_the_policy_bound", of_policy
 
 
-def _of_ratios(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _of_ratios(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     log_ratios = loss.tokens.log_ratios
     yield "ratios_left_out", loss.having(log_ratios=np.zeros_like(log_ratios))
+    if loss.objective in OF_PROBABILITIES:
+        return
     inverted = loss.having(log_ratios=-log_ratios)
     yield "ratios_inverted", inverted
     yield "ratios_inverted", -inverted  # where the inverted ratio is what is derived
 
 
-def _of_clipping(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _of_clipping(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     low, high = CONSTANTS.clip_low, CONSTANTS.clip_high
     yield "clipping_left_out", loss.under(clip_low=math.inf, clip_high=math.inf)
     yield "clip_bounds_swapped", loss.under(clip_low=high, clip_high=low)
@@ -192,7 +175,7 @@ def _of_clipping(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
         yield "one_clip_bound", loss.under(clip_low=bound, clip_high=bound)
 
 
-def _of_loss(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _of_loss(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield the mistakes of a loss's own."""
     tokens = loss.tokens
     clipped_for_all = np.where(_within(tokens.ratios, CONSTANTS), -tokens.advantages, 0.0)
@@ -212,6 +195,8 @@ def _of_loss(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
             yield "clipped_tokens_left_out", clipped_for_all * tokens.ratios
         case Objective.SAPO:
             yield from _of_temperatures(loss)
+        case Objective.COVARIANCE_PENALISED:
+            yield from _of_penalty(loss)
         case Objective.KL_COV:
             without = loss.under(kl_penalty=0.0)
             yield "penalty_of_one_sign", without + CONSTANTS.kl_penalty
@@ -223,13 +208,9 @@ def _of_loss(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
             yield from _of_penalty(loss)
         case Objective.GEO_MEAN:
             yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
-        case Objective.TIS_TOKEN | Objective.TIS_SEQUENCE:
-            yield from _of_correction(loss)
-        case Objective.SEQUENCE_MASKED:
-            yield from _of_masked_sequences(loss)
 
 
-def _of_temperatures(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _of_temperatures(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     positive, negative = CONSTANTS.positive_temperature, CONSTANTS.negative_temperature
     swapped = loss.under(positive_temperature=negative, negative_temperature=positive)
     yield "temperatures_swapped", swapped
@@ -237,47 +218,37 @@ def _of_temperatures(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
     yield "one_temperature", loss.under(positive_temperature=negative)
 
 
-def _of_penalty(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _of_penalty(loss: Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    yield "penalty_left_out", loss.under(kl_penalty=0.0)
+    yield "penalty_not_divided", _penalty_undivided(loss, loss.having())
+
+
+def _penalty_undivided(loss: Loss, derivative: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A derivative whose penalty is not multiplied by the tokens' weights."""
     without = loss.under(kl_penalty=0.0)
-    yield "penalty_left_out", without
-    penalty = loss.having() - without
-    undivided = np.divide(penalty, loss.weights, out=penalty.copy(), where=loss.weights > 0)
-    yield "penalty_not_divided", without + undivided
+    penalty = derivative - without
+    return without + np.divide(penalty, loss.weights, out=penalty.copy(), where=loss.weights > 0)
 
 
-def _of_correction(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    tokens, log_ratios = loss.tokens, loss.tokens.rollout_log_ratios
-    yield "correction_left_out", loss.of(policy_losses.ppo)
-    yield "correction_inverted", loss.having(rollout_log_ratios=-log_ratios)
-    yield "correction_not_truncated", loss.under(truncation=math.inf)
-    by_new_policy = loss.having(rollout_log_ratios=log_ratios + tokens.log_ratios)
-    yield "correction_by_the_new_policy", by_new_policy
-    if loss.objective is Objective.TIS_TOKEN:
-        yield "correction_of_sequences", loss.of(policy_losses.tis_sequence)
-        return
-    yield "correction_of_tokens", loss.of(policy_losses.tis_token)
-    yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
-    averaged = replace(tokens, rollout_log_ratios=tokens.averaged(log_ratios))
-    yield "correction_averaged", policy_losses.tis_token(averaged, CONSTANTS)
+def two_wrong(
+    objective: Objective, tokens: PolicyTokens, weights: NDArray[np.float64]
+) -> Iterator[tuple[str, NDArray[np.float64], tuple[str, ...]]]:
+    """Yield names and derivatives, [tokens], with two mistakes, and the names of the second.
 
-
-def _of_masked_sequences(loss: _Loss) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    tokens, log_ratios = loss.tokens, loss.tokens.rollout_log_ratios
-    yield "correction_left_out", loss.of(policy_losses.ppo)
-    yield "correction_inverted", loss.having(rollout_log_ratios=-log_ratios)
-    yield "sequences_kept", loss.under(kept_low=0.0, kept_high=math.inf)
-    corrected = loss.of(policy_losses.ppo) * np.exp(log_ratios)
-    yield "tokens_dropped", np.where(policy_losses.kept(log_ratios, CONSTANTS), corrected, 0.0)
-    of_sequences = policy_losses.kept(tokens.averaged(log_ratios), CONSTANTS)
-    yield "kept_tokens_not_corrected", np.where(of_sequences, loss.of(policy_losses.ppo), 0.0)
-    yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
+    One line makes both: advantages are divided for the loss's mean before the loss has them.
+    """
+    if objective is Objective.COVARIANCE_PENALISED:
+        loss = Loss(objective=objective, tokens=tokens, weights=weights)
+        chosen = selected(loss, divided_covariances(loss))
+        undivided = _penalty_undivided(loss, chosen)
+        yield "penalty_not_divided", undivided, ("divided_advantages_compared",)
 
 
 def _of_slices(
-    loss: _Loss, cp_rank: NDArray[np.int64] | None
+    loss: Loss, placement: TokenPlacement | None
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    if loss.objective in OF_SEQUENCES and cp_rank is not None:
-        slices = loss.tokens.sequence * (cp_rank.max() + 1) + cp_rank
+    if loss.objective in OF_SEQUENCES and placement is not None:
+        slices = loss.tokens.sequence * (placement.cp_rank.max() + 1) + placement.cp_rank
         yield "ratios_per_cp_slice", loss.having(sequence=slices)
 
 

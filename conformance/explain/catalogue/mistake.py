@@ -125,6 +125,10 @@ known(
         ),
         "denominator_mask_modified": f"denominators do not count rejected tokens, {ASSUMED}",
         "denominator_mask_original": f"denominators count rejected tokens, {ASSUMED}",
+        "selected_micro_batch": (
+            f"tokens are selected by a comparison within their micro-batch, {ASSUMED}"
+        ),
+        "selected_step": f"tokens are selected by a comparison over the step, {ASSUMED}",
         "several_divisors": "tokens of one step are divided by different numbers",
         "tokens_missing": "active tokens weigh nothing",
         "reducer_ignored": "a custom reducer is not used",

@@ -18,7 +18,11 @@ from adapters.contract import CodeLocation
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
-from conformance.explain.catalogue.derivatives import wrong_derivatives, wrong_value_derivatives
+from conformance.explain.catalogue.derivatives import (
+    two_wrong,
+    wrong_derivatives,
+    wrong_value_derivatives,
+)
 from conformance.explain.catalogue.groups import read_off_variances
 from conformance.explain.catalogue.logs import averaged_shares, wrong_coefficients
 from conformance.explain.catalogue.miscounts import (
@@ -162,11 +166,11 @@ def _wrong_factors(
     """Yield names and factors, [tokens], and the names of the mistakes that are made besides."""
     source, placement = term.source, term.context.placement
     if isinstance(source, PolicyDerivative):
-        cp_rank = None if placement is None else placement.cp_rank
         for name, factors in wrong_derivatives(
-            source.objective, source.tokens, term.context.expected, cp_rank
+            source.objective, source.tokens, term.context.expected, placement
         ):
             yield name, factors, ()
+        yield from two_wrong(source.objective, source.tokens, term.context.expected)
     if isinstance(source, ValueDerivative):
         for name, factors in wrong_value_derivatives(source.tokens):
             yield name, factors, ()
