@@ -5,6 +5,7 @@ A job for startup validation has a configuration that differs in a few points fr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -101,6 +102,27 @@ DEFAULT_CONFIGURATION = Configuration()
 REDUCER_DIVISOR = 64.0  # the divisor of the custom reducer
 
 
+class Column(StrEnum):
+    """A column of a batch that a framework is given, by its name in `ProbedBatch`."""
+
+    OLD_LOG_PROBS = "old_log_probs"
+    REFERENCE_LOG_PROBS = "reference_log_probs"
+    ROLLOUT_LOG_PROBS = "rollout_log_probs"
+    ADVANTAGES = "advantages"
+
+
+POISONS = (math.nan, math.inf, -math.inf, 1e30)
+"""Values that no token's loss may depend on: multiplied by 0, three of them are not 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poison:
+    """Values that stand in a column at masked tokens, cycled over their token ids."""
+
+    column: Column
+    values: tuple[float, ...] = POISONS
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The optimizer steps of one batch of rollouts, to run on all ranks of a layout."""
@@ -111,6 +133,7 @@ class Job:
     depth: Depth
     objective: Objective = Objective.POLICY
     configuration: Configuration = DEFAULT_CONFIGURATION
+    poison: Poison | None = None
 
 
 class Unsupported(Exception):  # noqa: N818 - a verdict, not an error

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from adapters.contract.formulas import DERIVATIVES
+from adapters.contract.job import Column
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract.job import Job
+    from adapters.contract.job import Job, Poison
     from reference.aggregation import Conventions
     from reference.step import Step
 
@@ -101,7 +102,8 @@ class ProbedBatch:
     @classmethod
     def of(cls, job: Job, conventions: Conventions = DEFAULT_CONVENTIONS) -> ProbedBatch:
         """A job's batch as a framework with these conventions is given it."""
-        return cls.under(conventions, job.steps, job.objective)
+        batch = cls.under(conventions, job.steps, job.objective)
+        return batch if job.poison is None else PoisonedBatch.of_plain(batch, job.poison)
 
     @cached_property
     def prompts(self) -> list[NDArray[np.int64]]:
@@ -336,3 +338,64 @@ class ProbedBatch:
         return [
             (np.arange(start, start + length), int(prompt)) for start, length, prompt in of_samples
         ]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PoisonedBatch(ProbedBatch):
+    """A batch in which one column that a framework is given holds a poison at masked tokens.
+
+    What is expected of the framework is what is expected with the plain batch.
+    """
+
+    plain: ProbedBatch
+    poison: Poison
+
+    @classmethod
+    def of_plain(cls, plain: ProbedBatch, poison: Poison) -> PoisonedBatch:
+        """The plain batch with a poison in it."""
+        own = {each.name: getattr(plain, each.name) for each in fields(plain)}
+        return cls(**own, plain=plain, poison=poison)
+
+    @cached_property
+    def old_log_probs(self) -> list[NDArray[np.float64]]:
+        """As in the plain batch, or poisoned."""
+        return self._given(Column.OLD_LOG_PROBS)
+
+    @cached_property
+    def reference_log_probs(self) -> list[NDArray[np.float64]]:
+        """As in the plain batch, or poisoned."""
+        return self._given(Column.REFERENCE_LOG_PROBS)
+
+    @cached_property
+    def rollout_log_probs(self) -> list[NDArray[np.float64]]:
+        """As in the plain batch, or poisoned."""
+        return self._given(Column.ROLLOUT_LOG_PROBS)
+
+    @cached_property
+    def advantages(self) -> list[NDArray[np.float64]]:
+        """As in the plain batch, or poisoned."""
+        return self._given(Column.ADVANTAGES)
+
+    @cached_property
+    def dloss_dlogprob(self) -> NDArray[np.float64]:
+        """As in the plain batch."""
+        return self.plain.dloss_dlogprob
+
+    def _given(self, column: Column) -> list[NDArray[np.float64]]:
+        values: list[NDArray[np.float64]] = getattr(self.plain, column)
+        if column is not self.poison.column:
+            return values
+        poison = np.array(self.poison.values)
+        return [
+            np.where(kept, of_sample, poison[ids % len(poison)])
+            for kept, of_sample, ids in zip(self._kept(column), values, self.responses, strict=True)
+        ]
+
+    def _kept(self, column: Column) -> list[NDArray[np.bool_]]:
+        """The tokens whose values stay: those that a mask keeps before rejection sampling.
+
+        An advantage of a whole sample stays if the sample has any.
+        """
+        if column is Column.ADVANTAGES and self.advantage_unit is AdvantageUnit.SAMPLE:
+            return [np.full(len(mask), mask.any()) for mask in self.original_masks]
+        return self.original_masks

@@ -65,7 +65,8 @@ RULES = dict.fromkeys(
     ),
     "its own validation",
 )
-"""The rules of configurations and logs that `native` states, by name."""
+RULES |= dict.fromkeys(("poison", "poison.logged"), "adapters/native/trainer.py (log_probs)")
+"""The rules of configurations, logs and masked values that `native` states, by name."""
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Trainer:
         self, probe: torch.Tensor, packed: Packed, token_losses: TokenLosses
     ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
         """The part of a micro-batch on this rank in the step's loss and metrics."""
-        log_probs = probe[packed.ids]
+        log_probs = self.log_probs(probe, packed)
         if self.objective in OTHER_LOSSES:
             losses = OTHER_LOSSES[self.objective](log_probs, packed, self.of_sequence)
             loss = self.reduce(losses, packed.auxiliary)
@@ -194,6 +194,14 @@ class Trainer:
             Metric.KL: kl,
             **self.diagnostics(log_probs, packed),
         }
+
+    def log_probs(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The log-probability of each token, which has a gradient where the token is active.
+
+        A loss that is NaN or infinite elsewhere has a gradient there that no mask makes 0.
+        """
+        of_tokens = probe[packed.ids]
+        return torch.where(packed.mask, of_tokens, of_tokens.detach())
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The policy loss of each token."""

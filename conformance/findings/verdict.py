@@ -66,6 +66,9 @@ class Check(StrEnum):
     OTHER_LOSSES = "other_losses"
     """Weights of losses that replace the policy loss."""
 
+    POISON = "poison"
+    """Gradients and logged numbers where masked tokens hold NaN, infinity or large values."""
+
     SHARDING = "sharding"
     """The tokens that each rank trains on."""
 

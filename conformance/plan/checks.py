@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Option
+from adapters.contract.job import Column
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
@@ -116,6 +117,12 @@ class CheckSpec:
     compares_cuts: bool = False
     """Whether the term's weights are compared with those of a step that is not cut."""
 
+    poisoned: Column | None = None
+    """The column that holds NaN, infinity and large values at masked tokens."""
+
+    is_logged: bool = False
+    """Of a poisoned column: whether all logged numbers are compared, and not weights."""
+
     def takes(self, case: Case) -> bool:
         """Whether a case tells something here; of one that is not of the corpus, its masks say."""
         if case in ALL_CASES:
@@ -217,9 +224,32 @@ CHECK_SPECS = (
 """All of them, those of one objective next to each other."""
 
 
+POISONED = tuple(
+    CheckSpec(
+        check=Check.POISON,
+        name=f"{prefix}{name}",
+        objective=objective,
+        cases=ONE,
+        poisoned=column,
+        is_logged=bool(prefix),
+    )
+    for name, objective, column in (
+        ("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
+        ("advantages", Objective.OFF_POLICY, Column.ADVANTAGES),
+        ("old_log_probs_of_sequences", Objective.GSPO, Column.OLD_LOG_PROBS),
+        ("rollout_log_probs", Objective.TIS_TOKEN, Column.ROLLOUT_LOG_PROBS),
+        ("reference_log_probs", Objective.KL, Column.REFERENCE_LOG_PROBS),
+        ("reference_log_probs_in_rewards", Objective.REINFORCE_PP, Column.REFERENCE_LOG_PROBS),
+    )
+    for prefix in ("", "logged_")
+)
+"""Each column where a loss or an estimator reads it, in gradients and in logged numbers: on one
+layout, and on one with context parallelism."""
+
+
 def check_spec(slug: str) -> CheckSpec:
     """The one whose findings have ids that begin so."""
-    return next(one for one in CHECK_SPECS if one.slug == slug)
+    return next(one for one in (*CHECK_SPECS, *POISONED) if one.slug == slug)
 
 
 CUT_DEPENDENCE = tuple(

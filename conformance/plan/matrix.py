@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Job, Layout
+from adapters.contract.job import Poison
 from adapters.contract.objective import Objective
 from conformance.findings.finding import GENERATED
 from conformance.findings.verdict import Check
@@ -39,7 +40,8 @@ class MatrixCell:
     @property
     def job_id(self) -> str:
         """Names what runs for the cell; cells of one name share a job."""
-        return f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
+        plain = f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
+        return f"{plain}/{self.spec.poisoned}" if self.spec.poisoned else plain
 
     @property
     def job(self) -> Job:
@@ -50,6 +52,7 @@ class MatrixCell:
             layout=self.layout,
             depth=self.depth,
             objective=self.spec.objective,
+            poison=Poison(column=self.spec.poisoned) if self.spec.poisoned else None,
         )
 
 

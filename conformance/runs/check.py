@@ -23,6 +23,7 @@ from conformance.judging.advice import (
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
+from conformance.judging.poison import judge_poisoned, judge_poisoned_crash
 from conformance.judging.startup import (
     NOT_BROKEN,
     by_own_rules,
@@ -64,6 +65,8 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
             return unjudged(Verdict.UNSUPPORTED, missing)
         case StartupCell():
             judgement = _check_startup(cell, jobs)
+        case MatrixCell() if cell.spec.poisoned:
+            judgement = judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
         case _:
             judgement = _check_job(cell, jobs)
     return replace(judgement, place=_place(cell, judgement, description))
@@ -178,6 +181,25 @@ def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Judgement:
     if judged.verdict not in NOT_BROKEN and (ignored := _ignored(cell, jobs)):
         judged = judge_ignored(ignored, judged.message)
     return judged
+
+
+def judge_poison(
+    spec: CheckSpec, job: Job, outcome: Ran | Declined | Crashed, jobs: SharedJobs
+) -> Judgement:
+    """Whether a job gives what it gives without its poison, if it runs without.
+
+    A framework may refuse poison in an error of its own.
+    """
+    plain = jobs.plain(job)
+    if not isinstance(plain, Ran):
+        return unjudged(Verdict.UNSUPPORTED, f"without poison: {plain.message}")
+    if isinstance(outcome, Ran):
+        return judge_poisoned(
+            spec, job, outcome.observations, plain.observations, jobs.description, jobs.observations
+        )
+    if isinstance(outcome, Declined) or outcome.verdict is not Verdict.CRASHED:
+        return unjudged(Verdict(outcome.verdict), outcome.message)
+    return judge_poisoned_crash(spec, outcome, jobs.description)
 
 
 def _ignored(cell: StartupCell, jobs: SharedJobs) -> frozenset[Setting]:
