@@ -381,6 +381,14 @@ class PoisonedBatch(ProbedBatch):
         """As in the plain batch."""
         return self.plain.dloss_dlogprob
 
+    def weights_of_steps(
+        self, gradients: Sequence[NDArray[np.float32] | None]
+    ) -> tuple[NDArray[np.float64], ...]:
+        """As of the plain batch, but NaN if the trainer skipped steps because of the poison."""
+        if len(gradients) < len(self.steps):
+            return tuple(np.full(len(step.mask), np.nan) for step in self.steps)
+        return super().weights_of_steps(gradients)
+
     def _given(self, column: Column) -> list[NDArray[np.float64]]:
         values: list[NDArray[np.float64]] = getattr(self.plain, column)
         if column is not self.poison.column:

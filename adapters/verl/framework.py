@@ -59,6 +59,7 @@ PENALISED: Settings = {
 CRITIC: Settings = {"critic.enable": True}
 SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 OF_ACTIVE_TOKENS = LoggedMean(mode=Mode.TOKEN_MEAN)
+MASKED_NAN = "verl/utils/torch_functional.py (masked_sum): NaN outside the mask becomes 0"
 DIVISOR_BY_DEFAULT = (
     "verl/workers/config/actor.py (ActorConfig: if loss_scale_factor is None, response_length)"
 )
@@ -204,6 +205,8 @@ VERL = Framework(
     rules={
         "default_mode": "verl/trainer/config/actor/actor.yaml (loss_agg_mode)",
         "divisor_by_default": DIVISOR_BY_DEFAULT,
+        "poison.logged_old_log_probs": MASKED_NAN,
+        "poison.logged_reference_log_probs": MASKED_NAN,
     },
     permits={"divisor_missing": DIVISOR_BY_DEFAULT},
     # `_update_actor` in `trainer/ppo/v1/trainer_base.py` and `ppo_loss` in

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.job import POISONS
+from adapters.contract.objective import OF_SAMPLES
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, final_weights, unjudged
@@ -63,7 +64,7 @@ def judge_poisoned(
             of_value := _changed(numbers(job, seen, description), right, tolerance)
         ):
             alone[value] = np.concatenate([*of_value.values()])
-    is_read = FINITE in alone and bool(np.isfinite(alone[FINITE]).any())
+    is_read = FINITE in alone and bool(np.isfinite(alone[FINITE]).all())
     poisons = ", ".join(f"{value:g}" for value in (alone if is_rule else job.poison.values))
     explanation = (
         f"{poisons} in {job.poison.column} of masked tokens: {' and '.join(changed)} differ"
@@ -116,8 +117,13 @@ def _gradients(job: Job, observations: Sequence[Observation], description: Descr
 
 
 def _logged(job: Job, observations: Sequence[Observation], description: Description) -> Numbers:
-    """What each rank logs of each metric, NaN where it logs nothing: [ranks · steps]."""
-    names = dict.fromkeys(metric for one in observations for metric in one.reported)
+    """What each rank logs of each metric of tokens, NaN where it logs nothing: [ranks · steps].
+
+    A reward of a sample may depend on all that the adapter gives the framework of it.
+    """
+    names = dict.fromkeys(
+        metric for one in observations for metric in one.reported if metric not in OF_SAMPLES
+    )
     return {
         f"logged {metric}": np.array([*_of_ranks(observations, metric)], float) for metric in names
     }

@@ -229,7 +229,7 @@ POISONED = tuple(
         check=Check.POISON,
         name=f"{prefix}{name}",
         objective=objective,
-        cases=ONE,
+        cases=_cases("uneven_lengths") if objective in FROM_REWARDS else ONE,
         poisoned=column,
         is_logged=bool(prefix),
     )
