@@ -42,6 +42,7 @@ class Setting(StrEnum):
     BATCH_SIZE = "batch_size"  # the number of samples of an optimizer step
     CORRECTION = "correction"  # a custom function for truncated importance sampling
     REDUCER = "reducer"  # a custom reducer of the policy loss
+    DISTILLATION = "distillation"  # the divergence from a teacher in the advantages
     CONFIG_FILE = "config_file"  # a configuration file that is read after the command line
 
 
@@ -65,8 +66,9 @@ class Configuration:
     ``entropy`` and ``kl`` switch on auxiliary losses; ``corrects`` sets a custom function for
     truncated importance sampling, ``reduces`` a custom reducer of the policy loss, which divides
     sums by `REDUCER_DIVISOR` in every mode. ``batch_size`` is the number of samples of an optimizer
-    step, the job's if None. ``in_file`` are the settings in a configuration file instead of the
-    command line.
+    step, the job's if None. ``distils`` subtracts the divergence from a teacher, times
+    `KL_COEFFICIENT`, from advantages that the framework computes. ``in_file`` are the settings in a
+    configuration file instead of the command line.
     """
 
     says_mode: bool = True
@@ -77,6 +79,7 @@ class Configuration:
     corrects: bool = False
     reduces: bool = False
     batch_size: int | None = None
+    distils: bool = False
     in_file: frozenset[Setting] = frozenset()
     fault_injection: FaultInjection | None = None
 
@@ -92,6 +95,7 @@ class Configuration:
             Setting.BATCH_SIZE: self.batch_size is not None,
             Setting.CORRECTION: self.corrects,
             Setting.REDUCER: self.reduces,
+            Setting.DISTILLATION: self.distils,
             Setting.CONFIG_FILE: bool(self.in_file),
         }
         faults = () if self.fault_injection is None else (self.fault_injection,)
@@ -109,6 +113,8 @@ class Column(StrEnum):
     REFERENCE_LOG_PROBS = "reference_log_probs"
     ROLLOUT_LOG_PROBS = "rollout_log_probs"
     ADVANTAGES = "advantages"
+    VALUES = "values"
+    TEACHER_LOG_PROBS = "teacher_log_probs"
 
 
 POISONS = (math.nan, math.inf, -math.inf, 1e30)
@@ -134,6 +140,8 @@ class Job:
     objective: Objective = Objective.POLICY
     configuration: Configuration = DEFAULT_CONFIGURATION
     poison: Poison | None = None
+    traced: Column | None = None
+    """The column whose values have a gradient, as of a model that was not run without one."""
 
 
 class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
@@ -190,3 +198,6 @@ class Observation:
     rows: tuple[NDArray[np.int32], ...] = ()
     skipped_steps: frozenset[int] = frozenset()
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
+    traced: NDArray[np.float32] | None = None
+    """The gradient that reached a traced column, by token id, which should be 0; None if no column
+    is traced. Adapters do not set it."""

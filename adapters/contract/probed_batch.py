@@ -15,7 +15,7 @@ token from which it is predicted.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract.job import Job, Poison
+    from adapters.contract.job import Job
     from reference.aggregation import Conventions
     from reference.step import Step
 
@@ -103,7 +103,9 @@ class ProbedBatch:
     def of(cls, job: Job, conventions: Conventions = DEFAULT_CONVENTIONS) -> ProbedBatch:
         """A job's batch as a framework with these conventions is given it."""
         batch = cls.under(conventions, job.steps, job.objective)
-        return batch if job.poison is None else PoisonedBatch.of_plain(batch, job.poison)
+        if job.poison is None and job.traced is None:
+            return batch
+        return AlteredBatch.of_plain(batch, job)
 
     @cached_property
     def prompts(self) -> list[NDArray[np.int64]]:
@@ -152,6 +154,11 @@ class ProbedBatch:
     def reference_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the reference policy."""
         return [-DIVERGENCES[ids % len(DIVERGENCES)] for ids in self.responses]
+
+    @cached_property
+    def teacher_log_probs(self) -> list[NDArray[np.float64]]:
+        """Log-probabilities of a teacher."""
+        return [-LOG_RATIOS[ids % len(LOG_RATIOS)] for ids in self.responses]
 
     @cached_property
     def rollout_log_probs(self) -> list[NDArray[np.float64]]:
@@ -340,41 +347,28 @@ class ProbedBatch:
         ]
 
 
+class Traced(list["NDArray[np.float64]"]):
+    """Values of tokens, an array for each sample, that a framework must take as constants.
+
+    The toolkit gives them a gradient, which must stay 0.
+    """
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PoisonedBatch(ProbedBatch):
-    """A batch in which one column that a framework is given holds a poison at masked tokens.
+class AlteredBatch(ProbedBatch):
+    """A batch in which a column that a framework is given is poisoned or traced.
 
     What is expected of the framework is what is expected with the plain batch.
     """
 
     plain: ProbedBatch
-    poison: Poison
+    job: Job
 
     @classmethod
-    def of_plain(cls, plain: ProbedBatch, poison: Poison) -> PoisonedBatch:
-        """The plain batch with a poison in it."""
+    def of_plain(cls, plain: ProbedBatch, job: Job) -> AlteredBatch:
+        """The plain batch, altered as a job says."""
         own = {each.name: getattr(plain, each.name) for each in fields(plain)}
-        return cls(**own, plain=plain, poison=poison)
-
-    @cached_property
-    def old_log_probs(self) -> list[NDArray[np.float64]]:
-        """As in the plain batch, or poisoned."""
-        return self._given(Column.OLD_LOG_PROBS)
-
-    @cached_property
-    def reference_log_probs(self) -> list[NDArray[np.float64]]:
-        """As in the plain batch, or poisoned."""
-        return self._given(Column.REFERENCE_LOG_PROBS)
-
-    @cached_property
-    def rollout_log_probs(self) -> list[NDArray[np.float64]]:
-        """As in the plain batch, or poisoned."""
-        return self._given(Column.ROLLOUT_LOG_PROBS)
-
-    @cached_property
-    def advantages(self) -> list[NDArray[np.float64]]:
-        """As in the plain batch, or poisoned."""
-        return self._given(Column.ADVANTAGES)
+        return cls(**own, plain=plain, job=job)
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
@@ -384,18 +378,22 @@ class PoisonedBatch(ProbedBatch):
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32] | None]
     ) -> tuple[NDArray[np.float64], ...]:
-        """As of the plain batch, but NaN if the trainer skipped steps because of the poison."""
+        """As of the plain batch, but NaN if the trainer skipped steps because of a poison."""
         if len(gradients) < len(self.steps):
             return tuple(np.full(len(step.mask), np.nan) for step in self.steps)
         return super().weights_of_steps(gradients)
 
-    def _given(self, column: Column) -> list[NDArray[np.float64]]:
+    def given(self, column: Column) -> list[NDArray[np.float64]]:
+        """A column of the plain batch, altered if it is the job's."""
         values: list[NDArray[np.float64]] = getattr(self.plain, column)
-        if column is not self.poison.column:
+        if column is self.job.traced:
+            return Traced(values)
+        poison = self.job.poison
+        if poison is None or column is not poison.column:
             return values
-        poison = np.array(self.poison.values)
+        cycled = np.array(poison.values)
         return [
-            np.where(kept, of_sample, poison[ids % len(poison)])
+            np.where(kept, of_sample, cycled[ids % len(cycled)])
             for kept, of_sample, ids in zip(self._kept(column), values, self.responses, strict=True)
         ]
 
@@ -407,3 +405,9 @@ class PoisonedBatch(ProbedBatch):
         if column is Column.ADVANTAGES and self.advantage_unit is AdvantageUnit.SAMPLE:
             return [np.full(len(mask), mask.any()) for mask in self.original_masks]
         return self.original_masks
+
+
+for _column in Column:
+    _given = cached_property(partial(AlteredBatch.given, column=_column))
+    _given.__set_name__(AlteredBatch, _column)
+    setattr(AlteredBatch, _column, _given)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.formulas import ESTIMATORS
-from adapters.contract.objective import OF_GROUPS, Metric, Objective
+from adapters.contract.objective import KL_COEFFICIENT, OF_GROUPS, Metric, Objective
 from reference.advantages import VARIANCE_EPSILON
 from reference.aggregation import STD_EPSILON
 
@@ -44,6 +44,7 @@ class NativeEstimator(OverRanks):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.objective = job.objective
+        self.distils = job.configuration.distils
         self.constants = ESTIMATORS[job.objective].constants
 
     def estimate(
@@ -55,10 +56,17 @@ class NativeEstimator(OverRanks):
         """
         samples = [sample for step in steps for sample in step]
         raw = [self.raw(sample, self.rewards_of_prompt(sample, samples)) for sample in samples]
+        if self.distils:
+            raw = [self.distilled(*pair) for pair in zip(raw, samples, strict=True)]
         if ESTIMATORS[self.objective].whitens:
             raw = self.whitened(raw, samples, held)
         estimated = iter(raw)
         return [[replace(sample, advantages=next(estimated)) for sample in step] for step in steps]
+
+    def distilled(self, advantages: torch.Tensor, sample: SampleTensors) -> torch.Tensor:
+        """Advantages less the divergence of the old policy from a teacher."""
+        divergences = sample.old_log_probs - sample.teacher_log_probs
+        return advantages - KL_COEFFICIENT * divergences
 
     def rewards_of_prompt(
         self, sample: SampleTensors, samples: list[SampleTensors]

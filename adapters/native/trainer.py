@@ -60,11 +60,18 @@ class Trainer:
             self.slices, _ = dist.new_subgroups(job.layout.cp)
 
     def with_advantages(self, steps: list[list[SampleTensors]]) -> list[list[SampleTensors]]:
-        """The samples of a batch with advantages from rewards, if that is the objective."""
-        if self.objective not in FROM_REWARDS:
-            return steps
-        held = map(self.whitened_ids, self.held(steps))
-        return self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
+        """The samples of a batch with advantages from rewards, if that is the objective.
+
+        All that other models computed is constant from here on.
+        """
+        if self.objective in FROM_REWARDS:
+            held = map(self.whitened_ids, self.held(steps))
+            steps = self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
+        return [[self.constant(sample) for sample in step] for step in steps]
+
+    def constant(self, sample: SampleTensors) -> SampleTensors:
+        """A sample whose columns have no gradient."""
+        return without_gradient(sample, CONSTANTS_OF_LOSS)
 
     def log_of_rollouts(self, steps: list[list[SampleTensors]]) -> Mapping[Metric, float]:
         """The log of a batch whose advantages are computed from rewards."""
@@ -260,6 +267,15 @@ class Trainer:
         return totals
 
 
+CONSTANTS_OF_LOSS = (
+    "old_log_probs",
+    "reference_log_probs",
+    "rollout_log_probs",
+    "advantages",
+    "values",
+)
+"""Columns of samples that other models, or earlier forward passes, computed."""
+
 OF_SEQUENCES = (
     Objective.GSPO,
     Objective.GEO_MEAN,
@@ -274,6 +290,12 @@ COEFFICIENTS = {
     Objective.COMBINED: (ENTROPY_COEFFICIENT, KL_COEFFICIENT),
 }
 """Coefficients of the entropy bonus and of the divergence, where they are not 0."""
+
+
+def without_gradient(sample: SampleTensors, columns: Sequence[str]) -> SampleTensors:
+    """A sample of which some columns have no gradient."""
+    detached = {column: getattr(sample, column).detach() for column in columns}
+    return replace(sample, **detached)
 
 
 def denominators(samples: Sequence[SampleTensors], aggregation: Aggregation) -> list[float]:

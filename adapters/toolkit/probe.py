@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from adapters.contract.probed_batch import ENTROPIES
+from adapters.contract.probed_batch import ENTROPIES, Traced
 from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from adapters.contract.probed_batch import ProbedBatch
 
 _T = TypeVar("_T")
+
+
+class Recorder(list[_T]):
+    """A list of records that is emptied when it is read."""
+
+    def drain(self) -> list[_T]:
+        """Return what was recorded since the last call."""
+        recorded = self.copy()
+        self.clear()
+        return recorded
 
 
 def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
@@ -40,7 +50,27 @@ def by_token_id(
     table = torch.full([batch.probe_size + 2], elsewhere)
     ids = torch.from_numpy(np.concatenate(batch.responses))
     table[ids] = torch.from_numpy(np.concatenate(values)).float()
-    return table
+    return traced(table) if isinstance(values, Traced) else table
+
+
+TRACES = Recorder[torch.Tensor]()
+"""The gradients' leaves of the traced columns that this process was given since the last job."""
+
+
+def traced(values: torch.Tensor) -> torch.Tensor:
+    """Values with a gradient of their own, which is read after the job: their shape."""
+    leaf = torch.zeros_like(values, requires_grad=True)
+    TRACES.append(leaf)
+    return values + leaf
+
+
+def gradient_of_traced() -> NDArray[np.float32] | None:
+    """The gradient that reached the column that was traced; None if none was, by that way."""
+    leaves = TRACES.drain()
+    if not leaves:
+        return None
+    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return torch.cat([gradient.flatten() for gradient in gradients]).cpu().numpy()
 
 
 def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
@@ -71,16 +101,6 @@ SMALLEST_CAPACITY = 512
 def probe_capacity(size: int) -> int:
     """A size of the probe that batches of about ``size`` token ids can share: a power of two."""
     return max(1 << size.bit_length(), SMALLEST_CAPACITY)
-
-
-class Recorder(list[_T]):
-    """A list of records that is emptied when it is read."""
-
-    def drain(self) -> list[_T]:
-        """Return what was recorded since the last call."""
-        recorded = self.copy()
-        self.clear()
-        return recorded
 
 
 class ForwardPasses(Recorder["NDArray[np.int64]"]):

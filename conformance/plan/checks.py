@@ -123,6 +123,9 @@ class CheckSpec:
     is_logged: bool = False
     """Of a poisoned column: whether all logged numbers are compared, and not weights."""
 
+    traced: Column | None = None
+    """The column that must have no gradient."""
+
     def takes(self, case: Case) -> bool:
         """Whether a case tells something here; of one that is not of the corpus, its masks say."""
         if case in ALL_CASES:
@@ -247,9 +250,30 @@ POISONED = tuple(
 layout, and on one with context parallelism."""
 
 
+TRACED = tuple(
+    CheckSpec(
+        check=Check.NO_GRADIENT,
+        name=name,
+        objective=objective,
+        cases=_cases("uneven_lengths"),
+        traced=column,
+    )
+    for name, objective, column in (
+        ("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
+        ("advantages", Objective.OFF_POLICY, Column.ADVANTAGES),
+        ("rollout_log_probs", Objective.TIS_TOKEN, Column.ROLLOUT_LOG_PROBS),
+        ("reference_log_probs", Objective.KL, Column.REFERENCE_LOG_PROBS),
+        ("reference_log_probs_in_rewards", Objective.REINFORCE_PP, Column.REFERENCE_LOG_PROBS),
+        ("values", Objective.GAE, Column.VALUES),
+        ("teacher_log_probs", Objective.GROUP_CENTRED, Column.TEACHER_LOG_PROBS),
+    )
+)
+"""Each column that a model computes where a loss or an estimator reads it."""
+
+
 def check_spec(slug: str) -> CheckSpec:
     """The one whose findings have ids that begin so."""
-    return next(one for one in (*CHECK_SPECS, *POISONED) if one.slug == slug)
+    return next(one for one in (*CHECK_SPECS, *POISONED, *TRACED) if one.slug == slug)
 
 
 CUT_DEPENDENCE = tuple(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Job, Layout
-from adapters.contract.job import Poison
+from adapters.contract.job import Column, Configuration, Poison
 from adapters.contract.objective import Objective
 from conformance.findings.finding import GENERATED
 from conformance.findings.verdict import Check
@@ -41,6 +41,8 @@ class MatrixCell:
     def job_id(self) -> str:
         """Names what runs for the cell; cells of one name share a job."""
         plain = f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
+        if self.spec.traced:
+            return f"{plain}/{self.spec.slug}"
         return f"{plain}/{self.spec.poisoned}" if self.spec.poisoned else plain
 
     @property
@@ -52,7 +54,9 @@ class MatrixCell:
             layout=self.layout,
             depth=self.depth,
             objective=self.spec.objective,
+            configuration=Configuration(distils=self.spec.traced is Column.TEACHER_LOG_PROBS),
             poison=Poison(column=self.spec.poisoned) if self.spec.poisoned else None,
+            traced=self.spec.traced,
         )
 
 

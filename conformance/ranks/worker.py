@@ -26,6 +26,7 @@ from conformance.ranks.messages import Answered, Declined, Observed, Ready, Repl
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from adapters.contract import Adapter, Observation
     from conformance.ranks.messages import HostSlot, WorkerSpec, World
 
 
@@ -84,12 +85,22 @@ def _forget_output() -> None:
 
 def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
     try:
-        observation = spec.adapter.observe(job, rank)
+        observation = _observed(spec.adapter, job, rank)
     except Unsupported as reason:
         return Declined("unsupported", sanitize(str(reason), spec.source))
     except Refused as reason:
         return Declined("refused", sanitize(str(reason), spec.source))
     return Observed(observation)
+
+
+def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
+    """What the adapter observes, with the gradient of a traced column."""
+    if job.traced is None:
+        return adapter.observe(job, rank)
+    from adapters.toolkit import probe  # costs time, and few jobs need it
+
+    probe.TRACES.clear()
+    return replace(adapter.observe(job, rank), traced=probe.gradient_of_traced())
 
 
 def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:

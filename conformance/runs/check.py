@@ -20,10 +20,15 @@ from conformance.judging.advice import (
     judge_cut_dependence,
     named_after_option,
 )
+from conformance.judging.altered import (
+    judge_poisoned,
+    judge_poisoned_crash,
+    judge_traced,
+    judge_traced_crash,
+)
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
-from conformance.judging.poison import judge_poisoned, judge_poisoned_crash
 from conformance.judging.startup import (
     NOT_BROKEN,
     by_own_rules,
@@ -67,6 +72,8 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
             judgement = _check_startup(cell, jobs)
         case MatrixCell() if cell.spec.poisoned:
             judgement = judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
+        case MatrixCell() if cell.spec.traced:
+            judgement = judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
         case _:
             judgement = _check_job(cell, jobs)
     return replace(judgement, place=_place(cell, judgement, description))
@@ -202,6 +209,15 @@ def judge_poison(
     return judge_poisoned_crash(spec, outcome, jobs.description)
 
 
+def judge_no_gradient(job: Job, outcome: Ran | Declined | Crashed, jobs: SharedJobs) -> Judgement:
+    """Whether a column that has a gradient gets none."""
+    if isinstance(outcome, Ran):
+        return judge_traced(job, outcome.observations, jobs.description)
+    if isinstance(outcome, Declined) or outcome.verdict is not Verdict.CRASHED:
+        return unjudged(Verdict(outcome.verdict), outcome.message)
+    return judge_traced_crash(job, outcome, jobs.description)
+
+
 def _ignored(cell: StartupCell, jobs: SharedJobs) -> frozenset[Setting]:
     """The settings that the adapter ignores, if the cell's configuration may be ignored as well."""
     ignored, settings = jobs.ignored_settings(cell.layout), cell.config_case.configuration.settings
@@ -279,6 +295,9 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
     if cell.aggregation.mode not in description.modes:
         alone = ", and advantages are looked at in no other" if cell.spec.is_of_advantages else ""
         return f"no mode {cell.aggregation.mode}{alone}"
+    traced = cell.spec.traced
+    if traced is not None and f"no_gradient.{traced}" not in description.rules:
+        return f"{traced} are given, and no forward pass that computes them is run"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
     if cell.spec.objective not in description.objectives:

@@ -17,7 +17,7 @@ from conformance.plan.plan import Plan
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran, RankPool
-from conformance.runs.check import judge, judge_poison, judge_startup
+from conformance.runs.check import judge, judge_no_gradient, judge_poison, judge_startup
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 from tests.declaring import assumed
@@ -122,6 +122,8 @@ def trials_on(
         assert isinstance(outcome, Ran), outcome
         if cell.spec.poisoned:
             judgement = judge_poison(cell.spec, job, outcome, SharedJobs(pool))
+        elif cell.spec.traced:
+            judgement = judge_no_gradient(job, outcome, SharedJobs(pool))
         else:
             judgement = judge(cell.spec)(job, outcome.observations, description)
         yield Trial(

@@ -9,13 +9,14 @@ import pytest
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.verdict import Check, Verdict
-from conformance.plan.checks import CHECK_SPECS, POISONED, check_spec
+from conformance.plan.checks import CHECK_SPECS, POISONED, TRACED, check_spec
 from conformance.ranks.pool import RankPool
 from tests.mutants import (
     MUTANTS,
     advantages,
     auxiliary,
     counts,
+    gradients,
     logging,
     metrics,
     off_policy,
@@ -117,7 +118,7 @@ def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> Non
 
 SEEN_ON_NATIVE = [
     one
-    for one in (*CHECK_SPECS, *POISONED)
+    for one in (*CHECK_SPECS, *POISONED, *TRACED)
     if one.objective in NativeAdapter().describe().objectives
 ]
 
@@ -131,6 +132,7 @@ SEEN_BY_ONE_CHECK = {
     Check.AUXILIARY: auxiliary.EntropyAveragedOverDp,
     Check.OTHER_LOSSES: auxiliary.LikelihoodPerSample,
     Check.POISON: poison.SurrogateMultiplied,
+    Check.NO_GRADIENT: gradients.OldPolicyRetained,
     Check.SHARDING: sharding.GroupsStriped,
     Check.ARGUMENTS: startup.DivisorOnlyCompared,
     Check.LOGGING: logging.KeysAsserted,

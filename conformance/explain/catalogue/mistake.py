@@ -132,6 +132,7 @@ known(
         "masked_values_multiplied": (
             "masked values are multiplied by the mask instead of being selected"
         ),
+        "gradient_of_constants": "a gradient flows through what the loss must take as a constant",
         "masked_values_read": "values of masked tokens change other numbers",
         "masked_values_crash": "a step crashes because of values of masked tokens",
         "never_made": "a batch that the framework's own code never makes crashes",

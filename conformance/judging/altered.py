@@ -1,7 +1,7 @@
-"""Judges steps in which masked tokens hold NaN, infinity and large values.
+"""Judges steps with a column that is poisoned at masked tokens, or that has a gradient.
 
-They must be what they are without, whatever that is: another mistake of the framework is judged
-where nothing is poisoned.
+A poisoned step must be what it is without, whatever that is: another mistake of the framework is
+judged where nothing is poisoned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from adapters.contract.job import POISONS
 from adapters.contract.objective import OF_SAMPLES
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, final_weights, unjudged
+from conformance.judging.weights import Judgement, final_weights, mismatch, unjudged
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -80,6 +80,42 @@ def judge_poisoned_crash(spec: CheckSpec, crash: Crashed, description: Descripti
     if judged.verdict is Verdict.MISMATCH:
         return unjudged(Verdict.CRASHED, crash.message, crash.place)
     return replace(judged, message=crash.message, place=crash.place)
+
+
+RETAINED = "backward through the graph a second time"
+"""How torch begins to say that micro-batches share the graph of what is no part of their model."""
+
+
+def judge_traced(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """Judge whether a column that has a gradient got any: exactly none is right."""
+    reached = [one.traced for one in observations if one.traced is not None]
+    if not reached:
+        return unjudged(Verdict.UNSUPPORTED, f"{job.traced} is given as plain numbers")
+    gradients = np.concatenate(reached)
+    if not gradients.any():
+        return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
+    largest = float(np.nanmax(np.abs(gradients)))
+    return _with_gradient(
+        job, f"{np.count_nonzero(gradients)} of its values get up to {largest:.4g}", description
+    )
+
+
+def judge_traced_crash(job: Job, crash: Crashed, description: Description) -> Judgement:
+    """Judge a job that crashes if a column has a gradient: it is used, unless it cannot be."""
+    if RETAINED not in crash.message:
+        words = f"{job.traced} cannot be given with a gradient: {crash.message}"
+        return unjudged(Verdict.UNSUPPORTED, words)
+    return _with_gradient(job, "several micro-batches go back through it", description)
+
+
+def _with_gradient(job: Job, words: str, description: Description) -> Judgement:
+    stated = description.rules[f"no_gradient.{job.traced}"]
+    return mismatch(
+        "gradient_of_constants",
+        f"a gradient flows through {job.traced} that still have one: {words}; see {stated}",
+    )
 
 
 def _by_rule(spec: CheckSpec, diagnosis: Diagnosis, description: Description) -> Judgement:
