@@ -200,6 +200,7 @@ class GeneratingTraining(Training):
         super().prepare(trainer)
         if trainer.ref_model is not None:
             reference = trainer.accelerator.unwrap_model(trainer.ref_model)
+            reference.is_policy = False
             self.give(reference, self.rollouts.batch.reference_log_probs)
 
     def _prompts(self, config: Any) -> Dataset:

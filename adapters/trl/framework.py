@@ -212,6 +212,9 @@ GRPO = Framework(
         "default_mode": f"{CONFIG} (loss_type)",
         "divisor_by_default": DEFAULT_DIVISOR,
         "mode_in_file": "trl/scripts/utils.py (TrlParser)",
+        "no_gradient.reference_log_probs": (
+            "trl/trainer/grpo_trainer.py (_generate_and_score_completions), under torch.no_grad()"
+        ),
     },
     permits={
         "divisor_missing": DEFAULT_DIVISOR,

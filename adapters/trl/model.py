@@ -65,7 +65,8 @@ class Head(nn.Module):
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
     """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
 
-    ``given`` are the log-probabilities, by token id, that it returns when it is not trained.
+    ``given`` are the log-probabilities, by token id, that it returns when it is not trained, as one
+    that is not the policy never is.
     """
 
     config_class = ProbeConfig
@@ -78,6 +79,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         self.layer = ProbeLayer(config.capacity)
         self.lm_head = Head()
         self.passes = ForwardPasses()
+        self.is_policy = True
         self.given = self.probe = torch.zeros(config.capacity)
         self.predicted = torch.zeros(0, dtype=torch.int64)
         self.post_init()
@@ -111,7 +113,8 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
 
     def values(self) -> torch.Tensor:
         """The terms to add to the log-probabilities of the predicted ids, in their shape."""
-        return (self.probe if torch.is_grad_enabled() else self.given)[self.predicted]
+        trained = self.is_policy and torch.is_grad_enabled()
+        return (self.probe if trained else self.given)[self.predicted]
 
     def entropies(self) -> torch.Tensor:
         """The terms to add to their entropies, in the same shape."""

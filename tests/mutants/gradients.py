@@ -37,7 +37,6 @@ class RolloutPolicyRetained(
 
 class ReferenceRetained(
     Retaining,
-    diagnosis=RETAINED,
     check="no_gradient.reference_log_probs",
     column="reference_log_probs",
 ):
@@ -46,7 +45,6 @@ class ReferenceRetained(
 
 class RewardsRetained(
     Retaining,
-    diagnosis=RETAINED,
     check="no_gradient.reference_log_probs_in_rewards",
     column="advantages",
 ):
