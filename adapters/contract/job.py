@@ -198,6 +198,13 @@ class Observation:
     rows: tuple[NDArray[np.int32], ...] = ()
     skipped_steps: frozenset[int] = frozenset()
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
+    own_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """As `ProbedBatch.own_losses` reads them, for `Objective.ROUTER`."""
+
+    routed: int = 0
+    """The positions, padding included, whose router losses were multiplied by their number, as
+    Megatron-Core does with a loss per token. Adapters do not set it."""
+
     traced: NDArray[np.float32] | None = None
     """The gradient that reached a traced column, by token id, which should be 0; None if no column
     is traced. Adapters do not set it."""

@@ -50,6 +50,7 @@ class Objective(StrEnum):
     PENALISED_GAE = "penalised_gae"  # with the divergence from the reference policy in rewards
     SFT = "sft"  # negative log-likelihood
     VALUE = "value"  # clipped squared error of a critic
+    ROUTER = "router"  # the losses that a mixture of experts adds itself: all advantages are 0
 
 
 POLICY_LOSSES = (
@@ -103,6 +104,8 @@ PENALISING = (
 # Coefficients of auxiliary losses: powers of two, so that nothing is rounded.
 ENTROPY_COEFFICIENT = 0.5
 KL_COEFFICIENT = 0.25
+ROUTER_COEFFICIENT = 0.5  # of the load-balancing loss of a mixture of experts
+Z_COEFFICIENT = 0.25  # of its z-loss
 
 CONSTANTS = LossConstants(
     clip_low=0.2,

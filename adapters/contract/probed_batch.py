@@ -30,6 +30,8 @@ from adapters.contract.objective import (
     OF_ROLLOUT_RATIOS,
     OFF_POLICY,
     ONE_ADVANTAGE,
+    ROUTER_COEFFICIENT,
+    Z_COEFFICIENT,
     Objective,
 )
 from reference import divergences
@@ -68,6 +70,9 @@ so that metrics must be masked by the mask alone."""
 REJECTED_LOG_PROB = -4.0
 """Log-probability of the rollout policy for a token to reject, for others 0: its ratio is e^4."""
 
+
+LOAD_BALANCING, Z_LOSS = "load_balancing", "z_loss"
+"""The losses that a mixture of experts adds itself."""
 
 REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0.5])
 """Rewards, cycled over the samples of a batch: no two of a prompt have the same."""
@@ -130,7 +135,7 @@ class ProbedBatch:
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
         """Advantages for the framework: 0 if the objective has no policy loss."""
-        if self.objective in (Objective.ENTROPY, Objective.KL):
+        if self.objective in (Objective.ENTROPY, Objective.KL, Objective.ROUTER):
             return [np.zeros(len(ids)) for ids in self.responses]
         return self.raw_advantages
 
@@ -287,6 +292,22 @@ class ProbedBatch:
         ids = np.concatenate(self.responses)
         derivatives = np.where(self.dloss_dlogprob == 0, 1.0, self.dloss_dlogprob)
         return gradient[ids].astype(np.float64) / derivatives
+
+    def own_losses(
+        self, gradients: Sequence[NDArray[np.float32] | None]
+    ) -> dict[str, tuple[float, ...]]:
+        """The coefficient in each step of the losses that the model adds itself, over its own.
+
+        The last entry of a gradient is that of the z-loss, all others are that of the
+        load-balancing loss, which is a mean over tokens. Empty for other objectives.
+        """
+        if self.objective is not Objective.ROUTER:
+            return {}
+        of_steps = [np.zeros(1) if one is None else one.astype(np.float64) for one in gradients]
+        return {
+            LOAD_BALANCING: tuple(float(one[:-1].sum()) / ROUTER_COEFFICIENT for one in of_steps),
+            Z_LOSS: tuple(float(one[-1]) / Z_COEFFICIENT for one in of_steps),
+        }
 
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32] | None]

@@ -308,6 +308,7 @@ FAMILY = Framework(
 
 ON_MEGATRON = replace(
     FAMILY,
+    objectives={**FAMILY.objectives, Objective.ROUTER: {}},
     layout={
         **FAMILY.layout,
         "tp": {"--tensor-model-parallel-size": lambda job: job.layout.tp},

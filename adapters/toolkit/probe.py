@@ -57,6 +57,10 @@ TRACES = Recorder[torch.Tensor]()
 """The gradients' leaves of the traced columns that this process was given since the last job."""
 
 
+ROUTED = Recorder[int]()
+"""The positions of each forward pass whose router multiplies its losses by their number."""
+
+
 def traced(values: torch.Tensor) -> torch.Tensor:
     """Values with a gradient of their own, which is read after the job: their shape."""
     leaf = torch.zeros_like(values, requires_grad=True)

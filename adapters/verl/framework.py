@@ -17,6 +17,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.engines import router
 from adapters.verl import departures
 from adapters.verl.sizes import DIVIDED, BatchSizes, divisor, mode_of_divisor
 from reference.aggregation import (
@@ -357,6 +358,13 @@ FSDP2 = replace(FSDP, always={**FSDP.always, "strategy": "fsdp2"})
 # Older versions use another bridge to Megatron's models by default.
 MEGATRON = replace(
     VERL,
+    objectives={
+        **VERL.objectives,
+        Objective.ROUTER: {
+            f"megatron.override_transformer_config.{name}": value
+            for name, value in router.OPTIONS.items()
+        },
+    },
     always={**VERL.always, "model_engine": "megatron", "megatron.vanilla_mbridge": False},
     layout={
         **VERL.layout,

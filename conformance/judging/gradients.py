@@ -6,6 +6,7 @@ derivative that is 0 for tokens that are clipped, and advantages may be the fram
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,18 +14,24 @@ import numpy as np
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
+from conformance.expected.step_context import StepContext
+from conformance.expected.term import LossTerm
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
+from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
     final_weights,
     judge_measurements,
+    mismatch,
     step_context,
+    unjudged,
 )
 from reference import policy_losses
+from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Mode
 from reference.rounding import ratio_bound, weight_bound
 
 if TYPE_CHECKING:
@@ -33,8 +40,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
-    from conformance.expected.step_context import StepContext
     from reference.policy_losses import PolicyTokens
+    from reference.step import Step
 
 
 def judge_combined(
@@ -105,6 +112,105 @@ def judge_advantages(
         for weights in of_ranks
     ]
     return judge_measurements(measurements, _error, _wrong)
+
+
+MEGATRONS_OWN = "megatron/core/transformer/moe/router.py (apply_z_loss, _apply_aux_loss)"
+
+
+def judge_router(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """Judge the coefficients in each step of the losses that the model adds itself: 1 is right.
+
+    Megatron-Core documents that a router's losses are means over micro-batches and data-parallel
+    ranks (``attach_and_log_load_balancing_loss``), whatever the policy loss is divided by.
+    """
+    holding = [one for one in observations[job.layout.last_stage] if one.own_losses]
+    if not holding:
+        return unjudged(Verdict.NOT_DRIVEN, "the adapter reads no losses of the model's own")
+    tolerance = ratio_bound(description.dtype, sum(_routed(step) for step in job.steps))
+    measurements = [
+        Measurement(
+            terms=[_router_term(job, index)],
+            observed=np.array([of_steps[index]]),
+            tolerance=tolerance,
+            is_per_token=False,
+        )
+        for one in holding
+        for of_steps in one.own_losses.values()
+        for index in range(len(job.steps))
+    ]
+    judged = judge_measurements(measurements, _error, _wrong_coefficient)
+    judgement = replace(judged, expected=())  # other tokens count here than in other findings
+    routed = sum(one.routed for one in observations[job.layout.last_stage])
+    if judgement.verdict is Verdict.CONFORMS or not routed:
+        return judgement
+    return _per_token(job, routed, float(measurements[0].observed[0])) or judgement
+
+
+def _router_term(job: Job, index: int) -> LossTerm:
+    """The term of a loss of which all tokens of prompts and responses have an equal share."""
+    step = job.steps[index]
+    lengths = step.prompt_lengths + step.response_lengths
+    routed = replace(
+        step,
+        response_lengths=lengths,
+        mask=np.ones(int(lengths.sum()), np.bool_),
+        original_mask=None,
+    )
+    context = StepContext(
+        steps=(*job.steps[:index], routed, *job.steps[index + 1 :]),
+        step_index=index,
+        aggregation=Aggregation(Mode.TOKEN_MEAN),
+        conventions=DEFAULT_CONVENTIONS,
+        layout=job.layout,
+        forward_pass_of_token=None,
+    )
+    return LossTerm(metric=Objective.ROUTER, context=context, factors=np.ones(len(routed.mask)))
+
+
+def _routed(step: Step) -> int:
+    """The tokens of a step that a router sees."""
+    return int((step.prompt_lengths + step.response_lengths).sum())
+
+
+def _wrong_coefficient(measurement: Measurement) -> Judgement:
+    found = float(measurement.observed[0])
+    diagnosis = diagnose(measurement)
+    explanation = f"a loss of the router has {found:.7g} times its coefficient"
+    _, colon, rest = diagnosis.explanation.partition(": ")
+    return Judgement(
+        verdict=Verdict.MISMATCH,
+        agreement=agreement(measurement.observed, measurement.expected, measurement.magnitude),
+        scale=found,
+        diagnosis=diagnosis.model_copy(update={"explanation": f"{explanation}{colon}{rest}"}),
+    )
+
+
+def _per_token(job: Job, routed: int, coefficient: float) -> Judgement | None:
+    """The judgement of router losses with a loss per token.
+
+    Megatron-Core's router multiplies its losses by the positions of a rank, padding included, each
+    context-parallel rank has one share of them, and all gradients are divided by the tokens that
+    the framework counts: a count between the active tokens and all positions keeps its contract.
+    """
+    counted = routed / job.layout.cp / coefficient
+    if counted < 1.5:
+        words = (
+            f"a loss of the router has {coefficient:.7g} times its coefficient: Megatron-Core"
+            f" multiplies it by tokens ({MEGATRONS_OWN}), and no count of tokens divides it"
+        )
+        return replace(mismatch("router_losses_not_divided", words), scale=coefficient)
+    active = sum(int(step.active_tokens.sum()) for step in job.steps)
+    if not active - job.layout.cp <= counted <= routed + 0.5:
+        return None
+    words = (
+        f"with a loss per token, a loss of the router has {coefficient:.4g} times its coefficient:"
+        f" {routed} routed positions / {job.layout.cp} context-parallel ranks / {counted:.0f}"
+        f" counted tokens; see {MEGATRONS_OWN}"
+    )
+    diagnosis = Diagnosis(name="router_losses_per_token", explanation=words)
+    return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis)
 
 
 def _advantages(

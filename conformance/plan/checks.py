@@ -68,6 +68,7 @@ WITHOUT_PAIRS = frozenset(
     {
         Objective.ENTROPY,
         Objective.KL,
+        Objective.ROUTER,
         Objective.SFT,
         Objective.VALUE,
         Objective.DUAL_CLIP,
@@ -147,6 +148,8 @@ class CheckSpec:
         """
         if self.objective is Objective.POLICY:
             return True
+        if self.objective is Objective.ROUTER:
+            return layout.tp == 1
         return layout.micro_batches != 1 and Option.NOT_SHARDED not in layout.options
 
     @property
@@ -214,6 +217,13 @@ CHECK_SPECS = (
     _metric(Metric.LOSS, Objective.COMBINED),
     _metric(Metric.ENTROPY, Objective.COMBINED),
     _metric(Metric.KL, Objective.COMBINED),
+    CheckSpec(
+        check=Check.AUXILIARY,
+        name=Objective.ROUTER,
+        objective=Objective.ROUTER,
+        cases=_cases("uneven_lengths"),
+        modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN),
+    ),
     *(
         CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=ONE)
         for objective in (*POLICY_LOSSES, *CORRECTIONS)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Job, Rank, Refused, Unsupported
+from adapters.contract.objective import Objective
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.blame import blame
@@ -94,13 +95,16 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
 
 
 def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
-    """What the adapter observes, with the gradient of a traced column."""
-    if job.traced is None:
+    """What the adapter observes, with what the toolkit records of a traced column or a router."""
+    if job.traced is None and job.objective is not Objective.ROUTER:
         return adapter.observe(job, rank)
     from adapters.toolkit import probe  # costs time, and few jobs need it
 
     probe.TRACES.clear()
-    return replace(adapter.observe(job, rank), traced=probe.gradient_of_traced())
+    probe.ROUTED.clear()
+    observation = adapter.observe(job, rank)
+    routed = sum(probe.ROUTED.drain())
+    return replace(observation, traced=probe.gradient_of_traced(), routed=routed)
 
 
 def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:

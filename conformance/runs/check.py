@@ -27,7 +27,12 @@ from conformance.judging.altered import (
     judge_traced_crash,
 )
 from conformance.judging.conventions import judge_by_conventions
-from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
+from conformance.judging.gradients import (
+    judge_advantages,
+    judge_combined,
+    judge_off_policy,
+    judge_router,
+)
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
 from conformance.judging.startup import (
     NOT_BROKEN,
@@ -96,6 +101,8 @@ def judge(spec: CheckSpec) -> Judge:
         return partial(judge_logged, metric=spec.metric)
     if spec.check is Check.SHARDING:
         return judge_sharding
+    if spec.objective is Objective.ROUTER:
+        return judge_router
     if spec.objective in OFF_POLICY:
         return judge_off_policy
     if spec.objective in FROM_REWARDS:
