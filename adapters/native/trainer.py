@@ -23,6 +23,8 @@ from adapters.contract.objective import (
     FROM_REWARDS,
     KL_COEFFICIENT,
     OF_ROLLOUTS,
+    ROUTER_COEFFICIENT,
+    Z_COEFFICIENT,
     Metric,
     Objective,
 )
@@ -104,6 +106,8 @@ class Trainer:
         """The gradient of the step's loss, [probe], and its metrics, equal on all ranks."""
         gradient, logs = self.accumulate(probe, samples, self.token_losses)
         self.synchronise(gradient)
+        if not logs:
+            return gradient, {}
         totals = self.report(torch.stack([*logs.values()], dim=1))
         return gradient, dict(zip(logs, totals.tolist(), strict=True))
 
@@ -113,6 +117,7 @@ class Trainer:
         """This rank's part of the gradient, and of each metric by micro-batch."""
         probe.grad = torch.zeros_like(probe)
         logs: dict[Metric, list[float]] = {metric: [] for metric in self.logged}
+        self.routed = sum(len(sample.ids) - 1 for sample in samples)
         mine = self.shard(self.with_auxiliary_denominators(self.divided(samples)))
         for micro_batch in self.cut(mine):
             packed = self.handed_on(pack(micro_batch, self.layout, self.cp_rank))
@@ -140,6 +145,8 @@ class Trainer:
     @property
     def logged(self) -> Sequence[Metric]:
         """The metrics that every rank logs of a step, even without samples."""
+        if self.objective is Objective.ROUTER:
+            return ()
         if self.objective in OTHER_LOSSES:
             return (Metric.LOSS,)
         return tuple(metric for metric in Metric if metric not in OF_ROLLOUTS)
@@ -187,6 +194,8 @@ class Trainer:
             losses = OTHER_LOSSES[self.objective](log_probs, packed, self.of_sequence)
             loss = self.reduce(losses, packed.auxiliary)
             return loss, {Metric.LOSS: loss}
+        if self.objective is Objective.ROUTER:
+            return self.router_losses(probe, packed.ids[packed.ids != PADDING_ID]), {}
         policy_loss = self.reduce(token_losses(log_probs, packed), packed)
         entropy = self.entropy(probe, packed)
         kl = self.divergence(log_probs, packed)
@@ -209,6 +218,14 @@ class Trainer:
         """
         of_tokens = probe[packed.ids]
         return torch.where(packed.mask, of_tokens, of_tokens.detach())
+
+    def router_losses(self, probe: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+        """The part of a micro-batch in the losses of a router, given the ids that it holds.
+
+        Each is a mean over all tokens of the step, or over all but each sample's first one.
+        """
+        balancing = ROUTER_COEFFICIENT * probe[held].sum()
+        return (balancing + Z_COEFFICIENT * len(held) * probe[-1]) / self.routed
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The policy loss of each token."""

@@ -14,7 +14,6 @@ import numpy as np
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
-from conformance.expected.step_context import StepContext
 from conformance.expected.term import LossTerm
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
+    from conformance.expected.step_context import StepContext
     from reference.policy_losses import PolicyTokens
     from reference.step import Step
 
@@ -131,7 +131,7 @@ def judge_router(
     tolerance = ratio_bound(description.dtype, sum(_routed(step) for step in job.steps))
     measurements = [
         Measurement(
-            terms=[_router_term(job, index)],
+            terms=[_router_term(step_context(job, index, observations, description))],
             observed=np.array([of_steps[index]]),
             tolerance=tolerance,
             is_per_token=False,
@@ -148,9 +148,12 @@ def judge_router(
     return _per_token(job, routed, float(measurements[0].observed[0])) or judgement
 
 
-def _router_term(job: Job, index: int) -> LossTerm:
-    """The term of a loss of which all tokens of prompts and responses have an equal share."""
-    step = job.steps[index]
+def _router_term(of_step: StepContext) -> LossTerm:
+    """The term of a loss of which all tokens of prompts and responses have an equal share.
+
+    A prompt is placed where the first token of its response is.
+    """
+    step, passes = of_step.step, of_step.forward_pass_of_token
     lengths = step.prompt_lengths + step.response_lengths
     routed = replace(
         step,
@@ -158,15 +161,21 @@ def _router_term(job: Job, index: int) -> LossTerm:
         mask=np.ones(int(lengths.sum()), np.bool_),
         original_mask=None,
     )
-    context = StepContext(
-        steps=(*job.steps[:index], routed, *job.steps[index + 1 :]),
-        step_index=index,
+    places = [
+        max(token, 0) + start
+        for start, prompt, length in zip(step.offsets, step.prompt_lengths, lengths, strict=False)
+        for token in range(-prompt, length - prompt)
+    ]
+    context = replace(
+        of_step,
+        steps=(routed,),
+        step_index=0,
         aggregation=Aggregation(Mode.TOKEN_MEAN),
         conventions=DEFAULT_CONVENTIONS,
-        layout=job.layout,
-        forward_pass_of_token=None,
+        forward_pass_of_token=None if passes is None else passes[:, places],
+        rows_of_passes=None,
     )
-    return LossTerm(metric=Objective.ROUTER, context=context, factors=np.ones(len(routed.mask)))
+    return LossTerm(metric=Objective.ROUTER, context=context, factors=np.ones(len(places)))
 
 
 def _routed(step: Step) -> int:

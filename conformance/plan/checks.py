@@ -169,6 +169,8 @@ class CheckSpec:
         """
         if depth is Depth.STEP:
             return True
+        if self.objective is Objective.ROUTER:
+            return False
         if depth is Depth.LOSS and self.check in (Check.OFF_POLICY, Check.AUXILIARY):
             return self.metric is None
         return self.objective is Objective.POLICY and self.check is Check.WEIGHTS

@@ -18,6 +18,7 @@ from tests.mutants import (
     pipelines,
     poison,
     rollouts,
+    router,
     sharding,
     startup,
 )
@@ -44,6 +45,7 @@ MODULES = (
     rollouts,
     poison,
     gradients,
+    router,
     sharding,
     startup,
     logging,
