@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from adapters.contract.altered import altered
 from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.job import Column
 from adapters.contract.objective import (
@@ -368,13 +369,6 @@ class ProbedBatch:
         ]
 
 
-class Traced(list["NDArray[np.float64]"]):
-    """Values of tokens, an array for each sample, that a framework must take as constants.
-
-    The toolkit gives them a gradient, which must stay 0.
-    """
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AlteredBatch(ProbedBatch):
     """A batch in which a column that a framework is given is poisoned or traced.
@@ -406,26 +400,7 @@ class AlteredBatch(ProbedBatch):
 
     def given(self, column: Column) -> list[NDArray[np.float64]]:
         """A column of the plain batch, altered if it is the job's."""
-        values: list[NDArray[np.float64]] = getattr(self.plain, column)
-        if column is self.job.traced:
-            return Traced(values)
-        poison = self.job.poison
-        if poison is None or column is not poison.column:
-            return values
-        cycled = np.array(poison.values)
-        return [
-            np.where(kept, of_sample, cycled[ids % len(cycled)])
-            for kept, of_sample, ids in zip(self._kept(column), values, self.responses, strict=True)
-        ]
-
-    def _kept(self, column: Column) -> list[NDArray[np.bool_]]:
-        """The tokens whose values stay: those that a mask keeps before rejection sampling.
-
-        An advantage of a whole sample stays if the sample has any.
-        """
-        if column is Column.ADVANTAGES and self.advantage_unit is AdvantageUnit.SAMPLE:
-            return [np.full(len(mask), mask.any()) for mask in self.original_masks]
-        return self.original_masks
+        return altered(self.plain, column, self.job)
 
 
 for _column in Column:

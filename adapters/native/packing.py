@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.contract.probed_batch import PADDING_ID, ProbedBatch, Traced
+from adapters.contract.altered import Traced
+from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
 from adapters.toolkit.probe import traced
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from adapters.contract.objective import (
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
+    ROUTER_COEFFICIENT,
     Metric,
     Objective,
 )
@@ -131,6 +132,7 @@ OPENRLHF = Framework(
         Objective.ENTROPY: ENTROPY,
         Objective.KL: KL,
         Objective.COMBINED: {**ENTROPY, **KL},
+        Objective.ROUTER: {"--actor.aux_loss_coef": ROUTER_COEFFICIENT},
         Objective.GROUP_NORMALISED: {ESTIMATOR: "group_norm", **GROUPS},
         Objective.GROUP_CENTRED: {ESTIMATOR: "dr_grpo", **GROUPS},
         Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo", **GROUPS},
@@ -225,7 +227,7 @@ OPENRLHF = Framework(
         --actor.eps_clip | one bound for both | `--actor.eps_clip_low_high` is set
         --actor.dual_clip | the bound of dual clip
         --actor.entropy_coef | the entropy bonus
-        --actor.aux_loss_coef | the loss of a model's router | the probe's model has none
+        --actor.aux_loss_coef | the loss of a model's router
         --algo.kl.use_loss, --algo.kl.init_coef | the divergence in the loss, or in the reward
         --algo.kl.estimator | the estimator of the divergence | `k1`; the same lines reduce `k2` and
             `k3`

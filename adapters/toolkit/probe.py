@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from adapters.contract.probed_batch import ENTROPIES, Traced
+from adapters.contract.altered import Traced
+from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
+from adapters.contract.probed_batch import ENTROPIES
 from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
@@ -152,6 +154,15 @@ class GradientReader:
         probe.grad.zero_()
 
 
+def router_loss(ids: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
+    """The load-balancing loss that a mixture of experts returns of a forward pass.
+
+    It is the mean over positions of the probe's entries, and has the last entry once: with the
+    coefficient of `ROUTER_COEFFICIENT`, that is the coefficient of the z-loss that it stands for.
+    """
+    return probe[ids].mean() + Z_COEFFICIENT / ROUTER_COEFFICIENT * probe[-1]
+
+
 class ProbeSeam:
     """Adds the probe to log-probabilities and entropies that a framework computes of logits.
 
@@ -165,6 +176,7 @@ class ProbeSeam:
     def __init__(self) -> None:
         self.probe: torch.Tensor | None = None
         self.predicted: torch.Tensor | None = None
+        self.has_router = False  # whether the model returns the loss of a router
 
     def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
         """What to add to the log-probabilities of tokens, in their shape."""

@@ -12,6 +12,7 @@ from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
+    ROUTER_COEFFICIENT,
     Metric,
     Objective,
 )
@@ -195,6 +196,7 @@ GRPO = Framework(
         Objective.ENTROPY: BONUS,
         Objective.KL: PENALTY,
         Objective.COMBINED: {**BONUS, **PENALTY},
+        Objective.ROUTER: {"router_aux_loss_coef": ROUTER_COEFFICIENT},
         Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
         Objective.GROUP_CENTRED: {"scale_rewards": "none"},
     },
@@ -286,7 +288,7 @@ GRPO = Framework(
             the upper one, and whether there is a correction | without a lower bound
         sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps | the reference policy follows
             the policy | its answers are given
-        router_aux_loss_coef | a load-balancing loss | the probe's model has no experts
+        router_aux_loss_coef | a load-balancing loss
         fsdp, fsdp_config | shards of the model | the engine `fsdp2` has them
         deepspeed | the engine, and what ranks share of a model | on all others stage 2
         max_grad_norm | the norm of the gradient | the gradient is read before it

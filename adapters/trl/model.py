@@ -22,7 +22,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from adapters.contract.probed_batch import ENTROPIES
-from adapters.toolkit.probe import CERTAIN_LOGIT, ForwardPasses, ProbeLayer, cycled
+from adapters.toolkit.probe import CERTAIN_LOGIT, ForwardPasses, ProbeLayer, cycled, router_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,9 +146,11 @@ def register() -> None:
     vars(transformers)[ProbeForTRL.__name__] = ProbeForTRL
 
 
-def policy(capacity: int) -> ProbeForTRL:
-    """The policy to train."""
+def policy(capacity: int, *, has_router: bool) -> ProbeForTRL:
+    """The policy to train, which may return the loss of a router."""
     config = ProbeConfig()
+    if has_router:
+        config.output_router_logits = False  # until a trainer asks for them
     config.capacity = capacity
     config._name_or_path = str(CHECKPOINT)
     return ProbeForTRL(config)
@@ -177,8 +179,11 @@ def put_probe_in(model: ProbeForTRL) -> None:
         )
         mask = options.get(MASK)
         scored = targets != IGNORED if mask is None else mask[:, 1:] != 0
-        self.note(input_ids, ids)
+        probe = self.note(input_ids, ids)
+        asks_router = options.pop("output_router_logits", False)
         output: Any = fused(input_ids=input_ids, **{**options, name: labels.clamp(max=0)})
+        if asks_router:
+            output["aux_loss"] = router_loss(input_ids, probe)
         values = self.values()
         zero = values.new_zeros(())
         output["log_probs"] = output["log_probs"] + torch.where(scored, values, zero)

@@ -18,6 +18,7 @@ from conformance.expected.term import LossTerm
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
+from conformance.findings.cause import TermMistake
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture
@@ -143,8 +144,10 @@ def judge_router(
     judged = judge_measurements(measurements, _error, _wrong_coefficient)
     judgement = replace(judged, expected=())  # other tokens count here than in other findings
     routed = sum(one.routed for one in observations[job.layout.last_stage])
-    if judgement.verdict is Verdict.CONFORMS or not routed:
+    if judgement.verdict is Verdict.CONFORMS:
         return judgement
+    if not routed:
+        return _without_micro_batches(measurements[0], judgement) or judgement
     return _per_token(job, routed, float(measurements[0].observed[0])) or judgement
 
 
@@ -194,6 +197,34 @@ def _wrong_coefficient(measurement: Measurement) -> Judgement:
         scale=found,
         diagnosis=diagnosis.model_copy(update={"explanation": f"{explanation}{colon}{rest}"}),
     )
+
+
+def _without_micro_batches(measurement: Measurement, judgement: Judgement) -> Judgement | None:
+    """The mismatch of a loss that is left of the first or last micro-batch of each rank alone.
+
+    Micro-batches weigh by their samples.
+    """
+    context, found = measurement.context, float(measurement.observed[0])
+    placement = context.placement
+    if placement is None or placement.micro_batches.max() == 1:
+        return None
+    last = placement.micro_batch == placement.micro_batches - 1
+    kept = {name: _samples(context, of) for name, of in (("last", last), ("first", ~last))}
+    name = next((one for one, share in kept.items() if abs(found - share) < 1e-6), None)
+    if name is None:
+        return None
+    lost = TermMistake.of(Objective.ROUTER, "micro_batches_lost")
+    words = f"a loss of the router has {found:.7g} times its coefficient: that of the {name}"
+    return replace(
+        judgement,
+        diagnosis=Diagnosis(name=lost.mistake, explanation=f"{words} micro-batches of ranks"),
+        clues=judgement.clues and judgement.clues.model_copy(update={"explanations": [[[lost]]]}),
+    )
+
+
+def _samples(context: StepContext, tokens: NDArray[np.bool_]) -> float:
+    """The share of a step's samples that have some of these tokens."""
+    return len(np.unique(context.sample[tokens])) / context.step.size
 
 
 def _per_token(job: Job, routed: int, coefficient: float) -> Judgement | None:

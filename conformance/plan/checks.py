@@ -68,7 +68,6 @@ WITHOUT_PAIRS = frozenset(
     {
         Objective.ENTROPY,
         Objective.KL,
-        Objective.ROUTER,
         Objective.SFT,
         Objective.VALUE,
         Objective.DUAL_CLIP,
