@@ -271,6 +271,14 @@ VERL = Framework(
         megatron.override_ddp_config.average_in_collective,
             megatron.override_ddp_config.overlap_grad_reduce | how Megatron reduces gradients
         megatron.override_transformer_config.calculate_per_token_loss | Megatron divides by tokens
+        megatron.override_transformer_config.num_moe_experts,
+            megatron.override_transformer_config.moe_router_topk,
+            megatron.override_transformer_config.moe_router_pre_softmax,
+            megatron.override_transformer_config.moe_router_load_balancing_type,
+            megatron.override_transformer_config.moe_aux_loss_coeff,
+            megatron.override_transformer_config.moe_z_loss_coeff,
+            megatron.override_transformer_config.add_bias_linear |
+            a mixture of experts and the losses of its router
         actor_rollout_ref.model.use_remove_padding, use_remove_padding | packed rows
         pad_to_length | packed rows are padded to few different lengths | the default is run
         actor_rollout_ref.model.use_fused_kernels, use_fused_kernels, use_prefix_grouper | kernels

@@ -106,7 +106,7 @@ def judge_traced_crash(job: Job, crash: Crashed, description: Description) -> Ju
     """Judge a job that crashes if a column has a gradient: it is used, unless it cannot be."""
     if RETAINED not in crash.message:
         words = f"{job.traced} cannot be given with a gradient: {crash.message}"
-        return unjudged(Verdict.UNSUPPORTED, words)
+        return unjudged(Verdict.NOT_DRIVEN, words)
     return _with_gradient(job, "several micro-batches go back through it", description)
 
 

@@ -33,6 +33,7 @@ from conformance.judging.weights import (
 from reference import policy_losses
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Mode
 from reference.rounding import ratio_bound, weight_bound
+from reference.weights import router_coefficient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -234,7 +235,7 @@ def _per_token(job: Job, routed: int, coefficient: float) -> Judgement | None:
     context-parallel rank has one share of them, and all gradients are divided by the tokens that
     the framework counts: a count between the active tokens and all positions keeps its contract.
     """
-    counted = routed / job.layout.cp / coefficient
+    counted = router_coefficient(np.array([routed]), job.layout.cp, counted=coefficient)
     if counted < 1.5:
         words = (
             f"a loss of the router has {coefficient:.7g} times its coefficient: Megatron-Core"

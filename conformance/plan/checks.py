@@ -134,6 +134,11 @@ class CheckSpec:
         return rejected == (self.objective is Objective.REJECTION)
 
     @property
+    def is_looked_at_once(self) -> bool:
+        """Whether it is looked at on one layout or two, and not wherever its objective is."""
+        return self.compares_cuts or self.poisoned is not None or self.traced is not None
+
+    @property
     def is_of_advantages(self) -> bool:
         """Whether it is of advantages that the framework computes, looked at in one mode alone."""
         return self.objective in FROM_REWARDS

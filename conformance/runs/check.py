@@ -86,7 +86,9 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
 
 def job_cell(cell: AnyMatrixCell | None, description: Description) -> MatrixCell | None:
     """The cell if it is judged by the outcome of its job alone, which may then run beforehand."""
-    if type(cell) is MatrixCell and _missing(cell, description) is None:
+    if type(cell) is not MatrixCell or cell.spec.poisoned is not None:
+        return None
+    if _missing(cell, description) is None:
         return cell
     return None
 

@@ -22,6 +22,7 @@ def samples(*lengths: int) -> list[SampleTensors]:
             mask=torch.ones(length, dtype=torch.bool),
             original_mask=torch.ones(length, dtype=torch.bool),
             values=torch.zeros(length),
+            teacher_log_probs=torch.zeros(length),
             response_length=length,
             reward=0.0,
             group=0,
