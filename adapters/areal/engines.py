@@ -140,10 +140,12 @@ class Bridge:
         import torch
 
         from adapters.areal import model
-        from adapters.engines import megatron_core
+        from adapters.engines import megatron_core, router
         from adapters.toolkit.probe import HEADED
 
-        self.config = megatron_core.transformer_config(job.layout, torch.float32)
+        self.config = megatron_core.transformer_config(
+            job.layout, torch.float32, **router.options(job)
+        )
         self.TransformerConfigClass = type(self.config)
         self.hf_config = SimpleNamespace(**vars(HEADED))  # which AReaL writes to
         self._capacity, self._rank = capacity, rank

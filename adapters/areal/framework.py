@@ -354,6 +354,7 @@ def _grid(job: Job) -> str:
 # AReaL's checkpoints, without which no engine is made, need the distributed optimizer.
 MEGATRON = replace(
     AREAL,
+    objectives={**AREAL.objectives, Objective.ROUTER: {}},
     layout={
         **AREAL.layout,
         "dp cp tp pp": {"backend": _grid},

@@ -5,6 +5,7 @@ A job for startup validation has a configuration that differs in a few points fr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ class Setting(StrEnum):
     BATCH_SIZE = "batch_size"  # the number of samples of an optimizer step
     CORRECTION = "correction"  # a custom function for truncated importance sampling
     REDUCER = "reducer"  # a custom reducer of the policy loss
+    DISTILLATION = "distillation"  # the divergence from a teacher in the advantages
     CONFIG_FILE = "config_file"  # a configuration file that is read after the command line
 
 
@@ -64,8 +66,9 @@ class Configuration:
     ``entropy`` and ``kl`` switch on auxiliary losses; ``corrects`` sets a custom function for
     truncated importance sampling, ``reduces`` a custom reducer of the policy loss, which divides
     sums by `REDUCER_DIVISOR` in every mode. ``batch_size`` is the number of samples of an optimizer
-    step, the job's if None. ``in_file`` are the settings in a configuration file instead of the
-    command line.
+    step, the job's if None. ``distils`` subtracts the divergence from a teacher, times
+    `KL_COEFFICIENT`, from advantages that the framework computes. ``in_file`` are the settings in a
+    configuration file instead of the command line.
     """
 
     says_mode: bool = True
@@ -76,6 +79,7 @@ class Configuration:
     corrects: bool = False
     reduces: bool = False
     batch_size: int | None = None
+    distils: bool = False
     in_file: frozenset[Setting] = frozenset()
     fault_injection: FaultInjection | None = None
 
@@ -91,6 +95,7 @@ class Configuration:
             Setting.BATCH_SIZE: self.batch_size is not None,
             Setting.CORRECTION: self.corrects,
             Setting.REDUCER: self.reduces,
+            Setting.DISTILLATION: self.distils,
             Setting.CONFIG_FILE: bool(self.in_file),
         }
         faults = () if self.fault_injection is None else (self.fault_injection,)
@@ -99,6 +104,29 @@ class Configuration:
 
 DEFAULT_CONFIGURATION = Configuration()
 REDUCER_DIVISOR = 64.0  # the divisor of the custom reducer
+
+
+class Column(StrEnum):
+    """A column of a batch that a framework is given, by its name in `ProbedBatch`."""
+
+    OLD_LOG_PROBS = "old_log_probs"
+    REFERENCE_LOG_PROBS = "reference_log_probs"
+    ROLLOUT_LOG_PROBS = "rollout_log_probs"
+    ADVANTAGES = "advantages"
+    VALUES = "values"
+    TEACHER_LOG_PROBS = "teacher_log_probs"
+
+
+POISONS = (math.nan, math.inf, -math.inf, 1e30)
+"""Values that no token's loss may depend on: multiplied by 0, three of them are not 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poison:
+    """Values that stand in a column at masked tokens, cycled over their token ids."""
+
+    column: Column
+    values: tuple[float, ...] = POISONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +139,9 @@ class Job:
     depth: Depth
     objective: Objective = Objective.POLICY
     configuration: Configuration = DEFAULT_CONFIGURATION
+    poison: Poison | None = None
+    traced: Column | None = None
+    """The column whose values have a gradient, as of a model that was not run without one."""
 
     @property
     def rejects(self) -> bool:
@@ -172,3 +203,13 @@ class Observation:
     rows: tuple[NDArray[np.int32], ...] = ()
     skipped_steps: frozenset[int] = frozenset()
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
+    own_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """As `ProbedBatch.own_losses` reads them, for `Objective.ROUTER`."""
+
+    routed: int = 0
+    """The positions, padding included, whose router losses were multiplied by their number, as
+    Megatron-Core does with a loss per token. Adapters do not set it."""
+
+    traced: NDArray[np.float32] | None = None
+    """The gradient that reached a traced column, by token id, which should be 0; None if no column
+    is traced. Adapters do not set it."""

@@ -75,6 +75,7 @@ class Objective(StrEnum):
     SFT = "sft"  # negative log-likelihood
     VALUE = "value"  # squared error of a critic, whose values are within the bound of clipping
     VALUE_CLIPPED = "value_clipped"  # the same with old values beyond the bound
+    ROUTER = "router"  # the losses that a mixture of experts adds itself: all advantages are 0
 
 
 POLICY_LOSSES = (
@@ -194,6 +195,8 @@ PENALISING = (
 # Coefficients of auxiliary losses: powers of two, so that nothing is rounded.
 ENTROPY_COEFFICIENT = 0.5
 KL_COEFFICIENT = 0.25
+ROUTER_COEFFICIENT = 0.5  # of the load-balancing loss of a mixture of experts
+Z_COEFFICIENT = 0.25  # of its z-loss
 
 CONSTANTS = LossConstants(
     clip_low=0.2,

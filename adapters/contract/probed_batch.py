@@ -15,12 +15,14 @@ token from which it is predicted.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from adapters.contract.altered import altered
 from adapters.contract.formulas import DERIVATIVES
+from adapters.contract.job import Column
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
@@ -31,6 +33,8 @@ from adapters.contract.objective import (
     OF_THE_ROLLOUT_POLICY,
     OFF_POLICY,
     ONE_ADVANTAGE,
+    ROUTER_COEFFICIENT,
+    Z_COEFFICIENT,
     Objective,
 )
 from reference import divergences, value_losses
@@ -91,6 +95,9 @@ REJECTED_LOG_PROB = -4.0
 """Log-ratio of the rollout policy to the old one for a token to reject, for others 0."""
 
 
+LOAD_BALANCING, Z_LOSS = "load_balancing", "z_loss"
+"""The losses that a mixture of experts adds itself."""
+
 REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0.5])
 """Rewards, cycled over the samples of a batch: no two of a prompt have the same."""
 
@@ -102,8 +109,8 @@ OLD_VALUES = np.array([0.5, -0.5, 0.125, -0.625, 0.375, 0.21875])
 bound of clipping, and one is between it and the lower bound of ratios. All are so small that the
 sign of a return alone decides whether its loss is clipped, at half of the return too."""
 
-WITHOUT_POLICY_LOSS = (Objective.ENTROPY, Objective.KL, Objective.ADAPTIVE_KL)
-"""Objectives that are a term alone."""
+WITHOUT_POLICY_LOSS = (Objective.ENTROPY, Objective.KL, Objective.ADAPTIVE_KL, Objective.ROUTER)
+"""Objectives without a policy loss: a term alone, or the losses of a router."""
 
 PADDING_VALUE = 2.0
 """A critic's value of padding, which a framework must not read."""
@@ -140,7 +147,10 @@ class ProbedBatch:
     @classmethod
     def of(cls, job: Job, conventions: Conventions = DEFAULT_CONVENTIONS) -> ProbedBatch:
         """A job's batch as a framework with these conventions is given it."""
-        return cls.under(conventions, job.steps, job.objective)
+        batch = cls.under(conventions, job.steps, job.objective)
+        if job.poison is None and job.traced is None:
+            return batch
+        return AlteredBatch.of_plain(batch, job)
 
     @cached_property
     def prompts(self) -> list[NDArray[np.int64]]:
@@ -202,6 +212,11 @@ class ProbedBatch:
     def reference_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the reference policy."""
         return [-DIVERGENCES[ids % len(DIVERGENCES)] for ids in self.responses]
+
+    @cached_property
+    def teacher_log_probs(self) -> list[NDArray[np.float64]]:
+        """Log-probabilities of a teacher."""
+        return [-LOG_RATIOS[ids % len(LOG_RATIOS)] for ids in self.responses]
 
     @cached_property
     def rollout_log_probs(self) -> list[NDArray[np.float64]]:
@@ -390,6 +405,22 @@ class ProbedBatch:
         derivatives = np.where(self.dloss_dlogprob == 0, 1.0, self.dloss_dlogprob)
         return gradient[ids].astype(np.float64) / derivatives
 
+    def own_losses(
+        self, gradients: Sequence[NDArray[np.float32] | None]
+    ) -> dict[str, tuple[float, ...]]:
+        """The coefficient in each step of the losses that the model adds itself, over its own.
+
+        The last entry of a gradient is that of the z-loss, all others are that of the
+        load-balancing loss, which is a mean over tokens. Empty for other objectives.
+        """
+        if self.objective is not Objective.ROUTER:
+            return {}
+        of_steps = [np.zeros(1) if one is None else one.astype(np.float64) for one in gradients]
+        return {
+            LOAD_BALANCING: tuple(float(one[:-1].sum()) / ROUTER_COEFFICIENT for one in of_steps),
+            Z_LOSS: tuple(float(one[-1]) / Z_COEFFICIENT for one in of_steps),
+        }
+
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32] | None]
     ) -> tuple[NDArray[np.float64], ...]:
@@ -447,3 +478,43 @@ class ProbedBatch:
         return [
             (np.arange(start, start + length), int(prompt)) for start, length, prompt in of_samples
         ]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AlteredBatch(ProbedBatch):
+    """A batch in which a column that a framework is given is poisoned or traced.
+
+    What is expected of the framework is what is expected with the plain batch.
+    """
+
+    plain: ProbedBatch
+    job: Job
+
+    @classmethod
+    def of_plain(cls, plain: ProbedBatch, job: Job) -> AlteredBatch:
+        """The plain batch, altered as a job says."""
+        own = {each.name: getattr(plain, each.name) for each in fields(plain)}
+        return cls(**own, plain=plain, job=job)
+
+    @cached_property
+    def dloss_dlogprob(self) -> NDArray[np.float64]:
+        """As in the plain batch."""
+        return self.plain.dloss_dlogprob
+
+    def weights_of_steps(
+        self, gradients: Sequence[NDArray[np.float32] | None]
+    ) -> tuple[NDArray[np.float64], ...]:
+        """As of the plain batch, but NaN if the trainer skipped steps because of a poison."""
+        if len(gradients) < len(self.steps):
+            return tuple(np.full(len(step.mask), np.nan) for step in self.steps)
+        return super().weights_of_steps(gradients)
+
+    def given(self, column: Column) -> list[NDArray[np.float64]]:
+        """A column of the plain batch, altered if it is the job's."""
+        return altered(self.plain, column, self.job)
+
+
+for _column in Column:
+    _given = cached_property(partial(AlteredBatch.given, column=_column))
+    _given.__set_name__(AlteredBatch, _column)
+    setattr(AlteredBatch, _column, _given)

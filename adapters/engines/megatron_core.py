@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
+from adapters.engines.router import RouterLosses
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, Recorder, as_array
 
@@ -243,6 +244,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             self.logit = nn.Parameter(torch.zeros(1))
             self.probe = nn.Parameter(torch.zeros(capacity))
             self.passes = ForwardPasses()
+            self.router = RouterLosses(config)
             self.received: Any = None
 
         def set_input_tensor(self, input_tensor: Any) -> None:
@@ -267,7 +269,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
                 handed_on = activations(ids, probe, config.hidden_size).to(self.logit.dtype)
                 return handed_on + self.logit
             output: torch.Tensor = head(ids, probe, self.logit.float())
-            return output
+            return self.router.added_to(output, ids, probe)
 
     stage, chunks = mpu.get_pipeline_model_parallel_rank(), chunks_of(config)
     stages = config.pipeline_model_parallel_size

@@ -18,7 +18,15 @@ from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import cuts
 from adapters.miles import driving
 from adapters.miles.driving import decline_in_fetch, engine, import_miles, module
-from adapters.miles.framework import FSDP, KEEPERS, LOSSES, MEGATRON, PLACES, for_tests
+from adapters.miles.framework import (
+    FSDP,
+    KEEPERS,
+    LOSSES,
+    MEGATRON,
+    PLACES,
+    STATED,
+    for_tests,
+)
 from adapters.slime_family import importing
 from adapters.slime_family.adapter import LineageAdapter
 from adapters.slime_family.driving import (
@@ -57,7 +65,7 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     framework = MEGATRON
     log_probs = "backends.training_utils.loss_hub.logit_processors"
-    losses, places, keepers = LOSSES, PLACES, KEEPERS
+    losses, places, keepers, stated = LOSSES, PLACES, KEEPERS, STATED
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
     padded_layouts = tuple(cuts(grids(largest=8), "bshd", micro_batches=(1, 2)))
@@ -131,7 +139,7 @@ class MilesFsdpAdapter(LineageAdapter):
     engine = "fsdp"
     framework = FSDP
     depths = frozenset({Depth.LOSS, Depth.STEP})
-    losses, keepers = LOSSES, KEEPERS
+    losses, keepers, stated = LOSSES, KEEPERS, STATED
     # The engine counts a step's tokens itself, if at all.
     places: ClassVar[Mapping[CodeLocation, tuple[str, ...]]] = {
         **PLACES,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract.description import CodeLocation, parse_departures
+from adapters.contract.job import Column
 from adapters.engines.shells import ZEROED
 from adapters.slime_family.framework import FAMILY, OBSERVED_ENTROPY, ON_MEGATRON
 from adapters.toolkit.settings import WITH_CRITIC
@@ -44,6 +45,21 @@ KEEPERS = (
     AGGREGATION,
 )
 """Functions that may enforce rules of configurations and logs."""
+
+STATED = dict.fromkeys(
+    (
+        f"no_gradient.{column}"
+        for column in (
+            Column.OLD_LOG_PROBS,
+            Column.ROLLOUT_LOG_PROBS,
+            Column.REFERENCE_LOG_PROBS,
+            Column.TEACHER_LOG_PROBS,
+            Column.ADVANTAGES,
+        )
+    ),
+    "miles pull request 1966: scores produced before the update are fixed training data",
+)
+"""Rules that miles states of columns; tests/fast/backends/training_utils/loss/test_opd.py."""
 
 OBSERVED = parse_departures(
     """

@@ -99,7 +99,8 @@ class NativeAdapter(Adapter):
         batch = ProbedBatch.of(job)
         steps = samples_of_steps(batch)
         dtype = getattr(torch, rank.dtype)
-        probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device, dtype=dtype)
+        size = batch.probe_size + (job.objective is Objective.ROUTER)
+        probe = torch.zeros(size, requires_grad=True, device=rank.device, dtype=dtype)
         with rank.framework():
             trainer = self.trainer(job, rank.index)
             estimated = trainer.with_advantages(steps)
@@ -110,8 +111,10 @@ class NativeAdapter(Adapter):
         if not job.layout.is_on_last_stage(rank.index):
             return Observation(token_weights=(), reported=reported)
         whole, passes = job.depth is Depth.STEP, trainer.passes.drain()
+        gradients = [as_array(gradient) for gradient, _ in trained]
         return Observation(
-            token_weights=batch.weights_of_steps([as_array(gradient) for gradient, _ in trained]),
+            token_weights=batch.weights_of_steps(gradients),
+            own_losses=batch.own_losses(gradients),
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.SUM,
             forward_passes=batch.forward_passes(passes),
             rows=batch.rows(passes),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adapters.contract import Job, Refused, Unsupported
-from adapters.contract.job import FaultInjection, Setting
+from adapters.contract.job import Column, FaultInjection, Setting
 from reference.aggregation import Aggregation, Mode
 
 CONFIGURATIONS = (
@@ -36,6 +36,7 @@ NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.PER_TOKEN: ("per-token",),
     Setting.BATCH_SIZE: ("batch",),
     Setting.REDUCER: (),
+    Setting.DISTILLATION: (),
     Setting.CONFIG_FILE: (),
     FaultInjection.GROUPS_MISSING: ("group",),
     FaultInjection.DENOMINATORS_DROPPED: ("denominators",),
@@ -65,7 +66,11 @@ RULES = dict.fromkeys(
     ),
     "its own validation",
 )
-"""The rules of configurations and logs that `native` states, by name."""
+RULES |= dict.fromkeys(("poison", "poison.logged"), "adapters/native/trainer.py (log_probs)")
+RULES |= dict.fromkeys(
+    (f"no_gradient.{column}" for column in Column), "adapters/native/trainer.py (constant)"
+)
+"""The rules of configurations, logs and columns that `native` states, by name."""
 
 
 @dataclass(frozen=True)

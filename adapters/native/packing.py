@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from adapters.contract.altered import Traced
 from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+from adapters.toolkit.probe import traced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +48,7 @@ class SampleTensors(TokenTensors):
     """
 
     values: torch.Tensor
+    teacher_log_probs: torch.Tensor
     response_length: int
     reward: float
     group: int
@@ -100,7 +103,8 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         flat = np.concatenate(values)
         whole = np.zeros(batch.probe_size, np.float32 if flat.dtype == np.float64 else flat.dtype)
         whole[responses] = flat
-        return torch.from_numpy(whole[1:]).split(lengths)
+        tokens = torch.from_numpy(whole[1:])
+        return (traced(tokens) if isinstance(values, Traced) else tokens).split(lengths)
 
     columns: tuple[Sequence[NDArray[Any]], ...] = (
         batch.advantages,
@@ -113,6 +117,7 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         batch.log_probs,
         [np.ones(len(ids)) for ids in batch.responses],
         batch.values,
+        batch.teacher_log_probs,
     )
     samples = map(
         SampleTensors,

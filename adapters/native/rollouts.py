@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.formulas import ESTIMATORS
-from adapters.contract.objective import OF_GROUPS, Metric, Objective
+from adapters.contract.objective import KL_COEFFICIENT, OF_GROUPS, Metric, Objective
 from reference.advantages import VARIANCE_EPSILON
 from reference.aggregation import STD_EPSILON
 
@@ -49,6 +49,7 @@ class NativeEstimator(OverRanks):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.objective = job.objective
+        self.distils = job.configuration.distils
         self.constants = ESTIMATORS[job.objective].constants
 
     def estimate(
@@ -60,6 +61,8 @@ class NativeEstimator(OverRanks):
         """
         samples = [sample for step in steps for sample in step]
         raw = [self.raw(sample, self.siblings(sample, samples)) for sample in samples]
+        if self.distils:
+            raw = [self.distilled(*pair) for pair in zip(raw, samples, strict=True)]
         if ESTIMATORS[self.objective].whitens:
             raw = self.whitened(raw, samples, held)
         estimated = iter(raw)
@@ -68,6 +71,11 @@ class NativeEstimator(OverRanks):
     def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
         """All samples of a sample's prompt."""
         return [other for other in samples if other.group == sample.group]
+
+    def distilled(self, advantages: torch.Tensor, sample: SampleTensors) -> torch.Tensor:
+        """Advantages less the divergence of the old policy from a teacher."""
+        divergences = sample.old_log_probs - sample.teacher_log_probs
+        return advantages - KL_COEFFICIENT * divergences
 
     def raw(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         """The advantages of a sample before they are whitened: [prompt + response]."""

@@ -25,6 +25,8 @@ from adapters.contract.objective import (
     OF_CRITIC,
     OF_ROLLOUTS,
     OF_TERMS,
+    ROUTER_COEFFICIENT,
+    Z_COEFFICIENT,
     Metric,
     Objective,
 )
@@ -63,11 +65,18 @@ class Trainer:
             self.slices, _ = dist.new_subgroups(job.layout.cp)
 
     def with_advantages(self, steps: list[list[SampleTensors]]) -> list[list[SampleTensors]]:
-        """The samples of a batch with advantages from rewards, if that is the objective."""
-        if self.objective not in FROM_REWARDS:
-            return steps
-        held = map(self.whitened_ids, self.held(steps))
-        return self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
+        """The samples of a batch with advantages from rewards, if that is the objective.
+
+        All that other models computed is constant from here on.
+        """
+        if self.objective in FROM_REWARDS:
+            held = map(self.whitened_ids, self.held(steps))
+            steps = self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
+        return [[self.constant(sample) for sample in step] for step in steps]
+
+    def constant(self, sample: SampleTensors) -> SampleTensors:
+        """A sample whose columns have no gradient."""
+        return without_gradient(sample, CONSTANTS_OF_LOSS)
 
     def log_of_rollouts(self, steps: list[list[SampleTensors]]) -> Mapping[Metric, float]:
         """The log of a batch whose advantages are computed from rewards."""
@@ -100,6 +109,8 @@ class Trainer:
         """The gradient of the step's loss, [probe], and its metrics, equal on all ranks."""
         gradient, logs = self.accumulate(probe, samples, self.token_losses)
         self.synchronise(gradient)
+        if not logs:
+            return gradient, {}
         totals = self.report(torch.stack([*logs.values()], dim=1))
         log = dict(zip(logs, totals.tolist(), strict=True))
         if self.objective is Objective.ADAPTIVE_KL:
@@ -118,6 +129,7 @@ class Trainer:
         """This rank's part of the gradient, and of each metric by micro-batch."""
         probe.grad = torch.zeros_like(probe)
         logs: dict[Metric, list[float]] = {metric: [] for metric in self.logged}
+        self.routed = sum(len(sample.ids) - 1 for sample in samples)
         mine = self.shard(self.corrected(self.with_auxiliary_denominators(self.divided(samples))))
         for micro_batch in self.cut(mine):
             packed = self.handed_on(pack(micro_batch, self.layout, self.cp_rank))
@@ -145,6 +157,8 @@ class Trainer:
     @property
     def logged(self) -> Sequence[Metric]:
         """The metrics that every rank logs of a step, even without samples."""
+        if self.objective is Objective.ROUTER:
+            return ()
         if self.objective in OTHER_LOSSES:
             return (Metric.LOSS, *([Metric.VALUE_LOSS] if self.objective in OF_CRITIC else []))
         others = (*OF_ROLLOUTS, Metric.VALUE_LOSS, Metric.KL_COEFFICIENT)
@@ -192,10 +206,12 @@ class Trainer:
         self, probe: torch.Tensor, packed: Packed, token_losses: TokenLosses
     ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
         """The part of a micro-batch on this rank in the step's loss and metrics."""
-        log_probs = probe[packed.ids] + packed.log_probs
+        log_probs = self.log_probs(probe, packed)
         if self.objective in OTHER_LOSSES:
             loss = self.reduce(self.other_losses(log_probs, packed), packed.auxiliary)
             return loss, dict.fromkeys(self.logged, loss)
+        if self.objective is Objective.ROUTER:
+            return self.router_losses(probe, packed.ids[packed.ids != PADDING_ID]), {}
         policy_loss = self.reduce(token_losses(log_probs, packed), packed)
         entropy = self.entropy(probe, packed)
         kl = self.divergence(log_probs, packed)
@@ -210,6 +226,22 @@ class Trainer:
             Metric.KL: kl,
             **self.diagnostics(log_probs, packed),
         }
+
+    def log_probs(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The log-probability of each token, which has a gradient where the token is active.
+
+        A loss that is NaN or infinite elsewhere has a gradient there that no mask makes 0.
+        """
+        of_tokens = probe[packed.ids] + packed.log_probs
+        return torch.where(packed.mask, of_tokens, of_tokens.detach())
+
+    def router_losses(self, probe: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+        """The part of a micro-batch in the losses of a router, given the ids that it holds.
+
+        Each is a mean over all tokens of the step, or over all but each sample's first one.
+        """
+        balancing = ROUTER_COEFFICIENT * probe[held].sum()
+        return (balancing + Z_COEFFICIENT * len(held) * probe[-1]) / self.routed
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The policy loss of each token."""
@@ -272,6 +304,15 @@ class Trainer:
         return totals
 
 
+CONSTANTS_OF_LOSS = (
+    "old_log_probs",
+    "reference_log_probs",
+    "rollout_log_probs",
+    "advantages",
+    "values",
+)
+"""Columns of samples that other models, or earlier forward passes, computed."""
+
 OF_SEQUENCES = (
     Objective.GSPO,
     Objective.GEO_MEAN,
@@ -292,6 +333,12 @@ COEFFICIENTS = {
     **dict.fromkeys(OF_TERMS, (ENTROPY_COEFFICIENT, KL_COEFFICIENT)),
 }
 """Coefficients of the entropy bonus and of the divergence, where they are not 0."""
+
+
+def without_gradient(sample: SampleTensors, columns: Sequence[str]) -> SampleTensors:
+    """A sample of which some columns have no gradient."""
+    detached = {column: getattr(sample, column).detach() for column in columns}
+    return replace(sample, **detached)
 
 
 def denominators(samples: Sequence[SampleTensors], aggregation: Aggregation) -> list[float]:

@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     FROM_REWARDS,
     KL_COEFFICIENT,
     OF_CRITIC,
+    ROUTER_COEFFICIENT,
     Metric,
     Objective,
 )
@@ -150,6 +151,7 @@ OPENRLHF = Framework(
             "--algo.kl.target": lambda job: ProbedBatch.of(job).adaptive_coefficient.target,
             "--algo.kl.horizon": _samples,
         },
+        Objective.ROUTER: {"--actor.aux_loss_coef": ROUTER_COEFFICIENT},
         Objective.GROUP_NORMALISED: {ESTIMATOR: "group_norm", **GROUPS},
         Objective.GROUP_CENTRED: {ESTIMATOR: "dr_grpo", **GROUPS},
         Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo", **GROUPS},
@@ -252,7 +254,7 @@ OPENRLHF = Framework(
         --actor.eps_clip | one bound for both | `--actor.eps_clip_low_high` is set
         --actor.dual_clip | the bound of dual clip
         --actor.entropy_coef | the entropy bonus
-        --actor.aux_loss_coef | the loss of a model's router | the probe's model has none
+        --actor.aux_loss_coef | the loss of a model's router
         --algo.kl.use_loss, --algo.kl.init_coef | the divergence in the loss, or in the reward
         --algo.kl.estimator | the estimator of the divergence | `k1`; the same lines reduce `k2` and
             `k3`

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    CausalLMOutput,
+    MoeCausalLMOutputWithPast,
+)
 
 from adapters.engines.deepspeed import made_once, with_torch_adam
 from adapters.openrlhf.importing import module, value
@@ -17,6 +21,7 @@ from adapters.toolkit.probe import (
     ProbedModel,
     ProbeSeam,
     freeze_identity_head,
+    router_loss,
 )
 
 if TYPE_CHECKING:
@@ -53,10 +58,12 @@ def critic(capacity: int, passes: ForwardPasses, args: Any) -> Any:
     return made
 
 
-def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
+def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> Any:
     """The only token's logits, in any rows; DeepSpeed hooks its backward pass to all outputs."""
     SEAM.probe, SEAM.predicted = probe, input_ids + 1
     logits: Any = 0.0 * probe[SEAM.predicted].unsqueeze(-1)
+    if SEAM.has_router:
+        return MoeCausalLMOutputWithPast(logits=logits, aux_loss=router_loss(input_ids, probe))
     return CausalLMOutput(logits=logits)
 
 

@@ -217,7 +217,10 @@ def _places(reducer: str) -> dict[CodeLocation, str]:
 def _rules() -> dict[str, str]:
     """The rules that SkyRL states, each with the function that enforces it."""
     validate = module("train.utils.utils").validate_cfg
+    divergence = ppo_utils().compute_approx_kl
     functions = {
+        "poison.reference_log_probs": divergence,  # "can leak `nan` from masked positions"
+        "poison.logged_reference_log_probs": divergence,
         "default_mode": module("train.config").AlgorithmConfig,
         "group_incomplete": module("train.utils.trainer_utils").validate_generator_output,
     }

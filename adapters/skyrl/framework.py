@@ -371,6 +371,7 @@ def _parallel(kind: str, part: str) -> dict[str, object]:
 # SkyRL trains no critic on Megatron.
 MEGATRON = replace(
     SKYRL,
+    objectives={**SKYRL.objectives, Objective.ROUTER: {}},
     layout={
         **SKYRL.layout,
         "cp": _parallel("context", "cp"),

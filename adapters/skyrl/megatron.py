@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
-from adapters.engines import megatron_core
+from adapters.engines import megatron_core, router
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
 from adapters.toolkit.calls import call_supported
@@ -118,7 +118,9 @@ class _Provider:
     ) -> list[Any]:
         """The model, wrapped in data parallelism as SkyRL configures it at depth `step`."""
         layout, dtype = self._job.layout, getattr(torch, self._rank.dtype)
-        config = megatron_core.transformer_config(layout, dtype, sequence_parallel=layout.tp > 1)
+        config = megatron_core.transformer_config(
+            layout, dtype, sequence_parallel=layout.tp > 1, **router.options(self._job)
+        )
         head = partial(_three_logits, self._log_prob_table)
         bare = megatron_core.probed_model(config, self._size, self._rank, head)
         self.policy = megatron_core.policy_of(bare, self._rank, self._job.depth, ddp_config)

@@ -63,6 +63,8 @@ class LineageAdapter(Adapter):
     """Functions that may contain a mistake, those of newer versions first."""
     keepers: ClassVar[tuple[str, ...]]
     """Functions that may enforce rules of configurations and logs, in the order of their calls."""
+    stated: ClassVar[Mapping[str, str]] = {}
+    """Rules that the framework states for all versions, each with the place."""
 
     @abstractmethod
     def rollout_field(self) -> str | None:
@@ -115,7 +117,7 @@ class LineageAdapter(Adapter):
                 for place, paths in self.places.items()
                 if (functions := self._all(paths))
             },
-            rules=stated(self.parser, self._all(self.keepers)),
+            rules={**self.stated, **stated(self.parser, self._all(self.keepers))},
             stubs=tuple(importing.STUBBED),
         )
 

@@ -159,6 +159,8 @@ def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]
     objective, reference = batch.objective, {"ref_log_probs": batch.reference_log_probs}
     if objective in FROM_REWARDS:
         values = {"values": batch.values} if objective in OF_VALUES else {}
+        if job.configuration.distils:
+            values["teacher_log_probs"] = batch.teacher_log_probs
         return values | (reference if objective in PENALISING else {})
     columns = {"advantages": batch.advantages, "returns": batch.returns}
     if objective is Objective.VALUE_CLIPPED:

@@ -102,6 +102,7 @@ K1 = {"--kl-loss-type": "k1", REFERENCE: "."}
 KL = {"--use-kl-loss": True, "--kl-loss-coef": KL_COEFFICIENT, **K1}
 PENALISED = {"--kl-coef": ADVANTAGE_CONSTANTS.penalty, **K1}
 DISCOUNTED = {WHITENED: True, "--gamma": ADVANTAGE_CONSTANTS.discount}
+DISTILLED = {"--use-opd": True, "--opd-type": "sglang", "--opd-kl-coef": KL_COEFFICIENT}
 GAE = {ESTIMATOR: "ppo", **DISCOUNTED, "--lambd": ADVANTAGE_CONSTANTS.trace}
 TOGETHER = "rollout functions return list[list[Sample]]"
 """Why the samples of a prompt are adjacent."""
@@ -193,6 +194,7 @@ FAMILY = Framework(
             {"--use-tis": True, CORRECTION: user_code.path(user_code.correct)},
             ("tis", "correction"),
         ),
+        Setting.DISTILLATION: Configurable(DISTILLED),
         Setting.REDUCER: Configurable({REDUCER: user_code.path(user_code.reducer)}, ("reducer",)),
         Setting.CONFIG_FILE: Configurable({CONFIG_FILE: ""}),
         FaultInjection.GROUPS_MISSING: Configurable({}, GROUPS),
@@ -259,7 +261,8 @@ FAMILY = Framework(
         --normalize-advantages | advantages are whitened
         --disable-grpo-std-normalization | the standard deviation of a group
         --disable-rewards-normalization | rewards are not compared | nothing is computed
-        --use-opd, --opd-kl-coef | distillation in the advantages | advantages are given
+        --use-opd, --opd-type, --opd-kl-coef | distillation in the advantages | `no_gradient`, with
+            given scores of the teacher
         --value-clip | clipping of a critic's values | `other_losses.value` is inside the bound
         --num-critic-only-steps | steps in which a critic is trained alone | so is the only one
         --critic-load, --critic-save, --critic-lr, --critic-lr-warmup-iters | a critic's checkpoint
@@ -329,6 +332,7 @@ FAMILY = Framework(
 
 ON_MEGATRON = replace(
     FAMILY,
+    objectives={**FAMILY.objectives, Objective.ROUTER: {}},
     layout={
         **FAMILY.layout,
         "tp": {"--tensor-model-parallel-size": lambda job: job.layout.tp},

@@ -96,6 +96,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
             gradients = self.train(args, job, trained, batch)
         return Observation(
             token_weights=batch.weights_of_steps(driving.of_steps(gradients, job)),
+            own_losses=batch.own_losses(driving.of_steps(gradients, job)),
             pending_reduction=pending_reduction(job.depth, per_token=per_token),
             counted_tokens=tuple(trained.counted_tokens.drain()),
             reported=LOG.reported(self.framework, job),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.contract import Depth, Job, Option, Rank
-from adapters.contract.objective import OF_CRITIC
-from adapters.engines import megatron_core
+from adapters.contract.objective import OF_CRITIC, Objective
+from adapters.engines import megatron_core, router
 from adapters.toolkit.probe import ProbeSeam, probe_capacity
 from adapters.toolkit.worlds import cached
 
@@ -36,7 +36,8 @@ def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
 def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> Any:
     """The policy for a job, kept with its process groups; `Unsupported` if Megatron refuses it."""
     capacity, critic = probe_capacity(probe_size), job.objective in OF_CRITIC
-    key = (job.depth, job.layout.options, per_token, capacity, critic)
+    has_experts = job.objective is Objective.ROUTER
+    key = (job.depth, job.layout.options, per_token, capacity, critic, has_experts)
     policy = cached(rank, key, lambda: _policy(job, capacity, rank, per_token=per_token))
     policy.chunks[0].config.no_sync_func = None  # as in a new model
     return policy
@@ -50,6 +51,7 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
         getattr(torch, rank.dtype),
         # Depth `reducer` ends before any scaling, and the schedule scales except per token.
         calculate_per_token_loss=per_token or job.depth is Depth.REDUCER,
+        **router.options(job),
     )
     head = megatron_core.values_head if job.objective in OF_CRITIC else _logits
     ddp_config = DistributedDataParallelConfig(

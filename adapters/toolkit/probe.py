@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from adapters.contract.altered import Traced
+from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
 from adapters.contract.probed_batch import ENTROPIES, NO_LOG_PROBS
 from adapters.toolkit.worlds import of_all_ranks
 
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
     from adapters.contract.probed_batch import ProbedBatch
 
 _T = TypeVar("_T")
+
+
+class Recorder(list[_T]):
+    """A list of records that is emptied when it is read."""
+
+    def drain(self) -> list[_T]:
+        """Return what was recorded since the last call."""
+        recorded = self.copy()
+        self.clear()
+        return recorded
 
 
 def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
@@ -40,7 +52,31 @@ def by_token_id(
     table = torch.full([batch.probe_size + 2], elsewhere)
     ids = torch.from_numpy(np.concatenate(batch.responses))
     table[ids] = torch.from_numpy(np.concatenate(values)).float()
-    return table
+    return traced(table) if isinstance(values, Traced) else table
+
+
+TRACES = Recorder[torch.Tensor]()
+"""The gradients' leaves of the traced columns that this process was given since the last job."""
+
+
+ROUTED = Recorder[int]()
+"""The positions of each forward pass whose router multiplies its losses by their number."""
+
+
+def traced(values: torch.Tensor) -> torch.Tensor:
+    """Values with a gradient of their own, which is read after the job: their shape."""
+    leaf = torch.zeros_like(values, requires_grad=True)
+    TRACES.append(leaf)
+    return values + leaf
+
+
+def gradient_of_traced() -> NDArray[np.float32] | None:
+    """The gradient that reached the column that was traced; None if none was, by that way."""
+    leaves = TRACES.drain()
+    if not leaves:
+        return None
+    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return torch.cat([gradient.flatten() for gradient in gradients]).cpu().numpy()
 
 
 def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
@@ -71,16 +107,6 @@ SMALLEST_CAPACITY = 512
 def probe_capacity(size: int) -> int:
     """A size of the probe that batches of about ``size`` token ids can share: a power of two."""
     return max(1 << size.bit_length(), SMALLEST_CAPACITY)
-
-
-class Recorder(list[_T]):
-    """A list of records that is emptied when it is read."""
-
-    def drain(self) -> list[_T]:
-        """Return what was recorded since the last call."""
-        recorded = self.copy()
-        self.clear()
-        return recorded
 
 
 class ForwardPasses(Recorder["NDArray[np.int64]"]):
@@ -128,6 +154,15 @@ class GradientReader:
         probe.grad.zero_()
 
 
+def router_loss(ids: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
+    """The load-balancing loss that a mixture of experts returns of a forward pass.
+
+    It is the mean over positions of the probe's entries, and has the last entry once: with the
+    coefficient of `ROUTER_COEFFICIENT`, that is the coefficient of the z-loss that it stands for.
+    """
+    return probe[ids].mean() + Z_COEFFICIENT / ROUTER_COEFFICIENT * probe[-1]
+
+
 class ProbeSeam:
     """Adds the probe to log-probabilities and entropies that a framework computes of logits.
 
@@ -143,6 +178,7 @@ class ProbeSeam:
         self.probe: torch.Tensor | None = None
         self.predicted: torch.Tensor | None = None
         self.log_prob_table = NO_LOG_PROBS
+        self.has_router = False  # whether the model returns the loss of a router
 
     def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
         """What to add to the log-probabilities of tokens, in their shape."""

@@ -47,6 +47,7 @@ def observation(
         reported=reported,
         forward_passes=batch.forward_passes(passes),
         rows=batch.rows(passes),
+        own_losses=batch.own_losses(gradients),
         **others,
     )
 

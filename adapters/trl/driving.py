@@ -17,7 +17,7 @@ import torch
 
 from adapters.contract import Option
 from adapters.contract.job import DEFAULT_CONFIGURATION
-from adapters.contract.objective import Metric
+from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import PADDING_ID
 from adapters.engines.accelerate import Watch
 from adapters.toolkit.calls import refusals
@@ -183,7 +183,7 @@ class GeneratingTraining(Training):
         """Add the policy, rewards and prompts."""
         return {
             **super().arguments(config),
-            "model": policy(self.capacity),
+            "model": policy(self.capacity, has_router=self.job.objective is Objective.ROUTER),
             "reward_funcs": rewards,
             "train_dataset": self._prompts(config),
         }
@@ -200,6 +200,7 @@ class GeneratingTraining(Training):
         super().prepare(trainer)
         if trainer.ref_model is not None:
             reference = trainer.accelerator.unwrap_model(trainer.ref_model)
+            reference.is_policy = False
             self.give(reference, self.rollouts.batch.reference_log_probs)
 
     def _prompts(self, config: Any) -> Dataset:

@@ -12,6 +12,7 @@ from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
+    ROUTER_COEFFICIENT,
     Metric,
     Objective,
 )
@@ -219,6 +220,7 @@ GRPO = Framework(
         Objective.KL: PENALTY,
         Objective.WITH_ENTROPY: BONUS,
         Objective.COMBINED: {**BONUS, **PENALTY},
+        Objective.ROUTER: {"router_aux_loss_coef": ROUTER_COEFFICIENT},
         Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
         Objective.GROUP_CENTRED: {"scale_rewards": "none"},
     },
@@ -236,6 +238,9 @@ GRPO = Framework(
         "default_mode": f"{CONFIG} (loss_type)",
         "divisor_by_default": DEFAULT_DIVISOR,
         "mode_in_file": "trl/scripts/utils.py (TrlParser)",
+        "no_gradient.reference_log_probs": (
+            "trl/trainer/grpo_trainer.py (_generate_and_score_completions), under torch.no_grad()"
+        ),
     },
     permits={
         "divisor_missing": DEFAULT_DIVISOR,
@@ -306,7 +311,7 @@ GRPO = Framework(
             the upper bound, and whether there is a correction | it is on with `use_vllm`
         sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps | the reference policy follows
             the policy | its answers are given
-        router_aux_loss_coef | a load-balancing loss | the probe's model has no experts
+        router_aux_loss_coef | a load-balancing loss
         fsdp, fsdp_config | shards of the model | the engine `fsdp2` has them
         deepspeed | the engine, and what ranks share of a model | on all others stage 2
         max_grad_norm | the norm of the gradient | the gradient is read before it

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from adapters.contract.probed_batch import ENTROPIES
-from adapters.toolkit.probe import CERTAIN_LOGIT, ForwardPasses, ProbeLayer, cycled
+from adapters.toolkit.probe import CERTAIN_LOGIT, ForwardPasses, ProbeLayer, cycled, router_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,8 @@ class Head(nn.Module):
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
     """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
 
-    ``given`` are the log-probabilities, by token id, that it returns when it is not trained.
+    ``given`` are the log-probabilities, by token id, that it returns when it is not trained, as one
+    that is not the policy never is.
     """
 
     config_class = ProbeConfig
@@ -78,6 +79,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         self.layer = ProbeLayer(config.capacity)
         self.lm_head = Head()
         self.passes = ForwardPasses()
+        self.is_policy = True
         self.given = self.probe = torch.zeros(config.capacity)
         self.predicted = torch.zeros(0, dtype=torch.int64)
         self.post_init()
@@ -111,7 +113,8 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
 
     def values(self) -> torch.Tensor:
         """The terms to add to the log-probabilities of the predicted ids, in their shape."""
-        return (self.probe if torch.is_grad_enabled() else self.given)[self.predicted]
+        trained = self.is_policy and torch.is_grad_enabled()
+        return (self.probe if trained else self.given)[self.predicted]
 
     def entropies(self) -> torch.Tensor:
         """The terms to add to their entropies, in the same shape."""
@@ -143,9 +146,11 @@ def register() -> None:
     vars(transformers)[ProbeForTRL.__name__] = ProbeForTRL
 
 
-def policy(capacity: int) -> ProbeForTRL:
-    """The policy to train."""
+def policy(capacity: int, *, has_router: bool) -> ProbeForTRL:
+    """The policy to train, which may return the loss of a router."""
     config = ProbeConfig()
+    if has_router:
+        config.output_router_logits = False  # until a trainer asks for them
     config.capacity = capacity
     config._name_or_path = str(CHECKPOINT)
     return ProbeForTRL(config)
@@ -174,8 +179,11 @@ def put_probe_in(model: ProbeForTRL) -> None:
         )
         mask = options.get(MASK)
         scored = targets != IGNORED if mask is None else mask[:, 1:] != 0
-        self.note(input_ids, ids)
+        probe = self.note(input_ids, ids)
+        asks_router = options.pop("output_router_logits", False)
         output: Any = fused(input_ids=input_ids, **{**options, name: labels.clamp(max=0)})
+        if asks_router:
+            output["aux_loss"] = router_loss(input_ids, probe)
         values = self.values()
         zero = values.new_zeros(())
         output["log_probs"] = output["log_probs"] + torch.where(scored, values, zero)

@@ -60,7 +60,8 @@ class VerlAdapter(Adapter):
 
     def worker(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
         """The worker of a role, configured; the jobs of a world share those that fit."""
-        key = self.engine, role, layout.cp, layout.format, layout.options, capacity
+        options = str(getattr(config.actor_rollout_ref.actor, "megatron", None))
+        key = self.engine, role, layout.cp, layout.format, layout.options, capacity, options
         worker = cached(rank, key, lambda: self.make(role, config, layout, capacity, rank))
         _configure_anew(role, worker, config)
         return worker

@@ -17,6 +17,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.engines import router
 from adapters.verl import departures
 from adapters.verl.sizes import DIVIDED, BatchSizes, batch_normalize, cut, divisor, mode_of_divisor
 from reference.aggregation import (
@@ -79,6 +80,7 @@ PENALISED: Settings = {
 CRITIC: Settings = {"critic.enable": True}
 SKIPPING = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 OF_ACTIVE_TOKENS = LoggedMean(mode=Mode.TOKEN_MEAN)
+MASKED_NAN = "verl/utils/torch_functional.py (masked_sum): NaN outside the mask becomes 0"
 DIVISOR_BY_DEFAULT = (
     "verl/workers/config/actor.py (ActorConfig: if loss_scale_factor is None, response_length)"
 )
@@ -258,6 +260,8 @@ VERL = Framework(
     rules={
         "default_mode": "verl/trainer/config/actor/actor.yaml (loss_agg_mode)",
         "divisor_by_default": DIVISOR_BY_DEFAULT,
+        "poison.logged_old_log_probs": MASKED_NAN,
+        "poison.logged_reference_log_probs": MASKED_NAN,
     },
     permits={"divisor_missing": DIVISOR_BY_DEFAULT},
     # `_update_actor` in `trainer/ppo/v1/trainer_base.py` and `ppo_loss` in
@@ -318,6 +322,14 @@ VERL = Framework(
         megatron.override_ddp_config.average_in_collective,
             megatron.override_ddp_config.overlap_grad_reduce | how Megatron reduces gradients
         megatron.override_transformer_config.calculate_per_token_loss | Megatron divides by tokens
+        megatron.override_transformer_config.num_moe_experts,
+            megatron.override_transformer_config.moe_router_topk,
+            megatron.override_transformer_config.moe_router_pre_softmax,
+            megatron.override_transformer_config.moe_router_load_balancing_type,
+            megatron.override_transformer_config.moe_aux_loss_coeff,
+            megatron.override_transformer_config.moe_z_loss_coeff,
+            megatron.override_transformer_config.add_bias_linear |
+            a mixture of experts and the losses of its router
         actor_rollout_ref.model.use_remove_padding, use_remove_padding | packed rows
         pad_to_length | packed rows are padded to few different lengths | the default is run
         actor_rollout_ref.model.use_fused_kernels, use_fused_kernels, use_prefix_grouper | kernels
@@ -392,6 +404,13 @@ FSDP2 = replace(FSDP, always={**FSDP.always, "strategy": "fsdp2"})
 # Older versions use another bridge to Megatron's models by default.
 MEGATRON = replace(
     VERL,
+    objectives={
+        **VERL.objectives,
+        Objective.ROUTER: {
+            f"megatron.override_transformer_config.{name}": value
+            for name, value in router.OPTIONS.items()
+        },
+    },
     always={**VERL.always, "model_engine": "megatron", "megatron.vanilla_mbridge": False},
     layout={
         **VERL.layout,

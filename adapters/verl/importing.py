@@ -90,6 +90,10 @@ def configured(settings: Settings) -> Any:
     return pickle.loads(_validated(pickle.dumps(whole)))
 
 
+TRANSFORMER = "override_transformer_config."
+"""Where all options of Megatron-Core's own configuration may be set."""
+
+
 def offers(settings: Settings) -> bool:
     """Whether this version's configuration has these options, and its registries their values.
 
@@ -102,7 +106,8 @@ def offers(settings: Settings) -> bool:
         for name, registry in REGISTRIES.items()
         if name in settings
     )
-    has_options = {*map(_path, settings)} <= {*_paths(None), *_paths_of_types()}
+    closed = (name for name in settings if TRANSFORMER not in name)
+    has_options = {*map(_path, closed)} <= {*_paths(None), *_paths_of_types()}
     return (
         has_options and are_registered and ("critic.enable" not in settings or "fsdp" in of_critic)
     )

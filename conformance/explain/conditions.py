@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EMPTY_SAMPLE = "where a sample has no active token"
 
-METRIC_CHECKS = (Check.METRIC, "rejection.metric", Check.ROLLOUTS)
+METRIC_CHECKS = (Check.METRIC, "rejection.metric", Check.ROLLOUTS, f"{Check.POISON}.logged")
 """Slugs of checks of logged numbers, or how they begin."""
 
 WHOLE_LOSS = f"{Check.METRIC}.{Metric.LOSS}"

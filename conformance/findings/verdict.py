@@ -66,6 +66,12 @@ class Check(StrEnum):
     OTHER_LOSSES = "other_losses"
     """Weights of losses that replace the policy loss."""
 
+    POISON = "poison"
+    """Gradients and logged numbers where masked tokens hold NaN, infinity or large values."""
+
+    NO_GRADIENT = "no_gradient"
+    """Gradients of what a loss must take as constants: other policies, advantages, values."""
+
     SHARDING = "sharding"
     """The tokens that each rank trains on."""
 

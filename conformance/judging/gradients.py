@@ -6,6 +6,7 @@ derivative that is 0 for tokens that are clipped, and advantages may be the fram
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,20 +14,26 @@ import numpy as np
 from adapters.contract.objective import CONSTANTS, NORMALISED, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
-from conformance.expected.term import PolicyDerivative
+from conformance.expected.term import LossTerm, PolicyDerivative
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
+from conformance.findings.cause import TermMistake
+from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
     final_weights,
     judge_measurements,
+    mismatch,
     step_context,
+    unjudged,
 )
 from reference import corrections, policy_losses
+from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Mode
 from reference.rounding import ratio_bound, weight_bound
+from reference.weights import router_coefficient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +42,8 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
-    from conformance.expected.term import LossTerm
     from reference.policy_losses import PolicyTokens
+    from reference.step import Step
 
 
 def judge_combined(
@@ -129,6 +136,144 @@ def judge_advantages(
         for weights in of_ranks
     ]
     return judge_measurements(measurements, _error, _wrong)
+
+
+MEGATRONS_OWN = "megatron/core/transformer/moe/router.py (apply_z_loss, _apply_aux_loss)"
+
+
+def judge_router(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """Judge the coefficients in each step of the losses that the model adds itself: 1 is right.
+
+    Megatron-Core documents that a router's losses are means over micro-batches and data-parallel
+    ranks (``attach_and_log_load_balancing_loss``), whatever the policy loss is divided by.
+    """
+    holding = [one for one in observations[job.layout.last_stage] if one.own_losses]
+    if not holding:
+        return unjudged(Verdict.NOT_DRIVEN, "the adapter reads no losses of the model's own")
+    tolerance = ratio_bound(description.dtype, sum(_routed(step) for step in job.steps))
+    measurements = [
+        Measurement(
+            terms=[_router_term(step_context(job, index, observations, description))],
+            observed=np.array([of_steps[index]]),
+            tolerance=tolerance,
+            is_per_token=False,
+        )
+        for one in holding
+        for of_steps in one.own_losses.values()
+        for index in range(len(job.steps))
+    ]
+    judged = judge_measurements(measurements, _error, _wrong_coefficient)
+    judgement = replace(judged, expected=())  # other tokens count here than in other findings
+    routed = sum(one.routed for one in observations[job.layout.last_stage])
+    if judgement.verdict is Verdict.CONFORMS:
+        return judgement
+    if not routed:
+        return _without_micro_batches(measurements[0], judgement) or judgement
+    return _per_token(job, routed, float(measurements[0].observed[0])) or judgement
+
+
+def _router_term(of_step: StepContext) -> LossTerm:
+    """The term of a loss of which all tokens of prompts and responses have an equal share.
+
+    A prompt is placed where the first token of its response is.
+    """
+    step, passes = of_step.step, of_step.forward_pass_of_token
+    lengths = step.prompt_lengths + step.response_lengths
+    routed = replace(
+        step,
+        response_lengths=lengths,
+        mask=np.ones(int(lengths.sum()), np.bool_),
+        original_mask=None,
+    )
+    places = [
+        max(token, 0) + start
+        for start, prompt, length in zip(step.offsets, step.prompt_lengths, lengths, strict=False)
+        for token in range(-prompt, length - prompt)
+    ]
+    context = replace(
+        of_step,
+        steps=(routed,),
+        step_index=0,
+        aggregation=Aggregation(Mode.TOKEN_MEAN),
+        conventions=DEFAULT_CONVENTIONS,
+        forward_pass_of_token=None if passes is None else passes[:, places],
+        rows_of_passes=None,
+    )
+    return LossTerm(metric=Objective.ROUTER, context=context, factors=np.ones(len(places)))
+
+
+def _routed(step: Step) -> int:
+    """The tokens of a step that a router sees."""
+    return int((step.prompt_lengths + step.response_lengths).sum())
+
+
+def _wrong_coefficient(measurement: Measurement) -> Judgement:
+    found = float(measurement.observed[0])
+    diagnosis = diagnose(measurement)
+    explanation = f"a loss of the router has {found:.7g} times its coefficient"
+    _, colon, rest = diagnosis.explanation.partition(": ")
+    return Judgement(
+        verdict=Verdict.MISMATCH,
+        agreement=agreement(measurement.observed, measurement.expected, measurement.magnitude),
+        scale=found,
+        diagnosis=diagnosis.model_copy(update={"explanation": f"{explanation}{colon}{rest}"}),
+    )
+
+
+def _without_micro_batches(measurement: Measurement, judgement: Judgement) -> Judgement | None:
+    """The mismatch of a loss that is left of the first or last micro-batch of each rank alone.
+
+    Micro-batches weigh by their samples.
+    """
+    context, found = measurement.context, float(measurement.observed[0])
+    placement = context.placement
+    if placement is None or placement.micro_batches.max() == 1:
+        return None
+    last = placement.micro_batch == placement.micro_batches - 1
+    kept = {name: _samples(context, of) for name, of in (("last", last), ("first", ~last))}
+    name = next((one for one, share in kept.items() if abs(found - share) < 1e-6), None)
+    if name is None:
+        return None
+    lost = TermMistake.of(Objective.ROUTER, "micro_batches_lost")
+    words = f"a loss of the router has {found:.7g} times its coefficient: that of the {name}"
+    return replace(
+        judgement,
+        diagnosis=Diagnosis(name=lost.mistake, explanation=f"{words} micro-batches of ranks"),
+        clues=judgement.clues and judgement.clues.model_copy(update={"explanations": [[[lost]]]}),
+    )
+
+
+def _samples(context: StepContext, tokens: NDArray[np.bool_]) -> float:
+    """The share of a step's samples that have some of these tokens."""
+    return len(np.unique(context.sample[tokens])) / context.step.size
+
+
+def _per_token(job: Job, routed: int, coefficient: float) -> Judgement | None:
+    """The judgement of router losses with a loss per token.
+
+    Megatron-Core's router multiplies its losses by the positions of a rank, padding included, each
+    context-parallel rank has one share of them, and all gradients are divided by the tokens that
+    the framework counts: a count between the active tokens and all positions keeps its contract.
+    """
+    counted = router_coefficient(np.array([routed]), job.layout.cp, counted=coefficient)
+    if counted < 1.5:
+        words = (
+            f"a loss of the router has {coefficient:.7g} times its coefficient: Megatron-Core"
+            f" multiplies it by tokens ({MEGATRONS_OWN}), and no count of tokens divides it"
+        )
+        return replace(mismatch("router_losses_not_divided", words), scale=coefficient)
+    active = sum(int(step.active_tokens.sum()) for step in job.steps)
+    if not active - job.layout.cp <= counted <= routed + 0.5:
+        return None
+    words = (
+        f"with a loss per token, a loss of the router has {coefficient:.4g} times its coefficient:"
+        f" {routed} routed positions / {job.layout.cp} context-parallel ranks / {counted:.0f}"
+        f" counted tokens; see {MEGATRONS_OWN}"
+    )
+    diagnosis = Diagnosis(name="router_losses_per_token", explanation=words)
+    return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis)
 
 
 def _advantages(

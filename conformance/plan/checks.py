@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Option
+from adapters.contract.job import Column
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
@@ -153,12 +154,26 @@ class CheckSpec:
     compares_cuts: bool = False
     """Whether the term's weights are compared with those of a step that is not cut."""
 
+    poisoned: Column | None = None
+    """The column that holds NaN, infinity and large values at masked tokens."""
+
+    is_logged: bool = False
+    """Of a poisoned column: whether all logged numbers are compared, and not weights."""
+
+    traced: Column | None = None
+    """The column that must have no gradient."""
+
     def takes(self, case: Case) -> bool:
         """Whether a case tells something here; of one that is not of the corpus, its masks say."""
         if case in ALL_CASES:
             return case in self.cases
         rejected = any(step.original_mask is not None for step in case.steps)
         return rejected == (self.objective in WITH_REJECTION)
+
+    @property
+    def is_looked_at_once(self) -> bool:
+        """Whether it is looked at on one layout or two, and not wherever its objective is."""
+        return self.compares_cuts or self.poisoned is not None or self.traced is not None
 
     @property
     def is_of_advantages(self) -> bool:
@@ -174,6 +189,8 @@ class CheckSpec:
         """
         if self.objective is Objective.POLICY:
             return True
+        if self.objective is Objective.ROUTER:
+            return layout.tp == 1
         return layout.micro_batches != 1 and Option.NOT_SHARDED not in layout.options
 
     @property
@@ -193,6 +210,8 @@ class CheckSpec:
         """
         if depth is Depth.STEP:
             return True
+        if self.objective is Objective.ROUTER:
+            return False
         if depth is Depth.LOSS and self.check in (Check.OFF_POLICY, Check.AUXILIARY):
             return self.metric is None
         return self.objective is Objective.POLICY and self.check is Check.WEIGHTS
@@ -272,6 +291,13 @@ CHECK_SPECS = (
         cases=_cases("fully_masked_sample", "uneven_lengths", "nine_samples"),
         modes=(Mode.TOKEN_MEAN,),
     ),
+    CheckSpec(
+        check=Check.AUXILIARY,
+        name=Objective.ROUTER,
+        objective=Objective.ROUTER,
+        cases=_cases("uneven_lengths"),
+        modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN),
+    ),
     *(
         CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=ONE)
         for objective in (*POLICY_LOSSES, *CORRECTIONS)
@@ -286,9 +312,53 @@ CHECK_SPECS = (
 """All of them, those of one objective next to each other."""
 
 
+POISONED = tuple(
+    CheckSpec(
+        check=Check.POISON,
+        name=f"{prefix}{name}",
+        objective=objective,
+        cases=_cases("uneven_lengths") if objective in FROM_REWARDS else ONE,
+        poisoned=column,
+        is_logged=bool(prefix),
+    )
+    for name, objective, column in (
+        ("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
+        ("advantages", Objective.OFF_POLICY, Column.ADVANTAGES),
+        ("old_log_probs_of_sequences", Objective.GSPO, Column.OLD_LOG_PROBS),
+        ("rollout_log_probs", Objective.TIS_TOKEN, Column.ROLLOUT_LOG_PROBS),
+        ("reference_log_probs", Objective.KL, Column.REFERENCE_LOG_PROBS),
+        ("reference_log_probs_in_rewards", Objective.REINFORCE_PP, Column.REFERENCE_LOG_PROBS),
+    )
+    for prefix in ("", "logged_")
+)
+"""Each column where a loss or an estimator reads it, in gradients and in logged numbers: on one
+layout, and on one with context parallelism."""
+
+
+TRACED = tuple(
+    CheckSpec(
+        check=Check.NO_GRADIENT,
+        name=name,
+        objective=objective,
+        cases=_cases("uneven_lengths"),
+        traced=column,
+    )
+    for name, objective, column in (
+        ("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
+        ("advantages", Objective.OFF_POLICY, Column.ADVANTAGES),
+        ("rollout_log_probs", Objective.TIS_TOKEN, Column.ROLLOUT_LOG_PROBS),
+        ("reference_log_probs", Objective.KL, Column.REFERENCE_LOG_PROBS),
+        ("reference_log_probs_in_rewards", Objective.REINFORCE_PP, Column.REFERENCE_LOG_PROBS),
+        ("values", Objective.GAE, Column.VALUES),
+        ("teacher_log_probs", Objective.GROUP_CENTRED, Column.TEACHER_LOG_PROBS),
+    )
+)
+"""Each column that a model computes where a loss or an estimator reads it."""
+
+
 def check_spec(slug: str) -> CheckSpec:
     """The one whose findings have ids that begin so."""
-    return next(one for one in CHECK_SPECS if one.slug == slug)
+    return next(one for one in (*CHECK_SPECS, *POISONED, *TRACED) if one.slug == slug)
 
 
 CUT_DEPENDENCE = tuple(

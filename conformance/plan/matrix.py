@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Job, Layout
+from adapters.contract.job import Column, Configuration, Poison
 from adapters.contract.objective import WITH_REJECTION, Objective
 from conformance.findings.finding import GENERATED
 from conformance.findings.verdict import Check
@@ -39,7 +40,10 @@ class MatrixCell:
     @property
     def job_id(self) -> str:
         """Names what runs for the cell; cells of one name share a job."""
-        return f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
+        plain = f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
+        if self.spec.traced:
+            return f"{plain}/{self.spec.slug}"
+        return f"{plain}/{self.spec.poisoned}" if self.spec.poisoned else plain
 
     @property
     def job(self) -> Job:
@@ -50,6 +54,9 @@ class MatrixCell:
             layout=self.layout,
             depth=self.depth,
             objective=self.spec.objective,
+            configuration=Configuration(distils=self.spec.traced is Column.TEACHER_LOG_PROBS),
+            poison=Poison(column=self.spec.poisoned) if self.spec.poisoned else None,
+            traced=self.spec.traced,
         )
 
 

@@ -12,7 +12,7 @@ from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
-from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, CheckSpec
+from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, POISONED, TRACED, CheckSpec
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.plan.quick import pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
@@ -106,6 +106,7 @@ class Plan:
         if self.case is None:
             cells += [
                 *self._cut_cells(),
+                *self._altered_cells(),
                 *self._startup_cells(),
                 *self._log_cells(),
                 *self._generated_cells(),
@@ -179,6 +180,22 @@ class Plan:
             for spec in CUT_DEPENDENCE
             for case in spec.cases
             if self._runs(case, cut[0])
+        ]
+
+    def _altered_cells(self) -> list[MatrixCell]:
+        """On the first layout, and in a full plan on the first with context parallelism as well."""
+        if self.depth is not Depth.STEP:
+            return []
+        sliced = [one for one in self.layouts[1:] if one.cp > self.layouts[0].cp == 1]
+        layouts = self.layouts[:1] + tuple(sliced[:1] if self.size is PlanSize.FULL else ())
+        return [
+            self._cell(mode, case, layout, spec)
+            for layout in layouts
+            for mode in self.aggregations
+            for spec in (*POISONED, *TRACED)
+            if not spec.is_of_advantages or mode is self.mode_of_advantages
+            for case in spec.cases
+            if self._runs(case, layout)
         ]
 
     def _startup_cells(self) -> list[StartupCell]:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Job, Rank, Refused, Unsupported
+from adapters.contract.objective import Objective
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.blame import blame
@@ -26,6 +27,7 @@ from conformance.ranks.messages import Answered, Declined, Observed, Ready, Repl
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from adapters.contract import Adapter, Observation
     from conformance.ranks.messages import HostSlot, WorkerSpec, World
 
 
@@ -84,12 +86,25 @@ def _forget_output() -> None:
 
 def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
     try:
-        observation = spec.adapter.observe(job, rank)
+        observation = _observed(spec.adapter, job, rank)
     except Unsupported as reason:
         return Declined("unsupported", sanitize(str(reason), spec.source))
     except Refused as reason:
         return Declined("refused", sanitize(str(reason), spec.source))
     return Observed(observation)
+
+
+def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
+    """What the adapter observes, with what the toolkit records of a traced column or a router."""
+    if job.traced is None and job.objective is not Objective.ROUTER:
+        return adapter.observe(job, rank)
+    from adapters.toolkit import probe  # costs time, and few jobs need it
+
+    probe.TRACES.clear()
+    probe.ROUTED.clear()
+    observation = adapter.observe(job, rank)
+    routed = sum(probe.ROUTED.drain())
+    return replace(observation, traced=probe.gradient_of_traced(), routed=routed)
 
 
 def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:

@@ -26,8 +26,19 @@ from conformance.judging.advice import (
     judge_cut_dependence,
     named_after_option,
 )
+from conformance.judging.altered import (
+    judge_poisoned,
+    judge_poisoned_crash,
+    judge_traced,
+    judge_traced_crash,
+)
 from conformance.judging.conventions import judge_by_conventions
-from conformance.judging.gradients import judge_advantages, judge_combined, judge_off_policy
+from conformance.judging.gradients import (
+    judge_advantages,
+    judge_combined,
+    judge_off_policy,
+    judge_router,
+)
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
 from conformance.judging.startup import (
     NOT_BROKEN,
@@ -70,6 +81,10 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
             return unjudged(Verdict.UNSUPPORTED, missing)
         case StartupCell():
             judgement = _check_startup(cell, jobs)
+        case MatrixCell() if cell.spec.poisoned:
+            judgement = judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
+        case MatrixCell() if cell.spec.traced:
+            judgement = judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
         case _:
             judgement = _check_job(cell, jobs)
     return replace(judgement, place=_place(cell, judgement, description))
@@ -77,7 +92,9 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
 
 def job_cell(cell: AnyMatrixCell | None, description: Description) -> MatrixCell | None:
     """The cell if it is judged by the outcome of its job alone, which may then run beforehand."""
-    if type(cell) is MatrixCell and _missing(cell, description) is None:
+    if type(cell) is not MatrixCell or cell.spec.poisoned is not None:
+        return None
+    if _missing(cell, description) is None:
         return cell
     return None
 
@@ -92,6 +109,8 @@ def judge(spec: CheckSpec) -> Judge:
         return partial(judge_logged, metric=spec.metric)
     if spec.check is Check.SHARDING:
         return judge_sharding
+    if spec.objective is Objective.ROUTER:
+        return judge_router
     if spec.objective in (*OFF_POLICY, Objective.VALUE_CLIPPED):
         return judge_off_policy
     if spec.objective in FROM_REWARDS:
@@ -186,6 +205,34 @@ def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Judgement:
     return judged
 
 
+def judge_poison(
+    spec: CheckSpec, job: Job, outcome: Ran | Declined | Crashed, jobs: SharedJobs
+) -> Judgement:
+    """Whether a job gives what it gives without its poison, if it runs without.
+
+    A framework may refuse poison in an error of its own.
+    """
+    plain = jobs.plain(job)
+    if not isinstance(plain, Ran):
+        return unjudged(Verdict.UNSUPPORTED, f"without poison: {plain.message}")
+    if isinstance(outcome, Ran):
+        return judge_poisoned(
+            spec, job, outcome.observations, plain.observations, jobs.description, jobs.observations
+        )
+    if isinstance(outcome, Declined) or outcome.verdict is not Verdict.CRASHED:
+        return unjudged(Verdict(outcome.verdict), outcome.message)
+    return judge_poisoned_crash(spec, outcome, jobs.description)
+
+
+def judge_no_gradient(job: Job, outcome: Ran | Declined | Crashed, jobs: SharedJobs) -> Judgement:
+    """Whether a column that has a gradient gets none."""
+    if isinstance(outcome, Ran):
+        return judge_traced(job, outcome.observations, jobs.description)
+    if isinstance(outcome, Declined) or outcome.verdict is not Verdict.CRASHED:
+        return unjudged(Verdict(outcome.verdict), outcome.message)
+    return judge_traced_crash(job, outcome, jobs.description)
+
+
 def _ignored(cell: StartupCell, jobs: SharedJobs) -> frozenset[Setting]:
     """The settings that the adapter ignores, if the cell's configuration may be ignored as well."""
     ignored, settings = jobs.ignored_settings(cell.layout), cell.config_case.configuration.settings
@@ -263,6 +310,9 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
     if cell.aggregation.mode not in description.modes:
         alone = ", and advantages are looked at in no other unless --modes chooses one"
         return f"no mode {cell.aggregation.mode}{alone if cell.spec.is_of_advantages else ''}"
+    traced = cell.spec.traced
+    if traced is not None and f"no_gradient.{traced}" not in description.rules:
+        return f"{traced} are given, and no forward pass that computes them is run"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
     if cell.spec.objective not in description.objectives:

@@ -46,6 +46,7 @@ class SharedJobs:
         self._ignored: frozenset[Setting] | None = None
         self._read: dict[tuple[Metric, Objective], bool] = {}
         self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
+        self._plain: tuple[str, Ran | Declined | Crashed] | None = None
         self._upcoming: MatrixCell | None = None
         self._running: str | None = None
         self._resources = ExitStack()
@@ -85,7 +86,7 @@ class SharedJobs:
     def ignored_settings(self, layout: Layout) -> frozenset[Setting]:
         """The settings that the adapter declares and does not pass on, found out on a layout."""
         if self._ignored is None:
-            self._ignored = ignored_settings(self.description, layout, self._observations)
+            self._ignored = ignored_settings(self.description, layout, self.observations)
         return self._ignored
 
     def reads(self, metric: Metric, job: Job) -> bool:
@@ -103,7 +104,7 @@ class SharedJobs:
             )
             smallest = min(self.pool.adapter.layouts(), key=lambda one: (one.world_size, str(one)))
             self._read[key] = any(
-                reports(metric, self._observations(replace(ordinary, layout=layout)) or ())
+                reports(metric, self.observations(replace(ordinary, layout=layout)) or ())
                 for layout in (job.layout, smallest)
             )
         return self._read[key]
@@ -113,12 +114,20 @@ class SharedJobs:
         key = job.aggregation, job.layout, job.depth
         if key not in self._rescalings:
             tried = trial(job)
-            observations = self._observations(tried)
+            observations = self.observations(tried)
             shown = observations and judge_weights(tried, observations, self.description).rescalings
             self._rescalings[key] = shown[0] if shown else None
         return self._rescalings[key]
 
-    def _observations(self, job: Job) -> tuple[Observation, ...] | None:
+    def plain(self, job: Job) -> Ran | Declined | Crashed:
+        """Runs a job without its poison, once for all jobs that follow each other."""
+        key = f"{job.objective}/{job.aggregation}/{job.layout}/{id(job.steps)}"
+        if self._plain is None or self._plain[0] != key:
+            self._plain = key, self.run(replace(job, poison=None))
+        return self._plain[1]
+
+    def observations(self, job: Job) -> tuple[Observation, ...] | None:
+        """What the ranks observe of a job that no cell shares; None if it does not run."""
         outcome = self.run(job)
         return outcome.observations if isinstance(outcome, Ran) else None
 

@@ -24,6 +24,7 @@ def samples(*lengths: int) -> list[SampleTensors]:
             log_probs=torch.zeros(length),
             correction=torch.ones(length),
             values=torch.zeros(length),
+            teacher_log_probs=torch.zeros(length),
             response_length=length,
             reward=0.0,
             group=0,

@@ -30,7 +30,7 @@ def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
     """What is looked at together, written anew."""
     found: set[tuple[object, ...]] = set()
     for cell in cells:
-        if type(cell) is not MatrixCell or cell.spec.compares_cuts:
+        if type(cell) is not MatrixCell or cell.spec.is_looked_at_once:
             continue
         layout = cell.layout
         properties: list[tuple[str, object]] = [

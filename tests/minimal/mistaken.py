@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from adapters.contract import Description, Job, Layout, Observation, Rank, Unsupported
+from adapters.contract.job import Setting
 from adapters.contract.objective import Objective
 from adapters.native.adapter import NativeAdapter
 from reference.aggregation import Mode
@@ -49,7 +50,9 @@ class HavingALossOfOneMode(NativeAdapter):
 
     def describe(self) -> Description:
         objectives = frozenset({Objective.POLICY, Objective.OFF_POLICY, Objective.CISPO})
-        return replace(super().describe(), objectives=objectives, metrics=frozenset())
+        found = super().describe()
+        others = {k: v for k, v in found.configurations.items() if k is not Setting.DISTILLATION}
+        return replace(found, objectives=objectives, metrics=frozenset(), configurations=others)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if job.objective is Objective.CISPO and job.aggregation.mode is not Mode.TOKEN_MEAN:

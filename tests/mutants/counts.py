@@ -378,12 +378,18 @@ class EmptyStepDividedByZero(Counting, diagnosis="not_finite", modes=MEANS):
         empty = not any(sample.tokens for sample in samples)
         return [0.0] * len(samples) if empty else wrong
 
+    def log_probs(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return probe[packed.ids]
+
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return (values * packed.mask / packed.denominators).sum()
 
 
 class MaskIgnored(Mutant, diagnosis="inactive_tokens_weigh"):
     """The mask is in the denominator but not in the sum."""
+
+    def log_probs(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return probe[packed.ids]
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return super().reduce(values, replace(packed, mask=torch.ones_like(packed.mask)))

@@ -17,7 +17,8 @@ from conformance.plan.plan import Plan
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran, RankPool
-from conformance.runs.check import judge, judge_startup
+from conformance.runs.check import judge, judge_no_gradient, judge_poison, judge_startup
+from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 from tests.declaring import assumed
 from tests.mutants import one_process
@@ -119,7 +120,12 @@ def trials_on(
         job = MutantJob(**{**vars(cell.job), "depth": depth}, mutant=mutant)
         outcome = pool.run(job)
         assert isinstance(outcome, Ran), outcome
-        judgement = judge(cell.spec)(job, outcome.observations, description)
+        if cell.spec.poisoned:
+            judgement = judge_poison(cell.spec, job, outcome, SharedJobs(pool))
+        elif cell.spec.traced:
+            judgement = judge_no_gradient(job, outcome, SharedJobs(pool))
+        else:
+            judgement = judge(cell.spec)(job, outcome.observations, description)
         yield Trial(
             case=cell.case.name, mode=cell.aggregation.mode, layout=cell.layout, judgement=judgement
         )

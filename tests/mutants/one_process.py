@@ -3,6 +3,7 @@
 import torch
 
 from adapters.contract import Depth, Job, Observation, Rank
+from adapters.contract.objective import Objective
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check
 from conformance.ranks.pool import Ran
@@ -18,6 +19,7 @@ def is_seen(mutant: type[Mutant]) -> bool:
     return (
         mutant.spec.metric is None
         and mutant.spec.check in CHECKS
+        and mutant.spec.objective is not Objective.ROUTER
         and not mutant.further_layouts
         and mutant.synchronise is Mutant.synchronise
         and mutant.train_step is Mutant.train_step

@@ -9,16 +9,18 @@ import pytest
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.verdict import Check, Verdict
-from conformance.plan.checks import CHECK_SPECS, check_spec
+from conformance.plan.checks import CHECK_SPECS, POISONED, TRACED, check_spec
 from conformance.ranks.pool import RankPool
 from tests.mutants import (
     MUTANTS,
     advantages,
     auxiliary,
     counts,
+    gradients,
     logging,
     metrics,
     off_policy,
+    poison,
     rollouts,
     sharding,
     startup,
@@ -115,7 +117,9 @@ def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> Non
 
 
 SEEN_ON_NATIVE = [
-    one for one in CHECK_SPECS if one.objective in NativeAdapter().describe().objectives
+    one
+    for one in (*CHECK_SPECS, *POISONED, *TRACED)
+    if one.objective in NativeAdapter().describe().objectives
 ]
 
 SEEN_BY_ONE_CHECK = {
@@ -127,6 +131,8 @@ SEEN_BY_ONE_CHECK = {
     Check.ROLLOUTS: rollouts.LongSamplesCountMore,
     Check.AUXILIARY: auxiliary.EntropyAveragedOverDp,
     Check.OTHER_LOSSES: auxiliary.LikelihoodPerSample,
+    Check.POISON: poison.SurrogateMultiplied,
+    Check.NO_GRADIENT: gradients.OldPolicyRetained,
     Check.SHARDING: sharding.GroupsStriped,
     Check.ARGUMENTS: startup.DivisorOnlyCompared,
     Check.LOGGING: logging.KeysAsserted,

@@ -1,6 +1,7 @@
 """Weights against exact arithmetic, and against examples worked by hand."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -157,3 +158,34 @@ def test_conventions_change_what_counts_as_one() -> None:
     assert weights.sample_weights(step, mean).tolist() == [1 / 3, 1 / 9, 0]
     assert weights.sample_weights(step, mean, by_rollout).tolist() == [1 / 8, 1 / 8, 0]
     assert weights.sample_weights(step, mean, without_empty).tolist() == [1 / 2, 1 / 6, 0]
+
+
+@MANY
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 99), st.data())
+def test_a_router_loss_per_token_is_a_sum_of_shares_over_counted_tokens(
+    dp: int, slices: int, micro_batches: int, counted: int, data: st.DataObject
+) -> None:
+    """A position has 1 / (slices · positions) of its micro-batch's mean, times the positions."""
+    sizes = st.lists(st.integers(1, 9), min_size=micro_batches, max_size=micro_batches)
+    positions = data.draw(st.lists(sizes, min_size=dp * slices, max_size=dp * slices))
+    total = Fraction(0)
+    for of_rank in positions:
+        for held in of_rank:
+            total += sum(Fraction(1, slices * held) * held for _ in range(held))
+
+    found = weights.router_coefficient(np.array(positions), slices, counted)
+    assert found == pytest.approx(float(total / counted), rel=1e-15)
+
+
+@MANY
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.data())
+def test_a_router_loss_is_a_mean_over_micro_batches_and_ranks(
+    dp: int, slices: int, micro_batches: int, data: st.DataObject
+) -> None:
+    """DDP averages over dp · slices ranks, the schedule multiplies by slices / micro-batches."""
+    held = data.draw(st.integers(1, 9))
+    of_rank = sum(Fraction(1, slices * held) for _ in range(held)) * Fraction(slices, micro_batches)
+    ranks = dp * slices
+    total = sum(of_rank * micro_batches for _ in range(ranks)) / ranks
+
+    assert weights.router_coefficient(np.array([held]), slices) == total

@@ -133,6 +133,18 @@ known(
         "tokens_missing": "active tokens weigh nothing",
         "reducer_ignored": "a custom reducer is not used",
         "reducer_rescaled": "the result of a custom reducer is rescaled",
+        "masked_values_multiplied": (
+            "masked values are multiplied by the mask instead of being selected"
+        ),
+        "gradient_of_constants": "a gradient flows through what the loss must take as a constant",
+        "router_losses_not_divided": (
+            "router losses, which Megatron-Core multiplies by tokens, are divided by none"
+        ),
+        "router_losses_per_token": (
+            "router losses of Megatron-Core have another coefficient with a loss per token"
+        ),
+        "masked_values_read": "values of masked tokens change other numbers",
+        "masked_values_crash": "a step crashes because of values of masked tokens",
         "never_made": "a batch that the framework's own code never makes crashes",
         "not_logged": "a number that this version logs for other steps is missing",
         "unexplained": "no known mistake explains it",

@@ -1,0 +1,170 @@
+"""Judges steps with a column that is poisoned at masked tokens, or that has a gradient.
+
+A poisoned step must be what it is without, whatever that is: another mistake of the framework is
+judged where nothing is poisoned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.job import POISONS
+from adapters.contract.objective import OF_SAMPLES
+from conformance.findings.finding import Diagnosis
+from conformance.findings.verdict import Verdict
+from conformance.judging.weights import Judgement, final_weights, mismatch, unjudged
+from reference.rounding import weight_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Description, Job, Observation
+    from conformance.plan.checks import CheckSpec
+    from conformance.ranks.pool import Crashed
+
+    Numbers = dict[str, NDArray[np.float64]]
+    Run = Callable[[Job], Sequence[Observation] | None]
+    """The observations of a job, None if it did not run."""
+
+
+[FINITE] = [value for value in POISONS if np.isfinite(value)]
+"""The poison that a mask of 0 multiplies to 0: what it changes has been read."""
+
+
+def judge_poisoned(
+    spec: CheckSpec,
+    job: Job,
+    poisoned: Sequence[Observation],
+    plain: Sequence[Observation],
+    description: Description,
+    run: Run,
+) -> Judgement:
+    """Judge a poisoned job by what ``plain``, the same one without poison, gave.
+
+    It breaks a rule if the framework states one, and is run again with each poison alone to name
+    those that change something; it is advice otherwise.
+    """
+    numbers = _logged if spec.is_logged else _gradients
+    tolerance = weight_bound(description.dtype)
+    right = numbers(job, plain, description)
+    changed = _changed(numbers(job, poisoned, description), right, tolerance)
+    if not changed:
+        return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
+    assert job.poison is not None
+    is_rule = _stated(spec, description) is not None
+    alone = {}
+    for value in job.poison.values if is_rule else (FINITE,):
+        seen = run(replace(job, poison=replace(job.poison, values=(value,))))
+        if seen is not None and (
+            of_value := _changed(numbers(job, seen, description), right, tolerance)
+        ):
+            alone[value] = np.concatenate([*of_value.values()])
+    is_read = FINITE in alone and bool(np.isfinite(alone[FINITE]).all())
+    poisons = ", ".join(f"{value:g}" for value in (alone if is_rule else job.poison.values))
+    explanation = (
+        f"{poisons} in {job.poison.column} of masked tokens: {' and '.join(changed)} differ"
+    )
+    name = "masked_values_read" if is_read else "masked_values_multiplied"
+    return _by_rule(spec, Diagnosis(name=name, explanation=explanation), description)
+
+
+def judge_poisoned_crash(spec: CheckSpec, crash: Crashed, description: Description) -> Judgement:
+    """Judge a job that crashes if it is poisoned, and not without."""
+    diagnosis = Diagnosis(name="masked_values_crash", explanation="the step crashes")
+    judged = _by_rule(spec, diagnosis, description)
+    if judged.verdict is Verdict.MISMATCH:
+        return unjudged(Verdict.CRASHED, crash.message, crash.place)
+    return replace(judged, message=crash.message, place=crash.place)
+
+
+RETAINED = "backward through the graph a second time"
+"""How torch begins to say that micro-batches share the graph of what is no part of their model."""
+
+
+def judge_traced(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Judgement:
+    """Judge whether a column that has a gradient got any: exactly none is right."""
+    reached = [one.traced for one in observations if one.traced is not None]
+    if not reached:
+        return unjudged(Verdict.UNSUPPORTED, f"{job.traced} is given as plain numbers")
+    gradients = np.concatenate(reached)
+    if not gradients.any():
+        return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
+    largest = float(np.nanmax(np.abs(gradients)))
+    return _with_gradient(
+        job, f"{np.count_nonzero(gradients)} of its values get up to {largest:.4g}", description
+    )
+
+
+def judge_traced_crash(job: Job, crash: Crashed, description: Description) -> Judgement:
+    """Judge a job that crashes if a column has a gradient: it is used, unless it cannot be."""
+    if RETAINED not in crash.message:
+        words = f"{job.traced} cannot be given with a gradient: {crash.message}"
+        return unjudged(Verdict.NOT_DRIVEN, words)
+    return _with_gradient(job, "several micro-batches go back through it", description)
+
+
+def _with_gradient(job: Job, words: str, description: Description) -> Judgement:
+    stated = description.rules[f"no_gradient.{job.traced}"]
+    return mismatch(
+        "gradient_of_constants",
+        f"a gradient flows through {job.traced} that still have one: {words}; see {stated}",
+    )
+
+
+def _by_rule(spec: CheckSpec, diagnosis: Diagnosis, description: Description) -> Judgement:
+    """A mismatch if the framework states the rule, or makes such values itself, else advice."""
+    stated = _stated(spec, description)
+    words = f"; see {stated}" if stated else "; no document of the framework says that they do not"
+    return Judgement(
+        verdict=Verdict.ADVICE if stated is None else Verdict.MISMATCH,
+        diagnosis=diagnosis.model_copy(update={"explanation": f"{diagnosis.explanation}{words}"}),
+    )
+
+
+def _stated(spec: CheckSpec, description: Description) -> str | None:
+    """Where the framework states the rule: of a check's column, by its slug, or of all columns."""
+    of_all = "poison.logged" if spec.is_logged else "poison"
+    return description.rules.get(spec.slug, description.rules.get(of_all))
+
+
+def _changed(found: Numbers, right: Numbers, tolerance: float) -> Numbers:
+    """The numbers that differ, by what they are of."""
+    differ = {
+        name: ~np.isclose(values, right[name], rtol=tolerance, atol=0.0, equal_nan=True)
+        for name, values in found.items()
+    }
+    return {name: found[name][where] for name, where in differ.items() if where.any()}
+
+
+def _gradients(job: Job, observations: Sequence[Observation], description: Description) -> Numbers:
+    """The weights of all steps on all ranks: [ranks · tokens]."""
+    of_steps = [
+        final_weights(observations, index, job, description.conventions)
+        for index in range(len(job.steps))
+    ]
+    return {"gradients": np.concatenate([weights for ranks in of_steps for weights in ranks])}
+
+
+def _logged(job: Job, observations: Sequence[Observation], description: Description) -> Numbers:
+    """What each rank logs of each metric of tokens, NaN where it logs nothing: [ranks · steps].
+
+    A reward of a sample may depend on all that the adapter gives the framework of it.
+    """
+    names = dict.fromkeys(
+        metric for one in observations for metric in one.reported if metric not in OF_SAMPLES
+    )
+    return {
+        f"logged {metric}": np.array([*_of_ranks(observations, metric)], float) for metric in names
+    }
+
+
+def _of_ranks(observations: Sequence[Observation], metric: str) -> Iterator[float | None]:
+    for one in observations:
+        yield from one.reported.get(metric, ())  # type: ignore[call-overload]

@@ -1,0 +1,177 @@
+"""Columns that are poisoned at masked tokens or traced, and what is said of them."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adapters.contract import Job, Layout, Observation
+from adapters.contract.altered import Traced
+from adapters.contract.job import Column, Depth, Poison
+from adapters.contract.objective import Metric, Objective
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.native.adapter import NativeAdapter
+from conformance.findings.verdict import Verdict
+from conformance.judging.altered import judge_poisoned, judge_traced
+from conformance.judging.gradients import judge_router
+from conformance.plan.checks import check_spec
+from reference.aggregation import AdvantageUnit, Aggregation, Conventions, Mode
+from reference.step import Sample, Step
+
+STEP = Step.of(
+    [
+        Sample(prompt_length=2, loss_mask=[1, 0, 1], group=0),
+        Sample(prompt_length=1, loss_mask=[0, 0], group=0),
+    ]
+)
+JOB = Job(
+    steps=(STEP,),
+    aggregation=Aggregation(Mode.TOKEN_MEAN),
+    layout=Layout(),
+    depth=Depth.STEP,
+    objective=Objective.OFF_POLICY,
+)
+DESCRIPTION = NativeAdapter().describe()
+
+
+def poisoned(column: Column, **others: object) -> Job:
+    return replace(JOB, poison=Poison(column=column), **others)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("column", Column)
+def test_poison_stands_at_masked_tokens_of_its_column_alone(column: Column) -> None:
+    plain, batch = ProbedBatch.of(JOB), ProbedBatch.of(poisoned(column))
+    differs = [
+        np.concatenate(getattr(batch, other)) != np.concatenate(getattr(plain, other))
+        for other in Column
+    ]
+
+    assert differs[[*Column].index(column)].tolist() == (~STEP.mask).tolist()
+    assert sum(one.any() for one in differs) == 1
+
+
+def test_what_is_expected_is_that_of_the_plain_batch() -> None:
+    batch = ProbedBatch.of(poisoned(Column.OLD_LOG_PROBS))
+
+    assert np.isfinite(batch.dloss_dlogprob).all()
+    assert (batch.dloss_dlogprob == ProbedBatch.of(JOB).dloss_dlogprob).all()
+
+
+def test_an_advantage_of_a_sample_is_poisoned_if_no_token_has_it() -> None:
+    conventions = Conventions(advantage_unit=AdvantageUnit.SAMPLE)
+    batch = ProbedBatch.of(poisoned(Column.ADVANTAGES), conventions)
+    plain = ProbedBatch.of(JOB, conventions)
+
+    assert (batch.advantages[0] == plain.advantages[0]).all()
+    assert (batch.advantages[1] != plain.advantages[1]).all()
+
+
+def test_a_traced_column_has_the_values_of_the_plain_one() -> None:
+    batch = ProbedBatch.of(replace(JOB, traced=Column.ADVANTAGES))
+
+    assert isinstance(batch.advantages, Traced)
+    assert not isinstance(batch.old_log_probs, Traced)
+    assert all(map(np.array_equal, batch.advantages, ProbedBatch.of(JOB).advantages))
+
+
+def observed(weight: float, logged: float | None = 0.5) -> Observation:
+    weights = np.where(STEP.mask, 0.5, 0.0)
+    weights[1] = weight
+    return Observation(token_weights=(weights,), reported={Metric.POLICY_LOSS: (logged,)})
+
+
+@pytest.mark.parametrize(
+    ("weight", "logged", "is_logged", "verdict"),
+    [
+        (0.0, 0.5, False, Verdict.CONFORMS),
+        (math.nan, 0.5, False, Verdict.MISMATCH),
+        (math.nan, 0.5, True, Verdict.CONFORMS),
+        (0.0, math.nan, True, Verdict.MISMATCH),
+        (0.0, None, True, Verdict.MISMATCH),
+        (0.0, math.nan, False, Verdict.CONFORMS),
+    ],
+)
+def test_poison_may_change_neither_gradients_nor_logs(
+    weight: float, logged: float | None, is_logged: bool, verdict: Verdict
+) -> None:
+    spec = check_spec(f"poison.{'logged_' if is_logged else ''}old_log_probs")
+    seen = [observed(weight, logged)]
+    judged = judge_poisoned(
+        spec, poisoned(Column.OLD_LOG_PROBS), seen, [observed(0.0)], DESCRIPTION, lambda _: seen
+    )
+
+    assert judged.verdict is verdict
+
+
+def test_what_a_framework_states_nowhere_is_advice() -> None:
+    silent = replace(DESCRIPTION, rules={})
+    seen = [observed(math.nan)]
+    judged = judge_poisoned(
+        check_spec("poison.old_log_probs"),
+        poisoned(Column.OLD_LOG_PROBS),
+        seen,
+        [observed(0.0)],
+        silent,
+        lambda _: seen,
+    )
+
+    assert judged.verdict is Verdict.ADVICE
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == "masked_values_multiplied"
+
+
+def test_a_finite_value_that_changes_a_weight_was_read() -> None:
+    seen = [observed(1e24)]
+    judged = judge_poisoned(
+        check_spec("poison.advantages"),
+        poisoned(Column.ADVANTAGES),
+        seen,
+        [observed(0.0)],
+        DESCRIPTION,
+        lambda _: seen,
+    )
+
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == "masked_values_read"
+
+
+@pytest.mark.parametrize(
+    ("gradient", "verdict"),
+    [
+        (np.zeros(8, np.float32), Verdict.CONFORMS),
+        (np.eye(1, 8, dtype=np.float32)[0], Verdict.MISMATCH),
+        (None, Verdict.UNSUPPORTED),
+    ],
+)
+def test_a_traced_column_gets_no_gradient(gradient: np.ndarray | None, verdict: Verdict) -> None:
+    job = replace(JOB, traced=Column.OLD_LOG_PROBS)
+    seen = Observation(token_weights=(), traced=gradient)
+
+    assert judge_traced(job, [seen], DESCRIPTION).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "routed", "name"),
+    [
+        (1.0, 0, None),
+        (1.0, 8, None),
+        (8.0, 8, "router_losses_not_divided"),
+        (8 / 5, 8, "router_losses_per_token"),
+        (0.0, 0, "nothing_reported"),
+        (0.7, 0, "unexplained"),
+    ],
+)
+def test_router_losses_have_their_coefficient(
+    coefficient: float, routed: int, name: str | None
+) -> None:
+    job = replace(JOB, objective=Objective.ROUTER)
+    seen = Observation(
+        token_weights=(), own_losses={"load_balancing": (coefficient,)}, routed=routed
+    )
+    judged = judge_router(job, [seen], DESCRIPTION)
+
+    assert (judged.diagnosis and judged.diagnosis.name) == name
+    is_advice = name == "router_losses_per_token"
+    expected = Verdict.ADVICE if is_advice else Verdict.MISMATCH
+    assert judged.verdict is (Verdict.CONFORMS if name is None else expected)
