@@ -65,6 +65,7 @@ class RollAdapter(Adapter):
         return self.framework.description(
             importing.offers,
             importing.option_names(),
+            importing.default,
             places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
         )

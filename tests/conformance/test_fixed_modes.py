@@ -120,7 +120,7 @@ def test_option_without_which_the_loss_would_be_the_same_is_named(
 ) -> None:
     wrong = finding(trained, Mode.SAMPLE_MEAN, objective, Objective.OFF_POLICY, chosen_by=OPTIONS)
     name = f"off_policy.{objective}/sample_mean/{CASE.name}/{Layout()}"
-    [cause] = causes([wrong.finding(name, Depth.STEP)], [])
+    [cause] = causes([wrong.finding(name, Depth.STEP)], [], {})
 
     assert wrong.diagnosis.explanation.endswith(said)
     assert cause.name == "option_ignored"
