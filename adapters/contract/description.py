@@ -138,7 +138,7 @@ class Description:
     new_options: tuple[str, ...] = ()
     # What a user types to choose each mode, objective and part of layouts that is not the default;
     # of a policy loss, besides PPO's bounds.
-    chosen_by: Mapping[str, str] = field(default_factory=dict)
+    chosen_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs

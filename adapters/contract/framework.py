@@ -175,7 +175,7 @@ class Framework:
         others = [*self.objectives.values(), *self.layout.values(), *of_configurations]
         return [self.always, *of_modes, *others]
 
-    def _chosen_by(self, default: Callable[[str], object]) -> dict[str, str]:
+    def _chosen_by(self, default: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
         """What a user types to choose each mode, objective and part of layouts.
 
         Options with their default values are left out, and what the objective's base has too.
@@ -286,17 +286,16 @@ def _without(settings: Settings, base: Settings) -> Settings:
     return {name: one for name, one in settings.items() if name not in base or base[name] != one}
 
 
-def _typed(settings: Settings) -> str:
-    """Settings as users type them; of those that depend on a job, the name.
+def _typed(settings: Settings) -> tuple[str, ...]:
+    """Settings as users type them; of those that depend on a job or have several values, the name.
 
     Numbers, which we choose, are left out if there is anything else.
     """
-    plain = {name: one for name, one in settings.items() if not _is_number(one)}
-    texts = (
-        name if callable(one) or one is True else f"{name}={one}"
-        for name, one in (plain or settings).items()
+    plain = {name: one for name, one in settings.items() if not _is_number(one)} or settings
+    return tuple(
+        f"{name}={one}" if one is False or isinstance(one, str) or _is_number(one) else name
+        for name, one in plain.items()
     )
-    return " ".join(texts)
 
 
 def _is_number(value: object) -> bool:

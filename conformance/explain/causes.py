@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from adapters.contract.framework import parts_of
+from adapters.contract.objective import FROM_REWARDS, Objective
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED
 from conformance.explain.conditions import EMPTY_SAMPLE, METRIC_CHECKS
 from conformance.explain.cover import Table, cover, explanation
@@ -34,9 +36,9 @@ RARE = (
 """Facts of a condition that an ordinary batch does not have."""
 
 PARALLELISM = {
-    "cp": "context parallelism",
-    "tp": "tensor parallelism",
-    "pp": "pipeline parallelism",
+    "cp": ["context parallelism"],
+    "tp": ["tensor parallelism"],
+    "pp": ["pipeline parallelism"],
 }
 """What is used where a layout has several ranks of a kind, if no record says what sets them."""
 
@@ -47,7 +49,7 @@ OBJECTIVES = {spec.slug: spec.objective for spec in CHECK_SPECS}
 
 
 def causes(
-    findings: Sequence[Finding], clues: Sequence[Clues], chosen_by: Mapping[str, str]
+    findings: Sequence[Finding], clues: Sequence[Clues], chosen_by: Mapping[str, Sequence[str]]
 ) -> list[Cause]:
     """The causes of a report's findings, the worst first.
 
@@ -62,8 +64,8 @@ def causes(
     left = [finding for finding in findings if finding.id not in claimed]
     everything = []
     for cause in (*found, *_alike(left, table)):
-        its_findings = [by_name[name] for name in cause.findings]
-        its_reach = _reach(its_findings, cause.condition, chosen_by)
+        worst = [by_name[name] for name in cause.findings if is_worst(by_name[name], cause)]
+        its_reach = _reach(worst, cause.condition, chosen_by)
         everything.append(cause.model_copy(update={"reach": its_reach}))
 
     def harm(cause: Cause) -> tuple[int, tuple[bool, bool, float, float], int]:
@@ -74,26 +76,30 @@ def causes(
 
 
 def _reach(
-    findings: Iterable[Finding], condition: Sequence[str], chosen_by: Mapping[str, str]
+    findings: Iterable[Finding], condition: Sequence[str], chosen_by: Mapping[str, Sequence[str]]
 ) -> Reach:
     """The options of the finding that needs fewest, and the rare facts of the condition."""
-    needed = ([*dict.fromkeys(_options(finding, chosen_by))] for finding in findings)
+    needed = (options(finding, chosen_by) for finding in findings)
     return Reach(
-        options=min(needed, key=lambda options: (len(options), options)),
+        options=min(needed, key=lambda each: (len(each), each)),
         rare=[fact for fact in condition if fact in RARE],
     )
 
 
-def _options(finding: Finding, chosen_by: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a user types to train the step of a finding."""
-    layout = finding.layout
+def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+    """What a user types to train the step of a finding, besides what everybody types.
+
+    No mode changes advantages, and whatever the bounds of clipping, ratios are not 1.
+    """
+    layout, objective = finding.layout, OBJECTIVES.get(finding.identity.slug, Objective.POLICY)
+    modes = () if objective in FROM_REWARDS else (finding.mode,)
+    objectives = () if objective is Objective.OFF_POLICY else (objective,)
     used = [part for part in PARALLELISM if getattr(layout, part) > 1]
     others = sorted(parts_of(layout) - {*PARALLELISM, *OF_EVERY_STEP})
-    of_every_step = {word for part in OF_EVERY_STEP for word in chosen_by.get(part, "").split()}
-    for part in (finding.mode, OBJECTIVES.get(finding.identity.slug, ""), *used, *others):
-        if part in PARALLELISM and part not in chosen_by:
-            yield PARALLELISM[part]
-        yield from (one for one in chosen_by.get(part, "").split() if one not in of_every_step)
+    of_every_step = {*chain.from_iterable(chosen_by.get(one, ()) for one in OF_EVERY_STEP)}
+    parts = (*modes, *objectives, *used, *others)
+    typed = chain.from_iterable(chosen_by.get(one, PARALLELISM.get(one, ())) for one in parts)
+    return [*dict.fromkeys(one for one in typed if one not in of_every_step)]
 
 
 def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]:
@@ -168,6 +174,11 @@ def _size(finding: Finding) -> tuple[int, int, int, bool, str]:
     layout, check = finding.layout, [*Check].index(finding.check)
     is_generated = finding.case == GENERATED
     return layout.world_size, check, len(str(layout)), is_generated, finding.id
+
+
+def is_worst(finding: Finding, cause: Cause) -> bool:
+    """Whether one of its findings shows the worst of what a cause does."""
+    return _severity(finding) is cause.severity
 
 
 def _severity(finding: Finding) -> Severity:

@@ -155,7 +155,7 @@ class Header(FrozenModel):
     versions: str = ""
     """Versions of the framework that the adapter drives, in words."""
 
-    chosen_by: dict[str, str] = Field(default_factory=dict)
+    chosen_by: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """What a user types for each mode, objective and part of layouts that is not the default."""
 
     new_options: list[str] | None = None

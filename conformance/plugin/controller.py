@@ -104,10 +104,7 @@ class Controller:
         """Find out on which facts the causes of a whole plan depend, while the ranks still run."""
         from conformance.plugin import experiments
 
-        report = self.recorder().planned
-        if report is not None:
-            for finding_message in experiments.run(report, self.recorder().settings.plan, jobs):
-                self.recorder().record_more(finding_message)
+        experiments.run(self.recorder(), jobs)
 
     def pytest_unconfigure(self) -> None:
         """Let the other processes of torchrun go, if it started this run."""

@@ -1,39 +1,36 @@
 """Further findings at the end of a run, which tell on which facts its causes depend.
 
 A plan sees a mistake where it happens to look. A fact that all findings of a cause share is part
-of its condition only if the mistake is gone without it. So for each such fact the nearest finding
-is made that lacks it: if that is wrong too, the cause has one fact less.
+of its condition only if the mistake is gone without it. So for each fact and option that a cause
+claims the nearest finding is made that lacks it: if that is wrong too, the cause claims one less.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
-from adapters.contract import Option
 from adapters.contract.objective import Metric
-from conformance.explain.causes import PARALLELISM
+from conformance.explain.causes import is_worst, options
 from conformance.explain.conditions import of_finding
 from conformance.explain.step_conditions import of_step
 from conformance.findings.cause import Severity
-from conformance.findings.finding import Finding, FindingId
+from conformance.findings.finding import Finding
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Verdict
 from conformance.runs.check import job_cell, make
 from conformance.runs.recorder import message
-from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from collections.abc import Set as AbstractSet
 
     from adapters.contract import Description
-    from conformance.findings.cause import Cause
     from conformance.findings.report import Report
     from conformance.plan.matrix import MatrixCell
     from conformance.plan.plan import Plan
     from conformance.runs.jobs import SharedJobs
-    from conformance.runs.recorder import FindingMessage
+    from conformance.runs.recorder import FindingRecorder
 
 MOST = 20
 """Findings that a run makes beyond its plan."""
@@ -41,76 +38,71 @@ MOST = 20
 TESTED = (Severity.GRADIENT, Severity.LOGGED, Severity.NOT_TRAINED)
 
 
-def run(report: Report, plan: Plan, jobs: SharedJobs) -> Iterator[FindingMessage]:
-    """Make the findings that tell most about the causes of a report."""
-    for cell in chosen(report, plan, jobs.description):
-        judgement = make(cell, jobs)
-        yield message(cell, judgement, "", jobs.pool.drain_framework_seconds())
+def run(recorder: FindingRecorder, jobs: SharedJobs) -> None:
+    """Make the findings that tell most about the causes of a whole plan, `MOST` at most.
+
+    What one shows may leave other claims to be tested.
+    """
+    left = MOST
+    while left and (report := recorder.planned) is not None:
+        cells = chosen(report, recorder.settings.plan, jobs.description)[:left]
+        if not cells:
+            break
+        for cell in cells:
+            judgement = make(cell, jobs)
+            recorder.record_more(message(cell, judgement, "", jobs.pool.drain_framework_seconds()))
+        left -= len(cells)
 
 
 def chosen(report: Report, plan: Plan, description: Description) -> list[MatrixCell]:
-    """For each fact that a cause may depend on the nearest cell that lacks it, `MOST` at most."""
-    causes = [cause for cause in report.causes if cause.severity in TESTED]
-    slugs = {FindingId.parse(name).slug for cause in causes for name in cause.findings}
-    options = {fact for fact, part in OF_OPTIONS.items() if _is_option(part, report)}
+    """The cells that lack what causes claim to depend on, those of the worst causes first."""
+    findings = {finding.id: finding for finding in report.findings}
+    tested = [
+        (cause.condition, [one for one in cause.findings if is_worst(findings[one], cause)])
+        for cause in report.causes
+        if cause.severity in TESTED
+    ]
+    slugs = {findings[name].identity.slug for _, names in tested for name in names}
     whole = replace(plan, size=PlanSize.FULL).cells()
     cells = filter(None, (job_cell(cell, description) for cell in whole))
-    candidates = [_Candidate.of(cell) for cell in cells if cell.spec.slug in slugs]
-    known, found = {finding.id for finding in report.findings}, {}
-    for cause in causes:
-        for cell in _without_a_fact(cause, candidates, options):
-            if cell.id not in known:
-                found[cell.id] = cell
-    return [*found.values()][:MOST]
-
-
-OF_OPTIONS = {
-    **{f"in {mode}": str(mode) for mode in Mode},
-    **{f"with {option}": str(option) for option in Option},
-    **{f"where {part} > 1": part for part in PARALLELISM},
-    "with micro-batches by tokens": "mbtokens",
-    "with packed rows": "thd",
-    "with padded rows": "bshd",
-}
-"""Facts that may stand for options in a cause's reach, each with the part of a job that it is."""
-
-
-def _is_option(part: str, report: Report) -> bool:
-    return part in report.chosen_by or part in PARALLELISM
+    candidates = [_candidate(cell, report) for cell in cells if cell.spec.slug in slugs]
+    telling = chain.from_iterable(_telling(*one, candidates) for one in tested)
+    return [*{cell.id: cell for cell in telling if cell.id not in findings}.values()]
 
 
 class _Candidate(NamedTuple):
     """A cell that may be run, and what is known of it before."""
 
     cell: MatrixCell
+    options: frozenset[str]
     facts: frozenset[str]
-
-    @classmethod
-    def of(cls, cell: MatrixCell) -> Self:
-        finding = Finding(id=cell.id, verdict=Verdict.CONFORMS)
-        of_steps = {fact for step in cell.case.steps for fact in of_step(step)}
-        return cls(cell, frozenset({*of_finding(finding, Metric.POLICY_LOSS), *of_steps}))
 
     def distance(self, other: _Candidate) -> tuple[int, int, str]:
         """A sort key: fewest facts that differ, then fewest ranks."""
         return len(self.facts ^ other.facts), self.cell.layout.world_size, self.cell.id
 
 
-def _without_a_fact(
-    cause: Cause, candidates: Sequence[_Candidate], options: AbstractSet[str]
+def _candidate(cell: MatrixCell, report: Report) -> _Candidate:
+    finding = Finding(id=cell.id, verdict=Verdict.CONFORMS)
+    set_by_user = frozenset(options(finding, report.chosen_by))
+    of_steps = {fact for step in cell.case.steps for fact in of_step(step)}
+    facts = {*of_finding(finding, Metric.POLICY_LOSS), *of_steps, *set_by_user}
+    return _Candidate(cell, set_by_user, frozenset(facts))
+
+
+def _telling(
+    condition: Sequence[str], findings: Sequence[str], candidates: Sequence[_Candidate]
 ) -> Iterator[MatrixCell]:
-    """Yield the nearest cell to a cause's smallest finding without each fact that it claims."""
-    places = {name: place for place, name in enumerate(cause.findings)}
-    alike = [one for one in candidates if one.cell.id in places]
+    """Yield the nearest cell without each fact of a condition and option of a cause's reach.
+
+    That is nearest to the finding which needs the fewest options, and of the same check.
+    """
+    alike = [one for one in candidates if one.cell.id in findings]
     if not alike:
         return
-    smallest = min(alike, key=lambda one: places[one.cell.id])
-    shared = frozenset.intersection(*(one.facts for one in alike))
-    for fact in sorted(shared & {*cause.condition, *options}):
-        lacking = [
-            one
-            for one in candidates
-            if fact not in one.facts and one.cell.spec.slug == smallest.cell.spec.slug
-        ]
-        if lacking:
-            yield min(lacking, key=smallest.distance).cell
+    plainest = min(alike, key=lambda one: (len(one.options), findings.index(one.cell.id)))
+    of_check = [one for one in candidates if one.cell.spec.slug == plainest.cell.spec.slug]
+    for claim in (*condition, *sorted(plainest.options)):
+        lacking = [one for one in of_check if claim not in one.facts]
+        if claim in plainest.facts and lacking:
+            yield min(lacking, key=plainest.distance).cell
