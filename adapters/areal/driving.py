@@ -64,6 +64,7 @@ class ArealAdapter(Adapter):
         return self._record.description(
             importing.offers,
             importing.option_names(),
+            importing.default,
             places=places(_candidates(self.class_of("Engine"))),
             stubs=tuple(importing.STUBBED),
         )

@@ -75,6 +75,14 @@ def offers(settings: Settings) -> bool:
     return all(_is_choice(config, name, values) for name in paths)
 
 
+def default(name: str) -> object:
+    """The value of an option that a user does not set; None if this version lacks it."""
+    from omegaconf import OmegaConf
+
+    [path] = _paths({name: None})
+    return OmegaConf.select(_schema(), path)
+
+
 def option_names() -> Iterator[str]:
     """Yields the options of an actor, and of their sections, that not every engine has.
 

@@ -136,8 +136,9 @@ class Description:
     never_made: Mapping[BatchProperty, str] = field(default_factory=dict)
     # Options of this version that its adapter does not know, and choices as ``name=choice``.
     new_options: tuple[str, ...] = ()
-    # What a user types to choose each mode and objective; of a policy loss, besides PPO's bounds.
-    chosen_by: Mapping[Mode | Objective, str] = field(default_factory=dict)
+    # What a user types to choose each mode, objective and part of layouts that is not the default;
+    # of a policy loss, besides PPO's bounds.
+    chosen_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs

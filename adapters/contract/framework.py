@@ -101,14 +101,18 @@ class Framework:
         return {name: mode for name, (mode, _) in self.modes.items()}
 
     def description(
-        self, offers: Callable[[Settings], bool], names: Iterable[str], **loaded: Any
+        self,
+        offers: Callable[[Settings], bool],
+        names: Iterable[str],
+        default: Callable[[str], object] = lambda _: None,
+        **loaded: Any,
     ) -> Description:
         """Describe a loaded version.
 
         ``offers`` says whether its own configuration has these options and values. ``names`` are
         those of all options that the loss depends on, and their choices as ``name=choice``.
-        ``loaded`` are fields of the description that are found in the loaded code, such as
-        ``places``.
+        ``default`` returns the value of an option that a user does not set. ``loaded`` are fields
+        of the description that are found in the loaded code, such as ``places``.
         """
         objectives = {one for one, chosen in self.objectives.items() if offers(_constant(chosen))}
         modes = [mode for mode, chosen in self.modes.values() if offers(_constant(chosen))]
@@ -127,7 +131,7 @@ class Framework:
             "largest_pp": self.largest_pp,
             "records_forward_passes": True,
             "new_options": tuple(sorted(name for name in {*names} if not self._knows(name))),
-            "chosen_by": self._chosen_by,
+            "chosen_by": self._chosen_by(default),
             "declared": self.conventions,
             "rules": self.rules,
             "permits": self.permits,
@@ -171,16 +175,26 @@ class Framework:
         others = [*self.objectives.values(), *self.layout.values(), *of_configurations]
         return [self.always, *of_modes, *others]
 
-    @property
-    def _chosen_by(self) -> dict[Mode | Objective, str]:
-        """What a user types to choose each mode and objective, besides what its base has too."""
-        by_mode = {_kind(mode): chosen for mode, chosen in reversed([*self.modes.values()])}
+    def _chosen_by(self, default: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
+        """What a user types to choose each mode, objective and part of layouts.
+
+        Options with their default values are left out, and what the objective's base has too.
+        """
         clipped = self.objectives.get(Objective.OFF_POLICY, {})
-        of_objectives = {
-            objective: _without(chosen, clipped if objective in OFF_POLICY[1:] else {})
-            for objective, chosen in self.objectives.items()
+        chosen: dict[str, Settings] = {
+            **{_kind(mode): one for mode, one in reversed([*self.modes.values()])},
+            **{
+                objective: _without(one, clipped if objective in OFF_POLICY[1:] else {})
+                for objective, one in self.objectives.items()
+            },
+            **{part: one for parts, one in self.layout.items() for part in parts.split()},
         }
-        typed = {name: _typed(chosen) for name, chosen in (by_mode | of_objectives).items()}
+        typed = {
+            name: _typed(
+                {option: value for option, value in one.items() if value != default(option)}
+            )
+            for name, one in chosen.items()
+        }
         return {name: text for name, text in typed.items() if text}
 
     def settings(self, job: Job) -> dict[str, Any]:
@@ -274,12 +288,20 @@ def _without(settings: Settings, base: Settings) -> Settings:
     return {name: one for name, one in settings.items() if name not in base or base[name] != one}
 
 
-def _typed(settings: Settings) -> str:
-    """Settings as users type them; of those that depend on a job, the name."""
-    texts = (
-        name if callable(one) or one is True else f"{name}={one}" for name, one in settings.items()
+def _typed(settings: Settings) -> tuple[str, ...]:
+    """Settings as users type them; of those that depend on a job or have several values, the name.
+
+    Numbers, which we choose, are left out if there is anything else.
+    """
+    plain = {name: one for name, one in settings.items() if not _is_number(one)} or settings
+    return tuple(
+        f"{name}={one}" if one is False or isinstance(one, str) or _is_number(one) else name
+        for name, one in plain.items()
     )
-    return " ".join(texts)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _kind(mode: str) -> Mode:

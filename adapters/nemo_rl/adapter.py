@@ -54,6 +54,7 @@ class NemoRLAdapter(OnFsdp):
         return self.framework.description(
             importing.offers,
             importing.option_names(),
+            importing.default,
             places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
         )

@@ -86,6 +86,13 @@ def offers(settings: Settings) -> bool:
     return True
 
 
+def default(name: str) -> object:
+    """The value of an option in the example that users start from; None if it has none."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.select(_example("grpo_math_1B.yaml"), name.lstrip("+"))
+
+
 def option_names() -> Iterator[str]:
     """Yields the options of the loss, and the names of estimators of advantages."""
     kind = module("algorithms.loss").ClippedPGLossConfig

@@ -83,6 +83,7 @@ class OpenRLHFAdapter(Adapter):
         return OPENRLHF.description(
             importing.offers,
             importing.option_names(),
+            importing.default,
             metrics=frozenset(logged),
             stubs=tuple(importing.STUBBED),
         )

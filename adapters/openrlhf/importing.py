@@ -119,6 +119,11 @@ def offers(settings: Settings) -> bool:
     )
 
 
+def default(name: str) -> object:
+    """The value of an option that a user does not set; None if this version lacks it."""
+    return _options()[_named(name)].default if knows(name) else None
+
+
 def option_names() -> Iterator[str]:
     """Yields the options that a gradient may depend on, and their choices.
 

@@ -63,6 +63,7 @@ class PrimeRLAdapter(Adapter):
         return self.framework.description(
             importing.offers,
             importing.option_names(),
+            importing.default,
             places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
         )

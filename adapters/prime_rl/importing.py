@@ -99,6 +99,14 @@ def offers(settings: Settings) -> bool:
     return True
 
 
+def default(name: str) -> object:
+    """The value of an option that a user does not set; None if this version lacks it."""
+    found: Any = module(CONFIGS).TrainerConfig()
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
 def option_names() -> Iterator[str]:
     """Yields the options of all losses, and their choices."""
     for name, field in module(CONFIGS).TrainerConfig.model_fields.items():

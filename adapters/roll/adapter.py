@@ -69,6 +69,7 @@ class RollAdapter(Adapter):
         return self.framework.description(
             importing.offers,
             importing.option_names(),
+            importing.default,
             places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
         )

@@ -78,6 +78,15 @@ def offers(settings: Settings) -> bool:
     return all(_is_choice(name, settings[name]) for name in declared)
 
 
+def default(name: str) -> object:
+    """The value of an option that a user does not set; None if this version lacks it."""
+    *sections, last = name.lstrip("+").split(".")
+    kind: Any = _pipeline_config()
+    for section in sections:
+        kind = get_type_hints(kind).get(section)
+    return getattr(kind, last, None)
+
+
 def option_names() -> Iterator[str]:
     """Yields the options that other pipelines of ROLL do not have, roles left out, and choices."""
     of_all = get_type_hints(module("configs.base_config").BaseConfig)

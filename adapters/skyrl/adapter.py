@@ -79,6 +79,7 @@ class SkyRLAdapter(Adapter):
         return self.framework.description(
             partial(importing.offers, self.framework.always),
             importing.option_names(),
+            importing.default,
             default_mode=Mode(self.mode_names[default]),
             depths=frozenset(Depth if scales_advantages else (Depth.LOSS, Depth.STEP)),
             configurations=CONFIGURATIONS,

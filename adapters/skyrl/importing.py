@@ -87,6 +87,14 @@ def offers(always: Settings, settings: Settings) -> bool:
     return True
 
 
+def default(name: str) -> object:
+    """The value of an option that a user does not set; None if this version lacks it."""
+    found: Any = _defaults()
+    for part in _path(name).split("."):
+        found = getattr(found, part, None)
+    return found
+
+
 def option_names() -> Iterator[str]:
     """Yields the options of the algorithm and of its sections, and what some of them may be."""
     yield from _leaves(module("train.config").AlgorithmConfig())

@@ -110,6 +110,7 @@ class LineageAdapter(Adapter):
         return self.record.description(
             lambda _: True,
             importing.option_names(self.parser, self._provider),
+            partial(importing.default, self.parser),
             depths=self.depths,
             declared=self.declared(),
             places={

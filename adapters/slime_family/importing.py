@@ -103,6 +103,12 @@ def _takes(parser: argparse.ArgumentParser, name: str, value: object) -> bool:
     return not is_word or action.choices is None or value in action.choices
 
 
+def default(parser: argparse.ArgumentParser, name: str) -> object:
+    """The value of an option that a user does not set; None if this version lacks it."""
+    action = parser._option_string_actions.get(name)
+    return action and action.default
+
+
 def option_names(parser: argparse.ArgumentParser, provider: Any) -> Iterator[str]:
     """Yields the options of algorithms, for which a framework's provider has a function.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from copy import deepcopy
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
@@ -78,6 +79,7 @@ class TrlAdapter(Adapter):
         return self.framework.description(
             self.offers,
             {name for name in names if name.partition("=")[0] not in elsewhere},
+            partial(importing.default, self.classes()[1]),
             declared=self.declared(),
             places=places(self.candidates()),
         )

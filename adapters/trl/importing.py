@@ -96,6 +96,11 @@ def defaults() -> dict[str, Any]:
     return {one.name: one.default for one in fields(module("trainer.grpo_config").GRPOConfig)}
 
 
+def default(config: type, name: str) -> object:
+    """The value that a configuration's field has if a user does not set it."""
+    return getattr(config, name, None)
+
+
 def option_names(trainer: type, config: type) -> set[str]:
     """The fields of a configuration beyond those of transformers' own trainer, and their choices.
 

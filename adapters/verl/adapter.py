@@ -79,7 +79,7 @@ class VerlAdapter(Adapter):
         if not importing.has_default_trainer():
             framework = before_the_default_trainer(framework)
         names = importing.option_names(framework.always.get("model_engine"))
-        found = framework.description(importing.offers, names)
+        found = framework.description(importing.offers, names, importing.default)
         of_loss = module("workers.utils.losses").ppo_loss.__code__.co_consts
         if framework.metrics[Metric.ENTROPY] in of_loss:  # since January 2026
             return found

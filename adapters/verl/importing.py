@@ -113,6 +113,13 @@ def offers(settings: Settings) -> bool:
     )
 
 
+def default(name: str) -> object:
+    """The value of an option that a user does not set; None if this version lacks it."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.select(pickle.loads(_defaults(None)), _path(name))
+
+
 def option_names(model_engine: str | None) -> Iterator[str]:
     """Yields the options of an engine's actor, of policy losses and of advantages.
 

@@ -126,7 +126,7 @@ def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseC
 def _with_findings(report: Report, findings: Sequence[Finding]) -> Report:
     from conformance.explain.causes import causes  # imports numpy, which other comparisons do not
 
-    found = {"findings": [*findings], "causes": causes(findings, report.clues)}
+    found = {"findings": [*findings], "causes": causes(findings, report.clues, report.chosen_by)}
     return report.model_copy(update=found | {"summary": Summary.of(findings)})
 
 

@@ -74,6 +74,18 @@ class Journal:
         self._findings.append(finding)
         self._write(finding.model_dump_json())
 
+    def report(
+        self,
+        selection: Selection,
+        watched: frozenset[str] = frozenset(),
+        fault: str | None = None,
+    ) -> Report | None:
+        """The report of all that was found so far; None if the run never began."""
+        if self._header is None:
+            return None
+        clues = [clues for _, clues in self._clues.values()]
+        return assembled(self._header, self._findings, clues, selection, watched, fault)
+
     def finish(
         self,
         selection: Selection,
@@ -88,10 +100,8 @@ class Journal:
         Raises:
             ReportPathError: it cannot be written; what was found is kept in the journal.
         """
-        report = None
-        if self._header is not None:
-            clues = [clues for _, clues in self._clues.values()]
-            report = assembled(self._header, self._findings, clues, selection, watched, fault)
+        report = self.report(selection, watched, fault)
+        if report is not None:
             self._write_report(report)
         _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()

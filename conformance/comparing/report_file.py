@@ -205,7 +205,7 @@ def assembled(
 
     by_id = sorted(_credible(findings), key=lambda finding: finding.id)
     ordered, numbered = _numbered(by_id, clues, watched)
-    found = causes(ordered, numbered)
+    found = causes(ordered, numbered, header.chosen_by)
     return Report.assemble(header, ordered, selection, found, numbered, fault)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from adapters.contract.framework import parts_of
+from adapters.contract.objective import FROM_REWARDS, Objective
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED
-from conformance.explain.conditions import METRIC_CHECKS
+from conformance.explain.conditions import EMPTY_SAMPLE, METRIC_CHECKS
 from conformance.explain.cover import Table, cover, explanation
 from conformance.findings.badness import badness, failure
-from conformance.findings.cause import UNEXPLAINED, Cause, Impact, Severity
+from conformance.findings.cause import UNEXPLAINED, Cause, Impact, Reach, Severity
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.plan.checks import CHECK_SPECS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,20 +26,80 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
 
 
-def causes(findings: Sequence[Finding], clues: Sequence[Clues]) -> list[Cause]:
-    """The causes of a report's findings, the worst first."""
+RARE = (
+    EMPTY_SAMPLE,
+    "where no token is active",
+    "where prompt groups differ in size",
+    "where a batch is no multiple of the data-parallel ranks",
+    "where rows are repeated to fill up a batch",
+)
+"""Facts of a condition that an ordinary batch does not have."""
+
+PARALLELISM = {
+    "cp": ["context parallelism"],
+    "tp": ["tensor parallelism"],
+    "pp": ["pipeline parallelism"],
+}
+"""What is used where a layout has several ranks of a kind, if no record says what sets them."""
+
+OF_EVERY_STEP = ("dp", "mb")
+"""Parts of layouts whose options every user sets."""
+
+OBJECTIVES = {spec.slug: spec.objective for spec in CHECK_SPECS}
+
+
+def causes(
+    findings: Sequence[Finding], clues: Sequence[Clues], chosen_by: Mapping[str, Sequence[str]]
+) -> list[Cause]:
+    """The causes of a report's findings, the worst first.
+
+    ``chosen_by`` has what a user types for each mode, objective and part of layouts that is not
+    the default.
+    """
     known = [(finding, clues[finding.clues]) for finding in findings if finding.clues is not None]
     table = Table(known)
     by_name = {finding.id: finding for finding in findings}
     found = [*_explained(table, by_name)]
     claimed = {name for cause in found for name in cause.findings}
     left = [finding for finding in findings if finding.id not in claimed]
+    everything = []
+    for cause in (*found, *_alike(left, table)):
+        worst = [by_name[name] for name in cause.findings if is_worst(by_name[name], cause)]
+        its_reach = _reach(worst, cause.condition, chosen_by)
+        everything.append(cause.model_copy(update={"reach": its_reach}))
 
     def harm(cause: Cause) -> tuple[int, tuple[bool, bool, float, float], int]:
         worst = max(badness(by_name[name]) for name in cause.findings)
-        return -cause.severity.rank, worst, len(cause.findings)
+        return -cause.harm.rank, worst, len(cause.findings)
 
-    return sorted([*found, *_alike(left, table)], key=harm, reverse=True)
+    return sorted(everything, key=harm, reverse=True)
+
+
+def _reach(
+    findings: Iterable[Finding], condition: Sequence[str], chosen_by: Mapping[str, Sequence[str]]
+) -> Reach:
+    """The options of the finding that needs fewest, and the rare facts of the condition."""
+    needed = (options(finding, chosen_by) for finding in findings)
+    return Reach(
+        options=min(needed, key=lambda each: (len(each), each)),
+        rare=[fact for fact in condition if fact in RARE],
+    )
+
+
+def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+    """What a user types to train the step of a finding, besides what everybody types.
+
+    No mode changes advantages, and whatever the bounds of clipping, ratios are not 1.
+    """
+    layout, objective = finding.layout, OBJECTIVES.get(finding.identity.slug, Objective.POLICY)
+    modes = () if objective in FROM_REWARDS else (finding.mode,)
+    objectives = () if objective is Objective.OFF_POLICY else (objective,)
+    used = [part for part in PARALLELISM if getattr(layout, part) > 1]
+    others = sorted(parts_of(layout) - {*PARALLELISM, *OF_EVERY_STEP})
+    of_every_step = {*chain.from_iterable(chosen_by.get(one, ()) for one in OF_EVERY_STEP)}
+    parts = (*modes, *objectives, *used, *others)
+    typed = chain.from_iterable(chosen_by.get(one, PARALLELISM.get(one, ())) for one in parts)
+    return [*dict.fromkeys(one for one in typed if one not in of_every_step)]
 
 
 def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]:
@@ -94,7 +158,7 @@ def _cause(
     return Cause(
         name=name,
         condition=[*condition],
-        severity=min(map(_severity, findings), key=lambda severity: severity.rank),
+        severity=min(map(_severity, findings), key=[*Severity].index),
         statement=", ".join([statement, *condition]),
         impact=Impact.of(findings),
         place=places.pop() if len(places) == 1 else None,
@@ -110,6 +174,11 @@ def _size(finding: Finding) -> tuple[int, int, int, bool, str]:
     layout, check = finding.layout, [*Check].index(finding.check)
     is_generated = finding.case == GENERATED
     return layout.world_size, check, len(str(layout)), is_generated, finding.id
+
+
+def is_worst(finding: Finding, cause: Cause) -> bool:
+    """Whether one of its findings shows the worst of what a cause does."""
+    return _severity(finding) is cause.severity
 
 
 def _severity(finding: Finding) -> Severity:

@@ -93,10 +93,37 @@ class Severity(StrEnum):
     ACCEPTED = "bad input accepted"
     ADVICE = "advice"
 
+
+class Harm(StrEnum):
+    """What users lose by a cause, the worst first."""
+
+    GRADIENT_BY_DEFAULT = "wrong gradient by default"
+    GRADIENT_WITH_OPTION = "wrong gradient with an option"
+    NOT_TRAINED = "step that cannot run"
+    GRADIENT_AT_EDGE = "wrong gradient for a rare batch"
+    NUMBER_BY_DEFAULT = "wrong number by default"
+    NUMBER_OTHERWISE = "wrong number, with an option or for a rare batch"
+    ACCEPTED = "bad input accepted"
+    ADVICE = "advice"
+
     @property
     def rank(self) -> int:
         """A sort key: 0 for the worst."""
-        return [*Severity].index(self)
+        return [*Harm].index(self)
+
+
+class Reach(_Frozen):
+    """Who meets a cause: everybody, or only users of options or of batches with rare properties."""
+
+    options: list[str] = []
+    """What a user sets besides the defaults wherever it shows, in the framework's own words."""
+
+    rare: list[str] = []
+    """Facts of its condition that an ordinary batch does not have."""
+
+    def __str__(self) -> str:
+        options = [f"with {' '.join(self.options)}"] if self.options else []
+        return ", ".join([*options, *self.rare]) or "by default"
 
 
 class Range(NamedTuple):
@@ -165,6 +192,7 @@ class Cause(_Frozen):
     """Facts that all hold where it shows; none if it may show everywhere."""
 
     severity: Severity
+    reach: Reach = Reach()
     statement: str
     impact: Impact = Impact()
     place: str | None = None
@@ -177,6 +205,18 @@ class Cause(_Frozen):
     def words(self) -> str:
         """The statement without the condition."""
         return self.statement.removesuffix("".join(f", {fact}" for fact in self.condition))
+
+    @property
+    def harm(self) -> Harm:
+        """What users lose by it."""
+        if self.severity is Severity.GRADIENT:
+            if self.reach.rare:
+                return Harm.GRADIENT_AT_EDGE
+            return Harm.GRADIENT_WITH_OPTION if self.reach.options else Harm.GRADIENT_BY_DEFAULT
+        if self.severity is Severity.LOGGED:
+            is_default = self.reach == Reach()
+            return Harm.NUMBER_BY_DEFAULT if is_default else Harm.NUMBER_OTHERWISE
+        return Harm[self.severity.name]
 
     @property
     def mistake(self) -> str:

@@ -43,6 +43,7 @@ FIELD_ORDER = (
     "documented",
     "departures",
     "versions",
+    "chosen_by",
     "new_options",
     "request",
     "selection",
@@ -153,6 +154,9 @@ class Header(FrozenModel):
     departures: list[Departure] = Field(default_factory=list)
     versions: str = ""
     """Versions of the framework that the adapter drives, in words."""
+
+    chosen_by: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """What a user types for each mode, objective and part of layouts that is not the default."""
 
     new_options: list[str] | None = None
     """What this version offers and the adapter does not know: options, and choices of options as

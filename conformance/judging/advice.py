@@ -118,12 +118,12 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
     if diagnosis is None or judgement.verdict is not Verdict.MISMATCH:
         return judgement
     besides = _besides_an_ignored_option(judgement.clues)
-    typed = None
+    typed: tuple[str, ...] = ()
     if OPTION_IGNORED in (diagnosis.name, *diagnosis.also) or besides:
-        typed = description.chosen_by.get(job.objective)
+        typed = description.chosen_by.get(job.objective, ())
     elif diagnosis.name == f"weights_of_{description.default_mode}":
-        typed = description.chosen_by.get(job.aggregation.mode)
-    if typed is None:
+        typed = description.chosen_by.get(job.aggregation.mode, ())
+    if not typed:
         return judgement
     says = MISTAKES[diagnosis.name].says
     if besides:
@@ -131,7 +131,8 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
     elif diagnosis.name == OPTION_IGNORED:
         says = "the gradient is that of PPO's loss"
     named = Diagnosis(
-        name=OPTION_IGNORED, explanation=f"{typed} is accepted and changes nothing: {says}"
+        name=OPTION_IGNORED,
+        explanation=f"{' '.join(typed)} is accepted and changes nothing: {says}",
     )
     clues = judgement.clues and judgement.clues.model_copy(update={"explanations": []})
     return replace(judgement, diagnosis=named, clues=clues)

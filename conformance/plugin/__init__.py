@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 SUITE = Path(__file__).parents[1] / "suite"
 
+CONTROLLER = "conformance-controller"
+"""The name of the plugin of the process that writes the report."""
+
 FINDING_MESSAGE: pytest.StashKey[FindingMessage] = pytest.StashKey()
 
 UPCOMING: pytest.StashKey[AnyMatrixCell | None] = pytest.StashKey()
@@ -53,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """With an adapter named, check everything at once and run the suite unless told otherwise."""
     controller = None if _is_worker(config) else Controller(config)
     if controller is not None:
-        config.pluginmanager.register(controller, "conformance-controller")
+        config.pluginmanager.register(controller, CONTROLLER)
     if config.getoption("adapter") is None:
         return
     config.pluginmanager.register(launching.EndingSignals())
@@ -101,6 +104,8 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
         if any(isinstance(cell, LogCell) for cell in cells) and not _is_worker(request.config):
             jobs.logs.begin()
         yield jobs
+        if (controller := request.config.pluginmanager.get_plugin(CONTROLLER)) is not None:
+            controller.experiment(jobs)
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from conformance.comparing.gate import Gate
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
+    from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingMessage, FindingRecorder
 
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -98,6 +99,12 @@ class Controller:
                 self._progress.show(finding)
         elif self._first_finding is None and finding_id(report.nodeid) is None:
             self._start = report.stop  # another test, which ran before the suite began
+
+    def experiment(self, jobs: SharedJobs) -> None:
+        """Find out on which facts the causes of a whole plan depend, while the ranks still run."""
+        from conformance.plugin import experiments
+
+        experiments.run(self.recorder(), jobs)
 
     def pytest_unconfigure(self) -> None:
         """Let the other processes of torchrun go, if it started this run."""

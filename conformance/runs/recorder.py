@@ -64,6 +64,7 @@ def header(settings: Settings, description: Description) -> Header:
         documented=sources(description.declared),
         departures=list(description.departures),
         versions=adapter.versions,
+        chosen_by=dict(description.chosen_by),
         new_options=list(description.new_options),
         request=settings.plan.request,
     )
@@ -193,15 +194,27 @@ class FindingRecorder:
         self.framework_seconds += finding_message["framework_seconds"]
         return finding
 
+    @property
+    def planned(self) -> Report | None:
+        """The report of the whole plan before it is written; None if anything of it is missing."""
+        report = self._journal.report(self._selection)
+        is_whole = report is not None and report.complete and not report.selection.deselected
+        return report if is_whole and self.fault is None else None
+
+    def record_more(self, finding_message: FindingMessage) -> None:
+        """Takes in the finding of a cell that the plan does not have."""
+        self.selected += 1
+        self.record(finding_message)
+
     def close(self) -> None:
         """Lets go of the report's path, however the run came to its end."""
         self._journal.close()
 
     def finish(self) -> Report | None:
         """Writes the report of all that was recorded; None if nothing was."""
+        return self._journal.finish(self._selection, self.settings.gate.watched, self.fault)
+
+    @property
+    def _selection(self) -> Selection:
         deselected = len(self.settings.plan.cells()) - self.selected
-        return self._journal.finish(
-            Selection(selected=self.selected, deselected=max(deselected, 0)),
-            self.settings.gate.watched,
-            self.fault,
-        )
+        return Selection(selected=self.selected, deselected=max(deselected, 0))

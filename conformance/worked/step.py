@@ -260,7 +260,7 @@ class ShownCause:
                         yield run.observed / run.expected
 
     def _named(self, finding: Finding) -> list[str]:
-        return [one.name for one in causes([finding], self.report.clues)]
+        return [one.name for one in causes([finding], self.report.clues, {})]
 
     def _size(self, finding: Finding) -> tuple[bool, int, bool, int, int, str]:
         """A sort key: what the cause is named after, then fewest ranks, tokens, plainest check."""

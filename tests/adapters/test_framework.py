@@ -1,5 +1,6 @@
 """Records of frameworks: what follows from them, and that those of adapters are complete."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -43,9 +44,11 @@ def job(layout: str = "dp1-cp1-mb2-thd", objective: Objective = Objective.POLICY
     return job_of(layout=Layout.parse(layout), objective=objective)
 
 
-def described(*missing: str) -> Description:
+def described(*missing: str, default: Callable[[str], object] = {}.get) -> Description:
     """What a version without some options is described to have."""
-    return RECORD.description(lambda settings: not {*settings} & {*missing}, (), stubs=("ray",))
+    return RECORD.description(
+        lambda settings: not {*settings} & {*missing}, (), default, stubs=("ray",)
+    )
 
 
 def test_settings_are_those_of_the_mode_the_layout_and_the_objective() -> None:
@@ -144,10 +147,17 @@ def test_options_and_choices_that_no_row_speaks_of_are_new() -> None:
 def test_a_description_says_what_users_type() -> None:
     typed = described().chosen_by
 
-    assert typed[Objective.DUAL_CLIP] == "loss.clip_c=3.0"
-    assert typed[Mode.TOKEN_MEAN] == "loss.per_token"
-    assert typed[Mode.CONSTANT] == "loss.kind=norm"
+    assert typed[Objective.DUAL_CLIP] == ("loss.clip_c=3.0",)
+    assert typed[Mode.TOKEN_MEAN] == ("loss.per_token",)
+    assert typed[Mode.CONSTANT] == ("loss.kind=norm",)
     assert Objective.POLICY not in typed
+
+
+def test_nobody_types_what_is_the_default() -> None:
+    typed = described(default={"loss.kind": "norm"}.get).chosen_by
+
+    assert Mode.CONSTANT not in typed
+    assert typed[Mode.TOKEN_MEAN] == ("loss.per_token",)
 
 
 def test_modes_have_the_frameworks_own_names() -> None:

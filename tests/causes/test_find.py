@@ -57,7 +57,7 @@ def explained(
 
 def found(*said: Said) -> list[Cause]:
     findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
-    return causes(findings, [clues for _, clues in said])
+    return causes(findings, [clues for _, clues in said], {})
 
 
 def named(*said: Said) -> list[tuple[str, tuple[str, ...], int]]:
@@ -242,7 +242,7 @@ def test_a_number_that_is_not_logged_is_no_wrong_gradient() -> None:
         verdict=Verdict.MISMATCH,
         diagnosis=Diagnosis(name="not_logged", explanation=""),
     )
-    [cause] = causes([missing], [])
+    [cause] = causes([missing], [], {})
 
     assert cause.severity is Severity.LOGGED
 
@@ -390,7 +390,7 @@ def test_clues_are_kept_once_and_only_on_what_is_suspected() -> None:
 def test_what_is_not_wrong_has_no_cause(verdict: Verdict) -> None:
     finding = Finding(id="weights/token_mean/a/dp1-cp2-mb1-thd", verdict=verdict, message="no")
 
-    assert causes([finding], []) == []
+    assert causes([finding], [], {}) == []
 
 
 def test_diagnostics_are_told_from_logged_losses() -> None:

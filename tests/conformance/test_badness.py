@@ -105,7 +105,7 @@ def test_the_worst_comes_first_be_it_too_small_or_too_large() -> None:
     ]
     odd = mismatch("nan", "not_finite").model_copy(update={"error": None})
 
-    assert [cause.name for cause in causes([*findings, odd], [])] == [
+    assert [cause.name for cause in causes([*findings, odd], [], {})] == [
         "not_finite",
         "lost",
         "thousandth",

@@ -144,7 +144,7 @@ def test_means_of_different_parts_are_one_cause() -> None:
         )
         for number, (layout, one) in enumerate(judgements.items())
     ]
-    [cause] = causes(found, [one.clues for one in judgements.values() if one.clues])
+    [cause] = causes(found, [one.clues for one in judgements.values() if one.clues], {})
 
     assert names == {"denominators_per_micro_batch", "denominators_per_rank"}
     assert cause.name == "mean_of_means"

@@ -101,9 +101,9 @@ def test_mode_that_is_ignored_without_a_word_is_wrong() -> None:
 
 
 OPTIONS = {
-    Objective.DUAL_CLIP: "--dual-clip=3.0",
-    Objective.SAPO: "loss=sapo",
-    Mode.TOKEN_MEAN: "--mode=token_mean",
+    Objective.DUAL_CLIP: ("--dual-clip=3.0",),
+    Objective.SAPO: ("loss=sapo",),
+    Mode.TOKEN_MEAN: ("--mode=token_mean",),
 }
 
 
@@ -120,11 +120,11 @@ def test_option_without_which_the_loss_would_be_the_same_is_named(
 ) -> None:
     wrong = finding(trained, Mode.SAMPLE_MEAN, objective, Objective.OFF_POLICY, chosen_by=OPTIONS)
     name = f"off_policy.{objective}/sample_mean/{CASE.name}/{Layout()}"
-    [cause] = causes([wrong.finding(name, Depth.STEP)], [])
+    [cause] = causes([wrong.finding(name, Depth.STEP)], [], {})
 
     assert wrong.diagnosis.explanation.endswith(said)
     assert cause.name == "option_ignored"
-    assert cause.statement == f"{OPTIONS[objective]} is accepted and changes nothing"
+    assert cause.statement == f"{OPTIONS[objective][0]} is accepted and changes nothing"
 
 
 def test_mode_that_changes_nothing_is_named_by_its_option() -> None:

@@ -56,7 +56,7 @@ def found(mutant: type[Mutant], trials: Sequence[Trial]) -> list[Cause]:
         for number, trial in enumerate(trials)
     ]
     known = [trial.judgement.clues or Clues(terms=[]) for trial in trials]
-    return causes(findings, known)
+    return causes(findings, known, {})
 
 
 def killers(trials: Sequence[Trial]) -> set[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.badness import LEGEND, off_by
-from conformance.findings.cause import Severity
+from conformance.findings.cause import Harm
 from conformance.findings.verdict import WRONG, Check, Verdict
 from conformance.runs.options import PLACEHOLDERS, command
 
@@ -141,7 +141,7 @@ def document(versions: Sequence[Version], left_out: Collection[Verdict] = ()) ->
 
 def _severity(causes: Sequence[Cause]) -> int:
     """Returns a sort key: findings with the worst causes first, those without any last."""
-    return min((cause.severity.rank for cause in causes), default=len(Severity))
+    return min((cause.harm.rank for cause in causes), default=len(Harm))
 
 
 def _about(version: Version) -> dict[str, list[tuple[str, str]]]:

@@ -1,0 +1,108 @@
+"""Further findings at the end of a run, which tell on which facts its causes depend.
+
+A plan sees a mistake where it happens to look. A fact that all findings of a cause share is part
+of its condition only if the mistake is gone without it. So for each fact and option that a cause
+claims the nearest finding is made that lacks it: if that is wrong too, the cause claims one less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from adapters.contract.objective import Metric
+from conformance.explain.causes import is_worst, options
+from conformance.explain.conditions import of_finding
+from conformance.explain.step_conditions import of_step
+from conformance.findings.cause import Severity
+from conformance.findings.finding import Finding
+from conformance.findings.report import PlanSize
+from conformance.findings.verdict import Verdict
+from conformance.runs.check import job_cell, make
+from conformance.runs.recorder import message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from adapters.contract import Description
+    from conformance.findings.report import Report
+    from conformance.plan.matrix import MatrixCell
+    from conformance.plan.plan import Plan
+    from conformance.runs.jobs import SharedJobs
+    from conformance.runs.recorder import FindingRecorder
+
+MOST = 20
+"""Findings that a run makes beyond its plan."""
+
+TESTED = (Severity.GRADIENT, Severity.LOGGED, Severity.NOT_TRAINED)
+
+
+def run(recorder: FindingRecorder, jobs: SharedJobs) -> None:
+    """Make the findings that tell most about the causes of a whole plan, `MOST` at most.
+
+    What one shows may leave other claims to be tested.
+    """
+    left = MOST
+    while left and (report := recorder.planned) is not None:
+        cells = chosen(report, recorder.settings.plan, jobs.description)[:left]
+        if not cells:
+            break
+        for cell in cells:
+            judgement = make(cell, jobs)
+            recorder.record_more(message(cell, judgement, "", jobs.pool.drain_framework_seconds()))
+        left -= len(cells)
+
+
+def chosen(report: Report, plan: Plan, description: Description) -> list[MatrixCell]:
+    """The cells that lack what causes claim to depend on, those of the worst causes first."""
+    findings = {finding.id: finding for finding in report.findings}
+    tested = [
+        (cause.condition, [one for one in cause.findings if is_worst(findings[one], cause)])
+        for cause in report.causes
+        if cause.severity in TESTED
+    ]
+    slugs = {findings[name].identity.slug for _, names in tested for name in names}
+    whole = replace(plan, size=PlanSize.FULL).cells()
+    cells = filter(None, (job_cell(cell, description) for cell in whole))
+    candidates = [_candidate(cell, report) for cell in cells if cell.spec.slug in slugs]
+    telling = chain.from_iterable(_telling(*one, candidates) for one in tested)
+    return [*{cell.id: cell for cell in telling if cell.id not in findings}.values()]
+
+
+class _Candidate(NamedTuple):
+    """A cell that may be run, and what is known of it before."""
+
+    cell: MatrixCell
+    options: frozenset[str]
+    facts: frozenset[str]
+
+    def distance(self, other: _Candidate) -> tuple[int, int, str]:
+        """A sort key: fewest facts that differ, then fewest ranks."""
+        return len(self.facts ^ other.facts), self.cell.layout.world_size, self.cell.id
+
+
+def _candidate(cell: MatrixCell, report: Report) -> _Candidate:
+    finding = Finding(id=cell.id, verdict=Verdict.CONFORMS)
+    set_by_user = frozenset(options(finding, report.chosen_by))
+    of_steps = {fact for step in cell.case.steps for fact in of_step(step)}
+    facts = {*of_finding(finding, Metric.POLICY_LOSS), *of_steps, *set_by_user}
+    return _Candidate(cell, set_by_user, frozenset(facts))
+
+
+def _telling(
+    condition: Sequence[str], findings: Sequence[str], candidates: Sequence[_Candidate]
+) -> Iterator[MatrixCell]:
+    """Yield the nearest cell without each fact of a condition and option of a cause's reach.
+
+    That is nearest to the finding which needs the fewest options, and of the same check.
+    """
+    alike = [one for one in candidates if one.cell.id in findings]
+    if not alike:
+        return
+    plainest = min(alike, key=lambda one: (len(one.options), findings.index(one.cell.id)))
+    of_check = [one for one in candidates if one.cell.spec.slug == plainest.cell.spec.slug]
+    for claim in (*condition, *sorted(plainest.options)):
+        lacking = [one for one in of_check if claim not in one.facts]
+        if claim in plainest.facts and lacking:
+            yield min(lacking, key=plainest.distance).cell

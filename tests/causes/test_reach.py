@@ -1,0 +1,88 @@
+"""Whom a cause reaches, in the words that users type, and in which order causes are told."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from conformance.explain.causes import causes
+from conformance.explain.conditions import EMPTY_SAMPLE
+from conformance.findings.cause import Cause, Harm
+from tests.causes.test_find import Said, right, wrong
+
+EMPTY = "policy_loss/empty_samples_counted"
+CHOSEN_BY = {
+    "token_mean": ("--per-token",),
+    "entropy": ("--entropy",),
+    "allgather_cp": ("--allgather-cp",),
+    "cp": ("--context-parallel-size",),
+    "mb": ("--micro-batch-size",),
+}
+
+
+def found(*said: Said, chosen_by: Mapping[str, Sequence[str]] = CHOSEN_BY) -> list[Cause]:
+    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
+    return causes(findings, [clues for _, clues in said], chosen_by)
+
+
+@pytest.mark.parametrize(
+    ("identity", "reach", "harm"),
+    [
+        ("weights/sample_mean/a/dp2-cp1-mb2-thd", "by default", Harm.GRADIENT_BY_DEFAULT),
+        ("weights/token_mean/a/dp2-cp1-mb2-thd", "with --per-token", Harm.GRADIENT_WITH_OPTION),
+        (
+            "auxiliary.entropy/token_mean/a/dp1-cp2-mb2-thd+allgather_cp",
+            "with --per-token --entropy --context-parallel-size --allgather-cp",
+            Harm.GRADIENT_WITH_OPTION,
+        ),
+        ("advantages.gae/token_mean/a/dp1-cp1-mb1-thd", "by default", Harm.GRADIENT_BY_DEFAULT),
+        ("metric.entropy/sample_mean/a/dp1-cp1-mb1-thd", "by default", Harm.NUMBER_BY_DEFAULT),
+        ("metric/token_mean/a/dp1-cp1-mb1-thd", "with --per-token", Harm.NUMBER_OTHERWISE),
+    ],
+)
+def test_options_are_those_that_the_step_needs(identity: str, reach: str, harm: Harm) -> None:
+    [cause] = found(wrong(identity, EMPTY))
+
+    assert str(cause.reach) == reach
+    assert cause.harm is harm
+
+
+def test_the_finding_that_needs_fewest_options_says_whom_a_cause_reaches() -> None:
+    [cause] = found(
+        wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY),
+        wrong("weights/sample_mean/a/dp1-cp2-mb2-thd", EMPTY),
+    )
+    assert cause.reach.options == ["--context-parallel-size"]
+
+
+def test_parallelism_is_named_where_no_record_says_what_sets_it() -> None:
+    [cause] = found(wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY), chosen_by={})
+    assert str(cause.reach) == "with context parallelism"
+
+
+def test_a_gradient_is_wrong_for_a_rare_batch_if_only_such_batches_show_it() -> None:
+    [cause] = found(
+        wrong("weights/sample_mean/a/dp1-cp1-mb2-thd", EMPTY, facts=[EMPTY_SAMPLE]),
+        right("weights/sample_mean/b/dp1-cp1-mb2-thd", EMPTY),
+    )
+    assert str(cause.reach) == EMPTY_SAMPLE
+    assert cause.harm is Harm.GRADIENT_AT_EDGE
+
+
+def test_only_wrong_gradients_say_whom_a_wrong_gradient_reaches() -> None:
+    [cause] = found(
+        wrong("weights/token_mean/a/dp1-cp1-mb2-thd", EMPTY),
+        wrong("metric/sample_mean/a/dp1-cp1-mb2-thd", EMPTY),
+    )
+    assert str(cause.reach) == "with --per-token"
+
+
+def test_what_users_lose_most_by_comes_first() -> None:
+    option = wrong("weights/token_mean/a/dp1-cp1-mb2-thd", "policy_loss/multiplied_by_cp")
+    default = wrong("weights/sample_mean/a/dp2-cp1-mb2-thd", "policy_loss/multiplied_by_dp")
+    number = wrong("metric/sample_mean/a/dp1-cp1-mb4-thd", "policy_loss/divided_by_dp")
+
+    assert [cause.name for cause in found(number, option, default)] == [
+        "multiplied_by_dp",
+        "multiplied_by_cp",
+        "divided_by_dp",
+    ]

@@ -1,0 +1,47 @@
+"""At its end a run makes the few findings that tell on which facts its causes depend."""
+
+from adapters.native.adapter import NativeAdapter
+from conformance.comparing.report_file import assembled
+from conformance.findings.report import PlanSize, Report, Selection
+from conformance.plan.plan import Plan
+from conformance.plugin import experiments
+from tests.causes.test_find import Said, wrong
+from tests.conformance.test_journal import HEADER
+
+MISTAKE = "policy_loss/multiplied_by_cp"
+PLAN = Plan(layouts=tuple(NativeAdapter().layouts()), size=PlanSize.QUICK)
+DESCRIPTION = NativeAdapter().describe()
+
+
+def report(*said: Said) -> Report:
+    header = HEADER.model_copy(update={"chosen_by": {"token_mean": ("--per-token",)}})
+    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
+    selection = Selection(selected=len(said), deselected=0)
+    return assembled(header, findings, [clues for _, clues in said], selection)
+
+
+def chosen(*said: Said) -> list[str]:
+    return [cell.id for cell in experiments.chosen(report(*said), PLAN, DESCRIPTION)]
+
+
+def test_an_option_is_left_out_and_nothing_else_changes() -> None:
+    assert chosen(wrong("weights/token_mean/uneven_lengths/dp1-cp1-mb2-thd", MISTAKE)) == [
+        "weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd"
+    ]
+
+
+def test_what_no_cause_claims_is_not_looked_at() -> None:
+    assert not chosen(wrong("weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd", MISTAKE))
+
+
+def test_parallelism_is_an_option() -> None:
+    assert chosen(wrong("weights/sample_mean/uneven_lengths/dp1-cp2-mb2-thd", MISTAKE)) == [
+        "weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd"
+    ]
+
+
+def test_nothing_is_looked_at_twice() -> None:
+    assert not chosen(
+        wrong("weights/token_mean/uneven_lengths/dp1-cp1-mb2-thd", MISTAKE),
+        wrong("weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd", "policy_loss/divided_by_cp"),
+    )
