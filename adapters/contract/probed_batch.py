@@ -6,10 +6,6 @@ an entry is -weight · advantage. As every advantage is a signed power of two, d
 nothing. With other ratios it is the weight times the derivative that `reference.policy_losses` has.
 The same entry is added to the token's entropy, whose coefficient is 0 unless the objective
 has that term.
-
-Token ids are unique in a batch, so that a token is recognised after slicing, packing and padding:
-they count through all sequences from 1, and 0 is padding. A token's id is one more than that of the
-token from which it is predicted.
 """
 
 from __future__ import annotations
@@ -37,6 +33,24 @@ from adapters.contract.objective import (
     Z_COEFFICIENT,
     Objective,
 )
+from adapters.contract.sequences import Sequences
+from adapters.contract.token_values import (
+    ADVANTAGES,
+    DIVERGENCES,
+    FALLS,
+    LOAD_BALANCING,
+    LOG_PROBS,
+    LOG_RATIOS,
+    NO_LOG_PROBS,
+    OLD_VALUES,
+    OWN_LOG_RATIOS,
+    REJECTED_LOG_PROB,
+    REWARDS,
+    ROLLOUT_LOG_RATIOS,
+    VALUES,
+    WITHOUT_POLICY_LOSS,
+    Z_LOSS,
+)
 from reference import divergences, value_losses
 from reference.advantages import Rollouts
 from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit, DivergenceEstimator
@@ -53,85 +67,16 @@ if TYPE_CHECKING:
     from reference.aggregation import Conventions
     from reference.step import Step
 
-_Number = TypeVar("_Number", bound=np.generic)
 _Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
-PADDING_ID = 0
-# Advantages, cycled over the tokens of a batch: every sample has several signs and sizes.
-ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
-
-LOG_RATIOS = np.array([0.0, 0.5, -0.5, 1.25, 0.25, -0.25])
-"""Log-ratios of new to old policy where they are not all 0, cycled over tokens: with advantages of
-either sign, some tokens are clipped, and others would be with the other bound."""
-
-FALLS = np.array([-1.0, 0.5, 0.0, -0.25, -0.75, -1.0, 0.25, 0.25])
-"""The same for `OPSM`: means over sequences are far below 0, or not."""
-
-ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.75])
-"""Log-ratios of old to rollout policy for `OF_ROLLOUT_RATIOS`: ratios of tokens and products over
-sequences are truncated, or not, and means over sequences are out of bounds, or not."""
-
-PRODUCTS = np.array([0.25, -0.25, 0.5, 0.0, -0.375])
-"""The same where products decide: products over sequences are out of bounds, or not."""
-
-OUTLIERS = np.array([4.0, -0.5, 0.0, -0.25, 0.5, -0.75, 0.125, -0.125, -3.0, 0.25, -0.5])
-"""The same for `OUTLIER_MASKED`: few ratios are outliers, and of either side."""
-
-MOMENTS = np.where(np.arange(512) % 2, 1.0, -1.0) * (np.arange(512) * 77 % 512) / 256
-"""The same for `M2PO`: all absolute values differ, so that squares can be put in order."""
-
-LOG_PROBS = -0.75 - (np.arange(128) * 45 % 128) / 32
-"""Log-probabilities of the new policy for `OF_LOG_PROBS`; elsewhere they are 0. All differ, so that
-covariances can be put in order, and those of the old policy are below 0 as well."""
-
-NO_LOG_PROBS = np.zeros(1)
-
-ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
-
-DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
-"""Divergences from the reference policy, cycled over tokens like the entropies. All differ from 0,
-so that metrics must be masked by the mask alone."""
-
-REJECTED_LOG_PROB = -4.0
-"""Log-ratio of the rollout policy to the old one for a token to reject, for others 0."""
-
-
-LOAD_BALANCING, Z_LOSS = "load_balancing", "z_loss"
-"""The losses that a mixture of experts adds itself."""
-
-REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0.5])
-"""Rewards, cycled over the samples of a batch: no two of a prompt have the same."""
-
-VALUES = np.array([0.5, -1.0, 1.5, 0.25, -0.75])
-"""A critic's values, cycled over tokens."""
-
-OLD_VALUES = np.array([0.5, -0.5, 0.125, -0.625, 0.375, 0.21875])
-"""A critic's values before training, cycled over tokens, where new ones are 0: some are beyond the
-bound of clipping, and one is between it and the lower bound of ratios. All are so small that the
-sign of a return alone decides whether its loss is clipped, at half of the return too."""
-
-WITHOUT_POLICY_LOSS = (Objective.ENTROPY, Objective.KL, Objective.ADAPTIVE_KL, Objective.ROUTER)
-"""Objectives without a policy loss: a term alone, or the losses of a router."""
-
-PADDING_VALUE = 2.0
-"""A critic's value of padding, which a framework must not read."""
-
-_TABLES = {
-    Objective.SEQUENCE_ICEPOP: PRODUCTS,
-    Objective.PRODUCT_MASKED: PRODUCTS,
-    Objective.OUTLIER_MASKED: OUTLIERS,
-    Objective.M2PO: MOMENTS,
-}
-"""Log-ratios of old to rollout policy for the objectives that have their own."""
 
 
 @dataclass(frozen=True, eq=False)
-class ProbedBatch:
+class ProbedBatch(Sequences):
     """The sequences of one batch of rollouts and the values of their tokens for an objective.
 
     Lists have one array per sample, with one entry per response token unless stated otherwise.
     """
 
-    steps: tuple[Step, ...]
     objective: Objective = Objective.POLICY
     kl_estimator: DivergenceEstimator = DivergenceEstimator.K1
     advantage_unit: AdvantageUnit = AdvantageUnit.TOKEN
@@ -151,26 +96,6 @@ class ProbedBatch:
         if job.poison is None and job.traced is None:
             return batch
         return AlteredBatch.of_plain(batch, job)
-
-    @cached_property
-    def prompts(self) -> list[NDArray[np.int64]]:
-        """Token ids of each sample's prompt."""
-        return [ids[:length] for ids, length in self._sequences]
-
-    @cached_property
-    def responses(self) -> list[NDArray[np.int64]]:
-        """Token ids of each sample's response."""
-        return [ids[length:] for ids, length in self._sequences]
-
-    @cached_property
-    def masks(self) -> list[NDArray[np.bool_]]:
-        """Loss mask of each sample after rejection sampling."""
-        return [step.mask[response] for step in self.steps for response in step.responses]
-
-    @cached_property
-    def original_masks(self) -> list[NDArray[np.bool_]]:
-        """Loss mask of each sample before rejection sampling, which a framework is given."""
-        return [step.mask_before_rejection[ids] for step in self.steps for ids in step.responses]
 
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
@@ -224,7 +149,7 @@ class ProbedBatch:
         if self.objective in OF_THE_ROLLOUT_POLICY:
             return self.old_log_probs
         if self.objective in OF_ROLLOUT_RATIOS:
-            table = _TABLES.get(self.objective, ROLLOUT_LOG_RATIOS)
+            table = OWN_LOG_RATIOS.get(self.objective, ROLLOUT_LOG_RATIOS)
             return [
                 old - table[ids % len(table)]
                 for old, ids in zip(self.old_log_probs, self.responses, strict=True)
@@ -350,22 +275,6 @@ class ProbedBatch:
         """A critic's value of each token."""
         return [VALUES[ids % len(VALUES)] for ids in self.responses]
 
-    @property
-    def groups(self) -> NDArray[np.int64]:
-        """The prompt group of each sample; those of two steps are two."""
-        return self._numbered("groups")
-
-    @property
-    def trajectories(self) -> NDArray[np.int64]:
-        """The rollout of each sample; those of two steps are two."""
-        return self._numbered("rollouts")
-
-    def _numbered(self, column: str) -> NDArray[np.int64]:
-        of_steps = enumerate(getattr(step, column) for step in self.steps)
-        named = [(index, name) for index, names in of_steps for name in names.tolist()]
-        numbers: NDArray[np.int64] = np.unique(named, axis=0, return_inverse=True)[1]
-        return numbers
-
     @cached_property
     def rollouts(self) -> Rollouts:
         """What advantages depend on, for the tokens of all steps, flat."""
@@ -383,17 +292,6 @@ class ProbedBatch:
     def _is_rejected(self, index: int) -> bool:
         """Whether rejection sampling has removed all tokens of a sample."""
         return bool(self.original_masks[index].any() and not self.masks[index].any())
-
-    @property
-    def sample(self) -> NDArray[np.int64]:
-        """The index of each token's sample in the batch, flat."""
-        lengths = [len(ids) for ids in self.responses]
-        return np.repeat(np.arange(len(lengths)), lengths)
-
-    @cached_property
-    def probe_size(self) -> int:
-        """Number of token ids, including padding."""
-        return 1 + sum(len(ids) for ids, _ in self._sequences)
 
     def weights(self, gradient: NDArray[np.float32]) -> NDArray[np.float64]:
         """Token weights of all steps, flat, from the probe's gradient [probe_size].
@@ -439,45 +337,6 @@ class ProbedBatch:
             np.zeros(len(step.mask)) if one is None else self.split(self.weights(one))[index]
             for index, (step, one) in enumerate(zip(self.steps, gradients, strict=True))
         )
-
-    def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
-        """For each step, the index of the forward pass in which a rank held each token, or -1.
-
-        ``passes`` are the token ids of each forward pass of its model. A token is held where the
-        token before it is, from which it is predicted.
-        """
-        pass_of_id = np.full(self.probe_size, -1, np.int32)
-        # Backwards, so that a row repeated to fill up a batch counts where it came first.
-        for index, ids in reversed([*enumerate(passes)]):
-            pass_of_id[ids[ids < self.probe_size]] = index  # other ids are padding of the framework
-        return self.split(pass_of_id[np.concatenate(self.responses) - 1])
-
-    def rows(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
-        """For each step, how many rows of each forward pass hold one of its samples: [passes].
-
-        ``passes`` are as in `forward_passes`; a row counts where its first token is held.
-        """
-        first_ids = np.array([ids[0] for ids, _ in self._sequences])
-        of_steps = np.split(first_ids, np.cumsum([step.size for step in self.steps])[:-1])
-        return tuple(
-            np.array([np.isin(ids, starts).sum() for ids in passes], np.int32)
-            for starts in of_steps
-        )
-
-    def split(self, values: NDArray[_Number]) -> tuple[NDArray[_Number], ...]:
-        """Cut a flat array over all steps into one per step."""
-        ends = np.cumsum([len(step.mask) for step in self.steps])
-        return tuple(np.split(values, ends[:-1]))
-
-    @cached_property
-    def _sequences(self) -> Sequence[tuple[NDArray[np.int64], int]]:
-        prompt_lengths = np.concatenate([step.prompt_lengths for step in self.steps])
-        lengths = prompt_lengths + np.concatenate([step.response_lengths for step in self.steps])
-        starts = 1 + np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        of_samples = zip(starts, lengths, prompt_lengths, strict=True)
-        return [
-            (np.arange(start, start + length), int(prompt)) for start, length, prompt in of_samples
-        ]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from adapters.contract.altered import Traced
-from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+from adapters.contract.sequences import PADDING_ID
 from adapters.toolkit.probe import traced
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
+    from adapters.contract.probed_batch import ProbedBatch
 
 
 @dataclass(frozen=True, eq=False)

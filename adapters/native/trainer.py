@@ -30,7 +30,9 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import ENTROPIES, PADDING_ID, ProbedBatch
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.sequences import PADDING_ID
+from adapters.contract.token_values import ENTROPIES
 from adapters.native.corrections import with_corrections
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from adapters.contract import Refused
-from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE
+from adapters.contract.sequences import PADDING_ID
+from adapters.contract.token_values import PADDING_VALUE
 from adapters.roll.importing import module
 from adapters.toolkit.probe import by_token_id
 from adapters.toolkit.settings import given_values, gives_advantages, has_critic, trained_model

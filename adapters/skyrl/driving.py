@@ -24,7 +24,8 @@ from adapters.contract.objective import (
     OF_VALUES,
     Objective,
 )
-from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
+from adapters.contract.sequences import PADDING_ID
+from adapters.contract.token_values import PADDING_VALUE
 from adapters.skyrl import importing, sizes
 from adapters.skyrl.corrections import TYPE_OF_CORRECTION
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
     from adapters.contract.framework import Framework, Settings
+    from adapters.contract.probed_batch import ProbedBatch
 
 DISPATCH = "backends.skyrl_train.distributed.dispatch"
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from adapters.contract.altered import Traced
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
-from adapters.contract.probed_batch import ENTROPIES, NO_LOG_PROBS
+from adapters.contract.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:

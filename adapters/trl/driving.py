@@ -18,7 +18,7 @@ import torch
 from adapters.contract import Option
 from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import PADDING_ID
+from adapters.contract.sequences import PADDING_ID
 from adapters.engines.accelerate import Watch
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import by_token_id

@@ -13,7 +13,8 @@ from adapters.contract.description import Assumed, conventions_of, parse_departu
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
-from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.sequences import PADDING_ID
 from adapters.engines.shells import cuts
 from adapters.toolkit.calls import places
 from reference.aggregation import (

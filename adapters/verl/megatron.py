@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from adapters.contract import PIPELINES, Depth, Job, Layout, Option, Rank, Unsupported, grids
 from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
-from adapters.contract.probed_batch import PADDING_ID
+from adapters.contract.sequences import PADDING_ID
 from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.toolkit.imports import stub
 from adapters.toolkit.settings import samples_per_step

@@ -24,7 +24,8 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import ENTROPIES, ProbedBatch
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.token_values import ENTROPIES
 from conformance.expected.advantages import BatchAdvantages, BatchPlacement, Estimate
 from conformance.expected.placement import zigzag_rank
 from conformance.expected.term import LossTerm, PolicyDerivative, ValueDerivative

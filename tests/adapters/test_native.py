@@ -3,7 +3,7 @@
 import torch
 
 from adapters.contract import Layout
-from adapters.contract.probed_batch import PADDING_ID
+from adapters.contract.sequences import PADDING_ID
 from adapters.native.packing import SampleTensors, pack
 from adapters.native.trainer import Trainer
 from reference.aggregation import Aggregation, Mode

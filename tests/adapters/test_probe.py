@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from adapters.contract import Rank
 from adapters.contract.objective import CONSTANTS, CORRECTIONS, Metric, Objective
-from adapters.contract.probed_batch import ADVANTAGES, ENTROPIES, ProbedBatch
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.token_values import ADVANTAGES, ENTROPIES
 from adapters.toolkit.probe import ProbeSeam, Recorder, by_token_id
 from adapters.toolkit.worlds import cached, numbers
 from conformance.corpus.strategies import steps

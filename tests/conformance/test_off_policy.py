@@ -14,7 +14,8 @@ from adapters.contract.objective import (
     SELECTING,
     Objective,
 )
-from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.sequences import PADDING_ID
 from conformance.corpus.cases import CORPUS
 from conformance.expected.placement import TokenPlacement
 from conformance.explain.catalogue.derivatives import wrong_derivatives, wrong_value_derivatives

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from adapters.contract import Adapter, Depth, Description, Job, Layout, Observation, Rank
 from adapters.contract.job import Setting
 from adapters.contract.objective import CONSTANTS, Metric, Objective
-from adapters.contract.probed_batch import PADDING_ID, ProbedBatch
+from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.sequences import PADDING_ID
 from adapters.toolkit.probe import (
     CERTAIN_LOGIT,
     ForwardPasses,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract.objective import CONSTANTS
-from adapters.contract.probed_batch import ADVANTAGES, OLD_VALUES
+from adapters.contract.token_values import ADVANTAGES, OLD_VALUES
 from reference.value_losses import ValueTokens, value_clipped
 
 EIGHTHS = st.integers(-24, 24).map(lambda eighths: Fraction(eighths, 8))

@@ -15,7 +15,7 @@ from uuid import UUID
 import torch
 
 from adapters.contract.objective import OFF_POLICY
-from adapters.contract.probed_batch import PADDING_ID
+from adapters.contract.sequences import PADDING_ID
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import given_values, has_critic, has_reference
 from adapters.toolkit.worlds import of_all_ranks

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-from adapters.contract.probed_batch import PADDING_ID
+from adapters.contract.sequences import PADDING_ID
 from adapters.toolkit.settings import samples_per_step
 from adapters.verl.importing import module
 

@@ -1,0 +1,121 @@
+"""The sequences of a batch of rollouts: ids and masks of tokens, and where ranks held them.
+
+Token ids are unique in a batch, so that a token is recognised after slicing, packing and padding:
+they count through all sequences from 1, and 0 is padding. A token's id is one more than that of the
+token from which it is predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from reference.step import Step
+
+_Number = TypeVar("_Number", bound=np.generic)
+
+PADDING_ID = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """The sequences of all steps of a batch.
+
+    Lists have one array per sample, with one entry per response token unless stated otherwise.
+    """
+
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def prompts(self) -> list[NDArray[np.int64]]:
+        """Token ids of each sample's prompt."""
+        return [ids[:length] for ids, length in self._sequences]
+
+    @cached_property
+    def responses(self) -> list[NDArray[np.int64]]:
+        """Token ids of each sample's response."""
+        return [ids[length:] for ids, length in self._sequences]
+
+    @cached_property
+    def masks(self) -> list[NDArray[np.bool_]]:
+        """Loss mask of each sample after rejection sampling."""
+        return [step.mask[response] for step in self.steps for response in step.responses]
+
+    @cached_property
+    def original_masks(self) -> list[NDArray[np.bool_]]:
+        """Loss mask of each sample before rejection sampling, which a framework is given."""
+        return [step.mask_before_rejection[ids] for step in self.steps for ids in step.responses]
+
+    @property
+    def sample(self) -> NDArray[np.int64]:
+        """The index of each token's sample in the batch, flat."""
+        lengths = [len(ids) for ids in self.responses]
+        return np.repeat(np.arange(len(lengths)), lengths)
+
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """The prompt group of each sample; those of two steps are two."""
+        return self._numbered("groups")
+
+    @property
+    def trajectories(self) -> NDArray[np.int64]:
+        """The rollout of each sample; those of two steps are two."""
+        return self._numbered("rollouts")
+
+    def _numbered(self, column: str) -> NDArray[np.int64]:
+        of_steps = enumerate(getattr(step, column) for step in self.steps)
+        named = [(index, name) for index, names in of_steps for name in names.tolist()]
+        numbers: NDArray[np.int64] = np.unique(named, axis=0, return_inverse=True)[1]
+        return numbers
+
+    @cached_property
+    def probe_size(self) -> int:
+        """Number of token ids, including padding."""
+        return 1 + sum(len(ids) for ids, _ in self._sequences)
+
+    def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
+        """For each step, the index of the forward pass in which a rank held each token, or -1.
+
+        ``passes`` are the token ids of each forward pass of its model. A token is held where the
+        token before it is, from which it is predicted.
+        """
+        pass_of_id = np.full(self.probe_size, -1, np.int32)
+        # Backwards, so that a row repeated to fill up a batch counts where it came first.
+        for index, ids in reversed([*enumerate(passes)]):
+            pass_of_id[ids[ids < self.probe_size]] = index  # other ids are padding of the framework
+        return self.split(pass_of_id[np.concatenate(self.responses) - 1])
+
+    def rows(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
+        """For each step, how many rows of each forward pass hold one of its samples: [passes].
+
+        ``passes`` are as in `forward_passes`; a row counts where its first token is held.
+        """
+        first_ids = np.array([ids[0] for ids, _ in self._sequences])
+        of_steps = np.split(first_ids, np.cumsum([step.size for step in self.steps])[:-1])
+        return tuple(
+            np.array([np.isin(ids, starts).sum() for ids in passes], np.int32)
+            for starts in of_steps
+        )
+
+    def split(self, values: NDArray[_Number]) -> tuple[NDArray[_Number], ...]:
+        """Cut a flat array over all steps into one per step."""
+        ends = np.cumsum([len(step.mask) for step in self.steps])
+        return tuple(np.split(values, ends[:-1]))
+
+    @cached_property
+    def _sequences(self) -> Sequence[tuple[NDArray[np.int64], int]]:
+        prompt_lengths = np.concatenate([step.prompt_lengths for step in self.steps])
+        lengths = prompt_lengths + np.concatenate([step.response_lengths for step in self.steps])
+        starts = 1 + np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        of_samples = zip(starts, lengths, prompt_lengths, strict=True)
+        return [
+            (np.arange(start, start + length), int(prompt)) for start, length, prompt in of_samples
+        ]

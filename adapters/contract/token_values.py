@@ -1,0 +1,78 @@
+"""The values of tokens and samples in a probed batch: tables, cycled by token id or by sample.
+
+All are exact in float32, and advantages are signed powers of two, so that dividing by them rounds
+nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adapters.contract.objective import Objective
+
+# Advantages, cycled over the tokens of a batch: every sample has several signs and sizes.
+ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
+
+LOG_RATIOS = np.array([0.0, 0.5, -0.5, 1.25, 0.25, -0.25])
+"""Log-ratios of new to old policy where they are not all 0, cycled over tokens: with advantages of
+either sign, some tokens are clipped, and others would be with the other bound."""
+
+FALLS = np.array([-1.0, 0.5, 0.0, -0.25, -0.75, -1.0, 0.25, 0.25])
+"""The same for `OPSM`: means over sequences are far below 0, or not."""
+
+ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.75])
+"""Log-ratios of old to rollout policy for `OF_ROLLOUT_RATIOS`: ratios of tokens and products over
+sequences are truncated, or not, and means over sequences are out of bounds, or not."""
+
+PRODUCTS = np.array([0.25, -0.25, 0.5, 0.0, -0.375])
+"""The same where products decide: products over sequences are out of bounds, or not."""
+
+OUTLIERS = np.array([4.0, -0.5, 0.0, -0.25, 0.5, -0.75, 0.125, -0.125, -3.0, 0.25, -0.5])
+"""The same for `OUTLIER_MASKED`: few ratios are outliers, and of either side."""
+
+MOMENTS = np.where(np.arange(512) % 2, 1.0, -1.0) * (np.arange(512) * 77 % 512) / 256
+"""The same for `M2PO`: all absolute values differ, so that squares can be put in order."""
+
+LOG_PROBS = -0.75 - (np.arange(128) * 45 % 128) / 32
+"""Log-probabilities of the new policy for `OF_LOG_PROBS`; elsewhere they are 0. All differ, so that
+covariances can be put in order, and those of the old policy are below 0 as well."""
+
+NO_LOG_PROBS = np.zeros(1)
+
+ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
+
+DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
+"""Divergences from the reference policy, cycled over tokens like the entropies. All differ from 0,
+so that metrics must be masked by the mask alone."""
+
+REJECTED_LOG_PROB = -4.0
+"""Log-ratio of the rollout policy to the old one for a token to reject, for others 0."""
+
+
+LOAD_BALANCING, Z_LOSS = "load_balancing", "z_loss"
+"""The losses that a mixture of experts adds itself."""
+
+REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0.5])
+"""Rewards, cycled over the samples of a batch: no two of a prompt have the same."""
+
+VALUES = np.array([0.5, -1.0, 1.5, 0.25, -0.75])
+"""A critic's values, cycled over tokens."""
+
+OLD_VALUES = np.array([0.5, -0.5, 0.125, -0.625, 0.375, 0.21875])
+"""A critic's values before training, cycled over tokens, where new ones are 0: some are beyond the
+bound of clipping, and one is between it and the lower bound of ratios. All are so small that the
+sign of a return alone decides whether its loss is clipped, at half of the return too."""
+
+WITHOUT_POLICY_LOSS = (Objective.ENTROPY, Objective.KL, Objective.ADAPTIVE_KL, Objective.ROUTER)
+"""Objectives without a policy loss: a term alone, or the losses of a router."""
+
+PADDING_VALUE = 2.0
+"""A critic's value of padding, which a framework must not read."""
+
+OWN_LOG_RATIOS = {
+    Objective.SEQUENCE_ICEPOP: PRODUCTS,
+    Objective.PRODUCT_MASKED: PRODUCTS,
+    Objective.OUTLIER_MASKED: OUTLIERS,
+    Objective.M2PO: MOMENTS,
+}
+"""Log-ratios of old to rollout policy for the objectives that have their own."""
