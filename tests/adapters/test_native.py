@@ -19,6 +19,7 @@ def samples(*lengths: int) -> list[SampleTensors]:
             old_log_probs=torch.zeros(length),
             reference_log_probs=torch.zeros(length),
             rollout_log_probs=torch.zeros(length),
+            old_values=torch.zeros(length),
             mask=torch.ones(length, dtype=torch.bool),
             original_mask=torch.ones(length, dtype=torch.bool),
             log_probs=torch.zeros(length),
@@ -28,6 +29,7 @@ def samples(*lengths: int) -> list[SampleTensors]:
             response_length=length,
             reward=0.0,
             group=0,
+            rollout=0,
             denominator=float(length),
         )
         for start, length in zip(starts, lengths, strict=False)
