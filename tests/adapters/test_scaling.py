@@ -37,15 +37,18 @@ BY_THE_ADVANTAGES = {
     "trl_losses.liger.LigerAdapter.loss": "found / micro_batches(job)",
     "skyrl.driving.reduce": "-advantages * probe",
     "skyrl.driving._training_input": "2 * returns",
+    "toolkit.probe.probable_head.head": "probe.float()[predicted] / others",
 }
 """All that happens to losses and gradients: signed powers of two in, and out again.
 
 The derivatives are what the objective makes of the advantages; returns are half of them, or all
 where a framework documents half of a critic's squared error. The product with 0 adds no gradient.
-The quotient is a trainer's, which loss functions of other libraries leave to it.
+The first quotient is a trainer's, which loss functions of other libraries leave to it; the second
+is undone by the derivative of the softmax.
 """
 
 ELSEWHERE = {
+    "log-probabilities that are given": "contract.probed_batch.",
     "the sign with which a number is logged": "contract.framework.Framework.reported",
     "ranks to start": """
         contract.layout.Layout.ranks_per_stage contract.layout.Layout.world_size
