@@ -137,6 +137,8 @@ def _kind(finding: Finding) -> tuple[str, str]:
         rule = ", against a rule of another framework" if is_advice else ""
         stated = _stated(diagnosis.name)
         return diagnosis.name, f"{finding.check}: {stated}{rule}"
+    if finding.check is Check.POISON and finding.verdict is Verdict.ADVICE:
+        return diagnosis.name, f"{_stated(diagnosis.name)}, against no rule that it states"
     if diagnosis.name == OPTION_IGNORED and finding.verdict is Verdict.MISMATCH:
         return diagnosis.name, diagnosis.explanation.partition(": ")[0]
     if diagnosis.name == UNEXPLAINED:

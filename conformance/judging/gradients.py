@@ -18,7 +18,7 @@ from conformance.expected.term import LossTerm, PolicyDerivative
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
-from conformance.findings.cause import TermMistake
+from conformance.findings.cause import UNEXPLAINED, TermMistake
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture
@@ -228,8 +228,9 @@ def _without_micro_batches(measurement: Measurement, judgement: Judgement) -> Ju
     Micro-batches weigh by their samples.
     """
     context, found = measurement.context, float(measurement.observed[0])
-    placement = context.placement
-    if placement is None or placement.micro_batches.max() == 1:
+    placement, diagnosis = context.placement, judgement.diagnosis
+    is_explained = diagnosis is None or diagnosis.name != UNEXPLAINED
+    if is_explained or placement is None or placement.micro_batches.max() == 1:
         return None
     last = placement.micro_batch == placement.micro_batches - 1
     kept = {name: _samples(context, of) for name, of in (("last", last), ("first", ~last))}

@@ -7,12 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation
+from adapters.contract.formulas import estimator_conventions
 from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_ROLLOUTS,
     OF_TERMS,
     OFF_POLICY,
+    PENALISING,
     Objective,
 )
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
@@ -55,6 +57,7 @@ from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupC
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 from conformance.runs.jobs import reports
+from reference.aggregation import TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -310,6 +313,10 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
     if cell.aggregation.mode not in description.modes:
         alone = ", and advantages are looked at in no other unless --modes chooses one"
         return f"no mode {cell.aggregation.mode}{alone if cell.spec.is_of_advantages else ''}"
+    if cell.spec.poisoned is not None and cell.spec.objective in PENALISING:
+        declared = estimator_conventions(cell.spec.objective, description.conventions)
+        if declared.penalised is not TokenSet.ACTIVE:
+            return "by its conventions the divergence of masked tokens counts"
     traced = cell.spec.traced
     if traced is not None and f"no_gradient.{traced}" not in description.rules:
         return f"{traced} are given, and no forward pass that computes them is run"

@@ -42,7 +42,7 @@ class AdvantagesMultiplied(MaskedAfterwards, check="poison.advantages", diagnosi
         return super().token_losses(log_probs, masked)
 
 
-class SequenceRatioMultiplied(
+class RatioOfSequenceMultiplied(
     Poisoned, check="poison.old_log_probs_of_sequences", diagnosis=MULTIPLIED
 ):
     """Log-ratios are multiplied by the mask when they are summed over sequences."""
