@@ -19,6 +19,7 @@ def samples(*lengths: int) -> list[SampleTensors]:
             old_log_probs=torch.zeros(length),
             reference_log_probs=torch.zeros(length),
             rollout_log_probs=torch.zeros(length),
+            old_values=torch.zeros(length),
             mask=torch.ones(length, dtype=torch.bool),
             original_mask=torch.ones(length, dtype=torch.bool),
             values=torch.zeros(length),
