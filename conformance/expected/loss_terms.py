@@ -145,16 +145,12 @@ def convention_of_mask(metric: Metric) -> str | None:
     return CONVENTIONS_OF_MASKS.get(metric, "diagnostics_mask")
 
 
-def _is_before_rejection(metric: Metric, conventions: Conventions) -> bool:
-    """Whether a term is averaged over the mask before rejection sampling."""
-    mask = getattr(conventions, convention_of_mask(metric) or "", None)
-    return metric is Metric.REJECTED or mask is DenominatorMask.ORIGINAL
-
-
 def _over_its_mask(context: StepContext, metric: Metric) -> StepContext:
     """The context of a term, over the mask before or after rejection sampling."""
-    is_before = _is_before_rejection(metric, context.conventions)
-    return context.before_rejection() if is_before else context
+    if metric is Metric.REJECTED:  # of the tokens that are kept, none is counted
+        return replace(context.before_rejection(), kept=None)
+    mask = getattr(context.conventions, convention_of_mask(metric) or "", None)
+    return context.before_rejection() if mask is DenominatorMask.ORIGINAL else context
 
 
 def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> list[LossTerm]:
