@@ -161,9 +161,7 @@ class Estimate:
             return of_tokens + np.abs(self.advantages)
         largest, amplified = self._largest, 1.0
         if self.objective is Objective.GROUP_WHITENED:
-            stds = self.peers.of_group(advantages.std)
-            largest /= float(stds[stds > 0].min(initial=np.inf))
-            amplified += 2 * largest
+            largest = float((self._of_statistics + self._sizes).max())
         if self.estimator.whitens:
             counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
             largest /= advantages.spread(counted, self.conventions)
@@ -182,8 +180,8 @@ class Estimate:
         fewer = peers.of_group(lambda rewards: statistic_bound("float32", len(rewards)) / whole)
         largest = peers.of_group(lambda rewards: float(np.abs(rewards).max()))
         centred = 2 * fewer * np.maximum(largest, np.abs(peers.rewards))
-        sizes = np.abs(self.raw[np.searchsorted(self.rollouts.sample, np.arange(len(centred)))])
-        if self.objective is Objective.GROUP_NORMALISED:
+        sizes = self._sizes
+        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
             spread = peers.of_group(advantages.std)
             found = centred / (spread + epsilon) * (1 + 2 * sizes)
         elif self.objective is Objective.MEAN_NORMALISED:
@@ -197,6 +195,13 @@ class Estimate:
         else:
             found = centred
         return peers.compared(found, Lone.ZERO)
+
+    @property
+    def _sizes(self) -> Values:
+        """The size of each sample's first advantage before it is whitened: [N]."""
+        first = np.searchsorted(self.rollouts.sample, np.arange(len(self.rollouts.rewards)))
+        sizes: Values = np.abs(self.raw[first])
+        return sizes
 
     @property
     def _largest(self) -> float:
