@@ -16,7 +16,7 @@ from adapters.contract.objective import (
 )
 from reference import advantages
 from reference.advantages import Peers
-from reference.aggregation import Lone, Penalties
+from reference.aggregation import Penalties
 from reference.rounding import UNIT_ROUNDOFF, ratio_bound, statistic_bound
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Estimate:
         """What rounding errors of rewards compared with those of their group are relative to: [N].
 
         A group's statistics have fewer roundings than the bound of a batch allows, and a reward
-        that is compared with no other has none.
+        that is compared with no other is divided by none.
         """
         peers, epsilon = self.peers, self.conventions.std_epsilon
         whole = ratio_bound("float32", len(self.raw))
@@ -194,7 +194,7 @@ class Estimate:
             found = np.where(spread > 0, divided, centred + by_epsilon)
         else:
             found = centred
-        return peers.compared(found, Lone.ZERO)
+        return np.where(peers.of_others(len) > 0, found, centred)
 
     @property
     def _sizes(self) -> Values:

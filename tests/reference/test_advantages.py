@@ -134,7 +134,7 @@ IRREGULAR = Rollouts(
     values=np.zeros(8),
     divergences=np.zeros(8),
 )
-"""A prompt of five samples, of which three are one rollout and the last is rejected, and two alone."""
+"""A prompt of five samples, three of one rollout and the last one rejected, and two of one each."""
 
 FIRST = np.array([0, 1, 2, 4, 5, 6, 7])
 """The first token of each sample."""
