@@ -283,9 +283,9 @@ class Conventions:
     logged_kl: AuxiliaryAggregation | None = None
     logged_policy_loss: AuxiliaryAggregation | None = None
     advantage_unit: AdvantageUnit | None = None
-    compared: Compared = Compared.SAMPLES
-    rejected_rewards: Rejected = Rejected.COUNTED
-    lone_reward: Lone = Lone.ZERO
+    compared: Compared | None = None
+    rejected_rewards: Rejected | None = None
+    lone_reward: Lone | None = None
     entropy_mask: DenominatorMask | None = None
     kl_mask: DenominatorMask | None = None
     diagnostics_mask: DenominatorMask | None = None

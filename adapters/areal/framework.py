@@ -250,7 +250,8 @@ AREAL = Framework(
         behave_imp_weight_cap, behave_imp_weight_mode | what came before `rejection_sampling`, in
             1.0.3: `token_mask`, `token_truncate`, `sequence_mask`, `sequence_truncate` or
             `disabled` | no version after it has them
-        adv_norm, reward_scaling, reward_bias, reward_clip, overlong_reward_penalty,
+        reward_clip | a bound on rewards | above those of a case
+        adv_norm, reward_scaling, reward_bias, overlong_reward_penalty,
             overlong_tokens, overlong_penalty_factor, mask_no_eos_with_zero, discount, gae_lambda,
             gae_lambda_kwargs, kl_ctl | advantages | advantages are given
         gae_timestep_unit | a step of GAE is a `token` or a `turn` | advantages are given

@@ -99,9 +99,10 @@ def estimator_conventions(objective: Objective, conventions: Conventions) -> Est
         declared = conventions.of_returns
     else:
         declared = conventions.of_groups
+    usual = declared or EstimatorConventions()
     return replace(
-        declared or EstimatorConventions(),
-        compared=conventions.compared,
-        rejected=conventions.rejected_rewards,
-        lone=conventions.lone_reward,
+        usual,
+        compared=conventions.compared or usual.compared,
+        rejected=conventions.rejected_rewards or usual.rejected,
+        lone=conventions.lone_reward or usual.lone,
     )

@@ -17,11 +17,13 @@ Examples shrink to few samples of one active token each, in prompt groups of one
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from math import lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 from hypothesis import strategies as st
 
 from adapters.contract import Adapter, InvalidLayoutError, Layout
@@ -47,11 +49,19 @@ if TYPE_CHECKING:
     _Turn = tuple[int, list[int]]
     """Prompt length and loss mask of a sample."""
 
+_Drawn = TypeVar("_Drawn")
+
 DIVISORS = (DIVISOR, 3.0, 1.0, 64.0, 40_960.0)
 """Divisors for `constant` in generated cases: integers, as some frameworks require."""
 
 MOST_ROLLOUTS = 8
 """Largest number of rollouts of a prompt in `training_steps`."""
+
+REWARDS = (1.0, 0.0, 0.1, 0.5, 0.3, 2.25, 0.7)
+"""Rewards of `rewarded_steps`, of which a binary one is the simplest."""
+
+LARGE_REWARD = 1e4
+"""What is added to rewards that differ by a few quarters."""
 
 LONGEST_PROMPT = 60
 """Longest prompt of `training_steps`, so that whole context-parallel chunks may be prompt.
@@ -138,6 +148,42 @@ def steps(
             )
         ]
     )
+
+
+@st.composite
+def rewarded_steps(draw: DrawFn, *, max_samples: int = 12, max_response: int = 12) -> Step:
+    """Steps with rewards of their own: `steps` with rollouts of one prompt each.
+
+    Rewards are any, all equal, equal but for one, or large; in some steps, rejection sampling has
+    removed whole samples.
+    """
+    step = draw(steps(max_samples=max_samples, max_response=max_response))
+    rejected = draw(st.one_of(st.just([False] * step.size), _each(st.booleans(), step.size)))
+    kept = ~np.repeat(rejected, step.response_lengths)
+    return replace(
+        step,
+        mask=step.mask & kept,
+        original_mask=step.mask if any(rejected) else None,
+        rollouts=step.groups * step.size + step.rollouts,
+        rewards=np.array(draw(_rewards(step.size))),
+    )
+
+
+def _rewards(samples: int) -> SearchStrategy[list[float]]:
+    """Rewards that are whole numbers or decimals, equal, equal but for one, or large."""
+    decimals = _each(st.sampled_from(REWARDS), samples)
+    equal = st.sampled_from(REWARDS).map(lambda reward: [reward] * samples)
+    but_for_one = st.tuples(equal, st.integers(0, samples - 1), st.sampled_from(REWARDS)).map(
+        lambda of: [*of[0][: of[1]], of[2], *of[0][of[1] + 1 :]]
+    )
+    offsets = _each(st.integers(0, 16), samples)
+    large = offsets.map(lambda quarters: [LARGE_REWARD + quarter / 4 for quarter in quarters])
+    return st.one_of(decimals, equal, but_for_one, large)
+
+
+def _each(values: SearchStrategy[_Drawn], samples: int) -> SearchStrategy[list[_Drawn]]:
+    """One of some values for each sample."""
+    return st.lists(values, min_size=samples, max_size=samples)
 
 
 @st.composite

@@ -16,7 +16,7 @@ from adapters.contract.objective import (
 )
 from reference import advantages
 from reference.advantages import Peers
-from reference.aggregation import Lone, Penalties
+from reference.aggregation import Penalties
 from reference.rounding import UNIT_ROUNDOFF, ratio_bound, statistic_bound
 
 if TYPE_CHECKING:
@@ -161,9 +161,7 @@ class Estimate:
             return of_tokens + np.abs(self.advantages)
         largest, amplified = self._largest, 1.0
         if self.objective is Objective.GROUP_WHITENED:
-            stds = self.peers.of_group(advantages.std)
-            largest /= float(stds[stds > 0].min(initial=np.inf))
-            amplified += 2 * largest
+            largest = float((self._of_statistics + self._sizes).max())
         if self.estimator.whitens:
             counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
             largest /= advantages.spread(counted, self.conventions)
@@ -175,15 +173,15 @@ class Estimate:
         """What rounding errors of rewards compared with those of their group are relative to: [N].
 
         A group's statistics have fewer roundings than the bound of a batch allows, and a reward
-        that is compared with no other has none.
+        that is compared with no other is divided by none.
         """
         peers, epsilon = self.peers, self.conventions.std_epsilon
         whole = ratio_bound("float32", len(self.raw))
         fewer = peers.of_group(lambda rewards: statistic_bound("float32", len(rewards)) / whole)
         largest = peers.of_group(lambda rewards: float(np.abs(rewards).max()))
         centred = 2 * fewer * np.maximum(largest, np.abs(peers.rewards))
-        sizes = np.abs(self.raw[np.searchsorted(self.rollouts.sample, np.arange(len(centred)))])
-        if self.objective is Objective.GROUP_NORMALISED:
+        sizes = self._sizes
+        if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
             spread = peers.of_group(advantages.std)
             found = centred / (spread + epsilon) * (1 + 2 * sizes)
         elif self.objective is Objective.MEAN_NORMALISED:
@@ -196,7 +194,14 @@ class Estimate:
             found = np.where(spread > 0, divided, centred + by_epsilon)
         else:
             found = centred
-        return peers.compared(found, Lone.ZERO)
+        return np.where(peers.of_others(len) > 0, found, centred)
+
+    @property
+    def _sizes(self) -> Values:
+        """The size of each sample's first advantage before it is whitened: [N]."""
+        first = np.searchsorted(self.rollouts.sample, np.arange(len(self.rollouts.rewards)))
+        sizes: Values = np.abs(self.raw[first])
+        return sizes
 
     @property
     def _largest(self) -> float:

@@ -214,8 +214,10 @@ def _count(weights: ObservedWeights) -> Diagnosis | None:
 
     For `constant` it is another L, otherwise another integer number of tokens or units.
     """
+    if weights.hidden_have_gradient:
+        return None
     context, ratio = weights.context, weights.common_ratio
-    if ratio is None or weights.hidden_have_gradient:
+    if ratio is None:
         return None
     divisor = context.aggregation.divisor
     if divisor is not None:
@@ -240,6 +242,9 @@ def _count(weights: ObservedWeights) -> Diagnosis | None:
 
 def _unexplained(weights: ObservedWeights) -> Diagnosis:
     ratios = weights.ratios
+    if not ratios.size:
+        words = "tokens have a gradient, and that of every token must be 0"
+        return Diagnosis(name=UNEXPLAINED, explanation=words)
     low, high = float(ratios.min()), float(ratios.max())
     ratio = f"{low:.7g}" if weights.common_ratio else f"{low:.7g} to {high:.7g}"
     words, numbers = _denominators(weights) if ratios.all() else ("some weights are 0", {})

@@ -29,6 +29,7 @@ from reference.aggregation import (
     Rejected,
 )
 from reference.rounding import ratio_bound
+from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance.test_advantages import OF_IRREGULAR
 from tests.declaring import assumed
@@ -182,6 +183,16 @@ def by_torch(
             centred = reward - others.mean()
             return float(centred / (spread + epsilon) if spread > 0 else centred)
     return float(reward - group.mean())
+
+
+def test_a_gradient_where_all_advantages_are_0_is_no_fault_of_ours() -> None:
+    samples = [Sample(prompt_length=1, loss_mask=[1], group=0, reward=0.5) for _ in range(2)]
+    equal = Case(name="equal", catches="", steps=(Step.of(samples),))
+
+    judgement = judged(estimate(Objective.GROUP_CENTRED, equal), equal, np.array([0.25, 0.75]))
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis.name == "unexplained"
 
 
 @pytest.mark.parametrize("objective", [*IRREGULAR])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,14 @@ import pytest
 
 from reference import advantages
 from reference.advantages import Rollouts
-from reference.aggregation import EstimatorConventions, Penalties, TokenSet
+from reference.aggregation import (
+    Compared,
+    EstimatorConventions,
+    Lone,
+    Penalties,
+    Rejected,
+    TokenSet,
+)
 from reference.loss_constants import AdvantageConstants
 
 if TYPE_CHECKING:
@@ -114,3 +122,99 @@ def test_no_tokens_to_count_are_whitened_to_0() -> None:
     found = advantages.whitened(ROLLOUTS.values, nothing, EstimatorConventions())
 
     assert not found.any()
+
+
+IRREGULAR = Rollouts(
+    rewards=np.array([1.0, 4.0, 2.0, 3.0, 5.0, 8.0, 7.0]),
+    groups=np.array([0, 0, 0, 0, 0, 1, 2]),
+    trajectories=np.array([0, 1, 1, 1, 2, 3, 4]),
+    rejected=np.array([False, False, False, False, True, False, False]),
+    sample=np.array([0, 1, 2, 2, 3, 4, 5, 6]),
+    mask=np.array([True, True, True, True, True, False, True, True]),
+    values=np.zeros(8),
+    divergences=np.zeros(8),
+)
+"""A prompt of five samples, three of one rollout and the last one rejected, and two of one each."""
+
+FIRST = np.array([0, 1, 2, 4, 5, 6, 7])
+"""The first token of each sample."""
+
+
+@pytest.mark.parametrize(
+    ("conventions", "expected"),
+    [
+        # Of 1, 4, 2, 3 and 5: 3.
+        (EstimatorConventions(), [-2, 1, -1, 0, 2, 0, 0]),
+        (EstimatorConventions(lone=Lone.REWARD), [-2, 1, -1, 0, 2, 8, 7]),
+        # The second sample of the rollout has two active tokens, and its last one a reward of 3.
+        (
+            EstimatorConventions(compared=Compared.LONGEST_SAMPLES),
+            [Fraction(-5, 3), *[Fraction(-2, 3)] * 3, Fraction(7, 3), 0, 0],
+        ),
+        (EstimatorConventions(compared=Compared.LAST_SAMPLES), [-2, 0, 0, 0, 2, 0, 0]),
+        # Of 1, 4, 2 and 3, and with a 0.
+        (
+            EstimatorConventions(rejected=Rejected.EXCLUDED),
+            [
+                Fraction(-3, 2),
+                Fraction(3, 2),
+                Fraction(-1, 2),
+                Fraction(1, 2),
+                Fraction(5, 2),
+                0,
+                0,
+            ],
+        ),
+        (EstimatorConventions(rejected=Rejected.ZERO), [-1, 2, 0, 1, -2, 0, 0]),
+    ],
+)
+def test_rewards_are_compared_by_conventions(
+    conventions: EstimatorConventions, expected: list[Fraction | int]
+) -> None:
+    found = advantages.group_centred(IRREGULAR, CONSTANTS, conventions)
+
+    assert found[FIRST].tolist() == pytest.approx([float(one) for one in expected], rel=1e-15)
+
+
+def exactly(rewards: list[Fraction]) -> tuple[Fraction, Fraction]:
+    """The mean and the variance, divided by n - 1, of numbers."""
+    mean = sum(rewards, Fraction()) / len(rewards)
+    squares = sum(((reward - mean) ** 2 for reward in rewards), Fraction())
+    return mean, squares / max(len(rewards) - 1, 1)
+
+
+@pytest.mark.parametrize("rewards", [[1, 2, 4], [7, 3, 3, 3], [0, 1, 1, 0], [10001, 10000, 10002]])
+def test_statistics_leave_a_reward_out(rewards: list[int]) -> None:
+    """Against exact fractions, with a square root at the end."""
+    exact = [Fraction(reward) for reward in rewards]
+    size = len(rewards)
+    rollouts = Rollouts(
+        rewards=np.array(rewards, np.float64),
+        groups=np.zeros(size, np.int64),
+        trajectories=np.arange(size),
+        rejected=np.zeros(size, np.bool_),
+        sample=np.arange(size),
+        mask=np.ones(size, np.bool_),
+        values=np.zeros(size),
+        divergences=np.zeros(size),
+    )
+    free = EstimatorConventions(std_epsilon=0.0)
+    expected = []
+    for place, reward in enumerate(exact):
+        mean, variance = exactly(exact[:place] + exact[place + 1 :])
+        expected.append(float(reward - mean) / (math.sqrt(variance) if variance else 1.0))
+    mean, _ = exactly(exact)
+
+    others = advantages.others_normalised(rollouts, CONSTANTS, free)
+    by_mean = advantages.mean_normalised(rollouts, CONSTANTS, free)
+
+    assert others.tolist() == pytest.approx(expected, rel=1e-14)
+    assert by_mean.tolist() == pytest.approx(
+        [float((reward - mean) / mean) for reward in exact], rel=1e-12
+    )
+
+
+def test_advantages_divided_by_a_mean_of_0_are_0() -> None:
+    nothing = replace(IRREGULAR, rewards=np.zeros(7))
+
+    assert not advantages.mean_normalised(nothing, CONSTANTS, EstimatorConventions()).any()
