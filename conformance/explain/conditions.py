@@ -20,7 +20,22 @@ if TYPE_CHECKING:
 
 EMPTY_SAMPLE = "where a sample has no active token"
 
-METRIC_CHECKS = (Check.METRIC, "rejection.metric", Check.ROLLOUTS, f"{Check.POISON}.logged")
+METRIC_CHECKS = (
+    Check.METRIC,
+    Check.ROLLOUTS,
+    f"{Check.POISON}.logged",
+    *(
+        f"{Check.REJECTION}.{name}"
+        for name in (
+            Check.METRIC,
+            Metric.POLICY_LOSS,
+            Metric.CLIP_FRACTION,
+            Metric.POLICY_KL,
+            Metric.ENTROPY,
+            Metric.KL,
+        )
+    ),
+)
 """Slugs of checks of logged numbers, or how they begin."""
 
 WHOLE_LOSS = f"{Check.METRIC}.{Metric.LOSS}"

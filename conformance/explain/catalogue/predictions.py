@@ -127,10 +127,11 @@ def predictions(context: StepContext) -> Iterable[Prediction]:
 def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
     """Yield predictions for a sum over all tokens, whose single weights cannot be seen.
 
-    Means of different parts of a step are one mistake in a number that is logged.
+    Means of different parts of a step are one mistake in a number that is logged, unless it is to
+    be a mean over micro-batches.
     """
     for one in predictions(context):
-        if one.kind is Kind.PARTS:
+        if one.kind is Kind.PARTS and not context.per_micro_batch:
             yield replace(one, causes=[*(each.name for each in one.mistakes), "mean_of_means"])
         else:
             yield one
