@@ -379,7 +379,7 @@ class EmptyStepDividedByZero(Counting, diagnosis="not_finite", modes=MEANS):
         return [0.0] * len(samples) if empty else wrong
 
     def log_probs(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return probe[packed.ids]
+        return probe[packed.ids] + packed.log_probs
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return (values * packed.mask / packed.denominators).sum()
@@ -389,7 +389,7 @@ class MaskIgnored(Mutant, diagnosis="inactive_tokens_weigh"):
     """The mask is in the denominator but not in the sum."""
 
     def log_probs(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return probe[packed.ids]
+        return probe[packed.ids] + packed.log_probs
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return super().reduce(values, replace(packed, mask=torch.ones_like(packed.mask)))

@@ -27,7 +27,7 @@ class MaskedAfterwards(Poisoned):
     """Losses of masked tokens are computed with a gradient, and masked when they are summed."""
 
     def log_probs(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return probe[packed.ids]
+        return probe[packed.ids] + packed.log_probs
 
 
 class SurrogateMultiplied(MaskedAfterwards, check="poison.old_log_probs", diagnosis=MULTIPLIED):
