@@ -111,6 +111,8 @@ class Job:
     depth: Depth
     objective: Objective = Objective.POLICY
     configuration: Configuration = DEFAULT_CONFIGURATION
+    painted: tuple[int, int] | None = None
+    """The sample and token of the batch that alone has an advantage, in a job that is traced."""
 
 
 class Unsupported(Exception):  # noqa: N818 - a verdict, not an error

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Job, Rank, Refused, Unsupported
+from adapters.contract.probed_batch import painting
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.blame import blame
@@ -84,12 +85,23 @@ def _forget_output() -> None:
 
 def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
     try:
+        if job.painted is not None:
+            return _traced(spec, job, rank)
         observation = spec.adapter.observe(job, rank)
     except Unsupported as reason:
         return Declined("unsupported", sanitize(str(reason), spec.source))
     except Refused as reason:
         return Declined("refused", sanitize(str(reason), spec.source))
     return Observed(observation)
+
+
+def _traced(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
+    from conformance.ranks.painting import Recorder, passes_by
+
+    recorder = Recorder(passes_by(spec.adapter))
+    with painting(job.painted), recorder:
+        observation = spec.adapter.observe(job, rank)
+    return Observed(observation, recorder.trace)
 
 
 def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:
