@@ -161,17 +161,19 @@ AREAL = Framework(
         group_size | the same, which pull request 1417 derives from `gconfig.n_samples`
         eps_clip, eps_clip_higher | the bounds of the ratio
         c_clip | the bound of the loss for negative advantages
-        importance_sampling_level | ratios of tokens or of sequences
+        importance_sampling_level | ratios of each `token` or of a `sequence`
         use_cispo_loss | clipped ratios on the log-probability, since 2.0.0
         use_sapo_loss, sapo_tau_pos, sapo_tau_neg | soft gates instead of clipping
         use_decoupled_loss | the proximal policy is not that of the rollouts
         rejection_sampling.level, rejection_sampling.action, rejection_sampling.metric,
             rejection_sampling.agg | what is masked or clamped, and by what | by `ratio` for tokens,
-            and by the mean of `kl_k1` for sequences
+            and by the mean of `kl_k1` for sequences; `kl_k2`, `kl_k3` and `binary_kl`, and `sum`
+            and `max` of tokens, are not run
         rejection_sampling.upper, rejection_sampling.lower | the bounds | tokens have an upper one
             alone
         recompute_logprob | the old policy's log-probabilities are computed anew | they are given
-        prox_logp_method | the proximal policy's are approximated | they are given
+        prox_logp_method | the proximal policy's: `recompute`, `loglinear`, `metrics` or
+            `reuse_train_logp` | they are given
         m2_threshold | tokens of large second moment are masked | the reference has no formula yet
         ppo_n_minibatches | optimizer steps of a batch | it is 1
         mb_spec.n_mbs, mb_spec.max_tokens_per_mb | micro-batches
@@ -191,10 +193,13 @@ AREAL = Framework(
         reward_norm.std_unbiased, reward_norm.eps | the deviation that they are divided by | those
             of the default are run
         behave_imp_weight_cap, behave_imp_weight_mode | what came before `rejection_sampling`, in
-            1.0.3 | no version after it has them
+            1.0.3: `token_mask`, `token_truncate`, `sequence_mask`, `sequence_truncate` or
+            `disabled` | no version after it has them
         adv_norm, reward_scaling, reward_bias, reward_clip, overlong_reward_penalty,
             overlong_tokens, overlong_penalty_factor, mask_no_eos_with_zero, discount, gae_lambda,
-            kl_ctl, kl_estimator | advantages | advantages are given
+            gae_lambda_kwargs, kl_ctl | advantages | advantages are given
+        gae_timestep_unit | a step of GAE is a `token` or a `turn` | advantages are given
+        kl_estimator | the divergence in rewards: `k1`, `k2` or `k3` | advantages are given
         temperature | what logits are divided by | it is 1
         optimizer.gradient_clipping | the norm of the gradient | the gradient is read before it
         is_critic | a critic is trained | values are within `critic.eps_clip`

@@ -28,7 +28,7 @@ class NemoRLAdapter(OnFsdp):
 
     name = "nemo_rl"
     package = "nemo_rl"
-    versions = "commits since 24 May 2026"
+    versions = "commits since 14 May 2026"
     tree = ("nemo_rl", "examples/configs")
     devices = ("cpu",)
     dtypes = ("float32",)

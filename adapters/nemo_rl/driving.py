@@ -35,6 +35,9 @@ GENERATION: Any = SimpleNamespace(
 )
 """Stands for the engine of rollouts, which are there already."""
 
+OF_PROMPTS = ("extract_initial_prompt_messages", "_extract_prompt_only_messages")
+"""NeMo-RL's function of prompts, and its name before May 26, 2026."""
+
 CHECKPOINTER = SimpleNamespace(shutdown=lambda: None)
 
 
@@ -121,7 +124,7 @@ class Training:
             "MemoryTracker": lambda: SimpleNamespace(snapshot_start_of_stage=lambda *_: None),
         }
         if self._job.objective in FROM_REWARDS:
-            replaced["extract_initial_prompt_messages"] = rollouts.prompts
+            replaced[next(name for name in OF_PROMPTS if hasattr(trainer, name))] = rollouts.prompts
         else:
             estimator = SimpleNamespace(compute_advantage=_given_advantages(rollouts))
             replaced["_create_advantage_estimator"] = lambda _: estimator

@@ -18,11 +18,11 @@ import numpy as np
 from adapters.contract.job import FaultInjection, Unsupported
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, OF_VALUES, Objective
 from adapters.contract.probed_batch import PADDING_ID, PADDING_VALUE, ProbedBatch
-from adapters.skyrl import importing
+from adapters.skyrl import importing, sizes
 from adapters.skyrl.framework import TYPE_OF_CORRECTION
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import given_values, rollouts_per_prompt, trained_model
+from adapters.toolkit.settings import given_values, trained_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -275,7 +275,7 @@ def _generated(trainer: Any, rollouts: Rollouts) -> tuple[dict[str, Any], list[s
         return rollouts.output(prompts, step_wise=step_wise)
 
     trainer.generator = SimpleNamespace(generate=generate)
-    samples = len(prompts) * rollouts_per_prompt(rollouts.batch.steps)
+    samples = len(prompts) * sizes.rollouts(rollouts.job)
     with refusals(RuntimeError):  # raised for an output without samples
         output = asyncio.run(trainer.generate({"prompts": [None] * samples}))
     if step_wise:

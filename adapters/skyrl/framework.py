@@ -225,7 +225,7 @@ SKYRL = Framework(
         use_kl_in_reward | the divergence in the reward
         kl_ctrl.type, kl_ctrl.kl_target, kl_ctrl.horizon | how its coefficient changes | it is fixed
         advantage_estimator | how advantages are computed | the reference has no formula of `maxrl`
-            yet
+            yet. `gae` needs a critic, which SkyRL trains on FSDP alone
         advantage_batch_normalize | advantages are whitened
         grpo_norm_by_std | the standard deviation of a group
         gamma, lambd | discounts | two different ones

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Depth, Job, Rank, Unsupported
+from adapters.contract import Depth, Job, Rank
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import PACKING, module, ppo_utils
 from adapters.toolkit import cuda_on_cpu
@@ -50,8 +50,6 @@ def precision(job: Job, dtype: str) -> Settings:
 
 def worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
     """A worker from the rank's cache, made if missing, with the configuration of this job."""
-    if model == "critic" and job.layout.cp > 1 and job.layout.format == "bshd":
-        raise Unsupported("SkyRL's critic splits sequences only where they are packed")
     size = capacity(probe_size)
 
     def make() -> Any:

@@ -1,12 +1,17 @@
-"""Sizes of a job in SkyRL's units; each raises `Unsupported` if SkyRL has no such size."""
+"""Sizes of a job in SkyRL's units; each raises `Unsupported` if SkyRL has no such size.
+
+SkyRL itself refuses prompts that lack rollouts, and rollouts that are left over in micro-batches.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from adapters.contract.job import Unsupported
-from adapters.contract.objective import OF_VALUES, Objective
-from adapters.toolkit.settings import prompts_per_step, rollouts_per_prompt, whole_divisor, yaml
+from adapters.contract.objective import Objective
+from adapters.toolkit.settings import prompts_per_step, whole_divisor, yaml
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -19,8 +24,12 @@ def prompts(job: Job) -> int:
 
 
 def rollouts(job: Job) -> int:
-    """The rollouts of a prompt."""
-    return rollouts_per_prompt(job.steps)
+    """The rollouts that every prompt is to have: those of the prompt that has the most."""
+    return max(
+        len(np.unique(step.rollouts[step.groups == group]))
+        for step in job.steps
+        for group in np.unique(step.groups)
+    )
 
 
 def rollouts_of_rank(job: Job) -> int:
@@ -49,17 +58,14 @@ def critic_mini_batch_size(job: Job) -> int:
 
 
 def micro_batch_size(job: Job) -> int:
-    """The rollouts of one of the layout's number of micro-batches; SkyRL refuses a remainder."""
+    """The rollouts of one of the layout's number of micro-batches."""
     assert isinstance(job.layout.micro_batches, int)
     return max(rollouts_of_rank(job) // job.layout.micro_batches, 1)
 
 
 def is_step_wise(job: Job) -> bool:
     """Whether rollouts have several samples, which SkyRL calls the steps of a trajectory."""
-    step_wise = any(step.size != prompts(job) * rollouts(job) for step in job.steps)
-    if step_wise and job.objective in (Objective.REINFORCE_PP, *OF_VALUES):
-        raise Unsupported("no token rewards: the samples of a rollout share one advantage")
-    return step_wise
+    return any(len(np.unique(step.rollouts)) != step.size for step in job.steps)
 
 
 def max_seq_len(job: Job) -> int | str | None:

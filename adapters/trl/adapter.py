@@ -8,7 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.description import CodeLocation, Description, Documented, conventions_of
+from adapters.contract.description import (
+    Assumed,
+    BatchProperty,
+    CodeLocation,
+    Description,
+    Documented,
+    conventions_of,
+    parse_departures,
+)
+from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Metric, Objective
@@ -18,20 +27,28 @@ from adapters.toolkit.calls import places, refusals_of_configuration
 from adapters.toolkit.worlds import observation
 from adapters.trl import importing
 from adapters.trl.framework import (
-    ASYNC,
+    CLIPPED,
     ESTIMATOR,
     GRPO,
-    NEVER_MADE,
+    MICRO_BATCHES,
+    OF_ADVANTAGES,
+    OF_ALL,
+    OF_RUNS,
     RLOO,
 )
-from reference.aggregation import DivergenceEstimator, Mode
+from reference.aggregation import (
+    AdvantageUnit,
+    AuxiliaryAggregation,
+    DivergenceEstimator,
+    Mode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from adapters.contract.description import Convention
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract.framework import Settings
     from adapters.toolkit.calls import Candidates
     from adapters.trl.driving import Rollouts, Training
 
@@ -68,10 +85,18 @@ class TrlAdapter(Adapter):
         accelerate.enter_world(rank)
 
     def describe(self) -> Description:
-        """Describe the trainer."""
+        """Describe the trainer; rows of `GRPO` say something of its options, too."""
+        options = importing.option_names(self.config_class())
         return self.framework.description(
-            self.offers, (), declared=self.declared(), places=places(self.candidates())
+            self.offers,
+            options.difference(*(row.names for row in GRPO.options)),
+            declared=self.declared(),
+            places=places(self.candidates()),
         )
+
+    @abstractmethod
+    def config_class(self) -> Any:
+        """The class of the trainer's configuration."""
 
     def offers(self, settings: Settings) -> bool:
         """Whether the trainer has settings; these are those of all versions."""
@@ -166,6 +191,10 @@ class GrpoAdapter(TrlAdapter):
             raise Unsupported(f"no loss_type={of_loss['loss_type']}")
         return chosen
 
+    def config_class(self) -> Any:
+        """`GRPOConfig`."""
+        return importing.module("trainer.grpo_config").GRPOConfig
+
     def trainings(self) -> type[Training]:
         """Runs of `GRPOTrainer`."""
         from adapters.trl.driving import GrpoTraining
@@ -185,12 +214,11 @@ class GrpoAdapter(TrlAdapter):
     def candidates(self) -> Candidates:
         """The functions in which the trainer counts, divides, logs and validates."""
         trainer = importing.module("trainer.grpo_trainer").GRPOTrainer
-        config = importing.module("trainer.grpo_config").GRPOConfig
         return {
             CodeLocation.TOKEN_COUNT: ((trainer, "_generate_and_score_completions"),),
             CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss"), (trainer, "compute_loss")),
             CodeLocation.LOG: ((trainer, "log"),),
-            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+            CodeLocation.ARGUMENTS: ((self.config_class(), "__post_init__"),),
         }
 
 
@@ -213,6 +241,10 @@ class RlooAdapter(TrlAdapter):
             raise Unsupported("RLOOTrainer masks only truncated samples")
         return chosen
 
+    def config_class(self) -> Any:
+        """`RLOOConfig`."""
+        return importing.module("trainer.rloo_config").RLOOConfig
+
     def trainings(self) -> type[Training]:
         """Runs of `RLOOTrainer`."""
         from adapters.trl.driving import RlooTraining
@@ -222,11 +254,78 @@ class RlooAdapter(TrlAdapter):
     def candidates(self) -> Candidates:
         """The functions in which the trainer logs and validates; it counts no tokens."""
         trainer = importing.module("trainer.rloo_trainer").RLOOTrainer
-        config = importing.module("trainer.rloo_config").RLOOConfig
         return {
             CodeLocation.LOG: ((trainer, "log"),),
-            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+            CodeLocation.ARGUMENTS: ((self.config_class(), "__post_init__"),),
         }
+
+
+NEVER_MADE = {
+    BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
+    " (_chain_to_sequences)"
+}
+"""What the worker of `AsyncGRPOTrainer` prevents; users may replace it (``rollout_worker``)."""
+
+OF_ASYNC = parse_departures(
+    """
+    set: a rollout worker that has filled its queue with the case's samples, and a weight transfer
+    that does nothing
+        both are TRL's own extension points; generation and rewards come before a step
+    set: prompts that samples of a group share up to the last token
+        a user's samples share all of it; TRL packs the token before they differ once per sample
+    set: more samples in the queue, which no step trains on
+        TRL's data loader reads a micro-batch ahead
+    set: token_budget=0, so that micro-batches have the same number of samples
+        with a budget, the samples of a step would depend on those of later steps
+    set: max_staleness above the number of steps
+        the samples of all steps are in the queue from the beginning
+    stubbed: the device's theoretical speed, which TRL requests from CUDA
+        it is only logged
+    stubbed: the thread that sends rollouts to a service
+        nothing is reported to a service; threads would accumulate over jobs
+    """
+)
+
+# Where docs/source/async_grpo_trainer.md says nothing, it refers to the page of GRPO.
+ASYNC = Framework(
+    title="TRL",
+    scope="Fields of `AsyncGRPOConfig`, of the engine `async`, all of it with `--modes=token_mean`."
+    " Those that `GRPOConfig` has too are covered in the same way, unless they are here.",
+    modes={"AsyncGRPOTrainer": (Mode.TOKEN_MEAN, {})},
+    objectives={Objective.POLICY: {}, Objective.OFF_POLICY: {}},
+    layout=MICRO_BATCHES,
+    always={
+        **OF_RUNS,
+        **CLIPPED,
+        "token_budget": 0,
+        "max_staleness": lambda job: len(job.steps) + 1,
+    },
+    metrics={
+        Metric.POLICY_LOSS: "loss",
+        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
+        Metric.ENTROPY: "entropy",
+    },
+    conventions={
+        "advantage_unit": Documented(AdvantageUnit.SAMPLE, OF_ADVANTAGES),
+        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    },
+    options=parse_options(
+        """
+        token_budget | micro-batches by tokens | it is 0, as the samples of a step would depend on
+            those that come after it
+        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
+        max_staleness, weight_sync_steps, queue_maxsize | which rollouts are trained on | they are
+            given
+        fork_threshold_tokens | conversations that become several samples | samples are given
+        num_generations, max_completion_length | rollouts | they are given
+        max_inflight_tasks, request_timeout, heartbeat_stale_after_s, weight_sync_timeout | how
+            rollouts and weights travel | a worker has all rollouts, and no weights are sent
+        dtype | that of the model | it is float32
+        """
+    ),
+    departures=(*OF_ALL, *OF_ASYNC),
+)
 
 
 class AsyncAdapter(TrlAdapter):
@@ -238,11 +337,6 @@ class AsyncAdapter(TrlAdapter):
 
     framework = ASYNC
     mode_names = ASYNC.mode_names
-
-    def load(self, source: Path | None) -> None:
-        """Import the trainer, too; fails in versions that do not pack rows by shared prefixes."""
-        super().load(source)
-        importing.module("experimental.async_grpo.packing")
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, with packed rows."""
@@ -257,6 +351,10 @@ class AsyncAdapter(TrlAdapter):
         """Train all steps; rows are not counted by their first token, which samples share."""
         return replace(super().observe(job, rank), rows=())
 
+    def config_class(self) -> Any:
+        """`AsyncGRPOConfig`."""
+        return importing.module("experimental.async_grpo.async_grpo_config").AsyncGRPOConfig
+
     def trainings(self) -> type[Training]:
         """Runs of `AsyncGRPOTrainer`."""
         from adapters.trl.asynchronous import AsyncTraining
@@ -266,10 +364,9 @@ class AsyncAdapter(TrlAdapter):
     def candidates(self) -> Candidates:
         """The functions in which the trainer counts, divides, logs and validates."""
         trainer = importing.module("experimental.async_grpo.async_grpo_trainer")
-        config = importing.module("experimental.async_grpo.async_grpo_config").AsyncGRPOConfig
         return {
             CodeLocation.TOKEN_COUNT: ((trainer.DataCollatorForRollout, "torch_call"),),
             CodeLocation.TOKEN_DIVISION: ((trainer.AsyncGRPOTrainer, "compute_loss"),),
             CodeLocation.LOG: ((trainer.AsyncGRPOTrainer, "log"),),
-            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
+            CodeLocation.ARGUMENTS: ((self.config_class(), "__post_init__"),),
         }

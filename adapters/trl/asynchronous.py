@@ -95,6 +95,10 @@ class AsyncTraining(Training):
             "weight_transfer": NowhereToTransfer(),
         }
 
+    def fuses_lm_head(self) -> bool:
+        """True in all versions."""
+        return True
+
     def stubs(self) -> dict[str, Any]:
         """The device's speed, which only CUDA knows, and a thread that would never end."""
 
@@ -102,10 +106,9 @@ class AsyncTraining(Training):
             def _drain_traces(self) -> None:
                 """Do nothing: traces stay in their queue."""
 
-        return {
-            "get_peak_flops_per_device": lambda *_: None,
-            "RolloutQueueDataset": WithoutTraces,
-        }
+        speed = {"get_peak_flops_per_device": lambda *_: None}  # which TRL asks for since 1.15
+        known = speed if hasattr(module(self.path), *speed) else {}
+        return {**known, "RolloutQueueDataset": WithoutTraces}
 
 
 def queued(batch: ProbedBatch) -> Queue[Any]:

@@ -153,8 +153,12 @@ class Training(ABC):
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
         """Set the outputs that a model returns when it is not trained."""
         model.given = by_token_id(self.rollouts.batch, log_probs)
-        if has_fused_lm_head():
+        if self.fuses_lm_head():
             put_probe_in(model)
+
+    def fuses_lm_head(self) -> bool:
+        """Whether the model's own forward pass returns log-probabilities."""
+        return has_fused_lm_head()
 
     @property
     def gradients(self) -> list[NDArray[np.float32]]:

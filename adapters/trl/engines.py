@@ -11,8 +11,8 @@ from adapters.contract.description import Documented, parse_departures
 from adapters.contract.objective import Metric
 from adapters.engines.shells import DEFAULT_STAGE, STAGES, staged
 from adapters.trl import importing
-from adapters.trl.adapter import AsyncAdapter, GrpoAdapter, RlooAdapter, TrlAdapter
-from adapters.trl.framework import ASYNC, GRPO, OF_ADVANTAGES
+from adapters.trl.adapter import ASYNC, AsyncAdapter, GrpoAdapter, RlooAdapter, TrlAdapter
+from adapters.trl.framework import GRPO, OF_ADVANTAGES
 from reference.aggregation import AdvantageUnit
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""The records of TRL's trainers: fields of their configurations, and what TRL documents."""
+"""The records of TRL's generating trainers: fields of their configurations, and TRL's documents."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import Assumed, BatchProperty, Documented, parse_departures
+from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, Settings, parse_options
 from adapters.contract.job import Setting
 from adapters.contract.layout import Option
@@ -102,12 +102,6 @@ ESTIMATOR = f"{CONFIG}, use_bias_correction_kl"
 
 OF_ADVANTAGES = "docs/source/grpo_trainer.md, Computing the advantage"
 
-NEVER_MADE = {
-    BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
-    " (_chain_to_sequences)"
-}
-"""What the worker of `AsyncGRPOTrainer` prevents; users may replace it (``rollout_worker``)."""
-
 OF_ALL = parse_departures(
     """
     stubbed: the model, by one with a vocabulary of one token, and TRL's fused LM head, by itself
@@ -166,26 +160,6 @@ OF_RLOO = parse_departures(
         they are signed powers of two, on which no weight depends
     set: beta=0.0, no penalty on the divergence from a reference policy
         the penalty is part of the rewards, and has no gradient
-    """
-)
-
-OF_ASYNC = parse_departures(
-    """
-    set: a rollout worker that has filled its queue with the case's samples, and a weight transfer
-    that does nothing
-        both are TRL's own extension points; generation and rewards come before a step
-    set: prompts that samples of a group share up to the last token
-        a user's samples share all of it; TRL packs the token before they differ once per sample
-    set: more samples in the queue, which no step trains on
-        TRL's data loader reads a micro-batch ahead
-    set: token_budget=0, so that micro-batches have the same number of samples
-        with a budget, the samples of a step would depend on those of later steps
-    set: max_staleness above the number of steps
-        the samples of all steps are in the queue from the beginning
-    stubbed: the device's theoretical speed, which TRL requests from CUDA
-        it is only logged
-    stubbed: the thread that sends rollouts to a service
-        nothing is reported to a service; threads would accumulate over jobs
     """
 )
 
@@ -310,6 +284,23 @@ GRPO = Framework(
         fsdp, fsdp_config | shards of the model | the engine `fsdp2` has them
         deepspeed | the engine, and what ranks share of a model | on all others stage 2
         max_grad_norm | the norm of the gradient | the gradient is read before it
+        use_liger_kernel | the loss is Liger-Kernel's, in 1.9 to 1.13, or has no logits, in 1.14
+            | the engine `liger` has it; since 1.15 it changes layers of the model alone
+        temperature | what logits are divided by | the probe is added after the division
+        pad_to_multiple_of | padding of prompts and completions | not looked at yet
+        model_init_kwargs, trust_remote_code, disable_dropout, cast_lm_head_to_fp32 | the model
+            | it is the probe's
+        top_p, top_k, min_p, repetition_penalty, generation_kwargs, cache_implementation,
+            chat_template_kwargs, max_tool_calling_iterations, ds3_gather_for_generation,
+            use_transformers_paged, use_transformers_continuous_batching,
+            transformers_continuous_batching_config | generation | rollouts are given
+        vllm_mode, vllm_model_impl, vllm_enable_sleep_mode, vllm_gpu_memory_utilization,
+            vllm_max_model_length, vllm_tensor_parallel_size, vllm_structured_outputs_regex,
+            vllm_group_port, vllm_server_base_url, vllm_server_host, vllm_server_port,
+            vllm_server_timeout | vLLM's engine | it is a stub
+        num_generations_eval | evaluation | it is not run
+        log_completions, log_completions_hub_repo, log_multimodal, log_unique_prompts,
+            num_completions_to_print | the printed completions | no number depends on them
         """
     ),
     departures=(*OF_ALL, *OF_GENERATING, *OF_GRPO),
@@ -356,42 +347,4 @@ RLOO = Framework(
         """
     ),
     departures=(*OF_ALL, *OF_GENERATING, *OF_RLOO),
-)
-
-# Where docs/source/async_grpo_trainer.md says nothing, it refers to the page of GRPO.
-ASYNC = Framework(
-    title="TRL",
-    scope="Fields of `AsyncGRPOConfig`, of the engine `async`, all of it with `--modes=token_mean`."
-    " Those that `GRPOConfig` has too are covered in the same way, unless they are here.",
-    modes={"AsyncGRPOTrainer": (Mode.TOKEN_MEAN, {})},
-    objectives={Objective.POLICY: {}, Objective.OFF_POLICY: {}},
-    layout=MICRO_BATCHES,
-    always={
-        **OF_RUNS,
-        **CLIPPED,
-        "token_budget": 0,
-        "max_staleness": lambda job: _steps(job) + 1,
-    },
-    metrics={
-        Metric.POLICY_LOSS: "loss",
-        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
-        Metric.ENTROPY: "entropy",
-    },
-    conventions={
-        "advantage_unit": Documented(AdvantageUnit.SAMPLE, OF_ADVANTAGES),
-        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-    },
-    options=parse_options(
-        """
-        token_budget | micro-batches by tokens | it is 0, as the samples of a step would depend on
-            those that come after it
-        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
-        max_staleness, weight_sync_steps, queue_maxsize | which rollouts are trained on | they are
-            given
-        fork_threshold_tokens | conversations that become several samples | samples are given
-        num_generations, max_completion_length | rollouts | they are given
-        """
-    ),
-    departures=(*OF_ALL, *OF_ASYNC),
 )

@@ -23,9 +23,10 @@ SETTINGS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCHDYNAMO_DISABLE": "1",
+    "TRITON_INTERPRET": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
-"""Environment variables: no hub, no threads of a tokenizer, nothing compiled."""
+"""Environment variables: no hub, no threads of a tokenizer, nothing compiled, Triton on CPUs."""
 
 TRAINERS = ("trainer.grpo_trainer", "trainer.rloo_trainer")
 """The modules of the driven trainers."""
@@ -86,6 +87,13 @@ def offers(settings: Settings) -> bool:
 def defaults() -> dict[str, Any]:
     """The defaults of `GRPOConfig`, by name."""
     return {one.name: one.default for one in fields(module("trainer.grpo_config").GRPOConfig)}
+
+
+def option_names(config: type) -> set[str]:
+    """The fields of a trainer's configuration that not every trainer of transformers has."""
+    from transformers import TrainingArguments
+
+    return {one.name for one in fields(config)} - {one.name for one in fields(TrainingArguments)}
 
 
 def has_entropy_bonus() -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-SHIFTED = "shift_labels"
+SHIFTED, MASK = "shift_labels", "completion_mask"
 IGNORED = -100
 """The label of a position that is not scored."""
 
@@ -39,6 +39,7 @@ class ProbeConfig(PretrainedConfig):
     model_type = "trl_probe"
     num_attention_heads = num_key_value_heads = hidden_size = num_hidden_layers = vocab_size = 1
     intermediate_size = 1
+    tie_word_embeddings = False
     capacity = 1
 
 
@@ -49,6 +50,16 @@ class Backbone(nn.Module):
         """Hidden states: [*input_ids, 1]."""
         states = torch.zeros(*input_ids.shape, 1, device=input_ids.device)
         return BaseModelOutput(last_hidden_state=states)
+
+
+class Head(nn.Module):
+    """An LM head for the only token, without parameters: FSDP2 shards those until a norm runs."""
+
+    bias = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(1, 1), persistent=False)
 
 
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
@@ -65,7 +76,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = Backbone()
         self.layer = ProbeLayer(config.capacity)
-        self.lm_head = nn.Linear(1, 1, bias=False).requires_grad_(requires_grad=False)
+        self.lm_head = Head()
         self.passes = ForwardPasses()
         self.given = self.probe = torch.zeros(config.capacity)
         self.predicted = torch.zeros(0, dtype=torch.int64)
@@ -150,7 +161,8 @@ def save_policy(capacity: int, folder: str) -> None:
 def put_probe_in(model: ProbeForTRL) -> None:
     """Add the probe to the results of TRL's fused LM head: log-probabilities and entropies.
 
-    Labels are the tokens at the positions or, if shifted, those that the positions predict.
+    Labels are the tokens at the positions or, if shifted, those that the positions predict. Before
+    1.15 a mask says which positions are scored.
     """
     fused = model.forward
 
@@ -160,13 +172,15 @@ def put_probe_in(model: ProbeForTRL) -> None:
         ids, targets = (
             (input_ids + 1, labels) if name == SHIFTED else (predicted(input_ids), labels[:, 1:])
         )
+        mask = options.get(MASK)
+        scored = targets != IGNORED if mask is None else mask[:, 1:] != 0
         self.note(input_ids, ids)
         output: Any = fused(input_ids=input_ids, **{**options, name: labels.clamp(max=0)})
-        scored, values = targets != IGNORED, self.values()
+        values = self.values()
         zero = values.new_zeros(())
-        output.log_probs = output.log_probs + torch.where(scored, values, zero)
-        if output.entropy is not None:
-            output.entropy = output.entropy + torch.where(scored, self.entropies(), zero)
+        output["log_probs"] = output["log_probs"] + torch.where(scored, values, zero)
+        if output.get("entropy") is not None:
+            output["entropy"] = output["entropy"] + torch.where(scored, self.entropies(), zero)
         return output
 
     model.forward = types.MethodType(forward, model)  # type: ignore[method-assign]

@@ -78,6 +78,13 @@ LOSSES = Framework(
         importance_sampling_level | ratios of sequences
         sapo_temperature_pos, sapo_temperature_neg | temperatures of SAPO
         beta | the divergence in the loss
+        use_ref_model | whether there is a reference policy | `auxiliary.kl` has one
+        use_bias_correction_kl | the divergence times the ratio | it is off
+        temperature | what logits are divided by | it is 1
+        vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg | constants of VESPO | a test
+            holds the loss against TRL's documents
+        chunk_size, compiled | samples of one pass, and whether it is compiled | they change no
+            operation
         """
     ),
     departures=parse_departures(
@@ -130,11 +137,16 @@ class LossAdapter(Adapter):
     def candidates(self) -> Candidates:
         """Functions that a mistake may be in, by place."""
 
+    def option_names(self) -> frozenset[str]:
+        """The arguments that choose the loss; none if the function takes arguments of any name."""
+        return frozenset()
+
     def describe(self) -> Description:
         """Describe the loss function."""
+        names = self.option_names()
         return LOSSES.description(
-            offers=lambda _: True,
-            names=(),
+            offers=lambda settings: not names or settings.keys() <= names,
+            names=names,
             default_mode=self.default_mode,
             depths=frozenset({Depth.LOSS}),
             places=places(self.candidates()),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+import inspect
+from typing import TYPE_CHECKING, Any
 
 from adapters.contract import CodeLocation, Job
 from adapters.contract.description import is_set, stubbed
 from adapters.contract.objective import Objective
+from adapters.toolkit.calls import call_supported
 from adapters.toolkit.imports import import_from
 from adapters.trl_losses.adapter import LossAdapter, Rows, micro_batches
 from reference.aggregation import Mode
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
 
 LOSSES = "liger_kernel.chunked_loss"
 
+COUNT = "num_items_in_batch"
 DIVIDED_BY_TOKENS = ("dapo", "cispo", "vespo")
-"""Loss types that the function divides by the tokens of all micro-batches."""
+"""Loss types that the function divides by the tokens of all micro-batches, if it is given them."""
 
 DEPARTURES = (
     is_set("compiled=False", "the same operations, not compiled"),
@@ -43,14 +46,20 @@ class LigerAdapter(LossAdapter):
     name = "liger"
     package = "liger_kernel"
     distribution = "liger-kernel"
+    versions = "Liger-Kernel since 0.7.0"
     tree = ("src/liger_kernel",)
+    roots = ("src",)
     default_mode = Mode.TOKEN_MEAN
     departures = DEPARTURES
 
     def load(self, source: Path | None) -> None:
         """Import the chunked losses, which need no Triton."""
-        import_from("liger_kernel", [source, source / "src"] if source else [])
+        import_from("liger_kernel", [source / "src", source] if source else [])
         importlib.import_module(LOSSES)
+
+    def option_names(self) -> frozenset[str]:
+        """The arguments of the loss's constructor."""
+        return frozenset(inspect.signature(_loss_class()).parameters)
 
     def candidates(self) -> Candidates:
         """Where tokens are counted, and where sums are divided by them."""
@@ -69,10 +78,11 @@ class LigerAdapter(LossAdapter):
         from adapters.toolkit.probe import CERTAIN_LOGIT
 
         chosen = self.settings(job)
-        function = importlib.import_module(LOSSES).LigerFusedLinearGRPOLoss(
+        function = _loss_class()(
             compiled=False, use_ref_model=job.objective is Objective.KL, **chosen
         )
-        found, _ = function(
+        found, _ = call_supported(
+            function.forward,
             # Logits of padding and of the token: their softmax is 1 and exp(-64), in float32.
             torch.stack([torch.full_like(log_probs, CERTAIN_LOGIT), log_probs], dim=-1),
             torch.eye(2),
@@ -81,8 +91,13 @@ class LigerAdapter(LossAdapter):
             advantages,
             old_per_token_logps=rows.old_log_probs - CERTAIN_LOGIT,
             ref_per_token_logps=rows.reference_log_probs - CERTAIN_LOGIT,
-            num_items_in_batch=rows.items,
+            **{COUNT: rows.items},
         )
         assert isinstance(found, torch.Tensor)
-        whole = chosen["loss_type"] in DIVIDED_BY_TOKENS
+        takes_count = COUNT in inspect.signature(function.forward).parameters
+        whole = takes_count and chosen["loss_type"] in DIVIDED_BY_TOKENS
         return found if whole else found / micro_batches(job)
+
+
+def _loss_class() -> Any:
+    return importlib.import_module(LOSSES).LigerFusedLinearGRPOLoss

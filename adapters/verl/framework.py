@@ -14,7 +14,6 @@ from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     KL_COEFFICIENT,
-    OF_ROLLOUTS,
     Metric,
     Objective,
 )
@@ -275,9 +274,13 @@ VERL = Framework(
         use_torch_compile, freeze_vision_tower, load_weight | what is compiled, trained or loaded |
             no verdict depends on it
         grad_clip | the norm of the gradient | the gradient is read before it
-        algorithm.adv_estimator | how advantages are computed | `reinforce_plus_plus_baseline` has
-            no penalty on tokens, which the reference's has. The others have no formula in the
-            reference yet
+        algorithm.adv_estimator | how advantages are computed | `grpo_vectorized` and
+            `rloo_vectorized` are other code for `grpo` and `rloo`, which is not run.
+            `reinforce_plus_plus_baseline` has no penalty on tokens, which the reference's has. The
+            reference has no formula of `gpg`, `grpo_passk`, `opo`, `optimal_token_baseline` and
+            `tir_optimal_token_baseline` yet. `gdpo` needs several rewards of a sample, `remax` a
+            greedy sample of each prompt, and cases have neither. `gae` needs a critic, which is not
+            driven before 0.8.0
         algorithm.norm_adv_by_std_in_grpo | the standard deviation of a group |
             `advantages.group_normalised` has the default
         algorithm.gamma, algorithm.lam | discounts | two different ones
@@ -375,20 +378,14 @@ MEGATRON = replace(
 def before_the_default_trainer(record: Framework) -> Framework:
     """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one.
 
-    It is entered where a model is updated: below advantages, corrections for the policy of the
-    rollouts, and numbers of the rollouts. Fine-tuning is not run.
+    Fine-tuning is not run.
     """
-    objectives: dict[Objective, Settings] = {
-        objective: settings
-        for objective, settings in record.objectives.items()
-        if objective is not Objective.SFT and not any(n.startswith("algorithm.") for n in settings)
-    }
-    of_loss = {metric: name for metric, name in record.metrics.items() if metric not in OF_ROLLOUTS}
+    objectives = {**record.objectives}
+    objectives.pop(Objective.SFT)
     of_trainer = [one for one in record.departures if one not in departures.DEFAULT_TRAINER]
     return replace(
         record,
         objectives=objectives,
-        metrics=of_loss,
         layout={
             part: chosen for part, chosen in record.layout.items() if part != Option.LEGACY_TRAINER
         },

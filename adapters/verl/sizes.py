@@ -9,12 +9,7 @@ import numpy as np
 
 from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.objective import Objective
-from adapters.toolkit.settings import (
-    micro_batch_size,
-    samples_per_step,
-    token_budget,
-    whole_divisor,
-)
+from adapters.toolkit.settings import samples_per_step, token_budget
 from adapters.verl.importing import has_default_trainer, module
 
 if TYPE_CHECKING:
@@ -41,7 +36,9 @@ def divisor(job: Job) -> object:
         return None
     if typed:
         return OverridesParser.create().parse_override(f"divisor={typed}").value()
-    return whole_divisor(job, "loss_scale_factor")
+    divisor = job.aggregation.divisor
+    # Its type is int, which nothing validates.
+    return int(divisor) if divisor is not None and float(divisor).is_integer() else divisor
 
 
 def of_last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
@@ -59,8 +56,9 @@ def in_legacy_trainer(job: Job) -> bool:
 class BatchSizes:
     """The sizes of an engine's batches, as options of a job.
 
-    The samples of a mini-batch are a multiple of ``ranks``, as verl validates. If all prompts have
-    the same number of samples, verl counts prompts; else each sample is a prompt of its own.
+    Mini-batches are dealt to ``ranks``, and have one size. verl refuses samples left over on ranks
+    or in micro-batches. If all prompts have the same number of samples, verl counts prompts; else
+    each sample is a prompt of its own.
     """
 
     ranks: Callable[[Layout], int]
@@ -74,7 +72,10 @@ class BatchSizes:
         return self._samples(job) // self.samples_per_prompt(job)
 
     def samples_per_prompt(self, job: Job) -> int:
-        """The number of samples of every prompt; 1 if prompts or the mini-batch do not fit it."""
+        """The number of samples of every prompt; 1 if prompts or the mini-batch do not fit it.
+
+        The legacy trainer has all samples of a prompt follow one another, across ranks and steps.
+        """
         counts = {
             int(count)
             for step in job.steps
@@ -82,11 +83,13 @@ class BatchSizes:
         }
         of_prompt = counts.pop()
         does_not_fit = counts or self._samples(job) % of_prompt or job.configuration.batch_size
-        return 1 if does_not_fit else of_prompt
+        is_mixed = in_legacy_trainer(job) and len(job.steps) > 1
+        return 1 if does_not_fit or is_mixed else of_prompt
 
     def micro_batch(self, job: Job) -> int:
-        """The samples of a micro-batch."""
-        return micro_batch_size(job, self._samples(job) // job.layout.dp)
+        """The samples of one of a rank's micro-batches."""
+        assert isinstance(job.layout.micro_batches, int)
+        return max(self._samples(job) // job.layout.dp // job.layout.micro_batches, 1)
 
     def token_budget(self, job: Job) -> int:
         """The token budget of a micro-batch on each of the ranks that share its sequences."""
@@ -100,13 +103,12 @@ class BatchSizes:
     def _samples(self, job: Job) -> int:
         """The samples of a mini-batch, with the padding rows that the default trainer adds.
 
-        They follow all samples. They are not checked if ranks train separate models.
+        They follow all samples: in a batch of several steps, they fill no mini-batch but the last.
         """
         samples, ranks = samples_per_step(job.steps), self.ranks(job.layout)
-        if samples % ranks == 0:
+        if samples % ranks and job.objective is Objective.SFT:
+            # `trainer/sft_trainer.py` has each rank take train_batch_size // ranks samples.
+            raise Unsupported(f"steps of {samples} samples do not exist on {ranks} ranks")
+        if len(job.steps) > 1 or in_legacy_trainer(job):
             return samples
-        is_of_many_models = Option.NOT_SHARDED in job.layout.options
-        is_of_another_trainer = in_legacy_trainer(job) or job.objective is Objective.SFT
-        if len(job.steps) > 1 or is_of_many_models or is_of_another_trainer:
-            raise Unsupported(f"{samples} samples cannot be split evenly over {ranks} ranks")
         return -(-samples // ranks) * ranks

@@ -183,18 +183,49 @@ def made(selection: Selection, report: Report) -> dict[str, tuple[str, str | Non
     }
 
 
+class Commit(NamedTuple):
+    """A commit of a clone, and what a step of it is found to be in `token_mean`."""
+
+    adapter: str
+    engine: str
+    ref: str
+    layout: str
+    found: str = "conforms"
+    """A verdict, or the mistake."""
+
+    case: str = "uneven_lengths"
+
+
+PADDED, BY_TOKENS = "dp2-cp1-mb2-bshd", "dp2-cp1-mbtokens-thd"
+
+COMMITS = (
+    Commit("openrlhf", "deepspeed", "v0.10.0", BY_TOKENS + "+zero_0", "weights_of_prompt_mean"),
+    # Pull request 1299, before and after.
+    *(
+        Commit("openrlhf", "deepspeed", ref, BY_TOKENS + "+zero_0", found, "nine_samples")
+        for ref, found in (("0028a82a^", "refused"), ("0028a82a", "samples_lost"))
+    ),
+    Commit("prime_rl", "fsdp2", "02bdca2e4", BY_TOKENS, "denominators_per_rank"),
+    # The commit that counts the tokens of all ranks, before and after.
+    Commit("prime_rl", "fsdp2", "1d9ca9255^", BY_TOKENS, "denominators_per_rank"),
+    Commit("prime_rl", "fsdp2", "1d9ca9255", BY_TOKENS),
+    Commit("prime_rl", "fsdp2", "289562d2e", BY_TOKENS, case="worked_example"),
+    Commit("nemo_rl", "dtensor_v1", "89da2d46e", PADDED),
+    Commit("nemo_rl", "dtensor_v2", "89da2d46e", PADDED),
+    Commit("nemo_rl", "dtensor_v1", "v0.7.0", PADDED, "refused", "nine_samples"),
+    Commit("roll", "fsdp2", "53c6da31", PADDED, case="nine_samples", found="refused"),
+)
+"""The oldest commits that the pages say are driven, and some at which a step changed."""
+
+
 def source(report: Report) -> list[str]:
     """The option that gives the version of a report; the test is skipped where it is not there."""
     of = report.source
-    for name in (report.adapter, report.engine):
-        if name in NEEDED and find_spec(NEEDED[name]) is None:
-            pytest.skip(f"{NEEDED[name]} is not installed")
+    require(report.adapter, report.engine)
     if of.kind == "pypi":
         return [f"--source=pypi:{of.version}"]
     if of.kind == "git":
-        if command.SOURCES not in os.environ:
-            pytest.skip(f"{command.SOURCES} names no folder of clones")
-        return [f"--source={Path(os.environ[command.SOURCES], report.adapter)}@{of.revision}"]
+        return [f"--source={clone(report.adapter)}@{of.revision}"]
     distribution = DISTRIBUTIONS.get(report.adapter, report.adapter)
     if find_spec(distribution.replace("-", "_")) is None:
         pytest.skip(f"{distribution} is not installed")
@@ -203,9 +234,22 @@ def source(report: Report) -> list[str]:
     return []
 
 
-def marks(selection: Selection) -> list[pytest.MarkDecorator]:
+def require(*names: str) -> None:
+    """Skip a test of a framework or an engine whose packages are not installed."""
+    for name in names:
+        if name in NEEDED and find_spec(NEEDED[name]) is None:
+            pytest.skip(f"{NEEDED[name]} is not installed")
+
+
+def clone(adapter: str) -> Path:
+    """The clone of a framework; the test is skipped where there is none."""
+    if command.SOURCES not in os.environ:
+        pytest.skip(f"{command.SOURCES} names no folder of clones")
+    return Path(os.environ[command.SOURCES], adapter)
+
+
+def marks(framework: str) -> list[pytest.MarkDecorator]:
     """The marker of the framework, if there is one."""
-    framework = selection.report.partition("/")[0]
     marker = "trl" if framework in DISTRIBUTIONS else framework
     return [] if marker in ("miles", "slime") else [getattr(pytest.mark, marker)]
 
@@ -213,7 +257,9 @@ def marks(selection: Selection) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize(
     "selection",
     [
-        pytest.param(one, id=f"{one.report} {one.layouts[0]}", marks=marks(one))
+        pytest.param(
+            one, id=f"{one.report} {one.layouts[0]}", marks=marks(one.report.partition("/")[0])
+        )
         for one in SELECTIONS
     ],
 )
@@ -228,3 +274,21 @@ def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: S
 
     assert result.report.complete, result.output
     assert made(selection, result.report) == made(selection, committed)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(one, id=f"{one.engine} {one.ref} {one.case}", marks=marks(one.adapter))
+        for one in COMMITS
+    ],
+)
+def test_commits_that_the_pages_name_are_driven(tmp_path: Path, one: Commit) -> None:
+    require(one.adapter, one.engine)
+    chosen = (f"--source={clone(one.adapter)}@{one.ref}", f"--engine={one.engine}")
+    step = ("--checks=weights", "--modes=token_mean", f"--layout={one.layout}", "-k", one.case)
+    result = command.run(tmp_path, one.adapter, *chosen, *step)
+
+    [finding] = result.report.findings
+    named = finding.diagnosis.name if finding.diagnosis else finding.verdict
+    assert named == one.found, result.output

@@ -38,8 +38,6 @@ pytestmark = [
 ]
 
 COMMIT = "559b44772e471d1538537b8805cc77f3824a5e64"
-OLDER = "1d9ca92551163dfb643ae164642dc84b7e1b5553"
-"""The commit of May 2026 that counts the tokens of all ranks; trainers served several runs then."""
 
 CLONE = Path(os.environ.get(command.SOURCES, "")) / "prime_rl"
 
@@ -99,23 +97,6 @@ def test_copies_that_fill_up_ranks_are_told_from_samples(pool: RankPool) -> None
     assert [rank.rows[0].tolist() for rank in outcome.observations] == [[1], [1]]
     judged = judge_logged(given, outcome.observations, description(), Metric.POLICY_LOSS)
     assert judged.diagnosis.name == "divided_by_dp"
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("ref", "mistake"), [(f"{OLDER}^", "denominators_per_rank"), (OLDER, None)]
-)
-def test_older_versions_train_samples_of_one_advantage(
-    tmp_path: Path, ref: str, mistake: str | None
-) -> None:
-    """Each source needs processes of its own."""
-    options = (f"--source={CLONE}@{ref}", "--checks=weights", f"--layout={BY_TOKENS}")
-    process = command.start(tmp_path, "--adapter=prime_rl", *options, "-k", MASKED.name)
-    report = command.finish(process, tmp_path, "prime_rl").report
-
-    [found] = [one for one in report.findings if one.mode == Mode.TOKEN_MEAN]
-    assert found.verdict is (Verdict.MISMATCH if mistake else Verdict.CONFORMS)
-    assert [cause.name for cause in report.causes] == ([mistake] if mistake else [])
 
 
 def test_micro_batches_are_cut_by_tokens(pool: RankPool) -> None:

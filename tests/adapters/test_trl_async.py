@@ -12,9 +12,9 @@ from adapters.contract import Job
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, LOG_RATIOS, ProbedBatch
+from adapters.trl.adapter import ASYNC
 from adapters.trl.asynchronous import prompt_of_group
 from adapters.trl.engines import TrlAsyncAdapter
-from adapters.trl.framework import ASYNC
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from adapters.native.trainer import Trainer
 from conformance.corpus.cases import CORPUS, Case
+from conformance.findings.verdict import Check
+from conformance.plan.plan import Plan
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
 from reference.step import Step
@@ -43,6 +46,18 @@ def test_every_case_runs_on_some_layout_and_every_layout_runs_most_cases(adapter
     of_all_layouts = [case for case in CORPUS if not case.layouts and case.fewest_samples > 1]
     assert [case.name for case in of_all_layouts if not any(map(case.runs_on, layouts))] == []
     assert min(sum(case.runs_on(layout) for case in CORPUS) for layout in layouts) >= 18
+
+
+def test_steps_of_few_samples_are_run_where_a_framework_fills_up() -> None:
+    """Two micro-batches of four ranks are eight; prime-rl packs copies that it does not train."""
+    plan = Plan(layouts=(Layout.parse("dp4-cp1-mbtokens-thd"),), checks=frozenset({Check.WEIGHTS}))
+    few = {*replace(plan, fills_up=True).cells()} - {*plan.cells()}
+
+    assert {cell.id.split("/")[2] for cell in few} == {
+        "fibonacci_lengths",
+        "two_prompts",
+        "worked_example",
+    }
 
 
 @EVERY_CASE

@@ -1,4 +1,4 @@
-"""verl's legacy trainer, run on every rank: only its `_update_actor` and `_update_critic`.
+"""verl's legacy trainer, run on every rank: its own `fit`, on one batch of rollouts.
 
 Its rows are padded to one width. Methods of its worker groups declare how a batch is split over
 ranks and how outputs are joined. Older versions have no other trainer.
@@ -7,6 +7,7 @@ ranks and how outputs are joined. Older versions have no other trainer.
 from __future__ import annotations
 
 import pickle
+from copy import deepcopy
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,18 +15,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from tensordict import TensorDict
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
 from adapters.contract import Unsupported
+from adapters.contract.objective import OFF_POLICY
 from adapters.contract.probed_batch import PADDING_ID
-from adapters.toolkit.settings import has_reference, trained_model
+from adapters.toolkit.calls import refusals
+from adapters.toolkit.settings import given_values, has_critic, has_reference
 from adapters.toolkit.worlds import of_all_ranks
-from adapters.verl.framework import VERL, before_the_default_trainer
+from adapters.verl.framework import VERL
 from adapters.verl.importing import module
 from adapters.verl.sizes import of_last_epoch
+from adapters.verl.trainers.rollouts import GENERATED, ModelOutputs, token_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,16 +42,15 @@ if TYPE_CHECKING:
     from adapters.contract.probed_batch import ProbedBatch
 
 TRAINER = "trainer.ppo.ray_trainer"
-RECORD = before_the_default_trainer(VERL)
 
 
 class DispatchingGroup(WorkerGroup):
     """Calls this rank's worker with its part of a batch, cut by verl's own dispatch."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, given: ModelOutputs) -> None:
         resources: Any = None  # Ray's
         super().__init__(resources)
-        self._worker = worker
+        self._worker, self._given = worker, given
 
     @property
     def world_size(self) -> int:
@@ -58,6 +62,23 @@ class DispatchingGroup(WorkerGroup):
 
     def _query_collect_info(self, mesh: str) -> list[bool]:
         return of_all_ranks(self._worker.query_collect_info(mesh))
+
+    def compute_log_prob(self, data: Any) -> Any:
+        """The old policy's outputs: the worker's, unless the job gives log-probabilities."""
+        output = self._call("compute_log_prob", data)
+        if self._given.job.objective in OFF_POLICY:
+            given = self._given.of_positions(self._given.batch.old_log_probs, data["input_ids"])
+            output["log_probs"] = given
+        return output
+
+    def compute_ref_log_prob(self, data: Any) -> Any:
+        """The reference policy's log-probabilities, which are given."""
+        return self._outputs("log_probs", self._given.batch.reference_log_probs, data)
+
+    def infer_batch(self, data: Any) -> Any:
+        """The critic's values, which are given."""
+        output = self._outputs("values", given_values(self._given.batch), data)
+        return SimpleNamespace(get=lambda: output)
 
     def update_actor(self, data: Any) -> Any:
         """The metrics of training the actor on a batch."""
@@ -74,25 +95,40 @@ class DispatchingGroup(WorkerGroup):
         [parts], _ = modes["dispatch_fn"](self, data)
         return modes["collect_fn"](self, of_all_ranks(bound(parts[dist.get_rank()])))
 
+    def _outputs(self, name: str, values: Sequence[NDArray[np.float64]], data: Any) -> TensorDict:
+        given = self._given.of_positions(values, data["input_ids"])
+        return TensorDict({name: given}, batch_size=len(data))
+
+
+class Loader(list[Any]):
+    """The batches of prompts of an epoch, without a sampler that learns from them."""
+
+    sampler = None
+
 
 def train(
     config: Any, workers: dict[str, Any], batch: ProbedBatch, job: Job
-) -> dict[Metric, tuple[float, ...]]:
-    """Train on a batch of rollouts by mini-batches; returns the actor's logged metrics.
+) -> dict[Metric, tuple[float | None, ...]]:
+    """Train on a batch of rollouts by mini-batches; returns the logged metrics.
 
-    ``workers`` are this rank's: the ``actor``, and the ``critic`` if there is one. Raises
-    `Unsupported` if the objective needs more than a loss.
+    ``workers`` are this rank's: the ``actor``, and the ``critic`` if there is one.
     """
-    _require_objective(job)
+    order, per_prompt = _order(job, batch), config.actor_rollout_ref.rollout.n
+    ids = iter(batch.groups[order][::per_prompt].tolist())
+    logged: dict[str, Any] = {}
+    log = SimpleNamespace(log=lambda data, step: logged.update(data))
+    module("utils.tracking").Tracking = lambda **_: log
     module("utils.ray_utils").parallel_put = _as_sent
-    trainer = _trainer(config, workers)
-    data = _padded(batch, job, config.data.max_response_length)
-    data.meta_info["temperature"] = config.actor_rollout_ref.rollout.temperature
-    _order(trainer, data, job)
-    if trained_model(job, "actor") == "critic":
-        trainer._update_critic(data)
-        return {}
-    return _reported(trainer._update_actor(data).meta_info["metrics"], job)
+    module(TRAINER).uuid = SimpleNamespace(uuid4=lambda: next(ids))
+    given = ModelOutputs(batch, job)
+    groups = {role: DispatchingGroup(worker, given) for role, worker in workers.items()}
+    trainer = _trainer(config, job, groups)
+    trainer.train_dataloader.append({"prompt": torch.zeros(len(order) // per_prompt)})
+    generate = partial(_generated, batch, order, config)
+    trainer.async_rollout_manager = SimpleNamespace(generate_sequences=generate)
+    of_steps = _kept_metrics(trainer)
+    trainer.fit()
+    return VERL.reported([logged]) | _reported(of_steps, job)
 
 
 def _as_sent(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
@@ -100,85 +136,105 @@ def _as_sent(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
     return [pickle.loads(pickle.dumps(part)) for part in parts]
 
 
-def _require_objective(job: Job) -> None:
-    if job.objective not in RECORD.objectives:
-        raise Unsupported(
-            f"the legacy trainer's update of a model, which is entered, has no {job.objective}"
-        )
-    if not all(step.mask.any() for step in job.steps):
-        raise Unsupported(
-            "the legacy trainer is entered below its check for batches without active tokens"
-        )
-
-
-def _trainer(config: Any, workers: dict[str, Any]) -> Any:
-    """verl's trainer, without the services that its constructor starts."""
-    trainer = object.__new__(module(TRAINER).RayPPOTrainer)
-    groups = {role: DispatchingGroup(worker) for role, worker in workers.items()}
-    vars(trainer).update(
-        config=config,
-        actor_rollout_wg=groups["actor"],
-        critic_wg=groups.get("critic"),
-        distillation_config=None,
-        use_prefix_grouper=False,
-        use_legacy_worker_impl="disable",
-    )
-    return trainer
-
-
-def _padded(batch: ProbedBatch, job: Job, width: int) -> Any:
-    """The batch in the trainer's layout: prompts padded on the left, responses on the right.
-
-    Responses have the configured ``width``, which verl divides by if no divisor is set.
-    """
-    rows = partial(_rows, width=width)
-    prompts = _rows([ids[::-1] for ids in batch.prompts], width=0).flip(1)
-    responses = rows(batch.responses)
-    attended = (torch.cat([prompts, responses], dim=1) != PADDING_ID).long()
-    fields = {
-        "prompts": prompts,
-        "responses": responses,
-        "input_ids": torch.cat([prompts, responses], dim=1),
-        "attention_mask": attended,
-        "position_ids": (attended.cumsum(1) - 1).clamp(min=0),
-        "response_mask": rows([mask.astype(np.int64) for mask in batch.original_masks]),
-        "old_log_probs": rows(batch.old_log_probs).float(),
-        "advantages": rows(batch.advantages).float(),
-        "returns": rows(batch.advantages).float(),
-        "values": torch.zeros(responses.shape),
-    }
-    if has_reference(job):
-        fields["ref_log_prob"] = rows(batch.reference_log_probs).float()
-    return module("protocol").DataProto.from_single_dict(fields)
-
-
-def _rows(values: Sequence[NDArray[Any]], width: int) -> torch.Tensor:
-    """Values of samples, padded on the right with 0: [samples, at least ``width``]."""
-    rows = pad_sequence(
-        [torch.from_numpy(of_sample.copy()) for of_sample in values], batch_first=True
-    )
-    return pad(rows, (0, max(width - rows.shape[1], 0)))
-
-
-def _order(trainer: Any, data: Any, job: Job) -> None:
-    """Deal the samples to ranks: as verl balances them, or each step to all ranks.
+def _order(job: Job, batch: ProbedBatch) -> NDArray[np.int64]:
+    """The order of samples in a batch: those of a prompt adjacent, or each step on all ranks.
 
     Each rank cuts its part into mini-batches; balancing would mix the samples of steps.
     """
     if len(job.steps) == 1:
-        trainer._balance_batch(data, {})
-        return
-    steps = np.split(np.arange(len(data)), len(job.steps))
-    # [steps, ranks, samples] of equal sizes, as in every configuration.
-    parts = np.stack([np.split(step, job.layout.dp) for step in steps])
-    data.reorder(torch.from_numpy(parts.swapaxes(0, 1).reshape(-1)))
+        return np.argsort(batch.groups, kind="stable")
+    steps = np.split(np.arange(len(batch.groups)), len(job.steps))
+    of_ranks = zip(*(np.array_split(step, job.layout.dp) for step in steps), strict=True)
+    return np.concatenate([part for of_rank in of_ranks for part in of_rank])
+
+
+def _trainer(config: Any, job: Job, groups: dict[str, DispatchingGroup]) -> Any:
+    """verl's trainer, without the services that its constructor starts, for one batch."""
+    config.trainer.update(val_before_train=False, total_epochs=1, save_freq=-1, test_freq=-1)
+    config.trainer.balance_batch = len(job.steps) == 1
+    algorithms = module("trainer.ppo.core_algos")
+    trainer = object.__new__(module(TRAINER).RayPPOTrainer)
+    vars(trainer).update(
+        config=config,
+        use_rm=False,
+        use_critic=has_critic(job),
+        use_reference_policy=has_reference(job),
+        kl_ctrl_in_reward=algorithms.get_kl_controller(config.algorithm.kl_ctrl),
+        ref_in_actor=False,
+        train_dataset=None,
+        train_dataloader=Loader(),
+        total_training_steps=1,
+        actor_rollout_wg=groups["actor"],
+        ref_policy_wg=groups["actor"],
+        critic_wg=groups.get("critic"),
+        checkpoint_manager=SimpleNamespace(
+            update_weights=lambda step: None, sleep_replicas=lambda: None
+        ),
+        resource_pool_manager=SimpleNamespace(get_n_gpus=lambda: job.layout.world_size),
+        distillation_config=None,
+        use_prefix_grouper=False,
+        use_legacy_worker_impl="disable",
+        _load_checkpoint=lambda: None,
+        _dump_executor=SimpleNamespace(_shutdown=False),
+        _shutdown_dump_executor=lambda: None,
+    )
+    # verl refuses samples that ranks do not share evenly here, in figures without words.
+    trainer._balance_batch = refusals()(trainer._balance_batch)
+    return trainer
+
+
+def _kept_metrics(trainer: Any) -> dict[str, Any]:
+    """The numbers of all mini-batches that the trainer's update of the actor will return."""
+    kept: dict[str, Any] = {}
+    update = trainer._update_actor
+
+    def updated(batch: Any) -> Any:
+        output = update(batch)
+        kept.update(deepcopy(output.meta_info["metrics"]))
+        return output
+
+    trainer._update_actor = updated
+    return kept
+
+
+def _generated(batch: ProbedBatch, order: NDArray[np.int64], config: Any, _: Any) -> Any:
+    """The samples in verl's layout: prompts padded on the left, responses on the right.
+
+    Responses have the configured width, which verl divides by if no divisor is set.
+    """
+    rows = partial(_rows, order=order, width=config.data.max_response_length)
+    prompts = _rows([ids[::-1] for ids in batch.prompts], order=order, width=0).flip(1)
+    responses = rows(batch.responses)
+    ids = torch.cat([prompts, responses], dim=1)
+    attended = (ids != PADDING_ID).long()
+    rewards = [token_rewards(batch, index) for index in range(len(order))]
+    fields = {
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": ids,
+        "attention_mask": attended,
+        "position_ids": (attended.cumsum(1) - 1).clamp(min=0),
+        "response_mask": rows([mask.astype(np.int64) for mask in batch.original_masks]),
+        "rm_scores": rows(rewards).float(),
+        "multi_modal_inputs": np.array([{} for _ in order], dtype=object),
+        "__num_turns__": np.full(len(order), GENERATED["num_turns"]),
+    }
+    if config.actor_rollout_ref.rollout.calculate_log_probs:
+        fields["rollout_log_probs"] = rows(batch.rollout_log_probs).float()
+    return module("protocol").DataProto.from_single_dict(fields, meta_info={"timing": {}})
+
+
+def _rows(values: Sequence[NDArray[Any]], order: NDArray[np.int64], width: int) -> torch.Tensor:
+    """Values of samples in an order, padded on the right with 0: [samples, at least ``width``]."""
+    rows = pad_sequence([torch.from_numpy(values[i].copy()) for i in order], batch_first=True)
+    return pad(rows, (0, max(width - rows.shape[1], 0)))
 
 
 def _reported(metrics: dict[str, Any], job: Job) -> dict[Metric, tuple[float, ...]]:
     """The actor's logged metrics: the numbers of each step, as the trainer reduces them."""
     names = {
         metric: name if name.startswith("actor/") else f"actor/{name}"
-        for metric, name in RECORD.metrics.items()
+        for metric, name in VERL.metrics.items()
     }
     reduce = module(TRAINER).reduce_metrics
     return {

@@ -70,14 +70,14 @@ def _row(batch: ProbedBatch, index: int, group: int) -> dict[str, Any]:
         "position_ids": torch.arange(len(ids)),
         "response_mask": trained,
         "loss_mask": trained,
-        "rm_scores": torch.from_numpy(_token_rewards(batch, index)).float(),
+        "rm_scores": torch.from_numpy(token_rewards(batch, index)).float(),
         "rollout_log_probs": torch.from_numpy(batch.rollout_log_probs[index]).float(),
         "uid": str(group),
         "num_turns": GENERATED["num_turns"],
     }
 
 
-def _token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:
+def token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:
     """The rewards of a sample's tokens: [response].
 
     verl puts a sample's reward at its last token. If advantages are given, rewards are these.
