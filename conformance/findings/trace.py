@@ -6,7 +6,7 @@ number or a name: no line of a framework's source is kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,10 @@ class Factor:
     collective: Collective | None = None
     is_backward: bool = False
 
+    def coming_from(self, value: float) -> Factor:
+        """The same with another value before it."""
+        return replace(self, before=value)
+
     @property
     def value(self) -> float:
         """What the token's value was multiplied by."""
@@ -70,3 +74,5 @@ class RankTrace:
 
     factors: tuple[Factor, ...]
     counts: tuple[Count, ...]
+    begins: bool = False
+    """Whether the token's loss is on this rank; others may receive its gradient."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -91,6 +92,7 @@ class Recorder(TorchDispatchMode):
     _pending: dict[int, _Pending] = field(default_factory=dict)
     _kept: list[torch.Tensor] = field(default_factory=list)
     """Tensors that stay, so that no other storage takes the place of a known one."""
+    _begun: bool = False
     _root: _Branch | None = None
     _last: _Branch | None = None
 
@@ -103,7 +105,7 @@ class Recorder(TorchDispatchMode):
         for key in [*self._pending]:
             self._settle(key)
         factors = self._last.factors if self._last is not None else ()
-        return RankTrace(factors=factors, counts=tuple(self._counts))
+        return RankTrace(factors=factors, counts=tuple(self._counts), begins=self._begun)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and take down what it does to the token's value."""
@@ -144,6 +146,7 @@ class Recorder(TorchDispatchMode):
                 if not name.startswith(ALLOCATIONS):
                     self._follow(name, key, tensor, painted, inputs)
             elif self._begins(tensor, operands):
+                self._begun = True
                 self._paint(key, tensor, _Branch(PAINT, (), not _is_below(BACKWARD)))
             elif tensor.numel() <= SMALL and not name.startswith(VIEWS):
                 self._add_count(name, key, tensor, inputs)
@@ -255,7 +258,7 @@ class Recorder(TorchDispatchMode):
             branch = _Branch(value, (), is_forward=False)  # it comes from another rank
         elif branch is None or not entries:
             return
-        if pending.collective.collective is not None:
+        if not math.isclose(value, branch.value, rel_tol=1e-7) or not branch.factors:
             factor = replace(pending.collective, before=branch.value, after=value)
             branch = branch._replace(value=value, factors=(*branch.factors, factor))
         self._paint(key, pending.tensor, branch)
@@ -329,7 +332,7 @@ def passes_by(adapter: Adapter) -> Callable[[str], bool]:
 
 
 def _key(tensor: torch.Tensor) -> int | None:
-    if tensor.device.type == "meta" or isinstance(tensor, DTensor):
+    if tensor.device.type == "meta" or isinstance(tensor, (DTensor, FakeTensor)):
         return None
     try:
         return int(tensor.untyped_storage()._cdata)
