@@ -28,7 +28,7 @@ class Sample:
     0 where it is not (tool output, a rejected token). ``group`` identifies the prompt, ``rollout``
     the trajectory, which a multi-turn framework may cut into several samples; identifiers are only
     compared for equality. ``original_mask`` is the mask before rejection sampling (TIS, RS); None
-    if no token was rejected.
+    if no token was rejected. ``reward`` is None where it does not matter.
     """
 
     prompt_length: int
@@ -36,6 +36,7 @@ class Sample:
     group: int
     rollout: int | None = None
     original_mask: ArrayLike | None = None
+    reward: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +44,8 @@ class Step:
     """The N samples of one optimizer step, with the masks of all responses concatenated.
 
     Shapes: ``prompt_lengths``, ``response_lengths``, ``groups`` and ``rollouts`` are int64 [N];
-    ``mask`` and ``original_mask``, if tokens were rejected, are bool [sum of response_lengths].
+    ``mask`` and ``original_mask``, if tokens were rejected, are bool [sum of response_lengths];
+    ``rewards``, if they matter, are float64 [N].
 
     Raises:
         InvalidStepError: no samples, a mask of the wrong length or with values other than 0 and 1,
@@ -56,6 +58,7 @@ class Step:
     groups: NDArray[np.int64]
     rollouts: NDArray[np.int64]
     original_mask: NDArray[np.bool_] | None = None
+    rewards: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if self.size == 0:
@@ -67,8 +70,9 @@ class Step:
                     f"{name} holds {shortest}, but a prompt and a response have at least one token",
                     "leave the sample out or mask its only token",
                 )
-        for name in ("response_lengths", "groups", "rollouts"):
-            length = len(getattr(self, name))
+        for name in ("response_lengths", "groups", "rollouts", "rewards"):
+            column = getattr(self, name)
+            length = self.size if column is None else len(column)
             if length != self.size:
                 raise InvalidStepError(
                     f"{name} has {length} entries for {self.size} samples", "give one per sample"
@@ -119,6 +123,7 @@ class Step:
                 ]
             ),
             groups=np.array([sample.group for sample in samples], np.int64),
+            rewards=_rewards(samples),
             rollouts=np.array(range(len(samples)) if None in rollouts else rollouts, np.int64),
         )
 
@@ -158,6 +163,15 @@ class Step:
 
     def __len__(self) -> int:
         return self.size
+
+
+def _rewards(samples: Sequence[Sample]) -> NDArray[np.float64] | None:
+    given = [sample.reward for sample in samples if sample.reward is not None]
+    if given and len(given) < len(samples):
+        raise InvalidStepError(
+            f"{len(given)} of {len(samples)} samples have a reward", "give it for all or for none"
+        )
+    return np.array(given, np.float64) if given else None
 
 
 def _as_mask(values: ArrayLike) -> NDArray[np.bool_]:

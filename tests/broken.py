@@ -157,12 +157,7 @@ class Hanging(Faulty):
 class FailingInTurn(TwoLayouts):
     """The second rank fails in four ways, each in steps of another number of samples."""
 
-    ways: ClassVar[Mapping[int, type[Faulty]]] = {
-        4: Killed,
-        6: Vanishing,
-        10: Hanging,
-        24: Raising,
-    }
+    ways: ClassVar[Mapping[int, type[Faulty]]] = {4: Killed, 6: Vanishing, 10: Hanging, 24: Raising}
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         way = self.ways.get(job.steps[0].size)

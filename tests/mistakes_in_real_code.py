@@ -122,7 +122,7 @@ RELEASED = {"areal": "pypi:1.0.4", "openrlhf": "pypi:0.11.2"}
 
 
 class OfAnEngine(Protocol):
-    """What is changed in a framework that is driven on one of its engines."""
+    """A change of a framework's code, to be run on one of its engines."""
 
     framework: str
     engine: str
@@ -146,9 +146,7 @@ def copied(mistake: OfAnEngine, folder: Path) -> Path:
     """A checkout of the framework's package, without the mistake."""
     for part in [*packages(mistake), *_beside(mistake)]:
         shutil.copytree(
-            original(mistake) / part,
-            folder / part,
-            ignore=shutil.ignore_patterns("__pycache__"),
+            original(mistake) / part, folder / part, ignore=shutil.ignore_patterns("__pycache__")
         )
     commit(folder)
     return folder

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Layout, Observation
+    from adapters.contract import Job, Observation
     from adapters.contract.framework import Framework
 
 
@@ -36,7 +36,7 @@ class ArealAdapter(Adapter):
 
     name = "areal"
     package = "areal"
-    versions = "AReaL 1.0.3, 1.0.4 and commits since April 2026"
+    versions = "AReaL 1.0.3, 1.0.4, 2.0.0 and commits since April 2026"
     distribution = "areal"
     tree = ("areal",)
     devices = ("cpu",)
@@ -71,7 +71,7 @@ class ArealAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch, each by an update of AReaL's engine."""
         set_what_ray_sets(rank)
-        batch, settings = ProbedBatch(job.steps, job.objective), self._record.settings(job)
+        batch, settings = ProbedBatch.of(job), self._record.settings(job)
         with rank.framework():
             with refusals_of_configuration(job):
                 config = importing.configured(settings)
@@ -141,7 +141,7 @@ class Rollouts:
     def steps_of_rank(self, dp_rank: int) -> Iterator[list[dict[str, torch.Tensor]]]:
         """The trajectories of each step that AReaL's controller deals to a data-parallel rank.
 
-        Raises `Refused` if it does not deal so many, and `Unsupported` if the rank gets too few.
+        Raises `Refused` if it does not deal so many.
         """
         deal = module("infra.controller.train_controller")._dispatch_tensors
         samples = iter(range(len(self._batch.responses)))
@@ -152,7 +152,6 @@ class Rollouts:
             self._require_whole_prompts(trajectories)
             with refusals():
                 shares, _ = deal(trajectories, self._job.layout.dp)
-            self._require_micro_batches(shares[dp_rank])
             yield shares[dp_rank]
 
     def _require_whole_prompts(self, trajectories: Sequence[dict[str, torch.Tensor]]) -> None:
@@ -163,15 +162,6 @@ class Rollouts:
             raise Unsupported(
                 f"a prompt of {fewest} samples is dropped (rollout.min_valid_group_size={least})"
             )
-
-    def _require_micro_batches(self, share: Sequence[dict[str, torch.Tensor]]) -> None:
-        """Raise `Unsupported` if a rank has fewer samples or whole prompts than micro-batches."""
-        needed, units = least_micro_batches(self._job.layout), "prompts"
-        given = len(share)
-        if not self._has_prompt_mean:
-            given, units = sum(len(one["rewards"]) for one in share), "samples"
-        if given < needed:
-            raise Unsupported(f"no {needed} micro-batches of {given} {units} of a rank")
 
     def with_advantages(
         self, trajectories: Sequence[dict[str, torch.Tensor]]
@@ -213,9 +203,8 @@ class Rollouts:
             "values": torch.zeros(ids.shape),
             "rewards": torch.tensor([batch.rewards[index]], dtype=torch.float32),
         }
-        if (
-            self._config.actor.use_decoupled_loss
-        ):  # computed by a forward pass, at the position before the token's
+        if self._config.actor.use_decoupled_loss:
+            # What a forward pass would have computed, at the position before the token's.
             trajectory["prox_logp"] = whole(old).float().roll(-1, dims=-1)
         return trajectory
 
@@ -229,12 +218,6 @@ def _together(
         concatenated([trajectories[index] for index in np.flatnonzero(groups == group).tolist()])
         for group in dict.fromkeys(groups.tolist())
     ]
-
-
-def least_micro_batches(layout: Layout) -> int:
-    """How many micro-batches a rank cuts at least: AReaL fills a pipeline with two per stage."""
-    asked = layout.micro_batches if isinstance(layout.micro_batches, int) else 1
-    return max(asked, 2 * layout.pp) if layout.pp > 1 else asked
 
 
 def _candidates(engine_class: Any) -> Candidates:

@@ -71,7 +71,6 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
     """AReaL with its Megatron engine."""
 
     engine = "megatron"
-    versions = "AReaL 1.0.3, 1.0.4 and commits from April to June 2026"
     dependencies = ("megatron-core", "transformers")
     engine_module = MEGATRON_ENGINE
     family = "Megatron"

@@ -26,14 +26,34 @@ from reference.aggregation import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from adapters.contract import Job
     from adapters.contract.description import Convention
     from adapters.contract.framework import Settings
+    from reference.step import Step
 
 
 def _group_size(job: Job) -> int:
     """The samples of the largest prompt."""
     return max(int(np.unique(step.groups, return_counts=True)[1].max()) for step in job.steps)
+
+
+def _budget(job: Job) -> int:
+    """A token budget of micro-batches, which hold whole prompts in `prompt_mean`."""
+    budget = token_budget(job.steps, job.layout.dp)
+    if job.aggregation.mode is not Mode.PROMPT_MEAN:
+        return budget
+    longest = max(int(_tokens_of_prompts(step).max()) for step in job.steps)
+    return max(budget, longest * 5 // 4)
+
+
+def _tokens_of_prompts(step: Step) -> NDArray[np.int64]:
+    """The tokens of all samples of each prompt."""
+    prompts, prompt = np.unique(step.groups, return_inverse=True)
+    tokens = np.zeros(len(prompts), np.int64)
+    np.add.at(tokens, prompt, step.prompt_lengths + step.response_lengths)
+    return tokens
 
 
 MODE, DIVISOR = "loss_aggregation", "loss_aggregation_divisor"
@@ -104,7 +124,7 @@ AREAL = Framework(
         ),
     },
     rules={
-        "default_mode": "docs/en/cli_reference.md, PPO Actor Configuration",
+        "default_mode": "docs/en/cli_reference.md, PPOActor Configuration",
         **dict.fromkeys(
             (
                 "divisor_missing",
@@ -121,9 +141,7 @@ AREAL = Framework(
     },
     layout={
         "mb": {"mb_spec.n_mbs": lambda job: job.layout.micro_batches},
-        "mbtokens": {
-            "mb_spec.max_tokens_per_mb": lambda job: token_budget(job.steps, job.layout.dp)
-        },
+        "mbtokens": {"mb_spec.max_tokens_per_mb": _budget},
     },
     always={
         "experiment_name": "conformance",
@@ -258,7 +276,7 @@ OF_FIXED_GROUPS: dict[str, Convention] = {
     "denominator_mask": Documented(
         DenominatorMask.ORIGINAL, f"{TESTS}, test_denom_mask_uses_pre_rejection_count"
     ),
-    "empty_units": Assumed(EmptyUnits.COUNTED),
+    "empty_units": Documented(EmptyUnits.COUNTED, "the table in pull request 1417's description"),
 }
 """Conventions of versions whose prompts all have ``group_size`` samples (pull request 1417)."""
 OF_ANY_GROUPS: dict[str, Convention] = {

@@ -232,7 +232,8 @@ class Framework:
             if any(name in log for log in logs):
                 sign, constant = -1.0 if minus else 1.0, 1.0 if of_one else 0.0
                 found[metric] = tuple(
-                    constant + sign * float(log[name]) if name in log else None for log in logs
+                    None if log.get(name) is None else constant + sign * float(log[name])
+                    for log in logs
                 )
         return found
 

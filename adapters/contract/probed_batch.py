@@ -35,7 +35,7 @@ from adapters.contract.objective import (
 )
 from reference import divergences
 from reference.advantages import Rollouts
-from reference.aggregation import AdvantageUnit, DivergenceEstimator
+from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit, DivergenceEstimator
 from reference.policy_losses import PolicyTokens
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from adapters.contract.job import Job
     from reference.aggregation import Conventions
     from reference.step import Step
 
@@ -114,6 +115,11 @@ class ProbedBatch:
         """The batch as a framework with these conventions is given it."""
         unit = conventions.advantage_unit or AdvantageUnit.TOKEN
         return cls(steps, objective, conventions.kl_estimator, unit)
+
+    @classmethod
+    def of(cls, job: Job, conventions: Conventions = DEFAULT_CONVENTIONS) -> ProbedBatch:
+        """A job's batch as a framework with these conventions is given it."""
+        return cls.under(conventions, job.steps, job.objective)
 
     @cached_property
     def prompts(self) -> list[NDArray[np.int64]]:
@@ -235,8 +241,11 @@ class ProbedBatch:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """The reward of each sample; samples of one rollout share theirs."""
-        return REWARDS[self.trajectories % len(REWARDS)]
+        """The reward of each sample: its step's, or one for all samples of a rollout."""
+        of_rollouts = REWARDS[self.trajectories % len(REWARDS)]
+        ends = np.cumsum([step.size for step in self.steps])[:-1]
+        pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)
+        return np.concatenate([one if s.rewards is None else s.rewards for s, one in pairs])
 
     @property
     def values(self) -> list[NDArray[np.float64]]:

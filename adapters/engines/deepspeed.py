@@ -10,15 +10,17 @@ import importlib
 import inspect
 import logging
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
 import torch
 
+from adapters.contract import Refused
 from adapters.toolkit.probe import Recorder, as_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -52,6 +54,21 @@ def import_deepspeed() -> None:
 def with_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """The ``optimizer`` section of DeepSpeed's configuration, with torch's own AdamW."""
     return {**optimizer, "params": {**optimizer["params"], "torch_adam": True}}
+
+
+OF_SIZES = ("Check batch related parameters", "Gradient accumulation steps: ")
+"""How DeepSpeed's objections to sizes of batches begin."""
+
+
+@contextmanager
+def refusals_of_sizes() -> Iterator[None]:
+    """Turn DeepSpeed's refusal of batch sizes that do not fit each other into `Refused`."""
+    try:
+        yield
+    except AssertionError as error:
+        if not str(error).startswith(OF_SIZES):
+            raise
+        raise Refused(f"DeepSpeed: {error}") from error
 
 
 _MESHES: dict[tuple[Any, ...], Any] = {}

@@ -183,7 +183,7 @@ class MilesFsdpAdapter(LineageAdapter):
         from adapters.toolkit import cuda_on_cpu
 
         job = of_single_samples(job)  # the engine counts samples to find its steps
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch.of(job)
         LOG.start()
         with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             args = self.arguments(job)

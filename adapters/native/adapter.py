@@ -60,7 +60,7 @@ class NativeAdapter(Adapter):
         return self.framework.description(
             offers=lambda _: True,
             names=(),
-            chosen_by={},  # nobody types them, and mutants are told by what they do
+            chosen_by={},  # it has no command line
             depths=frozenset(Depth),
             configurations=options.NAMES,
             rules=options.RULES,
@@ -96,7 +96,7 @@ class NativeAdapter(Adapter):
 
         self.started(job)
         job = replace(job, aggregation=self.aggregation(job))
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch.of(job)
         steps = samples_of_steps(batch)
         dtype = getattr(torch, rank.dtype)
         probe = torch.zeros(batch.probe_size, requires_grad=True, device=rank.device, dtype=dtype)

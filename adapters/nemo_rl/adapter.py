@@ -63,7 +63,7 @@ class NemoRLAdapter(OnFsdp):
         from adapters.nemo_rl.driving import Training
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch.under(conventions_of(NEMO_RL.conventions), job.steps, job.objective)
+        batch = ProbedBatch.of(job, conventions_of(NEMO_RL.conventions))
         with rank.framework():
             training = Training(batch, job, self.framework, rank)
         return Observation(

@@ -92,7 +92,7 @@ class OpenRLHFAdapter(Adapter):
         from adapters.openrlhf.driving import Session
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch.of(job)
         with rank.framework(), refusals_of_configuration(job):
             session = Session(batch, job, rank)
             if Option.SHORT_BATCH in job.layout.options:

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 from adapters.contract.objective import OF_ROLLOUTS, PENALISING, Metric, Objective
-from adapters.engines.deepspeed import gradients_of_steps, number_from_zero
+from adapters.engines.deepspeed import gradients_of_steps, number_from_zero, refusals_of_sizes
 from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.openrlhf.importing import module
@@ -173,7 +173,7 @@ def _initialised(args: Any, path: str, name: str, *more: Any, **replaced: Any) -
     """
     home = module(path)
     made = object.__new__(getattr(home, name).__ray_metadata__.modified_class)
-    with mock.patch.multiple(home, **replaced):
+    with mock.patch.multiple(home, **replaced), refusals_of_sizes():
         strategy = module("utils").get_strategy(args)
         made.init_model_from_pretrained(strategy, "probe", LEARNING_STEPS, *more)
     return made

@@ -220,18 +220,19 @@ OPENRLHF = Framework(
     options=parse_options(
         """
         --actor.loss_agg_mode | the mode | left out, `arguments`
-        --actor.policy_loss_type | the policy loss
+        --actor.policy_loss_type | the policy loss | `ppo`, unless a check needs another
         --actor.eps_clip_low_high | clipping bounds
         --actor.eps_clip | one bound for both | `--actor.eps_clip_low_high` is set
         --actor.dual_clip | the bound of dual clip
         --actor.entropy_coef | the entropy bonus
         --actor.aux_loss_coef | the loss of a model's router | the probe's model has none
         --algo.kl.use_loss, --algo.kl.init_coef | the divergence in the loss, or in the reward
-        --algo.kl.estimator | the estimator of the divergence | all estimators are reduced by the
-            same lines
+        --algo.kl.estimator | the estimator of the divergence | `k1`; the same lines reduce `k2` and
+            `k3`
         --algo.kl.unbiased_gradient | the divergence times the ratio | not looked at yet
         --algo.kl.target, --algo.kl.horizon | how its coefficient changes | it is fixed
-        --algo.advantage.is_correction_level | what the ratio to the rollout policy corrects
+        --algo.advantage.is_correction_level | what the ratio to the rollout policy corrects | `off`
+            by default
         --algo.advantage.is_correction_mode | whether ratios out of bounds are clipped or dropped
         --algo.advantage.is_correction_threshold | the bounds | with both, but an upper one alone
             for `off_policy.tis_token`
@@ -239,8 +240,8 @@ OPENRLHF = Framework(
             default. `binary_kl` and `tv` compare probabilities, which the probe's model has none of
             between 0 and 1
         --algo.advantage.is_correction_enable, --algo.advantage.is_correction_type | what came
-            before `--algo.advantage.is_correction_level`, until 0.11.1 | later versions do not have
-            them
+            before `--algo.advantage.is_correction_level`, until 0.11.1 | `tis`, `icepop` and
+            `seq-mask-tis`; later versions do not have them
         --algo.advantage.estimator | how advantages are computed | `flash_reinforce` has no formula
             in the reference yet
         --algo.advantage.gamma, --algo.advantage.lambd | discounts | two different ones are set
@@ -265,18 +266,19 @@ OPENRLHF = Framework(
         --ds.overlap_comm | gradients are reduced during the backward pass
         --ds.zpg | shards within a node | ZeRO++ is not run
         --ds.tensor_parallel_size | a layer's weights split over ranks | bf16 on GPUs alone
-        --ds.grad_accum_dtype, --ds.param_dtype | precision | float32 is run
+        --ds.grad_accum_dtype, --ds.param_dtype | precision | float32 is run, neither `bf16` nor
+            `fp16`
         --ds.attn_implementation, --ds.ring_attn_head_stride, --ds.experts_implementation,
             --ds.use_liger_kernel, --ds.load_in_4bit, --ds.lora.rank, --ds.lora.alpha,
             --ds.lora.target_modules, --ds.lora.dropout, --actor.freeze_visual_encoder,
             --actor.gradient_checkpointing_enable, --actor.gradient_checkpointing_reentrant,
             --ds.deepcompile, --ds.value_head_prefix | layers of the model | the probe's model has
-            none
+            none, and no experts for `eager`, `batched_mm`, `grouped_mm` or `deepgemm`
         --actor.max_norm, --critic.max_norm | the norm of the gradient | the gradient is read before
             it
         --actor.optim, --critic.optim, --actor.lr_warmup_ratio, --critic.lr_warmup_ratio,
             --actor.min_lr_ratio, --critic.min_lr_ratio, --ds.adam_offload | the optimizer, and
-            where it is kept | the gradient is read before it
+            where it is kept | the gradient is read before it, of `adam` as of `muon`
         --train.async_enable, --train.async_queue_size, --train.partial_rollout_enable,
             --train.num_episodes, --train.agent_func_path | when and how samples are generated |
             they are given

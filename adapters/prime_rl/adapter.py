@@ -74,8 +74,8 @@ class PrimeRLAdapter(Adapter):
         from adapters.toolkit.probe import probe_capacity
 
         set_what_ray_sets(rank)
-        estimator = conventions_of(self.framework.conventions).kl_estimator
-        batch, settings = ProbedBatch(job.steps, job.objective, estimator), PRIME_RL.settings(job)
+        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
+        settings = PRIME_RL.settings(job)
         with rank.framework():
             rollouts = Rollouts(batch, job, settings["orchestrator.seq_len"])
             capacity = probe_capacity(batch.probe_size + FIRST_ID)

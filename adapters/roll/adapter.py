@@ -74,7 +74,7 @@ class RollAdapter(Adapter):
         from adapters.roll.driving import Rollouts, Training
 
         set_what_ray_sets(rank)
-        batch = ProbedBatch.under(conventions_of(ROLL.conventions), job.steps, job.objective)
+        batch = ProbedBatch.of(job, conventions_of(ROLL.conventions))
         settings = self.framework.settings(job)
         with rank.framework():
             config = importing.configured(settings)

@@ -90,7 +90,7 @@ class SkyRLAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one rollout."""
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch.of(job)
         rollouts = driving.Rollouts(batch, job)
         with rank.framework():
             of_rank = self.engine_module.precision(job, rank.dtype)

@@ -377,6 +377,8 @@ MEGATRON = replace(
                 the model has no attention
             stubbed: Megatron-Bridge, init_configs and the model provider
                 they build a model and its configuration from a checkpoint
+            stubbed: PackedSeqParams, without the fields that the installed Megatron-Core lacks
+                they are for layers of attention or Mamba, which the model does not have
             stubbed: get_megatron_optimizer and its scheduler, by an optimizer that reads the
             gradient
                 it runs after all reductions, and gathers a distributed optimizer's shards

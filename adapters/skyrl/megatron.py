@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from functools import cache
-from importlib.metadata import version
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 
-from adapters.contract.job import Unsupported
 from adapters.contract.probed_batch import ENTROPIES
 from adapters.engines import megatron_core
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
+from adapters.toolkit.calls import call_supported
 from adapters.toolkit.imports import stub, stub_missing
 from adapters.toolkit.probe import cycled
 
@@ -37,7 +35,10 @@ MODEL_WRAPPER = "backends.skyrl_train.workers.megatron.megatron_model_wrapper"
 
 
 def add_seams() -> None:
-    """Add the probe to SkyRL's autograd functions for log-probabilities and entropies."""
+    """Add the probe to SkyRL's autograd functions for log-probabilities and entropies.
+
+    Newer versions describe packed rows with fields that the installed Megatron-Core may lack.
+    """
     stub([MODEL_BRIDGES])
     STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
     if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
@@ -47,35 +48,14 @@ def add_seams() -> None:
     for name in ("DistributedLogprob", "ChunkedDistributedLogprob"):
         setattr(model_utils, name, _probed(getattr(model_utils, name)))
     model_utils._VocabParallelEntropy = _probed_entropy(model_utils._VocabParallelEntropy)
+    packing = module("backends.skyrl_train.distributed.megatron.megatron_utils")
+    packing.PackedSeqParams = partial(call_supported, packing.PackedSeqParams)
     module(WORKER)
 
 
 def precision(job: Job, dtype: str) -> Settings:
-    """The dtype of parameters, if SkyRL packs samples with the installed Megatron-Core."""
-    if job.layout.format == "thd" and _packing_fault() is not None:
-        raise Unsupported(
-            f"this SkyRL cannot pack samples with Megatron-Core"
-            f" {version('megatron-core')}: {_packing_fault()}"
-        )
+    """The dtype of parameters."""
     return {"trainer.bf16": dtype == "bfloat16"}
-
-
-@cache
-def _packing_fault() -> str | None:
-    """Why SkyRL cannot pack with this Megatron-Core, tested by packing one token on one rank."""
-    utils = module("backends.skyrl_train.distributed.megatron.megatron_utils")
-    alone = SimpleNamespace(
-        get_tensor_model_parallel_world_size=lambda: 1,
-        get_context_parallel_world_size=lambda: 1,
-        get_context_parallel_rank=lambda: 0,
-    )
-    token, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
-    try:
-        with mock.patch.object(utils, "mpu", alone):
-            utils.preprocess_packed_seqs(token, mask)
-    except TypeError as error:
-        return str(error)
-    return None
 
 
 def worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:

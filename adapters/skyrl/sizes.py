@@ -11,7 +11,7 @@ import numpy as np
 
 from adapters.contract.job import Unsupported
 from adapters.contract.objective import Objective
-from adapters.toolkit.settings import prompts_per_step, whole_divisor, yaml
+from adapters.toolkit.settings import plain_divisor, prompts_per_step, yaml
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def is_step_wise(job: Job) -> bool:
     return any(len(np.unique(step.rollouts)) != step.size for step in job.steps)
 
 
-def max_seq_len(job: Job) -> int | str | None:
+def max_seq_len(job: Job) -> float | str | None:
     """The divisor of the mode, or the text that a configuration has in its place."""
     if job.configuration.divisor is not None:
         return yaml(job.configuration.divisor) or None  # SkyRL reads its command line as YAML
-    return whole_divisor(job, "max_seq_len")
+    return plain_divisor(job)

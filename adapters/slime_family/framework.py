@@ -204,7 +204,8 @@ FAMILY = Framework(
         --custom-pg-loss-reducer-function-path | a user's reducer
         --custom-loss-function-path, --custom-advantage-function-path | a function of the user's |
             it is the user's code
-        --advantage-estimator | advantages, and the loss of `gspo` and `cispo`
+        --advantage-estimator | advantages, and the loss of `gspo` and `cispo` | `ppo` on Megatron,
+            which alone has a critic
         --disable-compute-advantages-and-returns | advantages, which the user's code makes | those
             of the framework are looked at
         --eps-clip, --eps-clip-high | clipping bounds | with two different ones

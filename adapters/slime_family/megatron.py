@@ -85,7 +85,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
 
         if self.rollout_field() is None:
             job = driving.of_single_samples(job)
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch.of(job)
         LOG.start()
         with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             args = self.arguments(job)

@@ -11,6 +11,7 @@ import inspect
 import sys
 import textwrap
 import types
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -30,6 +31,8 @@ def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
     has it, and `WrongSourceError` if this process already imported it from elsewhere.
     """
     roots = [str(folder.resolve()) for folder in folders]
+    if roots and importlib.machinery.PathFinder.find_spec(package, roots) is None:
+        raise ImportError(f"there is no package {package} in {', '.join(roots)}")
     sys.path[:0] = [root for root in roots if root not in sys.path]
     importlib.invalidate_caches()
     module = importlib.import_module(package)
@@ -59,20 +62,25 @@ def found(path: str) -> Any:
     return thing
 
 
-def choices_in(function: Any, option: str) -> set[str]:
-    """The texts that a function compares with something named after an option.
+def choices_in(code: Any, option: str) -> set[str]:
+    """The texts that a function or a module compares with something named after an option.
 
     Frameworks without a list of an option's choices have such branches.
     """
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    compared = (node for node in ast.walk(tree) if isinstance(node, ast.Compare))
-    named = (one for one in compared if ast.unparse(one.left).split(".")[-1] == option)
-    inside = chain.from_iterable(ast.walk(right) for one in named for right in one.comparators)
-    return {
-        node.value
-        for node in inside
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    return _compared_texts(code).get(option, set())
+
+
+@cache
+def _compared_texts(code: Any) -> dict[str, set[str]]:
+    """The texts that code compares with variables and attributes, by the last of their names."""
+    texts: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(code)))):
+        if isinstance(node, ast.Compare):
+            name = ast.unparse(node.left).split(".")[-1]
+            inside = chain.from_iterable(map(ast.walk, node.comparators))
+            constants = (one.value for one in inside if isinstance(one, ast.Constant))
+            texts.setdefault(name, set()).update(x for x in constants if isinstance(x, str))
+    return texts
 
 
 def choices_of(kind: Any) -> list[str]:

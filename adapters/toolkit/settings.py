@@ -79,6 +79,12 @@ def whole_divisor(job: Job, name: str) -> int | None:
     return None if divisor is None else int(divisor)
 
 
+def plain_divisor(job: Job) -> float | None:
+    """The job's divisor as a user types it, an integer if it is whole; None if there is none."""
+    divisor = job.aggregation.divisor
+    return int(divisor) if divisor is not None and float(divisor).is_integer() else divisor
+
+
 def prompts_per_step(steps: Sequence[Step]) -> int:
     """The number of prompt groups of every step; `Unsupported` if they differ."""
     return _only((len(np.unique(step.groups)) for step in steps), "prompts in steps")

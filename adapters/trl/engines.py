@@ -1,4 +1,4 @@
-"""Accelerate's engines, which TRL's trainers run on."""
+"""The engines of TRL's trainers, and the records of what is different on an engine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Layout, Unsupported
-from adapters.contract.description import Documented, parse_departures
-from adapters.contract.objective import Metric
-from adapters.engines.shells import DEFAULT_STAGE, STAGES, staged
+from adapters.contract.description import (
+    Assumed,
+    BatchProperty,
+    CodeLocation,
+    Documented,
+    parse_departures,
+)
+from adapters.contract.framework import Framework, parse_options
+from adapters.contract.objective import Metric, Objective
+from adapters.engines.shells import DEFAULT_STAGE, STAGES, cuts, staged
+from adapters.toolkit.imports import found
 from adapters.trl import importing
-from adapters.trl.adapter import ASYNC, AsyncAdapter, GrpoAdapter, RlooAdapter, TrlAdapter
-from adapters.trl.framework import GRPO, OF_ADVANTAGES
-from reference.aggregation import AdvantageUnit
+from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
+from adapters.trl.framework import CLIPPED, GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL, OF_RUNS
+from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Mode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Job, Rank
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract import Description, Job, Observation, Rank
+    from adapters.contract.framework import Settings
+    from adapters.toolkit.calls import Candidates
     from adapters.trl.driving import Rollouts, Training
 
 CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
@@ -105,6 +114,74 @@ def with_liger(record: Framework) -> Framework:
     )
 
 
+NEVER_MADE = {
+    BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
+    " (_chain_to_sequences)"
+}
+"""What the worker of `AsyncGRPOTrainer` prevents; users may replace it (``rollout_worker``)."""
+
+OF_ASYNC = parse_departures(
+    """
+    set: a rollout worker that has filled its queue with the case's samples, and a weight transfer
+    that does nothing
+        both are TRL's own extension points; generation and rewards come before a step
+    set: prompts that samples of a group share up to the last token
+        a user's samples share all of it; TRL packs the token before they differ once per sample
+    set: more samples in the queue, which no step trains on
+        TRL's data loader reads a micro-batch ahead
+    set: token_budget=0, so that micro-batches have the same number of samples
+        with a budget, the samples of a step would depend on those of later steps
+    set: max_staleness above the number of steps
+        the samples of all steps are in the queue from the beginning
+    stubbed: the device's theoretical speed, which TRL requests from CUDA
+        it is only logged
+    stubbed: the thread that sends rollouts to a service
+        nothing is reported to a service; threads would accumulate over jobs
+    """
+)
+
+# Where docs/source/async_grpo_trainer.md says nothing, it refers to the page of GRPO.
+ASYNC = Framework(
+    title="TRL",
+    scope="Fields of `AsyncGRPOConfig`, of the engine `async`, all of it with `--modes=token_mean`."
+    " Those that `GRPOConfig` has too are covered in the same way, unless they are here.",
+    modes={"AsyncGRPOTrainer": (Mode.TOKEN_MEAN, {})},
+    objectives={Objective.POLICY: {}, Objective.OFF_POLICY: {}},
+    layout=MICRO_BATCHES,
+    always={
+        **OF_RUNS,
+        **CLIPPED,
+        "token_budget": 0,
+        "max_staleness": lambda job: len(job.steps) + 1,
+    },
+    metrics={
+        Metric.POLICY_LOSS: "loss",
+        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
+        Metric.ENTROPY: "entropy",
+    },
+    conventions={
+        "advantage_unit": Documented(AdvantageUnit.SAMPLE, OF_ADVANTAGES),
+        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    },
+    options=parse_options(
+        """
+        token_budget | micro-batches by tokens | it is 0, as the samples of a step would depend on
+            those that come after it
+        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
+        max_staleness, weight_sync_steps, queue_maxsize | which rollouts are trained on | they are
+            given
+        fork_threshold_tokens | conversations that become several samples | samples are given
+        num_generations, max_completion_length | rollouts | they are given
+        max_inflight_tasks, request_timeout, heartbeat_stale_after_s, weight_sync_timeout | how
+            rollouts and weights travel | a worker has all rollouts, and no weights are sent
+        dtype | that of the model | it is float32
+        """
+    ),
+    departures=(*OF_ALL, *OF_ASYNC),
+)
+
+
 class TrlDdpAdapter(GrpoAdapter):
     """`GRPOTrainer` with DistributedDataParallel."""
 
@@ -160,6 +237,7 @@ class OnDeepspeed(OnPreparedEngine):
         """Import DeepSpeed for CPUs before Accelerate does, then TRL."""
         from adapters.engines import deepspeed
 
+        importing.set_environment()  # DeepSpeed imports Triton
         deepspeed.import_deepspeed()
         super().load(source)
 
@@ -220,8 +298,45 @@ class TrlRlooAdapter(RlooAdapter):
     engine = "rloo"
 
 
-class TrlAsyncAdapter(OnFsdp2, AsyncAdapter):
-    """`AsyncGRPOTrainer` with FSDP2, the only engine that TRL documents for it on several ranks."""
+class TrlAsyncAdapter(OnFsdp2):
+    """`AsyncGRPOTrainer` with FSDP2, the only engine that TRL documents for it on several ranks.
+
+    Its loss is a mean over the tokens of a step, and its samples come from a queue. Each has one
+    advantage, and log-probabilities of the policy that generated it.
+    """
 
     engine = "async"
     framework = sharded(ASYNC)
+    trainer = "experimental.async_grpo.async_grpo_trainer:AsyncGRPOTrainer"
+    config = "experimental.async_grpo.async_grpo_config:AsyncGRPOConfig"
+    elsewhere = GRPO.options
+    mode_names = ASYNC.mode_names
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks, with packed rows."""
+        plain = cuts(((1, 1), (2, 1), (4, 1)), "thd", micro_batches=(1, 2))
+        return [*plain, Layout(dp=2, micro_batches=4, format="thd")]
+
+    def describe(self) -> Description:
+        """Describe the trainer, with what its own worker never makes."""
+        return replace(super().describe(), never_made=NEVER_MADE)
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps; rows are not counted by their first token, which samples share."""
+        return replace(super().observe(job, rank), rows=())
+
+    def trainings(self) -> type[Training]:
+        """Runs of `AsyncGRPOTrainer`."""
+        from adapters.trl.asynchronous import AsyncTraining
+
+        return AsyncTraining
+
+    def candidates(self) -> Candidates:
+        """Also those in which the trainer counts and divides."""
+        trainer, _ = self.classes()
+        collator = found(f"{trainer.__module__}:DataCollatorForRollout")
+        return {
+            **super().candidates(),
+            CodeLocation.TOKEN_COUNT: ((collator, "torch_call"),),
+            CodeLocation.TOKEN_DIVISION: ((trainer, "compute_loss"),),
+        }

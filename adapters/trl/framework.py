@@ -113,6 +113,8 @@ OF_ALL = parse_departures(
         there are no layers to recompute, and the others compute nothing
     set: bf16=False
         the tolerance is derived from the dtype, which a report names
+    set: TRITON_INTERPRET=1
+        1.15 scores tokens with Triton kernels alone, which Triton's own interpreter runs on CPUs
     """,
     NOTHING_LEARNED,
     ZEROED,
@@ -253,7 +255,7 @@ GRPO = Framework(
         max_completion_length | the divisor of `dr_grpo` | in `constant`, and `arguments`
         epsilon, epsilon_high | clipping bounds
         delta | a bound on ratios of negative advantages
-        importance_sampling_level | ratios of sequences
+        importance_sampling_level | ratios of tokens or of sequences | elsewhere for `token`
         sapo_temperature_pos, sapo_temperature_neg | temperatures of SAPO
         vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg | constants of VESPO | the loss
             has no formula in the reference
@@ -270,11 +272,12 @@ GRPO = Framework(
             entropy_target | how the coefficient changes | it is fixed
         top_entropy_quantile | tokens of low entropy are left out | not looked at yet
         off_policy_mask_threshold | sequences of negative advantages are masked | not looked at yet
-        scale_rewards | the standard deviation of a group | that of a batch is not run
-        reward_weights, multi_objective_aggregation | several reward functions | not looked at yet
+        scale_rewards | the standard deviation of a group | that of a `batch` is not run
+        reward_weights, multi_objective_aggregation | several reward functions |
+            `sum_then_normalize` and `normalize_then_sum` are not looked at yet
         vllm_importance_sampling_mode, vllm_importance_sampling_clip_max, use_vllm | truncated
-            importance sampling, and masks by the ratio to the rollout policy | masks of whole
-            sequences are not run
+            importance sampling, and masks by the ratio to the rollout policy | `sequence_mask` is
+            not run
         vllm_importance_sampling_clip_min, vllm_importance_sampling_cap,
             vllm_importance_sampling_correction | a lower bound of the correction, the older name of
             the upper one, and whether there is a correction | without a lower bound
@@ -285,7 +288,8 @@ GRPO = Framework(
         deepspeed | the engine, and what ranks share of a model | on all others stage 2
         max_grad_norm | the norm of the gradient | the gradient is read before it
         use_liger_kernel | the loss is Liger-Kernel's, in 1.9 to 1.13, or has no logits, in 1.14
-            | the engine `liger` has it; since 1.15 it changes layers of the model alone
+            | `weights` and others by the engine `liger`; since 1.15 it changes layers of the model
+            alone
         temperature | what logits are divided by | the probe is added after the division
         pad_to_multiple_of | padding of prompts and completions | not looked at yet
         model_init_kwargs, trust_remote_code, disable_dropout, cast_lm_head_to_fp32 | the model
@@ -297,7 +301,7 @@ GRPO = Framework(
         vllm_mode, vllm_model_impl, vllm_enable_sleep_mode, vllm_gpu_memory_utilization,
             vllm_max_model_length, vllm_tensor_parallel_size, vllm_structured_outputs_regex,
             vllm_group_port, vllm_server_base_url, vllm_server_host, vllm_server_port,
-            vllm_server_timeout | vLLM's engine | it is a stub
+            vllm_server_timeout | vLLM's engine, `server` or `colocate` | it is a stub
         num_generations_eval | evaluation | it is not run
         log_completions, log_completions_hub_repo, log_multimodal, log_unique_prompts,
             num_completions_to_print | the printed completions | no number depends on them

@@ -8,10 +8,9 @@ from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from adapters.toolkit.imports import import_from, modules_of
+from adapters.toolkit.imports import choices_in, import_from, modules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from adapters.contract.framework import Settings
@@ -36,13 +35,20 @@ USES_OF_LIGER = ("compute_liger_loss", "_chunked_logps")
 """Methods of `GRPOTrainer` for a loss of Liger-Kernel, and for log-probabilities without logits."""
 
 
-def import_trl(source: Path | None) -> None:
-    """Import TRL's trainers, and register the model."""
+def set_environment() -> None:
+    """Set what packages read from the environment when they are imported."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+
+
+def import_trl(source: Path | None) -> None:
+    """Import TRL's trainers, and register the model; raises `ImportError`."""
+    set_environment()
     import_from("trl", [source] if source else [])
     for trainer in TRAINERS:
         module(trainer)
+    if needs_triton():
+        importlib.import_module("triton")  # which is missing
     _put_the_probe_in()
 
 
@@ -79,8 +85,9 @@ def require_use_of_liger() -> None:
 
 
 def offers(settings: Settings) -> bool:
-    """Whether `GRPOConfig` has these fields, and the loss implements the loss type."""
-    has_loss = "loss_type" not in settings or settings["loss_type"] in _texts(_constants_of_loss())
+    """Whether `GRPOConfig` has these fields, and the trainer implements the loss type."""
+    loss_types = choices_in(module("trainer.grpo_trainer"), "loss_type")
+    has_loss = "loss_type" not in settings or settings["loss_type"] in loss_types
     return has_loss and settings.keys() <= defaults().keys()
 
 
@@ -89,11 +96,16 @@ def defaults() -> dict[str, Any]:
     return {one.name: one.default for one in fields(module("trainer.grpo_config").GRPOConfig)}
 
 
-def option_names(config: type) -> set[str]:
-    """The fields of a trainer's configuration that not every trainer of transformers has."""
+def option_names(trainer: type, config: type) -> set[str]:
+    """The fields of a configuration beyond those of transformers' own trainer, and their choices.
+
+    Those are the texts that the trainer compares a field with, as ``name=choice``.
+    """
     from transformers import TrainingArguments
 
-    return {one.name for one in fields(config)} - {one.name for one in fields(TrainingArguments)}
+    names = {one.name for one in fields(config)} - {one.name for one in fields(TrainingArguments)}
+    code = importlib.import_module(trainer.__module__)
+    return names | {f"{name}={choice}" for name in names for choice in choices_in(code, name)}
 
 
 def has_entropy_bonus() -> bool:
@@ -101,19 +113,5 @@ def has_entropy_bonus() -> bool:
     return "accumulation_factor" in _loss().__code__.co_varnames
 
 
-def _constants_of_loss() -> tuple[object, ...]:
-    constants: tuple[object, ...] = _loss().__code__.co_consts
-    return constants
-
-
 def _loss() -> Any:
     return module("trainer.grpo_trainer").GRPOTrainer._compute_loss
-
-
-def _texts(constants: tuple[object, ...]) -> Iterator[str]:
-    """Yield the strings among a function's constants, where lists and sets are tuples."""
-    for constant in constants:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, (tuple, frozenset)):
-            yield from _texts(tuple(constant))

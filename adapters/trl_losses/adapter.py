@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.description import Assumed, parse_departures
+from adapters.contract.description import Assumed, conventions_of, parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
@@ -168,7 +168,7 @@ class LossAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Add up the gradients of each step's micro-batches on this rank."""
-        batch = ProbedBatch(job.steps, job.objective, DivergenceEstimator.K3)
+        batch = ProbedBatch.of(job, conventions_of(LOSSES.conventions))
         steps = [_micro_batches(batch, job, index, rank.index) for index in range(len(job.steps))]
         passes = [rows.ids.clamp(min=1).numpy().reshape(-1) - 1 for step in steps for rows in step]
         return Observation(

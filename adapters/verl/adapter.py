@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from adapters.contract.layout import Layout
 
 
+OF_PPO = {Option.LEGACY_TRAINER, Option.TWO_EPOCHS}
+
+
 class VerlAdapter(Adapter):
     """Drives volcengine/verl from 0.7.1 on, where it has the engines of later versions."""
 
@@ -87,15 +90,15 @@ class VerlAdapter(Adapter):
         """
         if job.objective is Objective.REJECTION and len(job.steps) > 1:
             raise Unsupported("no log of rejection for several steps: it is logged once per batch")
-        if job.objective is Objective.SFT and Option.TWO_EPOCHS in job.layout.options:
-            raise Unsupported("no epochs of fine-tuning: ppo_epochs is PPO's")
+        if job.objective is Objective.SFT and {*job.layout.options} & OF_PPO:
+            raise Unsupported("no fine-tuning with ppo_epochs and trainer.use_v1, which are PPO's")
         return self.framework.settings(job)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
         from adapters.toolkit.probe import probe_capacity
 
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch.of(job)
         capacity = probe_capacity(batch.probe_size + 1)
         of_model = {"actor_rollout_ref.model.override_config.capacity": capacity}
         with rank.framework(), refusals_of_configuration(job):
@@ -116,9 +119,9 @@ def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float | None, ...
     """The function that drives the trainer of a job."""
     from adapters.verl.trainers import default, legacy, sft
 
-    if in_legacy_trainer(job):
-        return legacy.train
-    return sft.train if job.objective is Objective.SFT else default.train
+    if job.objective is Objective.SFT:
+        return sft.train
+    return legacy.train if in_legacy_trainer(job) else default.train
 
 
 def new_worker(role: str, config: Any, rank: Rank) -> Any:

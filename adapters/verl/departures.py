@@ -50,6 +50,8 @@ LEGACY_TRAINER = parse_departures(
 
 OLDER_VERSIONS = parse_departures(
     """
+    not_run: trainer/ppo/v1/trainer_sync.py, the default trainer of later versions
+        this version lacks it, and the legacy trainer, trainer/ppo/ray_trainer.py, is driven
     set: use_legacy_worker_impl=disable in versions before 0.8.0
         a user may choose this value: the engines are those of later versions
     stubbed: on a machine without a GPU, the functions of a device module that `torch.cpu` lacks, as

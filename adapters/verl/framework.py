@@ -376,18 +376,11 @@ MEGATRON = replace(
 
 
 def before_the_default_trainer(record: Framework) -> Framework:
-    """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one.
-
-    Fine-tuning is not run.
-    """
-    objectives = {**record.objectives}
-    objectives.pop(Objective.SFT)
+    """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one."""
     of_trainer = [one for one in record.departures if one not in departures.DEFAULT_TRAINER]
+    of_layout = record.layout.items()
     return replace(
         record,
-        objectives=objectives,
-        layout={
-            part: chosen for part, chosen in record.layout.items() if part != Option.LEGACY_TRAINER
-        },
+        layout={part: chosen for part, chosen in of_layout if part != Option.LEGACY_TRAINER},
         departures=(*of_trainer, *departures.OLDER_VERSIONS),
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.objective import Objective
-from adapters.toolkit.settings import samples_per_step, token_budget
+from adapters.toolkit.settings import plain_divisor, samples_per_step, token_budget
 from adapters.verl.importing import has_default_trainer, module
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def divisor(job: Job) -> object:
         return None
     if typed:
         return OverridesParser.create().parse_override(f"divisor={typed}").value()
-    divisor = job.aggregation.divisor
-    # Its type is int, which nothing validates.
-    return int(divisor) if divisor is not None and float(divisor).is_integer() else divisor
+    return plain_divisor(job)
 
 
 def of_last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:

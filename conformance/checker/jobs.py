@@ -96,7 +96,7 @@ def weights_of_steps(
     ran: Job, observations: Sequence[Observation], description: Description
 ) -> list[StepWeights]:
     """The weights of every step of a job, on the first rank that has any."""
-    batch = ProbedBatch.under(description.conventions, ran.steps, ran.objective)
+    batch = ProbedBatch.of(ran, description.conventions)
     derivatives = batch.split(batch.dloss_dlogprob)
     return [
         StepWeights(

@@ -85,21 +85,18 @@ def cause_changes(found: Difference) -> list[CauseChange]:
     return sorted(_changes(found), key=lambda change: [*Fate].index(change.fate))
 
 
-def difference_in_common(old: Report, new: Report) -> tuple[Difference, list[CauseChange]]:
+def difference_in_common(old: Report, new: Report) -> Difference:
     """Compare what both reports looked at, with the causes that these findings alone show.
 
-    A cause of ``old`` that only its other findings show is not among them, and neither is a
-    condition that they alone tell. A mistake that only other findings of ``new`` show is.
+    A cause that only the other findings of one report show is not among them, and neither is a
+    condition that they alone tell.
     """
-    everything = difference(old, new)
-    both = [(one.old, one.new) for one in everything.changes if one.old and one.new]
-    found = difference(
+    changes = difference(old, new).changes
+    both = [(one.old, one.new) for one in changes if one.old and one.new]
+    return difference(
         _with_findings(old, [before for before, _ in both]),
         _with_findings(new, [after for _, after in both]),
     )
-    known = {cause.mistake for cause in [*old.causes, *found.new.causes]}
-    alone = [cause for cause in _wrong(new) if cause.mistake not in known]
-    return found, [*cause_changes(found), *(_appeared(cause, everything) for cause in alone)]
 
 
 def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseChange]]:

@@ -53,14 +53,14 @@ class Case:
         """Number of samples of the smallest step."""
         return min(step.size for step in self.steps)
 
-    def runs_on(self, layout: Layout, *, filled_up: bool = False) -> bool:
-        """Whether the case is meant for a layout and has a sample for each of its micro-batches.
+    def is_meant_for(self, layout: Layout) -> bool:
+        """Whether the case is meant for a layout; most are meant for all."""
+        return not self.layouts or layout in self.layouts
 
-        Those that have none may be ``filled_up``.
-        """
-        if self.layouts and layout not in self.layouts:
-            return False
-        return filled_up or self.fewest_samples >= layout.dp * fewest_micro_batches(layout)
+    def runs_on(self, layout: Layout) -> bool:
+        """Whether the case is meant for a layout and has a sample for each of its micro-batches."""
+        has_enough = self.fewest_samples >= layout.dp * fewest_micro_batches(layout)
+        return has_enough and self.is_meant_for(layout)
 
 
 def fewest_micro_batches(layout: Layout) -> int:

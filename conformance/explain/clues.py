@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import Metric
+from conformance.explain.catalogue.missing_tokens import of_untrained
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.explain.catalogue.predictions import predictions
 from conformance.explain.diagnosis import read_off
@@ -54,6 +55,10 @@ def clues(measurements: Sequence[Measurement]) -> Clues:
         left = [*_without(first.explanations, ruled_out), *_read_off_by(first, right)]
         if _is_of_skipped_step(first.measurement):
             left = [[_of_term(first, ["step_skipped"])]]
+        elif np.isfinite(first.measurement.observed).all() and (
+            dropped := of_untrained(first.measurement.context)
+        ):
+            left = [[_of_term(first, [dropped.name])]]
         excluded |= first.contradicted_by(left)
     return Clues(
         terms=explained[0].terms,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import CodeLocation
-from conformance.explain.catalogue.missing_tokens import diagnoses_of_lost, of_lost_tokens
+from conformance.explain.catalogue import missing_tokens
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.explain.engine import Explained
 from conformance.explain.measurement import ObservedWeights
@@ -113,6 +113,8 @@ def _of_sum(explained: Explained) -> Diagnosis:
             return Diagnosis(name="step_skipped", explanation=words)
         return Diagnosis(name="not_finite", explanation=logged)
     words = f"{reported:.7g} is reported instead of {term.expected:.7g}"
+    if dropped := missing_tokens.of_untrained(term.context):
+        return dropped.model_copy(update={"explanation": f"{words}: {dropped.explanation}"})
     numbers = {"reported": reported, "expected": term.expected}
     explanations = [
         Diagnosis(name=one.name, explanation=f"{words}: {one.says}", numbers=numbers | one.sizes)
@@ -159,7 +161,7 @@ def _is_lost(one: Prediction) -> bool:
 def _lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
     """Yield diagnoses of tokens that are lost or repeated."""
     if not weights.hidden_have_gradient:
-        yield from diagnoses_of_lost(weights)
+        yield from missing_tokens.diagnoses_of_lost(weights)
 
 
 def _named(weights: ObservedWeights, one: Prediction) -> Diagnosis:
@@ -173,7 +175,7 @@ def _named(weights: ObservedWeights, one: Prediction) -> Diagnosis:
 
 
 def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis | None:
-    """Diagnoses that come first: a skipped step, and numbers that are not finite."""
+    """Diagnoses that come first: a skipped step, numbers that are not finite, dropped samples."""
     if weights.context.is_skipped:
         lost = int(weights.context.step.mask.sum())
         words = (
@@ -184,6 +186,8 @@ def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis 
     if broken := int((~np.isfinite(weights.observed)).sum()):
         words = f"{broken} tokens weigh NaN or infinity: a denominator of 0 was divided by"
         return Diagnosis(name="not_finite", explanation=words, numbers={"tokens": broken})
+    if dropped := missing_tokens.of_untrained(weights.context):
+        return next((one for one in _lost(weights) if one.name == dropped.name), dropped)
     inactive = weights.observed[weights.expected == 0]
     if not (weighed := int(np.count_nonzero(inactive))):
         return None
@@ -308,7 +312,7 @@ def _lost_in_all(measurement: Measurement) -> Diagnosis | None:
     off = np.abs(measurement.observed - np.where(gone, 0, measurement.expected))
     if (off > measurement.tolerance * measurement.magnitude).any():
         return None
-    return next(of_lost_tokens(measurement.context, gone, active), None)
+    return next(missing_tokens.of_lost_tokens(measurement.context, gone, active), None)
 
 
 def _shared(explained: Explained) -> Diagnosis | None:

@@ -306,7 +306,13 @@ class Explained:
             return
         one, term = self._of_terms[0], self.measurement.terms[0]
         known = [*self._known(term)][1:]
-        weighed = [each for each in known if each.factors is None and each.weights.any()]
+        weighed = [
+            each
+            for each in known
+            if each.factors is None and each.kind is not Kind.FACTOR and each.weights.any()
+        ]
+        if not weighed:  # no token is active
+            return
         weights = np.stack([each.weights[self._tokens] for each in weighed])
         found: dict[tuple[int, ...], list[Prediction]] = {}
         for derivative in (each for each in known if each.kind is Kind.DERIVATIVE):

@@ -154,9 +154,9 @@ class Header(FrozenModel):
     versions: str = ""
     """Versions of the framework that the adapter drives, in words."""
 
-    new_options: list[str] = Field(default_factory=list)
+    new_options: list[str] | None = None
     """What this version offers and the adapter does not know: options, and choices of options as
-    ``name=choice``. No finding looks at any of it."""
+    ``name=choice``. No finding looks at any of it. None in reports from before it was looked up."""
 
     request: Request = Request()
 

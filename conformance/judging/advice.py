@@ -8,6 +8,7 @@ after it.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from adapters.contract import BatchProperty, Documented
@@ -137,17 +138,15 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
 
 
 def _besides_an_ignored_option(clues: Clues | None) -> str | None:
-    """The likeliest mistake that is made besides an option's that changes nothing, if one is."""
+    """The likeliest mistake that is made together with an option that changes nothing.
+
+    None if there is an explanation in which the option does what it should.
+    """
     explanations = [] if clues is None else clues.by_mistake
-    others = (
-        name
-        for parts in explanations
-        if len(parts) > 1 and any(OPTION_IGNORED in part for part in parts)
-        for part in parts
-        if OPTION_IGNORED not in part
-        for name in part
-    )
-    return min(others, key=commonness, default=None)
+    if not all(any(OPTION_IGNORED in part for part in parts) for parts in explanations):
+        return None
+    others = (part for parts in explanations for part in parts if OPTION_IGNORED not in part)
+    return min(chain.from_iterable(others), key=commonness, default=None)
 
 
 def advice_on_crash(job: Job, message: str, description: Description) -> Judgement | None:

@@ -45,7 +45,7 @@ def judge_combined(
     The error of a token is relative to the sum of its terms' absolute values, as terms may cancel.
     """
     tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
-    batch = ProbedBatch.under(description.conventions, job.steps, job.objective)
+    batch = ProbedBatch.of(job, description.conventions)
     measurements: list[Measurement] = []
     for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
         context = step_context(job, step_index, observations, description)
@@ -61,7 +61,7 @@ def judge_off_policy(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
     """Judge the gradient of a policy loss with ratios other than 1, token by token."""
-    batch = ProbedBatch.under(description.conventions, job.steps, job.objective)
+    batch = ProbedBatch.of(job, description.conventions)
     measurements: list[Measurement] = []
     for step_index in range(len(job.steps)):
         context = step_context(job, step_index, observations, description)

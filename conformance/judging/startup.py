@@ -186,7 +186,7 @@ def _term_words(
     """
     name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if case.configuration.entropy else TERM_KL
     policy = step_context(job, 0, observations, description)
-    batch = ProbedBatch.under(description.conventions, job.steps, job.objective)
+    batch = ProbedBatch.of(job, description.conventions)
     dloss_dlogprob = batch.dloss_dlogprob
     observed = final_weights(observations, 0, job, description.conventions)[0]
     left = (observed - policy.expected) * dloss_dlogprob / coefficient

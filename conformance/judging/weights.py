@@ -101,7 +101,7 @@ def judge_weights(
     The error of an active token is relative and bounded; an inactive token must weigh exactly 0.
     """
     tolerance = weight_bound(description.dtype)
-    batch = ProbedBatch.under(description.conventions, job.steps, job.objective)
+    batch = ProbedBatch.of(job, description.conventions)
     measurements: list[Measurement] = []
     for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
         context = step_context(job, step_index, observations, description)

@@ -31,9 +31,14 @@ def mode_of_advantages(adapter: Adapter) -> Mode:
     It is a mode that needs no option, which every version has, else `sample_mean`, if there may be.
     """
     of_record = adapter.framework.modes.values() if adapter.framework else ()
-    named = [Mode(text.partition(":")[0]) for text in adapter.mode_names.values()]
-    liked = [*(Mode(mode) for mode, chosen in of_record if not chosen), Mode.SAMPLE_MEAN]
+    named = [_mode(text) for text in adapter.mode_names.values()]
+    liked = [*(_mode(text) for text, chosen in of_record if not chosen), Mode.SAMPLE_MEAN]
     return next((mode for mode in liked if mode in named), named[0] if named else Mode.SAMPLE_MEAN)
+
+
+def _mode(text: str) -> Mode:
+    """The mode of a text that may have a divisor."""
+    return Mode(text.partition(":")[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +158,7 @@ class Plan:
         ]
 
     def _runs(self, case: Case, layout: Layout) -> bool:
-        return case.runs_on(layout, filled_up=self.fills_up)
+        return case.is_meant_for(layout) if self.fills_up else case.runs_on(layout)
 
     def _cell(self, mode: Mode, case: Case, layout: Layout, spec: CheckSpec) -> MatrixCell:
         aggregation = self.aggregations[mode] or case.aggregation(mode)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -12,18 +11,20 @@ from conformance.findings.errors import ConformanceError
 from conformance.findings.verdict import Check
 from conformance.runs import history, registry
 from conformance.runs.history import CommitRuns, Row
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from adapters.contract import Adapter, Layout
+    from conformance.findings.finding import Finding
     from conformance.findings.report import Report
 
 CHECKS = (Check.WEIGHTS, Check.METRIC)
 
 LAYOUTS = 2
-"""How many layouts a run has; with more, all frameworks take more than a quarter of an hour."""
+"""How many layouts a run has; with more, all frameworks take longer than a quarter of an hour."""
 
 MOST_RANKS = 4
 
@@ -88,7 +89,7 @@ def targets(names: Sequence[str], sources: Path) -> list[Target]:
 
 
 def run(target: Target, reported: Report | None, reports: Path | None) -> Row:
-    """Run a version on the layouts of which a report has most findings."""
+    """Run a version on the two layouts with the most findings in a report, and compare."""
     try:
         commit = target.commit()
     except ConformanceError as error:
@@ -101,19 +102,30 @@ def run(target: Target, reported: Report | None, reports: Path | None) -> Row:
         options=(
             f"--engine={target.adapter.engine}",
             f"--checks={','.join(CHECKS)}",
-            *(f"--layout={layout}" for layout in _layouts(target.adapter, reported)),
+            *_selection(target.adapter, reported),
         ),
     )
     [row] = history.run(selection, [commit], reports)
     return row
 
 
-def _layouts(adapter: Adapter, reported: Report | None) -> list[Layout]:
-    """The layouts on which a report has most findings; of equals, and without it, the largest."""
+def _selection(adapter: Adapter, reported: Report | None) -> Iterator[str]:
+    """Yields the options that choose the layouts, and the findings of them that a report has.
+
+    Of layouts with as many findings, and without a report, the largest are chosen, and of layouts
+    without findings everything is run.
+    """
     fitting = [layout for layout in adapter.layouts() if layout.world_size <= MOST_RANKS]
     by_size = sorted(fitting, key=lambda layout: layout.world_size, reverse=True)
-    counts = Counter(dict.fromkeys(by_size, 0))
+    findings: dict[Layout, list[Finding]] = {layout: [] for layout in by_size}
     for finding in reported.findings if reported else ():
-        if finding.check in CHECKS and finding.layout in counts:
-            counts[finding.layout] += 1
-    return [layout for layout, _ in counts.most_common(LAYOUTS)]
+        if finding.check in CHECKS and finding.layout in findings:
+            findings[finding.layout].append(finding)
+    chosen = sorted(findings, key=lambda layout: len(findings[layout]), reverse=True)[:LAYOUTS]
+    yield from (f"--layout={layout}" for layout in chosen)
+    known = [finding for layout in chosen for finding in findings[layout]]
+    if reported and known:
+        yield f"--depth={known[0].depth}"
+        yield from ("-k", " or ".join(f"[{finding.id}]" for finding in known))
+        if reported.request.divisor is not None:
+            yield f"--modes={Mode.CONSTANT}:{reported.request.divisor!r}"

@@ -48,8 +48,8 @@ PROBLEM_WIDTH = 300
 FOUND = (Fate.NEW, Fate.CHANGED, Fate.UNSEEN_BEFORE)
 """What becomes of a cause that the watch shows among the new ones."""
 
-LOST = (ChangeKind.WORSE, ChangeKind.UNSEEN)
-"""What becomes of findings that no longer say what they said."""
+EXPLAINED = (ChangeKind.WORSE, ChangeKind.UNSEEN, ChangeKind.CHANGED)
+"""Changes of findings whose commonest reason is shown if no cause gives it."""
 
 WATCH = (
     "framework",
@@ -113,30 +113,33 @@ def of_watch(rows: Iterable[tuple[Target, Row, CommittedReport | None]]) -> Iter
 def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iterator[str]:
     """Yields the cells of one version, next to the report that it is compared with."""
     revision = row.commit.revision[:SHORT] if row.commit.date else ""
-    judged = row.report and _compared(reported.report if reported else None, row.report)
-    words, new, gone = judged or ("", [], [])
+    old = reported.report if reported else None
+    words, new, gone = _compared(old, row.report) if row.report else ("", [], [])
+    known = (old.new_options if old else None) or ()
+    options = (row.report.new_options if row.report else None) or ()
     yield target.adapter.name
     yield target.adapter.engine
     yield escape_markdown(" ".join(filter(None, [row.commit.ref, revision, row.commit.date])))
     yield escape_markdown(shorten(row.problem or f"yes: {words}", PROBLEM_WIDTH))
     yield _list_cell(map(_change, new))
     yield _list_cell(map(_change, gone))
-    yield _list_cell(row.report.new_options if row.report else ())
+    yield _list_cell(option for option in options if option not in known)
     yield reported.file if reported else "no committed report"
 
 
 def _compared(old: Report | None, new: Report) -> tuple[str, list[CauseChange], list[CauseChange]]:
     """Returns what became of the findings that both have, and the new and the gone causes.
 
-    Of findings that conform no more and that no cause explains, it is said why most of them do not.
+    Why findings are no longer what they were is told by the commonest reason, or by their causes.
     """
     if old is None:
         return f"{len(new.findings)} findings", cause_changes(difference(new, new)), []
-    found, changes = difference_in_common(old, new)
+    found = difference_in_common(old, new)
+    changes = cause_changes(found)
     counts = Counter(one.kind for one in found.changes)
     words = [f"{counts[kind]} {words}" for kind, words in PROGRESS.items() if counts[kind]]
-    lost = [one.new for kind in LOST for one in found.of(kind) if one.new]
-    reasons = Counter(failure(one) for one in lost if one.verdict not in WRONG)
+    changed = [one.new for kind in EXPLAINED for one in found.of(kind) if one.new]
+    reasons = Counter(failure(one) for one in changed if one.verdict not in WRONG)
     why = "".join(f"; {reason}" for reason, _ in reasons.most_common(1))
     return (
         f"{', '.join(words) or 'no finding of it is in the report'}{why}",

@@ -12,10 +12,21 @@ OF_FRAMEWORKS = {"areal", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "ver
 @pytest.fixture(autouse=True, scope="module")
 def fork_server_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
     """A framework's ranks are not forked from a process that has another one's stubs."""
-    stop = forkserver._forkserver._stop  # type: ignore[attr-defined] # the types lack it
     is_of_one = any(mark.name in OF_FRAMEWORKS for mark in request.node.iter_markers())
     if is_of_one:
-        stop()
+        _stop()
     yield
     if is_of_one:
-        stop()
+        _stop()
+
+
+@pytest.fixture
+def other_release() -> Iterator[None]:
+    """The test's ranks and those of later tests are not forked from the same process."""
+    _stop()
+    yield
+    _stop()
+
+
+def _stop() -> None:
+    forkserver._forkserver._stop()  # type: ignore[attr-defined] # the types lack it

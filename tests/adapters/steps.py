@@ -1,6 +1,8 @@
 """Jobs of a framework on cases of the corpus, and how far off its weights are."""
 
 import math
+import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +18,47 @@ from conformance.judging.weights import largest_error
 from conformance.ranks.pool import Ran
 from reference.aggregation import Conventions, Mode
 from reference.weights import token_weights
+from tests import command
 from tests.jobs import job_of
 
 CASES = {case.name: case for case in ALL_CASES}
 MASKED = CASES["fully_masked_sample"]
+
+NEEDED = {
+    "areal": "colorlog",
+    "dtensor_v2": "nemo_automodel",
+    "nemo_rl": "ray",
+    "openrlhf": "deepspeed",
+    "prime_rl": "pydantic_config",
+    "roll": "dacite",
+    "skyrl": "skyrl",
+    "trl": "trl",
+    "verl": "verl",
+}
+"""Packages that frameworks or engines need, and that not all environments have."""
+
+NEEDS_CLONES = pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
+)
+
+
+def require(name: str) -> None:
+    """Skip a test of a framework or an engine whose package is not installed."""
+    if name in NEEDED and find_spec(NEEDED[name]) is None:
+        pytest.skip(f"{NEEDED[name]} is not installed")
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """The mark that skips such a test."""
+    missing = name in NEEDED and find_spec(NEEDED[name]) is None
+    return pytest.mark.skipif(missing, reason=f"{NEEDED.get(name)} is not installed")
+
+
+def marks(framework: str) -> list[pytest.MarkDecorator]:
+    """The marker of a framework, if there is one, and what skips its tests without its packages."""
+    marker = {"liger": "trl", "unsloth": "trl"}.get(framework, framework)
+    of_framework = [] if marker in ("miles", "slime") else [getattr(pytest.mark, marker)]
+    return [*of_framework, needs(framework)]
 
 
 def job(

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +13,15 @@ from adapters.contract import Job
 from adapters.contract.objective import Objective
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
-from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import Mode
 from tests import command
 from tests.adapters import steps
 from tests.adapters.steps import MASKED, released
 
-pytestmark = [
-    pytest.mark.areal,
-    pytest.mark.skipif(
-        find_spec("lark") is None or find_spec("colorlog") is None,
-        reason="the extra areal is not installed",
-    ),
-]
+pytestmark = steps.marks("areal")
 
 CLONE = Path(os.environ.get(command.SOURCES, "nowhere")) / "areal"
-needs_clone = pytest.mark.skipif(
-    not CLONE.exists(), reason=f"{command.SOURCES} names no folder with a clone of AReaL"
-)
 
 RELEASE = "pypi:1.0.4"
 TWO = "dp2-cp1-mb2-thd"
@@ -54,10 +43,6 @@ def megatron() -> Iterator[RankPool]:
 def job(case: str = MASKED.name, layout: str = TWO, objective: Objective = Objective.POLICY) -> Job:
     """A mean over tokens, as all of AReaL's are."""
     return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
-
-
-def test_every_option_of_the_loss_is_known(pool: RankPool) -> None:
-    assert pool.description.new_options == ()
 
 
 def test_a_critic_on_megatron_compares_values_of_a_slice_with_returns_of_the_row(
@@ -84,7 +69,7 @@ UNEQUAL = {
 }
 
 
-@needs_clone
+@steps.NEEDS_CLONES
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("revision", "verdict"),
@@ -105,10 +90,13 @@ def test_prompts_of_unequal_size_were_compared_across_their_bounds(
     assert report.summary.verdicts == {verdict: 2}
 
 
-@needs_clone
+@steps.NEEDS_CLONES
 @pytest.mark.processes
-def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path) -> None:
-    chosen = "--adapter=areal", f"--source={CLONE}@v2.0.0", "--layout=dp1-cp1-mb2-thd"
+@pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
+def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path, engine: str) -> None:
+    """On Megatron, 2.0.0 reads more of mbridge than 1.0.4 does."""
+    source, layout = f"--source={CLONE}@v2.0.0", "--layout=dp1-cp1-mb2-thd"
+    chosen = "--adapter=areal", f"--engine={engine}", source, layout
     process = command.start(tmp_path, *chosen, "--checks=off_policy", "-k", "cispo and token_mean")
     report = command.finish(process, tmp_path, "areal").report
 
@@ -128,8 +116,9 @@ def test_samples_are_dealt_by_areals_controller(pool: RankPool) -> None:
     assert dealt[0].tolist() != [0, 1, 2, 3]
 
 
-def test_one_sample_is_not_cut_into_two_micro_batches(pool: RankPool) -> None:
+def test_areal_itself_refuses_to_cut_one_sample_into_two_micro_batches(pool: RankPool) -> None:
     outcome = pool.run(job("worked_example", "dp1-cp1-mb2-thd"))
 
-    assert isinstance(outcome, Declined), outcome
-    assert "no 2 micro-batches of 1 samples" in outcome.message
+    assert isinstance(outcome, Crashed), outcome
+    assert outcome.verdict is Verdict.REFUSED
+    assert "Number of values 1 is smaller than min_groups 2" in outcome.message

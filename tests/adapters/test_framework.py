@@ -156,7 +156,7 @@ def test_modes_have_the_frameworks_own_names() -> None:
 
 
 def test_metrics_are_read_by_their_names_and_signs() -> None:
-    logs = [{"loss": 1.0, "kl": 0.5}, {"loss": 2.0, "kept": 0.75}]
+    logs = [{"loss": 1.0, "kl": 0.5}, {"loss": 2.0, "kl": None, "kept": 0.75}]
 
     assert RECORD.reported(logs) == {
         Metric.POLICY_LOSS: (1.0, 2.0),

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,22 +13,11 @@ from conformance.ranks.pool import RankPool
 from tests import command
 from tests.adapters import steps
 
-pytestmark = [
-    pytest.mark.nemo_rl,
-    pytest.mark.skipif(
-        command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
-    ),
-    pytest.mark.skipif(find_spec("ray") is None, reason="the extra nemo-rl is not installed"),
-]
+pytestmark = [*steps.marks("nemo_rl"), steps.NEEDS_CLONES]
 
 COMMIT = "7ea279abfbeb698b092856d0dab61e7cf39bc909"
 CLONE = Path(os.environ.get(command.SOURCES, "")) / "nemo_rl"
-SECOND = pytest.param(
-    DTensorV2Adapter,
-    marks=pytest.mark.skipif(
-        find_spec("nemo_automodel") is None, reason="Automodel is not installed"
-    ),
-)
+SECOND = pytest.param(DTensorV2Adapter, marks=steps.needs("dtensor_v2"))
 
 
 @pytest.fixture(scope="module", params=[DTensorV1Adapter, SECOND], ids=lambda one: one.engine)
@@ -37,10 +25,6 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     adapter = request.param()
     with RankPool(adapter, resolve(adapter, f"{CLONE}@{COMMIT}").path, 4) as pool:
         yield pool
-
-
-def test_every_option_of_the_loss_is_known(pool: RankPool) -> None:
-    assert pool.description.new_options == ()
 
 
 def test_packed_micro_batches_are_cut_by_tokens(pool: RankPool) -> None:

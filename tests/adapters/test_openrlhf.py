@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,11 @@ import pytest
 from conformance.findings.verdict import Verdict
 from reference.aggregation import Mode
 from tests import command
+from tests.adapters.steps import marks
 from tests.conformance.test_leftovers import OF_OTHERS, forgotten_memory, names, processes_of
 from tests.conformance.test_plugin import wait_for
 
-pytestmark = [
-    pytest.mark.openrlhf,
-    pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed"),
-]
+pytestmark = marks("openrlhf")
 
 RELEASE = "pypi:0.11.2"
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +26,7 @@ from tests import command
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
 
-pytestmark = [
-    pytest.mark.prime_rl,
-    pytest.mark.skipif(
-        command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
-    ),
-    pytest.mark.skipif(
-        find_spec("pydantic_config") is None, reason="the extra prime_rl is not installed"
-    ),
-]
+pytestmark = [*steps.marks("prime_rl"), steps.NEEDS_CLONES]
 
 COMMIT = "559b44772e471d1538537b8805cc77f3824a5e64"
 
@@ -63,10 +54,6 @@ def job(
 ) -> Job:
     """A mean over tokens, as all of prime-rl's are."""
     return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
-
-
-def test_every_option_of_the_loss_is_known(pool: RankPool) -> None:
-    assert pool.description.new_options == ()
 
 
 def test_default_loss_off_policy_has_its_documented_derivative(pool: RankPool) -> None:

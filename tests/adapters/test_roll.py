@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +27,7 @@ from tests.adapters.steps import MASKED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [
-    pytest.mark.roll,
-    pytest.mark.skipif(
-        command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
-    ),
-    pytest.mark.skipif(find_spec("dacite") is None, reason="the extra roll is not installed"),
-]
+pytestmark = [*steps.marks("roll"), steps.NEEDS_CLONES]
 
 COMMIT = "8eb27cc2dc34c4d1310b169d9b86d339004d811a"
 

@@ -46,7 +46,6 @@ The quotient is a trainer's, which loss functions of other libraries leave to it
 """
 
 ELSEWHERE = {
-    "micro-batches that the framework cuts": "areal.driving.least_micro_batches",
     "the sign with which a number is logged": "contract.framework.Framework.reported",
     "ranks to start": """
         contract.layout.Layout.ranks_per_stage contract.layout.Layout.world_size
@@ -61,18 +60,19 @@ ELSEWHERE = {
         roll.importing.import_roll skyrl.importing.import_skyrl toolkit.source._checkout
         toolkit.source._extracted toolkit.source._install_data toolkit.source._made_once
         toolkit.source._packages toolkit.source.released trl.driving.GrpoTraining.configured
-        trl.model. trl_losses.liger.LigerAdapter.load
+        trl.model. trl_losses.liger.LigerAdapter.load verl.importing._defaults
     """,
     "micro-batches of all ranks": "slime_family.driving.of_single_samples",
     "sizes that the framework is told": """
-        nemo_rl.framework._budget nemo_rl.framework._micro_batch_size
+        areal.framework._budget
+        nemo_rl.framework._budget
         nemo_rl.framework._multiple openrlhf.framework. openrlhf.framework._budget
-        openrlhf.framework._micro_batch_size roll.framework._micro_batch_size
         roll.framework._micro_batches roll.framework._rounded_up skyrl.framework.
-        skyrl.sizes.is_step_wise skyrl.sizes.micro_batch_size skyrl.sizes.mini_batch_size
+        skyrl.sizes.micro_batch_size skyrl.sizes.mini_batch_size
         skyrl.sizes.rollouts_of_rank slime_family.framework._micro_batch_size
         slime_family.framework._rollout_batch_size slime_family.framework._token_budget
-        toolkit.settings.micro_batch_size toolkit.settings.token_budget
+        toolkit.settings.largest_micro_batch toolkit.settings.micro_batch_size
+        toolkit.settings.token_budget
         trl.schedule.Schedule.generation_size trl.schedule.Schedule.generations
         trl.schedule.Schedule.optimizer_steps trl.schedule._per_generation
         trl.schedule.schedule_of verl.sizes.BatchSizes._samples verl.sizes.BatchSizes.batch
@@ -104,7 +104,7 @@ ELSEWHERE = {
     "indices of micro-batches": "trl.schedule.Schedule.samples",
     "optimizer steps": "trl.framework.",
     "indices of samples": "trl.schedule.Schedule._micro_batch trl_losses.adapter._micro_batches",
-    "a list of prompts": "trl.driving.GeneratingTraining._prompts",
+    "a list of prompts": "trl.driving.GeneratingTraining._prompts verl.trainers.legacy.train",
     "a path, and shards that the framework is told": "verl.framework.",
     "the product of a divisor and the number of samples": "verl.sizes.mode_of_divisor",
 }

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
 import pytest
 
@@ -23,10 +22,7 @@ from reference.rounding import weight_bound
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
 
-needs_trl = [
-    pytest.mark.trl,
-    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-]
+needs_trl = steps.marks("trl")
 
 
 DECLARED = {
@@ -165,10 +161,7 @@ class TestReal:
 
     @pytest.mark.parametrize(
         "settings",
-        [
-            {"loss_type": "cispo", "epsilon_high": 1.3125},
-            {"loss_type": "vespo"},
-        ],
+        [{"loss_type": "cispo", "epsilon_high": 1.3125}, {"loss_type": "vespo"}],
         ids=lambda settings: settings["loss_type"],
     )
     def test_losses_without_a_formula_in_the_reference_have_their_documented_derivative(

@@ -1,7 +1,6 @@
 """TRL's real `AsyncGRPOTrainer`, from PyPI: what it is given, and what is read off it."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,18 +11,14 @@ from adapters.contract import Job
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.probed_batch import ENTROPIES, LOG_RATIOS, ProbedBatch
-from adapters.trl.adapter import ASYNC
 from adapters.trl.asynchronous import prompt_of_group
-from adapters.trl.engines import TrlAsyncAdapter
+from adapters.trl.engines import ASYNC, TrlAsyncAdapter
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
 from tests.adapters import steps
 
-pytestmark = [
-    pytest.mark.trl,
-    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-]
+pytestmark = steps.marks("trl")
 
 WHOLE, HALVES = "dp2-cp1-mb1-thd", "dp2-cp1-mb2-thd"
 

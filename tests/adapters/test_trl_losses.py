@@ -1,22 +1,28 @@
 """Loss functions that users run instead of TRL's, from PyPI: Liger's and Unsloth's."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adapters.contract import Depth, Description, Job
 from adapters.contract.objective import Objective
+from adapters.toolkit.source import resolve
+from adapters.trl.engines import TrlLigerAdapter
 from adapters.trl_losses.adapter import LOSSES, LossAdapter
 from adapters.trl_losses.liger import LigerAdapter
 from adapters.trl_losses.unsloth import UnslothAdapter
+from conformance.findings.errors import StartError
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
-from conformance.judging.weights import step_context
+from conformance.judging.weights import judge_weights, step_context
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
+from tests import toys
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
 
@@ -48,14 +54,18 @@ class UnslothOf(UnslothAdapter):
         return found
 
 
-def _param(adapter: Callable[..., LossAdapter], package: str) -> Any:
+pytestmark = pytest.mark.trl
+
+
+def _needs(package: str) -> pytest.MarkDecorator:
     missing = find_spec(package) is None
-    skip = pytest.mark.skipif(missing, reason=f"{package} is not installed")
-    return pytest.param(adapter, marks=[pytest.mark.trl, skip], id=package)
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed")
 
 
-ADAPTERS = [_param(LigerOf, "liger_kernel"), _param(UnslothOf, "unsloth_zoo")]
-each_library = pytest.mark.parametrize("adapter", ADAPTERS)
+ADAPTERS = {"liger_kernel": LigerOf, "unsloth_zoo": UnslothOf}
+each_library = pytest.mark.parametrize(
+    "adapter", [pytest.param(one, marks=_needs(name), id=name) for name, one in ADAPTERS.items()]
+)
 
 
 def description() -> Description:
@@ -118,3 +128,43 @@ def test_luspo_with_ratios_of_sequences_adds_the_tokens_of_a_sample_up(
 
     judged = judge_off_policy(of_one, observations, description())
     assert judged.verdict is Verdict.CONFORMS
+
+
+@_needs("liger_kernel")
+@pytest.mark.usefixtures("other_release")
+def test_liger_that_takes_no_count_of_a_step_averages_its_micro_batches(tmp_path: Path) -> None:
+    adapter, given = LigerAdapter(), job(layout=ONE_RANK)
+    release = steps.released(adapter, "pypi:0.8.0")
+    shutil.copytree(release / "liger_kernel", tmp_path / "src" / "liger_kernel")
+    toys.commit(tmp_path)
+    extracted = resolve(adapter, f"{tmp_path}@HEAD").path
+    with RankPool(adapter, resolve(adapter, str(tmp_path)).path, 1) as pool:
+        judged = judge_weights(given, ran(pool, given).observations, pool.description)
+
+    assert extracted is not None
+    assert (extracted / "src" / "liger_kernel").is_dir()
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == "denominators_per_micro_batch"
+
+
+@_needs("trl")
+@_needs("liger_kernel")
+@pytest.mark.usefixtures("other_release")
+@pytest.mark.parametrize(
+    ("release", "mistake"),
+    [("1.10.0", "denominators_per_micro_batch_of_all_ranks"), ("1.14.2", None)],
+)
+def test_trainer_scales_the_loss_of_liger(release: str, mistake: str | None) -> None:
+    adapter, given = TrlLigerAdapter(), replace(job(), depth=Depth.STEP)
+    with RankPool(adapter, steps.released(adapter, f"pypi:{release}"), 2) as pool:
+        judged = judge_weights(given, ran(pool, given).observations, pool.description)
+
+    assert (judged.diagnosis and judged.diagnosis.name) == mistake
+
+
+@_needs("trl")
+@_needs("liger_kernel")
+@pytest.mark.usefixtures("other_release")
+def test_trainer_whose_loss_does_not_use_liger_is_not_driven() -> None:
+    with RankPool(TrlLigerAdapter(), None, 1) as pool, pytest.raises(StartError, match="no loss"):
+        pool.description  # noqa: B018 - starts the ranks

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -24,10 +23,7 @@ from reference.step import Sample, Step
 from tests.adapters import steps
 from tests.jobs import job_of
 
-pytestmark = [
-    pytest.mark.trl,
-    pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-]
+pytestmark = steps.marks("trl")
 
 ADDED_UP = Aggregation(Mode.CONSTANT, 1.0)
 PLAIN, ONE_RANK = "dp2-cp1-mb2-bshd", "dp1-cp1-mb2-bshd"

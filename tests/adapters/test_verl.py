@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,25 +16,20 @@ from adapters.verl.framework import FSDP, VERL
 from adapters.verl.fsdp import VerlFsdp2Adapter
 from adapters.verl.megatron import VerlMegatronAdapter
 from conformance.ranks.messages import Declined
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
 from tests import command
 from tests.adapters import steps
 from tests.adapters.steps import MASKED, job
 
-pytestmark = [
-    pytest.mark.verl,
-    pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
-]
+pytestmark = steps.marks("verl")
 
 weights_error = partial(steps.weights_error, conventions=conventions_of(VERL.conventions))
 
 
 @pytest.fixture(
-    scope="module",
-    params=[VerlFsdp2Adapter, VerlMegatronAdapter],
-    ids=lambda engine: engine.engine,
+    scope="module", params=[VerlFsdp2Adapter, VerlMegatronAdapter], ids=lambda engine: engine.engine
 )
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     with RankPool(request.param(), None, 2) as pool:
@@ -65,9 +59,9 @@ def test_mini_batch_is_counted_in_prompts_of_several_samples() -> None:
 
 
 @on_fsdp2
-@pytest.mark.parametrize("divisor", [1.0, 1 / MASKED.steps[0].size])
-def test_modes_that_only_add_tokens_up_are_constant(pool: RankPool, divisor: float) -> None:
-    """`seq-mean-token-sum` with a divisor of 1, `token-sum` with one over the number of samples."""
+@pytest.mark.parametrize("divisor", [1.0, 1 / MASKED.steps[0].size, 2.5])
+def test_any_divisor_has_a_mode(pool: RankPool, divisor: float) -> None:
+    """`seq-mean-token-sum` for 1, `token-sum` for one over the number of samples."""
     given = of_constant(divisor)
 
     assert weights_error(pool.run(given), given) <= weight_bound("float32")
@@ -81,25 +75,33 @@ def test_megatron_deals_mini_batches_to_data_parallel_ranks_alone(pool: RankPool
 
 
 @on_fsdp2
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        (of_constant(2.5), "the divisor is 2.5"),
-        (job("two_steps", objective=Objective.REJECTION), "logged once per batch"),
-        # Padding rows would follow the samples of the last step.
-        (
-            replace(job("nine_samples"), steps=job("nine_samples").steps * 2),
-            "9 samples cannot be split evenly over 2 ranks",
-        ),
-    ],
-    ids=["fraction", "rejection", "padding"],
-)
-def test_what_verl_has_not_is_unsupported(pool: RankPool, given: Job, reason: str) -> None:
-    outcome = pool.run(given)
+def test_rejection_is_logged_once_for_all_steps(pool: RankPool) -> None:
+    outcome = pool.run(job("two_steps", objective=Objective.REJECTION))
 
     assert isinstance(outcome, Declined), outcome
-    assert outcome.verdict == "unsupported"
-    assert reason in outcome.message
+    assert (outcome.verdict, outcome.message[:17]) == ("unsupported", "no log of rejecti")
+
+
+NINE = job("nine_samples", layout="dp2-cp1-mbtokens-thd")
+
+
+@on_fsdp2
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (job("nine_samples", layout="dp1-cp1-mb2-thd"), "data size must be divisible"),
+        (replace(NINE, steps=NINE.steps * 2), "Got mini_batch_size=9"),
+        (job("nine_samples", layout="dp2-cp1-mb2-thd+legacy_trainer"), "real_train_batch_size (9)"),
+        (job("nine_samples", layout="dp2-cp1-mbtokens-thd+legacy_trainer"), "9 % 2 != 0"),
+    ],
+    ids=["micro-batches", "mini-batches", "configuration", "ranks"],
+)
+def test_verl_refuses_samples_that_are_left_over(pool: RankPool, given: Job, words: str) -> None:
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, (Declined, Crashed)), outcome
+    assert outcome.verdict == "refused"
+    assert words in outcome.message
 
 
 @pytest.mark.parametrize(

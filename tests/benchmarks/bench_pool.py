@@ -17,10 +17,7 @@ LAYOUT = Layout(dp=4)
 POOLED_STEPS = 100
 
 JOB = Job(
-    steps=CORPUS[0].steps,
-    aggregation=Aggregation(Mode.TOKEN_MEAN),
-    layout=LAYOUT,
-    depth=Depth.STEP,
+    steps=CORPUS[0].steps, aggregation=Aggregation(Mode.TOKEN_MEAN), layout=LAYOUT, depth=Depth.STEP
 )
 
 

@@ -291,8 +291,7 @@ def test_reasons_for_the_weight_of_a_short_micro_batch_are_told_apart(
         conventions=Conventions(micro_batch_weight=MicroBatchWeight.BY_SAMPLES),
     )
     context = replace(
-        given.context.of_term(BY_TOKENS_OF_MICRO_BATCHES),
-        rows_of_passes=np.array([rows], np.int32),
+        given.context.of_term(BY_TOKENS_OF_MICRO_BATCHES), rows_of_passes=np.array([rows], np.int32)
     )
     term = LossTerm(metric=Metric.ENTROPY, context=context, factors=np.ones(10))
     found = Explained(Measurement(terms=[term], observed=weights, tolerance=1e-6))

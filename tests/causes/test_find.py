@@ -220,10 +220,7 @@ def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() ->
     assert {(cause.severity, cause.statement) for cause in causes} == {
         (Severity.ACCEPTED, "arguments: bad input is accepted"),
         (Severity.ACCEPTED, "sharding: bad input is accepted"),
-        (
-            Severity.ADVICE,
-            "arguments: bad input is accepted, against a rule of another framework",
-        ),
+        (Severity.ADVICE, "arguments: bad input is accepted, against a rule of another framework"),
     }
 
 

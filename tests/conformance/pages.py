@@ -59,12 +59,7 @@ def finding_of(
     **fields: object,
 ) -> Finding:
     return Finding.model_validate(
-        {
-            "id": f"{check}/{mode}/{case}/{layout}",
-            "verdict": verdict,
-            "tolerance": 1e-6,
-            **fields,
-        }
+        {"id": f"{check}/{mode}/{case}/{layout}", "verdict": verdict, "tolerance": 1e-6, **fields}
     )
 
 

@@ -143,11 +143,7 @@ def tokens_of_shards(step: Step, dp: int) -> list[int]:
     [
         ("fibonacci_lengths", lambda step: step.active_tokens.tolist(), [1, 2, 3, 5, 8, 13]),
         ("fibonacci_lengths", lambda step: step.groups.tolist(), [0, 0, 1, 1, 2, 2]),
-        (
-            "fibonacci_lengths",
-            lambda step: [*map(len, shards(step, 4))],
-            [2, 2, 1, 1],
-        ),
+        ("fibonacci_lengths", lambda step: [*map(len, shards(step, 4))], [2, 2, 1, 1]),
         ("fully_masked_sample", lambda step: (step.active_tokens == 0).sum(), 1),
         ("fully_masked_group", lambda step: [*step.groups[step.active_tokens == 0]], [1, 1]),
         ("one_token", lambda step: step.active_tokens.sum(), 1),

@@ -36,10 +36,7 @@ COMPLAINTS = {
         "state_left_behind",
         "has its optimizer step changed the probe? It must be 0 again, so give a learning rate of",
     ),
-    broken.MovingTheProbeOnOneRank: (
-        "state_left_behind",
-        "so something of the first is left",
-    ),
+    broken.MovingTheProbeOnOneRank: ("state_left_behind", "so something of the first is left"),
     broken.RecordingNoForwardPasses: (
         "forward_passes_not_recorded",
         "describe() declares records_forward_passes, and 80 of 80 tokens are in none",

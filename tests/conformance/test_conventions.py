@@ -226,15 +226,11 @@ ON_PURPOSE = Documented("a mini-batch has a configured size", "a page")
 
 
 @pytest.mark.parametrize(
-    ("name", "also"),
-    [("filling_rows_counted", []), ("count_off_by_one", ["filling_rows_counted"])],
+    ("name", "also"), [("filling_rows_counted", []), ("count_off_by_one", ["filling_rows_counted"])]
 )
 @pytest.mark.parametrize(
     ("convention", "source"),
-    [
-        (ON_PURPOSE, "documented in a page"),
-        (Assumed(ON_PURPOSE.value), "documented nowhere"),
-    ],
+    [(ON_PURPOSE, "documented in a page"), (Assumed(ON_PURPOSE.value), "documented nowhere")],
 )
 def test_mistake_that_is_made_on_purpose_is_advice(
     name: str, also: list[str], convention: Convention, source: str

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from adapters.contract import Depth, Layout
-from conformance.comparing.diff import (
-    Change,
-    ChangeKind,
-    Difference,
-    difference,
-    load_difference,
-)
+from conformance.comparing.diff import Change, ChangeKind, Difference, difference, load_difference
 from conformance.comparing.report_file import write
 from conformance.explain.groups import FindingFilter
 from conformance.findings.errors import NothingToCompareError

@@ -124,10 +124,7 @@ def test_the_end_of_a_run_counts_what_was_known_and_names_what_is_out_of_date(
         (CRASH | {"reason": None}, "cause.0.failure.reason: Field required"),
         (CRASH | {"link": "miles#7"}, "cause.0.failure.link: String should match pattern"),
         (CRASH | {"findings": []}, "cause.0.failure.findings: Tuple should have at least 1 item"),
-        (
-            CRASH | {"findings": "weights/*"},
-            "cause.0.failure.findings: Input should be a valid",
-        ),
+        (CRASH | {"findings": "weights/*"}, "cause.0.failure.findings: Input should be a valid"),
         (CRASH | {"message": None}, "cause.0.failure.message: Field required"),
         (CRASH | {"condition": []}, "cause.0.failure.condition: Extra inputs are not permitted"),
         (CRASH | {"name": X}, "cause.0.mistake.findings: Extra inputs are not permitted"),

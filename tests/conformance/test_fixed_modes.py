@@ -12,7 +12,9 @@ from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
 from conformance.explain.causes import causes
+from conformance.findings.cause import TermMistake
 from conformance.findings.verdict import Verdict
+from conformance.judging.advice import named_after_option
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import check_spec
 from conformance.plan.matrix import MatrixCell
@@ -21,6 +23,7 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
+from tests.adapters import steps
 
 CASE = next(case for case in CORPUS if case.name == "fully_masked_sample")
 
@@ -53,22 +56,22 @@ class TrainingBy:
 def finding(
     trained: Mode,
     asked: Mode,
-    fixed: dict[Objective, FixedMode],
-    described: Description | None = None,
+    objective: Objective = Objective.SAPO,
+    loss: Objective | None = None,
+    **described: object,
 ) -> Judgement:
+    """Of a framework that trains by one mode where another is asked for."""
+    spec = check_spec(f"off_policy.{objective}")
     cell = MatrixCell(
-        aggregation=CASE.aggregation(asked),
-        case=CASE,
-        layout=Layout(),
-        depth=Depth.STEP,
-        spec=check_spec("off_policy.sapo"),
+        aggregation=CASE.aggregation(asked), case=CASE, layout=Layout(), depth=Depth.STEP, spec=spec
     )
-    description = replace(described or NativeAdapter().describe(), fixed_modes=fixed)
-    return make(cell, SharedJobs(TrainingBy(trained, description)))  # type: ignore[arg-type]
+    description = replace(NativeAdapter().describe(), **described)  # type: ignore[arg-type]
+    ranks = TrainingBy(trained, description, loss)
+    return make(cell, SharedJobs(ranks))  # type: ignore[arg-type]
 
 
 def test_mode_that_is_ignored_as_documented_is_advice() -> None:
-    advised = finding(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, SAPO_BY_SAMPLES)
+    advised = finding(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, fixed_modes=SAPO_BY_SAMPLES)
 
     assert advised.verdict is Verdict.ADVICE
     assert advised.diagnosis.name == "option_ignored"
@@ -80,18 +83,18 @@ def test_mode_that_is_ignored_as_documented_is_advice() -> None:
 
 @pytest.mark.parametrize("asked", [Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN])
 def test_mode_that_is_heeded_conforms(asked: Mode) -> None:
-    assert finding(asked, asked, SAPO_BY_SAMPLES).verdict is Verdict.CONFORMS
+    assert finding(asked, asked, fixed_modes=SAPO_BY_SAMPLES).verdict is Verdict.CONFORMS
 
 
 def test_mode_that_is_neither_set_nor_documented_is_wrong() -> None:
-    wrong = finding(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, SAPO_BY_SAMPLES)
+    wrong = finding(Mode.PROMPT_MEAN, Mode.TOKEN_MEAN, fixed_modes=SAPO_BY_SAMPLES)
 
     assert wrong.verdict is Verdict.MISMATCH
     assert wrong.diagnosis.name == "weights_of_prompt_mean"
 
 
 def test_mode_that_is_ignored_without_a_word_is_wrong() -> None:
-    wrong = finding(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, {})
+    wrong = finding(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 
     assert wrong.verdict is Verdict.MISMATCH
     assert wrong.diagnosis.name == "weights_of_sample_mean"
@@ -115,17 +118,9 @@ OPTIONS = {
 def test_option_without_which_the_loss_would_be_the_same_is_named(
     objective: Objective, trained: Mode, said: str
 ) -> None:
-    cell = MatrixCell(
-        aggregation=CASE.aggregation(Mode.SAMPLE_MEAN),
-        case=CASE,
-        layout=Layout(),
-        depth=Depth.STEP,
-        spec=check_spec(f"off_policy.{objective}"),
-    )
-    description = replace(NativeAdapter().describe(), chosen_by=OPTIONS)
-    ranks = TrainingBy(trained, description, loss=Objective.OFF_POLICY)
-    wrong = make(cell, SharedJobs(ranks))  # type: ignore[arg-type]
-    [cause] = causes([wrong.finding(cell.id, cell.depth)], [])
+    wrong = finding(trained, Mode.SAMPLE_MEAN, objective, Objective.OFF_POLICY, chosen_by=OPTIONS)
+    name = f"off_policy.{objective}/sample_mean/{CASE.name}/{Layout()}"
+    [cause] = causes([wrong.finding(name, Depth.STEP)], [])
 
     assert wrong.diagnosis.explanation.endswith(said)
     assert cause.name == "option_ignored"
@@ -133,10 +128,22 @@ def test_option_without_which_the_loss_would_be_the_same_is_named(
 
 
 def test_mode_that_changes_nothing_is_named_by_its_option() -> None:
-    description = replace(NativeAdapter().describe(), chosen_by=OPTIONS)
-    wrong = finding(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, {}, description)
+    wrong = finding(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN, chosen_by=OPTIONS)
 
     assert wrong.diagnosis.name == "option_ignored"
     assert wrong.diagnosis.explanation == (
         "--mode=token_mean is accepted and changes nothing: reduced as sample_mean"
     )
+
+
+def test_option_is_not_accused_where_there_is_an_explanation_without_it() -> None:
+    wrong = finding(Mode.PROMPT_MEAN, Mode.SAMPLE_MEAN, Objective.DUAL_CLIP, Objective.OFF_POLICY)
+    assert wrong.clues is not None
+    described = replace(NativeAdapter().describe(), chosen_by=OPTIONS)
+    job = steps.job(CASE.name, Mode.SAMPLE_MEAN, str(Layout()), Objective.DUAL_CLIP)
+    without = [[TermMistake.of("policy_loss", "multiplied_by_cp")]]
+    explanations = [*wrong.clues.explanations, without]
+    unclear = replace(wrong, clues=wrong.clues.model_copy(update={"explanations": explanations}))
+
+    assert named_after_option(wrong, job, described).diagnosis.name == "option_ignored"
+    assert named_after_option(unclear, job, described) is unclear

@@ -176,12 +176,7 @@ def test_another_seed_means_other_examples(tmp_path: Path) -> None:
 
 def test_fault_of_the_harness_is_no_finding() -> None:
     cell = GeneratedCell(
-        mode=Mode.TOKEN_MEAN,
-        divisor=None,
-        layout=Layout(),
-        depth=Depth.STEP,
-        examples=10,
-        seed="0",
+        mode=Mode.TOKEN_MEAN, divisor=None, layout=Layout(), depth=Depth.STEP, examples=10, seed="0"
     )
     with (
         RankPool(broken.Unloadable(), None, size=1) as pool,

@@ -166,6 +166,10 @@ def test_markdown_is_one_table_with_a_column_for_causes(
     assert last.endswith(f" | {words} |  |")
 
 
+def offering(one: Report, *options: str) -> Report:
+    return one.model_copy(update={"new_options": [*options]})
+
+
 def watched(reported: Report | None, new: Report) -> list[str]:
     """The cells of a version that is watched, from whether it is driven on."""
     target = targets(["slime"], Path())[0]
@@ -177,16 +181,17 @@ def watched(reported: Report | None, new: Report) -> list[str]:
 
 
 def test_the_watch_tells_causes_by_what_both_reports_looked_at() -> None:
-    """A cause of findings that were not run again is not gone, and one of others is not hidden."""
-    unseen, alone = A.replace("/a/", "/c/"), A.replace("/a/", "/d/")
-    reported = report(wrong(A, CP), right(B), wrong(unseen, EMPTY), wrong(OTHER, CP))
-    new = report(right(A, CP), wrong(B, EMPTY), wrong(OTHER, CP), wrong(alone, MICRO))
+    """A cause of findings that were not run again is not gone."""
+    unseen, lacking = A.replace("/a/", "/c/"), A.replace("/a/", "/d/")
+    before = with_verdict(Verdict.UNSUPPORTED, lacking, message="no mode token_mean")
+    reported = report(wrong(A, CP), right(B), wrong(unseen, EMPTY), wrong(OTHER, CP), before)
+    new = report(right(A, CP), wrong(B, EMPTY), wrong(OTHER, CP), wrong(lacking, MICRO))
 
-    assert watched(reported, new.model_copy(update={"new_options": ["use_new_loss"]})) == [
-        "yes: 1 worse, 1 better, 1 the same",
+    assert watched(offering(reported, "listed"), offering(new, "listed", "use_new_loss")) == [
+        "yes: 1 worse, 1 better, 1 not looked at before, 1 the same",
         "new: empty_samples_counted"
         "<br>changed: multiplied_by_cp in sample_mean (it was: multiplied_by_cp)"
-        "<br>not looked at before: multiplied_by_micro_batches (before 1 not run)",
+        "<br>not looked at before: multiplied_by_micro_batches (before 1 unsupported)",
         "",
         "use_new_loss",
         "slime/v1.json.gz",

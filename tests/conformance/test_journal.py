@@ -19,13 +19,7 @@ HEADER = Header(
     engine="torch",
     source=Provenance(kind="builtin", revision=None, version="1", ref=None, dirty=False),
     environment=Environment(
-        python="3",
-        torch="2",
-        backend="gloo",
-        device="cpu",
-        platform="L",
-        dependencies={},
-        stubs=[],
+        python="3", torch="2", backend="gloo", device="cpu", platform="L", dependencies={}, stubs=[]
     ),
     conventions=DEFAULT_CONVENTIONS,
 )

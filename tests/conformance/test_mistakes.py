@@ -382,9 +382,7 @@ def test_repeated_rows_are_counted_where_they_are(
 ) -> None:
     """Of the first rank's three samples in one micro-batch, one is empty."""
     given = replace(
-        TOKEN,
-        forward_pass_of_token=FILLED_UP,
-        conventions=Conventions(micro_batch_weight=weight),
+        TOKEN, forward_pass_of_token=FILLED_UP, conventions=Conventions(micro_batch_weight=weight)
     )
     context = replace(given.context.of_term(how), rows_of_passes=ROWS)
     found = {
@@ -427,9 +425,7 @@ def test_repeated_rows_may_be_in_a_micro_batch_that_weighs_as_much_as_a_full_one
     The other one, and a row that repeats a sample alone, are short micro-batches.
     """
     given = replace(
-        TOKEN,
-        forward_pass_of_token=FILLED_UP,
-        conventions=Conventions(micro_batch_weight=BY_ROWS),
+        TOKEN, forward_pass_of_token=FILLED_UP, conventions=Conventions(micro_batch_weight=BY_ROWS)
     )
     context = replace(given.context.of_term(SAMPLES), rows_of_passes=ROWS)
     [found] = [one for one in predictions(context) if one.name == SHORT_AS_FULL]

@@ -104,6 +104,8 @@ def test_verdicts_of_committed_reports_follow_from_their_figures(committed: Comm
         assert found.id == str(found.identity)
         assert Layout.parse(str(found.layout)) == found.layout
         if found.verdict is Verdict.CONFORMS and found.check is not Check.LOGGING:
+            if found.error is None and found.case == "no_active_token":
+                continue  # no number is logged
             assert found.error is not None
             assert found.tolerance is not None
             assert found.error <= found.tolerance
@@ -130,7 +132,9 @@ def test_every_finding_is_one_line_of_the_file() -> None:
         HEADER, [finding("a"), finding("b")], Selection(selected=2, deselected=0)
     )
 
-    assert {*FIELD_ORDER} - {"fault", "adapter_class"} == set(json.loads(report.to_json()))
+    assert {*FIELD_ORDER} - {"fault", "adapter_class", "new_options"} == set(
+        json.loads(report.to_json())
+    )
     assert sum(line.startswith('  {"id": ') for line in report.to_json().splitlines()) == 2
 
 

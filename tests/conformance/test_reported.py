@@ -182,18 +182,8 @@ def test_loss_of_another_mode_is_named() -> None:
             "an extra division by samples = 4",
             ["not_reduced_over_dp", "not_reduced_over_ranks", "shares_of_all_ranks_averaged"],
         ),
-        (
-            -1 / 8,
-            "micro_batches_lost",
-            "it is that of the first micro-batch of each rank",
-            [],
-        ),
-        (
-            3.5 / 8,
-            "micro_batches_lost",
-            "it is that of the last micro-batch of each rank",
-            [],
-        ),
+        (-1 / 8, "micro_batches_lost", "it is that of the first micro-batch of each rank", []),
+        (3.5 / 8, "micro_batches_lost", "it is that of the last micro-batch of each rank", []),
         (
             2.0,
             "not_divided",

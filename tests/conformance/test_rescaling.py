@@ -163,10 +163,7 @@ def test_factor_of_all_gradients_is_not_taken_for_clipping(tmp_path: Path) -> No
 def check_adapter(folder: Path, place: str) -> None:
     """In a process of its own, as modules of several folders have one name."""
     os.chdir(folder)
-    with (
-        (folder / "output").open("w") as output,
-        contextlib.redirect_stdout(output),
-    ):
+    with (folder / "output").open("w") as output, contextlib.redirect_stdout(output):
         status = cli.main(["check-adapter", place])
     sys.exit(status)
 

@@ -15,14 +15,7 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged_of_rollouts
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import LOGGED_OF_ROLLOUTS
-from reference.aggregation import (
-    Aggregation,
-    Conventions,
-    LoggedMean,
-    Mode,
-    SampleUnit,
-    TokenSet,
-)
+from reference.aggregation import Aggregation, Conventions, LoggedMean, Mode, SampleUnit, TokenSet
 from reference.step import Sample, Step
 from tests.declaring import assumed
 

@@ -13,10 +13,7 @@ from reference.aggregation import AuxiliaryAggregation, Mode
 from tests.conformance.given import Given, passes
 
 SCATTERED = passes(
-    [(slice(3), 0), (slice(4, 6), 0)],
-    [(slice(3, 4), 1)],
-    [(slice(6, 11), 0)],
-    [(slice(11, 14), 1)],
+    [(slice(3), 0), (slice(4, 6), 0)], [(slice(3, 4), 1)], [(slice(6, 11), 0)], [(slice(11, 14), 1)]
 )
 """Two data-parallel ranks of two context-parallel ranks that hold whole samples: the first with the
 third, and the second; the fourth, and the last."""

@@ -176,8 +176,7 @@ def stopped(
 
 
 @pytest.mark.parametrize(
-    ("sign", "status"),
-    [("SIGINT", pytest.ExitCode.INTERRUPTED), ("SIGTERM", 128 + signal.SIGTERM)],
+    ("sign", "status"), [("SIGINT", pytest.ExitCode.INTERRUPTED), ("SIGTERM", 128 + signal.SIGTERM)]
 )
 def test_a_signal_whose_exception_python_drops_still_ends_the_run(
     tmp_path: Path, sign: str, status: int

@@ -102,7 +102,7 @@ class MinimalAdapter(Adapter):
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        batch = ProbedBatch(job.steps, job.objective)
+        batch = ProbedBatch.of(job)
         passes, trainer, reader = self.trained(batch, rank)
         micro_batches = job.layout.micro_batches
         assert isinstance(micro_batches, int)

@@ -121,10 +121,7 @@ def trials_on(
         assert isinstance(outcome, Ran), outcome
         judgement = judge(cell.spec)(job, outcome.observations, description)
         yield Trial(
-            case=cell.case.name,
-            mode=cell.aggregation.mode,
-            layout=cell.layout,
-            judgement=judgement,
+            case=cell.case.name, mode=cell.aggregation.mode, layout=cell.layout, judgement=judgement
         )
 
 

@@ -20,14 +20,14 @@ OF_SEVERAL_SAMPLES = tuple(case for case in EVERYDAY if case.fewest_samples > 1)
 """Without a step of one sample, which is lost or repeated as a whole."""
 
 
-class TruncatedByZip(Mutant, diagnosis="samples_lost", corpus=OF_SEVERAL_SAMPLES):
+class TruncatedByZip(Mutant, diagnosis="samples_dropped", corpus=OF_SEVERAL_SAMPLES):
     """`zip` over samples and one denominator too few: the last sample is lost."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         return super().divided(samples)[: len(samples) - 1] if len(samples) > 1 else samples
 
 
-class LastMicroBatchDropped(Mutant, diagnosis="samples_lost"):
+class LastMicroBatchDropped(Mutant, diagnosis="samples_dropped"):
     """`drop_last`: the micro-batch that is not full is not trained on."""
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:

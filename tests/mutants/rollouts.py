@@ -50,10 +50,7 @@ class _OfAllTokens(RolloutLog):
 
 
 class LongSamplesCountMore(
-    OfRollouts,
-    diagnosis="weights_of_token_mean",
-    check="rollouts.value",
-    rollout_log=_OfAllTokens,
+    OfRollouts, diagnosis="weights_of_token_mean", check="rollouts.value", rollout_log=_OfAllTokens
 ):
     """The values of a batch are put in one row and averaged."""
 
@@ -102,9 +99,6 @@ class _OfResponses(RolloutLog):
 
 
 class MasksForgotten(
-    OfRollouts,
-    diagnosis="inactive_tokens_weigh",
-    check="rollouts.value",
-    rollout_log=_OfResponses,
+    OfRollouts, diagnosis="inactive_tokens_weigh", check="rollouts.value", rollout_log=_OfResponses
 ):
     """Sample means are over all tokens of a sample."""

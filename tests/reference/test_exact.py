@@ -57,11 +57,7 @@ ROLLOUT = SampleUnit.ROLLOUT
         (Mode.TOKEN_MEAN, Conventions(denominator_mask=ORIGINAL), [7, 7, 7]),
         (Mode.CONSTANT, Conventions(), [10 * 5] * 3),
         (Mode.CONSTANT, Conventions(empty_units=EXCLUDED), [10 * 3] * 3),
-        (
-            Mode.CONSTANT,
-            Conventions(empty_units=EXCLUDED, denominator_mask=ORIGINAL),
-            [10 * 4] * 3,
-        ),
+        (Mode.CONSTANT, Conventions(empty_units=EXCLUDED, denominator_mask=ORIGINAL), [10 * 4] * 3),
         (Mode.CONSTANT, Conventions(sample_unit=ROLLOUT), [10 * 4] * 3),
     ],
 )

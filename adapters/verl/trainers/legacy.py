@@ -157,6 +157,7 @@ def _trainer(config: Any, job: Job, groups: dict[str, DispatchingGroup]) -> Any:
     vars(trainer).update(
         config=config,
         use_rm=False,
+        use_teacher_policy=False,
         use_critic=has_critic(job),
         use_reference_policy=has_reference(job),
         kl_ctrl_in_reward=algorithms.get_kl_controller(config.algorithm.kl_ctrl),

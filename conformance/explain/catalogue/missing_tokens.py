@@ -47,6 +47,7 @@ known(
 known(
     {
         "micro_batches_lost": "whole micro-batches are lost",
+        "samples_dropped": "samples are dropped before training",
         "samples_lost": "samples are lost",
         "tokens_lost": "tokens are lost",
         "samples_repeated": "samples repeated to fill up a batch weigh twice as much",
@@ -85,8 +86,9 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         and _is_made_of(gone, active, context.sample)
         and matches(_of_smaller_step(context, gone))
     ):
+        name = "samples_dropped" if context.untrained[gone].all() else "samples_lost"
         words = "weigh nothing, and all others are right for a step without these samples"
-        yield _diagnosis(context, gone, "samples_lost", words)
+        yield _diagnosis(context, gone, name, words)
     for mistake in _divided_again(context) if gone.any() else ():
         if matches(mistake.weights):
             yield _diagnosis(context, gone, mistake.name, f"weigh nothing: {mistake.words}")
@@ -94,6 +96,14 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
     twice = active & (observed > 1.5 * lowest * context.expected)
     if twice.any() and not twice[active].all() and _is_made_of(twice, active, context.sample):
         yield from _repeated(context, twice, matches)
+
+
+def of_untrained(context: StepContext) -> Diagnosis | None:
+    """The diagnosis of a step, if no rank trained some of its active tokens."""
+    untrained = context.untrained & context.step.mask
+    if not untrained.any():
+        return None
+    return _diagnosis(context, untrained, "samples_dropped", "were never trained")
 
 
 def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -198,7 +208,7 @@ def kinds_of_loss(
     """Yield properties that all lost tokens have and no other active ones."""
     placement = context.placement
     if context.untrained[gone].all():
-        yield "samples_lost", "no rank ever held them in training"
+        yield "samples_dropped", "no rank ever held them in training"
         return
     for name, words, kept in _shares(context):
         if np.array_equal(gone, active & ~kept):

@@ -283,12 +283,19 @@ def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
                     f"[`{one.file}`]({one.file})",
                     one.revision,
                     f"`{one.command}`",
-                    str(len(one.report.new_options) or "–"),
+                    _new_options(one.report),
                 ]
                 for one in found
             ],
         ),
     }
+
+
+def _new_options(report: Report) -> str:
+    """How many options and choices of a version nothing looks at."""
+    if report.new_options is None:
+        return "not looked up"
+    return str(len(report.new_options))
 
 
 def _lines(lines: Iterable[str]) -> str:

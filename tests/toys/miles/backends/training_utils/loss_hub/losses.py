@@ -38,10 +38,7 @@ def values_of(args: Namespace, batch: lineage.Data, logits: torch.Tensor) -> Any
 
 
 def policy_loss_function(
-    args: Namespace,
-    batch: lineage.Data,
-    logits: torch.Tensor,
-    sum_of_sample_mean: lineage.Reducer,
+    args: Namespace, batch: lineage.Data, logits: torch.Tensor, sum_of_sample_mean: lineage.Reducer
 ) -> tuple[torch.Tensor, lineage.Data]:
     def choose(masks: Sequence[torch.Tensor], default: lineage.Reducer) -> lineage.Reducer:
         return get_pg_loss_reducer(
@@ -54,10 +51,7 @@ def policy_loss_function(
 
 
 def sft_loss_function(
-    args: Namespace,
-    batch: lineage.Data,
-    logits: torch.Tensor,
-    sum_of_sample_mean: lineage.Reducer,
+    args: Namespace, batch: lineage.Data, logits: torch.Tensor, sum_of_sample_mean: lineage.Reducer
 ) -> tuple[torch.Tensor, lineage.Data]:
     return terms.sft_loss(values_of(args, batch, logits)["log_probs"], sum_of_sample_mean)
 
