@@ -1,17 +1,27 @@
-"""What one rank did to the value of one token on its way to the gradient: factors and their counts.
+"""The operations of one rank in a job whose painted token alone has an advantage.
 
-A rank sends this to the controlling process, which joins the traces of all ranks. Everything is a
-number or a name: no line of a framework's source is kept.
+A rank sends this to the controlling process, which joins the operations of all ranks. Everything is
+a number or a name: no line of a framework's source is kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
+
+GIVEN = "given"
+"""The name of a tensor whose values were not made by an operation of torch, such as of numpy's."""
+
+OUTSIDE = "outside"
+"""The name of a change that no operation of torch made."""
+
+READ = "aten._local_scalar_dense.default"
+"""The operation that makes a Python number of a tensor."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a framework, or of the engine that it trains on."""
+    """A line of a framework, or of the engine that it trains on, in a file of this machine."""
 
     file: str
     number: int
@@ -21,58 +31,67 @@ class Line:
         return f"{self.file}:{self.number} ({self.function})"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Collective:
-    """What ranks did together: those of a group, and which of the group's collectives it was."""
+    """The ``sequence``-th collective of a group of ranks, or message from one rank to another."""
 
     group: tuple[int, ...]
     sequence: int
+    is_message: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Count:
-    """A small tensor apart from the token's own: a count, or what one is made of.
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The entries of a tensor: all of a small one, and of any the largest size and the sum."""
 
-    ``inputs`` are the places of what it was made of in `RankTrace.counts`.
-    """
-
+    size: int
     values: tuple[float, ...]
-    operation: str
-    line: Line | None
-    inputs: tuple[int, ...] = ()
-    collective: Collective | None = None
+    largest: float
+    total: float
+    nonzero: int
+    is_floating: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Factor:
-    """One operation that changed the token's value, from ``before`` to ``after``.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """An operation of torch, with the contents of the tensor that it made or changed.
 
-    ``counts`` are the places of its other operands in `RankTrace.counts`.
+    ``stack`` are the lines of the framework that asked for it, the innermost first; in a backward
+    pass those of the forward operation that it differentiates. ``inputs`` are the places of its
+    operands in `RankTrace.operations`, and ``numbers`` its operands that are Python numbers.
     """
 
-    before: float
-    after: float
-    operation: str
-    line: Line | None
-    counts: tuple[int, ...] = ()
+    name: str
+    stack: tuple[Line, ...]
+    contents: Contents
+    inputs: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
+    backward_pass: int | None = None
     collective: Collective | None = None
-    is_backward: bool = False
-
-    def coming_from(self, value: float) -> Factor:
-        """The same with another value before it."""
-        return replace(self, before=value)
 
     @property
-    def value(self) -> float:
-        """What the token's value was multiplied by."""
-        return self.after / self.before
+    def line(self) -> Line | None:
+        """The innermost line of the framework."""
+        return self.stack[0] if self.stack else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
-    """What one rank saw of the painted token, from its loss to the optimizer's gradient."""
+    """The operations of one rank in their order.
 
-    factors: tuple[Factor, ...]
-    counts: tuple[Count, ...]
-    begins: bool = False
-    """Whether the token's loss is on this rank; others may receive its gradient."""
+    ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
+    of what adapters read the probe's gradient from.
+    """
+
+    operations: tuple[Operation, ...] = ()
+    roots: dict[int, int] = field(default_factory=dict)
+    gradients: tuple[int, ...] = ()
+
+    @cached_property
+    def collectives(self) -> dict[Collective, tuple[int, ...]]:
+        """The places of what each collective left on this rank."""
+        found: dict[Collective, tuple[int, ...]] = {}
+        for place, operation in enumerate(self.operations):
+            if operation.collective is not None:
+                found[operation.collective] = (*found.get(operation.collective, ()), place)
+        return found

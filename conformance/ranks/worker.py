@@ -96,7 +96,8 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
 
 
 def _traced(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
-    from conformance.ranks.painting import Recorder, passes_by
+    from conformance.ranks.recording.frames import passes_by
+    from conformance.ranks.recording.recorder import Recorder
 
     recorder = Recorder(passes_by(spec.adapter))
     with painting(job.painted), recorder:

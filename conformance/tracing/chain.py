@@ -1,133 +1,98 @@
-"""The chain of factors from a token's loss to its weight, over all ranks that had a part in it."""
+"""The factors between a token's loss and its weight, in the order in which they are applied."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from conformance.tracing.graph import NEGLIGIBLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from conformance.findings.trace import Count, Factor, RankTrace
+    from conformance.findings.trace import Operation
+    from conformance.tracing.graph import Graph, Node
 
-ONE = 1e-6
-"""How far from 1 a product may be that changes nothing: some roundings in float32."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """A factor, and the rank that applied it."""
-
-    rank: int
-    factor: Factor
+MULTIPLYING = ("aten.mul", "aten.div", "aten._foreach_mul", "aten._foreach_div")
+"""Operations that multiply, also where they multiply by 1."""
 
 
-@dataclass(frozen=True)
-class Node:
-    """A count, and the rank that has it."""
+class Factor(NamedTuple):
+    """An operation that changes the token's value, or multiplies it by 1."""
 
-    rank: int
-    place: int
+    node: Node
+    before: float
+    after: float
+
+    @property
+    def value(self) -> float:
+        """What the token's value is multiplied by."""
+        return self.after / self.before
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it multiplies by 1."""
+        return abs(self.value - 1) <= NEGLIGIBLE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chain:
-    """The factors of the painted token in the order in which they were applied."""
+    """The way of the token's value, from its advantage to the gradient that the optimizer gets."""
 
-    links: tuple[Link, ...]
-    traces: Sequence[RankTrace]
+    graph: Graph
+    way: tuple[Node, ...]
+    factors: tuple[Factor, ...]
 
     @property
     def product(self) -> float:
         """The weight that the factors give."""
-        return math.prod(link.factor.value for link in self.links)
+        return math.prod(factor.value for factor in self.factors)
 
-    def count(self, node: Node) -> Count:
-        """The count at a place of a rank's trace."""
-        return self.traces[node.rank].counts[node.place]
+    def operation(self, factor: Factor) -> Operation:
+        """The operation of a factor."""
+        return self.graph.operation(factor.node)
 
-    def operands(self, link: Link) -> list[Node]:
-        """The counts that a factor is made of."""
-        return [Node(link.rank, place) for place in link.factor.counts]
-
-    def inputs(self, node: Node) -> list[Node]:
-        """What a count is made of; of a collective's result, the parts of all its ranks."""
-        count = self.count(node)
-        if count.collective is None:
-            return [Node(node.rank, place) for place in count.inputs]
-        parts = (self._collectives.get((rank, count.collective)) for rank in count.collective.group)
-        return [
-            Node(part.rank, place)
-            for part in parts
-            if part is not None
-            for place in self.count(part).inputs
-        ]
-
-    @cached_property
-    def _collectives(self) -> dict[tuple[int, object], Node]:
-        return {
-            (rank, count.collective): Node(rank, place)
-            for rank, trace in enumerate(self.traces)
-            for place, count in enumerate(trace.counts)
-            if count.collective is not None
-        }
+    def operands(self, factor: Factor) -> list[Node]:
+        """What the token's value was multiplied by or divided by, as far as it is a tensor."""
+        inputs = self.graph.inputs(factor.node)
+        return [one for one in inputs if one not in self.graph.painted]
 
 
-def chains(traces: Sequence[RankTrace]) -> Iterator[Chain]:
-    """Yield the ways that the token's value may have gone, the ones over most ranks last.
+def chain(graph: Graph, end: Node) -> Chain:
+    """The chain that ends in a node which holds the token's value."""
+    way = [end]
+    while (before := graph.before(way[-1])) is not None:
+        way.append(before)
+    way = [one for one in reversed(way) if graph.operation(one).contents.nonzero]
+    return Chain(graph, tuple(way), tuple(_factors(graph, way)))
 
-    They begin on the rank that has the token's loss, and may go on on another one where a
-    collective took the value there.
+
+def _factors(graph: Graph, way: Sequence[Node]) -> list[Factor]:
+    """The factors of a way, without those of a backward pass that are together 1.
+
+    A backward pass splits a value and adds the parts up again, as for the maximum of two losses
+    that are equal.
     """
-    for first, trace in enumerate(traces):
-        if not trace.begins:
-            continue
-        own = [Link(first, factor) for factor in trace.factors]
-        yield _simplified(own, traces)
-        for other, received in enumerate(traces):
-            if other != first and not received.begins and received.factors:
-                yield _simplified([*_until(own, received), *_from(other, received, own)], traces)
-
-
-def _until(own: list[Link], received: RankTrace) -> list[Link]:
-    """The links before the collective by which another rank received the value."""
-    collective = received.factors[0].collective
-    for place, link in enumerate(own):
-        if collective is not None and link.factor.collective == collective:
-            return own[:place]
-    return own
-
-
-def _from(rank: int, received: RankTrace, own: list[Link]) -> list[Link]:
-    """The links on a rank that received the value; the first is what the collective did to it."""
-    first, *others = received.factors
-    before = _until(own, received)
-    value = before[-1].factor.after if before else None
-    entered = first if value is None else first.coming_from(value)
-    return [Link(rank, entered), *(Link(rank, factor) for factor in others)]
-
-
-def _simplified(links: list[Link], traces: Sequence[RankTrace]) -> Chain:
-    """A chain without what changes nothing.
-
-    A backward pass splits values and adds them up again, as for the maximum of two equal losses:
-    the longest run of its first factors that together are 1 is left out.
-    """
-    start = next((n for n, link in enumerate(links) if link.factor.is_backward), len(links))
+    values = [graph.operation(node).contents.largest for node in way]
+    steps = [
+        Factor(node, before, after)
+        for node, before, after in zip(way[1:], values, values[1:], strict=False)
+    ]
+    kept = [one for one in steps if not one.is_idle or _multiplies(graph, one)]
+    is_backward = [graph.operation(one.node).backward_pass is not None for one in kept]
+    start = next((n for n, backward in enumerate(is_backward) if backward), len(kept))
     end, product = start, 1.0
-    for place in range(start, len(links)):
-        if not links[place].factor.is_backward:
+    for place in range(start, len(kept)):
+        if not is_backward[place]:
             break
-        product *= links[place].factor.value
-        if abs(product - 1) <= ONE:
+        product *= kept[place].value
+        if abs(product - 1) <= NEGLIGIBLE:
             end = place + 1
-    kept = [*links[:start], *links[end:]]
-    return Chain(tuple(link for link in kept if abs(link.factor.value - 1) > ONE), traces)
+    return [*kept[:start], *kept[end:]]
 
 
-def explaining(traces: Sequence[RankTrace], weight: float, tolerance: float) -> Chain | None:
-    """The chain whose product is a weight; None if there is none."""
-    fitting = (one for one in chains(traces) if abs(one.product - weight) <= tolerance * weight)
-    return next(fitting, None)
+def _multiplies(graph: Graph, factor: Factor) -> bool:
+    """Whether a factor of 1 multiplies by a number or by a tensor that is all 1."""
+    operation = graph.operation(factor.node)
+    return operation.name.startswith(MULTIPLYING) and operation.backward_pass is None
