@@ -15,6 +15,9 @@ GIVEN = "given"
 OUTSIDE = "outside"
 """The name of a change that no operation of torch made."""
 
+MULTIPLYING = ("aten.mul", "aten.div", "aten._foreach_mul", "aten._foreach_div")
+"""The beginnings of the names of operations that multiply or divide."""
+
 READ = "aten._local_scalar_dense.default"
 """The operation that makes a Python number of a tensor."""
 
@@ -58,7 +61,8 @@ class Operation:
 
     ``stack`` are the lines of the framework that asked for it, the innermost first; in a backward
     pass those of the forward operation that it differentiates. ``inputs`` are the places of its
-    operands in `RankTrace.operations`, and ``numbers`` its operands that are Python numbers.
+    operands in `RankTrace.operations`, and ``numbers`` its operands that are Python numbers. Of one
+    that multiplies, ``variables`` are the numbers that the innermost function has, by their names.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Operation:
     contents: Contents
     inputs: tuple[int, ...] = ()
     numbers: tuple[float, ...] = ()
+    variables: tuple[tuple[str, float], ...] = ()
     backward_pass: int | None = None
     collective: Collective | None = None
 

@@ -6,17 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.tracing.graph import NEGLIGIBLE
+from conformance.findings.trace import MULTIPLYING
+from conformance.tracing.graph import NEGLIGIBLE, is_close
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from conformance.findings.trace import Operation
     from conformance.tracing.graph import Graph, Node
-
-MULTIPLYING = ("aten.mul", "aten.div", "aten._foreach_mul", "aten._foreach_div")
-"""Operations that multiply, also where they multiply by 1."""
-
 
 class Factor(NamedTuple):
     """An operation that changes the token's value, or multiplies it by 1."""
@@ -79,6 +76,7 @@ def _factors(graph: Graph, way: Sequence[Node]) -> list[Factor]:
         Factor(node, before, after)
         for node, before, after in zip(way[1:], values, values[1:], strict=False)
     ]
+    steps = [_at_its_operation(graph, one) for one in steps]
     kept = [one for one in steps if not one.is_idle or _multiplies(graph, one)]
     is_backward = [graph.operation(one.node).backward_pass is not None for one in kept]
     start = next((n for n, backward in enumerate(is_backward) if backward), len(kept))
@@ -90,6 +88,28 @@ def _factors(graph: Graph, way: Sequence[Node]) -> list[Factor]:
         if abs(product - 1) <= NEGLIGIBLE:
             end = place + 1
     return [*kept[:start], *kept[end:]]
+
+
+def _at_its_operation(graph: Graph, factor: Factor) -> Factor:
+    """A factor that a backward pass has beyond the forward one, where it was multiplied by.
+
+    Until a gradient meets the advantage it is that of all tokens, and is not painted.
+    """
+    number = graph.operation(factor.node).backward_pass
+    if factor.is_idle or number is None:
+        return factor
+    waiting, seen = [*graph.inputs(factor.node)], {factor.node}
+    while waiting:
+        node = waiting.pop()
+        operation = graph.operation(node)
+        if node in seen or node in graph.painted or operation.backward_pass != number:
+            continue
+        seen.add(node)
+        waiting += (inputs := graph.inputs(node))
+        sizes = [graph.operation(one).contents.largest for one in inputs]
+        if any(size and is_close(operation.contents.largest / size, factor.value) for size in sizes):
+            return factor._replace(node=node)
+    return factor
 
 
 def _multiplies(graph: Graph, factor: Factor) -> bool:

@@ -21,6 +21,11 @@ NEGLIGIBLE = 1e-6
 """How far from 1 a product may be that changes nothing: some roundings in float32."""
 
 
+def is_close(one: float, other: float) -> bool:
+    """Whether two numbers are equal but for roundings in float32."""
+    return math.isclose(one, other, rel_tol=NEGLIGIBLE, abs_tol=1e-12)
+
+
 class Node(NamedTuple):
     """An operation, by its rank and its place there."""
 

@@ -44,6 +44,15 @@ class Asked(NamedTuple):
     inside: tuple[Line, ...]
     roots: tuple[torch.Tensor, ...]
     reads_gradient: bool
+    frame: FrameType | None
+
+    @property
+    def variables(self) -> tuple[tuple[str, float], ...]:
+        """The numbers that the innermost function has in variables, by name."""
+        if self.frame is None:
+            return ()
+        named = self.frame.f_locals.items()
+        return tuple((name, float(held)) for name, held in named if type(held) in (int, float))
 
 
 def passes_by(adapter: Adapter) -> Callable[[str], bool]:
@@ -67,7 +76,7 @@ def asked(is_passed_by: Callable[[str], bool]) -> Asked:
     stack: list[Line] = []
     inside: tuple[Line, ...] = ()
     roots: tuple[torch.Tensor, ...] = ()
-    reads_gradient = False
+    reads_gradient, innermost = False, None
     for frame in _frames():
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if code.co_name in BEGIN_BACKWARD and not roots:
@@ -76,7 +85,8 @@ def asked(is_passed_by: Callable[[str], bool]) -> Asked:
         is_of_file = not code.co_filename.startswith("<")
         if len(stack) < DEEPEST and is_of_file and not is_passed_by(module):
             stack.append(Line(code.co_filename, frame.f_lineno, code.co_name))
-    return Asked(tuple(stack), inside, roots, reads_gradient)
+            innermost = innermost or frame
+    return Asked(tuple(stack), inside, roots, reads_gradient, innermost)
 
 
 def _frames() -> Iterator[FrameType]:

@@ -45,7 +45,7 @@ def wraps_others(kind: type) -> bool:
 
 
 def part(tensor: torch.Tensor) -> Part | None:
-    """What a tensor covers of its storage; None if it has no entries or no storage of its own."""
+    """What a tensor covers of its storage; None without entries, or if they have been freed."""
     if wraps_others(type(tensor)) or tensor.device.type == "meta":
         return None
     if tensor.layout is not torch.strided or not tensor.numel():
@@ -54,6 +54,8 @@ def part(tensor: torch.Tensor) -> Part | None:
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     extent = 1 + sum((length - 1) * stride for length, stride in pairs)
     start, size = tensor.storage_offset(), tensor.element_size()
+    if (start + extent) * size > storage.nbytes():
+        return None
     return Part(storage._cdata, start * size, (start + extent) * size, tensor.numel())
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from conformance.findings.trace import GIVEN, OUTSIDE, READ, Contents, Operation, RankTrace
+from conformance.findings.trace import GIVEN, MULTIPLYING, OUTSIDE, READ, Contents, Operation, RankTrace
 from conformance.ranks.recording.collectives import Collectives, is_collective
 from conformance.ranks.recording.frames import asked
 from conformance.ranks.recording.memory import Memory, part, plain, wraps_others
@@ -79,6 +79,7 @@ class Recorder(TorchDispatchMode):
             contents=NOTHING,
             inputs=inputs,
             numbers=_numbers((args, kwargs)),
+            variables=who.variables if str(func).startswith(MULTIPLYING) else (),
             backward_pass=_backward_pass(),
         )
         apart = [self._inputs(_tensors(one), who) for one in _each_of_several(func, args)]
@@ -155,7 +156,7 @@ class Recorder(TorchDispatchMode):
     def _settle(self, place: int) -> None:
         """Take down what a collective left in a tensor, which is now looked at."""
         tensor = self._pending.pop(place, None)
-        if tensor is not None:
+        if tensor is not None and part(tensor) is not None:
             operation = self._operations[place]
             self._operations[place] = replace(operation, contents=_contents(tensor))
 
