@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from conformance.findings.trace import Operation
     from conformance.tracing.graph import Graph, Node
 
+
 class Factor(NamedTuple):
     """An operation that changes the token's value, or multiplies it by 1."""
 
@@ -107,7 +108,9 @@ def _at_its_operation(graph: Graph, factor: Factor) -> Factor:
         seen.add(node)
         waiting += (inputs := graph.inputs(node))
         sizes = [graph.operation(one).contents.largest for one in inputs]
-        if any(size and is_close(operation.contents.largest / size, factor.value) for size in sizes):
+        if any(
+            size and is_close(operation.contents.largest / size, factor.value) for size in sizes
+        ):
             return factor._replace(node=node)
     return factor
 

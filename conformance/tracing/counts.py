@@ -105,6 +105,8 @@ class Unfolding:
 
     def number(self, number: float, user: Node) -> Count:
         """A number of Python, unfolded if it was read from a tensor by who uses it, or near it."""
+        if number in (0, 1):  # too common to tell where it is from
+            return Count(number, None)
         users = {_function(line) for line in self.graph.operation(user).stack}
         for place in range(user.place - 1, -1, -1):
             operation = self.graph.operation(Node(user.rank, place))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from conformance.tracing.graph import is_close
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from conformance.expected.step_context import StepContext
@@ -48,6 +47,10 @@ class RightCounts:
     def part(self, number: float) -> str | None:
         """The part of the step that has as many active tokens, such as a micro-batch."""
         return _words(number, self._parts)
+
+    def is_size(self, number: float) -> bool:
+        """Whether a number is one of ranks or micro-batches, of which there may be 1."""
+        return number == 1 or self.factor(number) is not None
 
     def factor(self, number: float) -> str | None:
         """The number of ranks or micro-batches that a factor, or its reciprocal, is."""

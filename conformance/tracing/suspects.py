@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from conformance.findings.trace import Line, Operation
     from conformance.tracing.chain import Chain, Factor
+    from conformance.tracing.graph import Graph
     from conformance.tracing.tracer import TracedJob
 
 MOST = 3
@@ -35,6 +36,7 @@ CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
+    CONSEQUENCE = 0
     IDLE_TENSOR = 1
     ORIGIN = 2
     AVERAGED = 3
@@ -66,7 +68,7 @@ class _Ranked(NamedTuple):
 class _Wrong(NamedTuple):
     """A count that had to be another for the weight to be right, and what it is a part of."""
 
-    count: Count
+    made: Count
     needed: float
     user: Node
     depth: int
@@ -97,8 +99,11 @@ class Suspects:
             return
         for factor in self.chain.factors:
             yield from self._of_factor(factor)
-            for wrong in self._wrong_counts(factor):
-                yield from self._of_count(wrong)
+            found = [one for wrong in self._wrong_counts(factor) for one in self._of_count(wrong)]
+            deepest = max((one.depth for one in found if one.why is Why.COUNTED), default=0)
+            for one in found:
+                is_consequence = one.why is Why.COUNTED and one.depth < deepest
+                yield one._replace(why=Why.CONSEQUENCE) if is_consequence else one
 
     @cached_property
     def _right(self) -> RightCounts:
@@ -159,39 +164,44 @@ class Suspects:
 
     def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
         """Yield a count and the parts of it that had to be others."""
-        if is_close(wrong.count.value, wrong.needed):
+        if is_close(wrong.made.value, wrong.needed):
             return
         yield wrong
-        user = wrong.count.node or wrong.user
-        for place, part in enumerate(wrong.count.parts):
-            needed = wrong.count.needed(place, wrong.needed)
+        user = wrong.made.node or wrong.user
+        for place, part in enumerate(wrong.made.parts):
+            needed = wrong.made.needed(place, wrong.needed)
             if needed is not None and math.isfinite(needed):
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
 
     def _of_count(self, wrong: _Wrong) -> Iterator[_Ranked]:
         """Yield the lines to look at because of one count that had to be another."""
-        count = wrong.count
-        needed = self._right.needed(wrong.needed) or self._right.factor(wrong.needed)
+        count, needed = wrong.made, self._right.needed(wrong.needed)
+        if count.node is None and self._right.is_size(count.value):
+            needed = needed or self._right.factor(wrong.needed)
         if needed is None or self._right.ingredient(count.value) is not None:
             return
         words = f"{count.value:.6g} where there are {wrong.needed:.6g} {needed}"
         if is_close(self._recounted(count), wrong.needed):
             for inner in self._deepest_changed(count):
-                yield from self._at(inner.node, Why.CHANGED, wrong.depth, f"makes {words}")
+                made = f"makes {inner.value:.6g} of {self._recounted(inner):.6g}"
+                yield from self._at(inner.node, Why.CHANGED, wrong.depth, f"{made}: {words}")
         if count.node is None:
-            operation = self._operation(wrong.user)
-            sizes = [self._right.factor(one) for one in (count.value, wrong.needed)]
-            why = Why.SIZE if all(sizes) else Why.COUNTED
-            yield from self._at(wrong.user, why, wrong.depth, words)
-            names = [name for name, held in operation.variables if is_close(held, count.value)]
-            why = Why.ASSIGNED if names else Why.ORIGIN
-            for place, line in enumerate(origins(operation.stack, names)):
-                yield _Ranked(why, -place, Suspect(line, words))
+            yield from self._of_number(wrong, words)
             return
         for node in self._unused(count.node, wrong.needed):
             yield from self._at(node, Why.UNUSED, 0, f"counts right, but nothing uses it: {words}")
         if self._operation(count.node).contents.size == 1 or not self._is_part(count):
             yield from self._at(count.node, Why.COUNTED, wrong.depth, words)
+
+    def _of_number(self, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
+        """Yield the line that computes with a number of Python, and those that assigned it."""
+        number, operation = wrong.made.value, self._operation(wrong.user)
+        is_size = self._right.is_size(number) and self._right.factor(wrong.needed) is not None
+        yield from self._at(wrong.user, Why.SIZE if is_size else Why.COUNTED, wrong.depth, words)
+        names = [name for name, held in operation.variables if is_close(held, number)]
+        why = Why.ASSIGNED if names else Why.ORIGIN
+        for place, line in enumerate(origins(operation.stack, names)):
+            yield _Ranked(why, -place, Suspect(line, words))
 
     def _at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[_Ranked]:
         line = None if node is None else self._operation(node).line
@@ -237,7 +247,7 @@ class Suspects:
             case How.SUM:
                 return math.fsum(part * share for part, share in shares)
             case How.PRODUCT if all(parts):
-                return math.prod(part**share for part, share in shares)
+                return math.prod(float(part**share) for part, share in shares)
             case How.GIVEN if count.node is not None:
                 name = self._operation(count.node).name
                 return 0.0 if name.startswith(CONSTANTS) else count.value
@@ -252,3 +262,19 @@ class Suspects:
 
     def _is_changed(self, count: Count) -> bool:
         return bool(count.parts) and not is_close(self._recounted(count), count.value)
+
+
+def suspects_of_loss(graph: Graph) -> list[Suspect]:
+    """The lines after which a token's value is nowhere: of its gradient, if it has any."""
+    painted = graph.painted.items()
+    last = {in_gradient: node for node, in_gradient in sorted(painted)}
+    ends = [last[one] for one in (True, False) if one in last]
+    readers = [
+        Node(end.rank, place)
+        for end in ends
+        for place, operation in enumerate(graph.traces[end.rank].operations)
+        if end.place in operation.inputs
+    ]
+    words = "the token's value is not found behind it"
+    lines = [graph.operation(node).line for node in [*readers, *ends]]
+    return [Suspect(line, words) for line in dict.fromkeys(lines) if line is not None][:MOST]

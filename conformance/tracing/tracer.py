@@ -62,6 +62,11 @@ class TracedJob:
         """The reference's weight of the token."""
         return float(self.context.expected[self.place])
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the observed weight is not the reference's."""
+        return not abs(self.observed - self.expected) <= self.tolerance * self.expected
+
 
 def is_traced(cell: MatrixCell) -> bool:
     """Whether the painted token of a cell's job tells what its weights are made of."""
@@ -69,9 +74,7 @@ def is_traced(cell: MatrixCell) -> bool:
     return is_of_weights and cell.spec.objective in TRACED and cell.spec.metric is None
 
 
-def trace(
-    job: Job, pool: RankPool, token: Token | None = None
-) -> TracedJob | Crashed | Declined:
+def trace(job: Job, pool: RankPool, token: Token | None = None) -> TracedJob | Crashed | Declined:
     """Trace a token of a job, by default the one whose weight is most wrong."""
     ordinary = pool.run(job)
     if not isinstance(ordinary, Ran):

@@ -77,9 +77,9 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 def _group(given: Sequence[Any]) -> tuple[int, ...]:
     """The ranks of the group that is among the arguments of a collective."""
     for one in given:
-        if isinstance(one, torch.ScriptObject) and "ProcessGroup" in one._type().name():
+        if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type()):
             return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(one)))
         if isinstance(one, str) and one not in ("sum", "avg", "max", "min"):
-            group = distributed_c10d._resolve_process_group(one)  # type: ignore[arg-type]
+            group = distributed_c10d._resolve_process_group(one)  # type: ignore[arg-type, attr-defined]
             return tuple(dist.get_process_group_ranks(group))
     return ()

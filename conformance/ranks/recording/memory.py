@@ -53,7 +53,7 @@ def part(tensor: torch.Tensor) -> Part | None:
     storage = tensor.untyped_storage()
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     extent = 1 + sum((length - 1) * stride for length, stride in pairs)
-    start, size = tensor.storage_offset(), tensor.element_size()
+    start, size = int(tensor.storage_offset()), tensor.element_size()
     if (start + extent) * size > storage.nbytes():
         return None
     return Part(storage._cdata, start * size, (start + extent) * size, tensor.numel())

@@ -14,7 +14,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from conformance.findings.trace import GIVEN, MULTIPLYING, OUTSIDE, READ, Contents, Operation, RankTrace
+from conformance.findings.trace import (
+    GIVEN,
+    MULTIPLYING,
+    OUTSIDE,
+    READ,
+    Contents,
+    Operation,
+    RankTrace,
+)
 from conformance.ranks.recording.collectives import Collectives, is_collective
 from conformance.ranks.recording.frames import asked
 from conformance.ranks.recording.memory import Memory, part, plain, wraps_others
@@ -32,7 +40,7 @@ SMALL = 64
 
 
 @dataclass
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operations that torch dispatches while it is entered."""
 
     is_passed_by: Callable[[str], bool]
@@ -49,7 +57,7 @@ class Recorder(TorchDispatchMode):
     _gradients: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     @property
     def trace(self) -> RankTrace:
@@ -114,7 +122,7 @@ class Recorder(TorchDispatchMode):
     def _stack(self, who: Asked) -> tuple[Line, ...]:
         """The lines that asked for an operation, or for what it is the derivative of."""
         if _backward_pass() is None:
-            number = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+            number = torch._C._autograd._get_sequence_nr()
             self._differentiated.setdefault(number - 1, who.stack)
             return who.stack
         node = torch._C._current_autograd_node()
@@ -149,9 +157,9 @@ class Recorder(TorchDispatchMode):
             return
         name = OUTSIDE if places else GIVEN
         draft = Operation(name=name, stack=who.stack, contents=NOTHING, inputs=places)
-        place = self._add(draft, tensor)
-        assert place is not None
-        yield place
+        added = self._add(draft, tensor)
+        assert added is not None
+        yield added
 
     def _settle(self, place: int) -> None:
         """Take down what a collective left in a tensor, which is now looked at."""
@@ -176,7 +184,7 @@ NOTHING = Contents(0, (), 0.0, 0.0, 0, is_floating=False)
 
 def _backward_pass() -> int | None:
     """The number of the backward pass that is under way."""
-    number: int = torch._C._current_graph_task_id()  # type: ignore[attr-defined]
+    number: int = torch._C._current_graph_task_id()
     return None if number == -1 else number
 
 
@@ -206,9 +214,7 @@ def _made(func: Any, args: Any, kwargs: Any, result: Any) -> list[torch.Tensor]:
     if changed:
         return changed
     viewed = {held.storage for one in _tensors((args, kwargs)) if (held := part(one)) is not None}
-    return [
-        one for one in _tensors(result) if (held := part(one)) and held.storage not in viewed
-    ]
+    return [one for one in _tensors(result) if (held := part(one)) and held.storage not in viewed]
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:
