@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.findings.trace import READ
+from conformance.findings.trace import GIVEN
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 
 if TYPE_CHECKING:
@@ -25,7 +25,13 @@ DEEPEST = 24
 """How far a count is unfolded."""
 
 SHARED = 3
-"""How many of the innermost functions that read a number may be those that use it."""
+"""How many of the innermost functions that look at a number may be those that use it."""
+
+SMALL = 8
+"""Entries of the largest tensor that numbers of Python are read from."""
+
+COMMON = 2
+"""The largest number that is taken to be read only by the function that uses it."""
 
 
 class How(StrEnum):
@@ -104,16 +110,24 @@ class Unfolding:
         return None
 
     def number(self, number: float, user: Node) -> Count:
-        """A number of Python, unfolded if it was read from a tensor by who uses it, or near it."""
-        if number in (0, 1):  # too common to tell where it is from
+        """A number of Python, unfolded if a tensor had it that its user, or one near it, looked at."""
+        source = self._source(number, user)
+        if source is None:
             return Count(number, None)
-        users = {_function(line) for line in self.graph.operation(user).stack}
+        return Count(number, None, How.SAME, parts=(self._unfolded(source),), shares=(1.0,))
+
+    def _source(self, number: float, user: Node) -> Entry | None:
+        """The last entry that a function of the user's stack looked at and that is a number."""
+        if number in (0, 1):  # too common to tell where it is from
+            return None
+        stack = self.graph.operation(user).stack
+        users = {_function(line) for line in (stack[:1] if number <= COMMON else stack)}
         for place in range(user.place - 1, -1, -1):
             operation = self.graph.operation(Node(user.rank, place))
-            readers = {_function(line) for line in operation.stack[:SHARED]}
-            if operation.name == READ and operation.contents.total == number and readers & users:
-                return self._unfolded(Entry(Node(user.rank, place), 0, number))
-        return Count(number, None)
+            held, near = operation.contents, {_function(line) for line in operation.stack[:SHARED]}
+            if held.size <= SMALL and number in held.values and near & users:
+                return Entry(Node(user.rank, place), held.values.index(number), number)
+        return None
 
     def _unfolded(self, entry: Entry, depth: int = 0) -> Count:
         made = self._made(entry) if depth < DEEPEST else Made(How.GIVEN, ())
@@ -128,8 +142,11 @@ class Unfolding:
     def _made(self, entry: Entry) -> Made:
         operation = self.graph.operation(entry.node)
         inputs = self.graph.inputs(entry.node)
-        if operation.name.startswith(ALLOCATIONS) or not inputs:
+        if operation.name.startswith(ALLOCATIONS):
             return Made(How.GIVEN, ())
+        if not inputs:
+            source = self._source(entry.value, entry.node) if operation.name == GIVEN else None
+            return Made(How.GIVEN, ()) if source is None else Made(How.SAME, [source], [1.0])
         operands = [[*self._aligned(one, entry)] for one in inputs]
         rule = RULES.get(_kind(operation))
         made = rule(entry.value, operands, operation) if rule is not None else None

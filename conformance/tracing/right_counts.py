@@ -48,6 +48,11 @@ class RightCounts:
         """The part of the step that has as many active tokens, such as a micro-batch."""
         return _words(number, self._parts)
 
+    def ranks(self, number: float) -> str | None:
+        """The ranks of a direction of the layout that a number, or its reciprocal, is."""
+        found = self.factor(number)
+        return found if found is not None and found.endswith("ranks") else None
+
     def is_size(self, number: float) -> bool:
         """Whether a number is one of ranks or micro-batches, of which there may be 1."""
         return number == 1 or self.factor(number) is not None
@@ -119,8 +124,9 @@ def _factors(context: StepContext) -> Iterator[tuple[float, str]]:
     }
     if held is not None:
         micro_batches = context.most_micro_batches
-        sizes |= {
+        sizes = {
+            micro_batches * layout.dp: "micro-batches of all",
             micro_batches: "micro-batches",
-            micro_batches * layout.dp: "micro-batches of all ranks",
+            **sizes,
         }
     yield from ((float(size), words) for size, words in sizes.items() if size > 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.tracing.counts import Count, How, Unfolding
 from conformance.tracing.graph import Node, is_close
-from conformance.tracing.origins import origins
+from conformance.tracing.origins import has_constant, origins
 from conformance.tracing.right_counts import RightCounts
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from conformance.tracing.chain import Chain, Factor
     from conformance.tracing.graph import Graph
     from conformance.tracing.tracer import TracedJob
+
+LATER = 1000
+"""More than there are factors in a chain: what ranks before all that is later or deeper."""
 
 MOST = 3
 """How many suspects are named."""
@@ -36,17 +39,21 @@ CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
-    CONSEQUENCE = 0
-    IDLE_TENSOR = 1
-    ORIGIN = 2
-    AVERAGED = 3
-    COUNTED = 4
-    ASSIGNED = 5
-    IDLE = 6
+    CONSEQUENCE = 0  # a count is made of one that is suspected
+    PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
+    IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
+    CALLER = 3  # who called what counts
+    AVERAGED = 4  # a reduction averages, and nothing takes that back
+    COUNTED = 5  # a count had to be another
+    IDLE = 6  # a number is 1 where a factor is missing
     WITHOUT_PARTNER = 7
-    SIZE = 8
-    UNUSED = 9
-    CHANGED = 10
+    KNOWING = 8  # the same as `IDLE`, where the function has a variable with the missing factor
+    SIZE = 9  # a number of ranks or micro-batches had to be another
+    PART = 10  # the count of a part of the step stands for the whole
+    GROUP = 11  # a reduction goes over another number of ranks
+    ASSIGNED = 12  # where a wrong number got its name
+    UNUSED = 13  # the right count is made, and not used
+    CHANGED = 14  # a count is not what it is made of
 
 
 @dataclass(frozen=True)
@@ -121,16 +128,35 @@ class Suspects:
         """Yield the line of a factor that lacks a partner, or is 1 and may be the partner."""
         operation = self.chain.operation(factor)
         if factor.is_idle and self._right.factor(self._off) is not None:
-            sizes = [self._operation(one).contents.size for one in self.chain.operands(factor)]
-            words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
-            if max(sizes, default=1) == 1:
-                why = Why.IDLE if 1.0 in operation.numbers else Why.IDLE_TENSOR
-                yield from self._at(factor.node, why, 0, words)
-        if not factor.is_idle and is_close(factor.value, self._off) and not self._partner(factor):
+            yield from self._of_idle(factor)
+        if not factor.is_idle and is_close(factor.value, self._off):
             words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
             averages = operation.collective is not None or operation.backward_pass is not None
             why = Why.AVERAGED if averages else Why.WITHOUT_PARTNER
-            yield from self._at(factor.node, why, 0, words)
+            yield from self._at(
+                factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
+            )
+
+    def _of_idle(self, factor: Factor) -> Iterator[_Ranked]:
+        """Yield the line of a factor of 1, best where its function knows the missing one."""
+        operation = self.chain.operation(factor)
+        sizes = [self._operation(one).contents.size for one in self.chain.operands(factor)]
+        if max(sizes, default=1) > 1:
+            return
+        words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
+        missing = max(self._off, 1 / self._off)
+        knows = any(is_close(held, missing) for _, held in operation.variables)
+        depth = self.chain.factors.index(factor)
+        if 1.0 not in operation.numbers:
+            yield from self._at(factor.node, Why.IDLE_TENSOR, depth, words)
+            return
+        why = Why.KNOWING if knows else Why.IDLE
+        names = [name for name, held in operation.variables if held == 1]
+        yield from self._at(factor.node, why, depth, words)
+        is_written = has_constant(operation.stack, 1)
+        for place, line in enumerate(origins(operation.stack, names)):
+            before = -LATER if is_written else LATER
+            yield _Ranked(why, depth + before - place, Suspect(line, words))
 
     def _partner(self, factor: Factor) -> bool:
         """Whether another factor takes back what one does."""
@@ -159,8 +185,7 @@ class Suspects:
 
     def _may_lack_tokens(self, factor: Factor) -> bool:
         divides = ".div" in self.chain.operation(factor).name and self.chain.operands(factor)
-        present = any(is_close(one.value * self._right.tokens, 1) for one in self.chain.factors)
-        return bool(divides) and is_close(self._off, self._right.tokens) and not present
+        return bool(divides) and is_close(self._off, self._right.tokens)
 
     def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
         """Yield a count and the parts of it that had to be others."""
@@ -178,30 +203,57 @@ class Suspects:
         count, needed = wrong.made, self._right.needed(wrong.needed)
         if count.node is None and self._right.is_size(count.value):
             needed = needed or self._right.factor(wrong.needed)
-        if needed is None or self._right.ingredient(count.value) is not None:
+        if needed is None or is_close(wrong.needed, 1):
             return
         words = f"{count.value:.6g} where there are {wrong.needed:.6g} {needed}"
+        if count.node is not None:
+            yield from self._of_collective(count.node, wrong, words)
+        if self._right.ingredient(count.value) is not None:
+            return
         if is_close(self._recounted(count), wrong.needed):
             for inner in self._deepest_changed(count):
                 made = f"makes {inner.value:.6g} of {self._recounted(inner):.6g}"
                 yield from self._at(inner.node, Why.CHANGED, wrong.depth, f"{made}: {words}")
+        is_whole = self._right.ingredient(wrong.needed) is not None
+        for node in self._unused(count.value, wrong) if is_whole else ():
+            yield from self._at(node, Why.UNUSED, 0, f"counts right, but nothing uses it: {words}")
         if count.node is None:
             yield from self._of_number(wrong, words)
+        elif self._operation(count.node).contents.size == 1 or not self._is_part(count):
+            is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)
+            why = Why.PART if is_part else Why.COUNTED
+            yield from self._at(count.node, why, wrong.depth, words)
+            for place, line in enumerate(self._operation(count.node).stack[1:MOST]):
+                yield _Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
+
+    def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
+        """Yield the line of a reduction over too many or too few ranks, and who chose them."""
+        operation, count = self._operation(node), wrong.made.value
+        if operation.collective is None or "reduce" not in operation.name or not count:
             return
-        for node in self._unused(count.node, wrong.needed):
-            yield from self._at(node, Why.UNUSED, 0, f"counts right, but nothing uses it: {words}")
-        if self._operation(count.node).contents.size == 1 or not self._is_part(count):
-            yield from self._at(count.node, Why.COUNTED, wrong.depth, words)
+        group, world = len(operation.collective.group), self.traced.context.layout.world_size
+        is_right = self._right.ingredient(wrong.needed) is not None
+        may_be_few = wrong.needed > count and group < world
+        if self._right.ranks(wrong.needed / count) is None or not (is_right or may_be_few):
+            return
+        reduced = f"adds up over {group} of {world} ranks: {words}"
+        yield from self._at(node, Why.GROUP, LATER, reduced)
+        for place, line in enumerate(operation.stack[1:MOST]):
+            yield _Ranked(Why.GROUP, -place, Suspect(line, reduced))
 
     def _of_number(self, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
         """Yield the line that computes with a number of Python, and those that assigned it."""
         number, operation = wrong.made.value, self._operation(wrong.user)
-        is_size = self._right.is_size(number) and self._right.factor(wrong.needed) is not None
-        yield from self._at(wrong.user, Why.SIZE if is_size else Why.COUNTED, wrong.depth, words)
         names = [name for name, held in operation.variables if is_close(held, number)]
-        why = Why.ASSIGNED if names else Why.ORIGIN
-        for place, line in enumerate(origins(operation.stack, names)):
-            yield _Ranked(why, -place, Suspect(line, words))
+        is_size = self._right.is_size(number) and self._right.factor(wrong.needed) is not None
+        knows = any(is_close(held, wrong.needed) for _, held in operation.variables)
+        assigned = [*origins(operation.stack, names)]
+        if number == 1 and not (assigned or knows):
+            return
+        why = Why.CALLER if wrong.made.parts else Why.SIZE if is_size else Why.ASSIGNED
+        for place, line in enumerate(assigned):
+            yield _Ranked(why, LATER - place, Suspect(line, words))
+        yield from self._at(wrong.user, Why.SIZE if is_size else Why.COUNTED, wrong.depth, words)
 
     def _at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[_Ranked]:
         line = None if node is None else self._operation(node).line
@@ -212,18 +264,18 @@ class Suspects:
         """Whether it is the mask of a part of the step, which is right for that part."""
         return self._right.part(count.value) is not None
 
-    def _unused(self, node: Node, needed: float) -> Iterator[Node]:
-        """Yield the collectives that make what a count had to be of the same tensor."""
-        graph = self.chain.graph
-        sources = {node, *graph.inputs(node)}
-        for place, operation in enumerate(graph.traces[node.rank].operations):
-            other = Node(node.rank, place)
-            if operation.collective is None or other in self._counted:
+    def _unused(self, value: float, wrong: _Wrong) -> Iterator[Node]:
+        """Yield the collectives that make what a count had to be of what it is."""
+        rank = (wrong.made.node or wrong.user).rank
+        for place, operation in enumerate(self.chain.graph.traces[rank].operations):
+            node = Node(rank, place)
+            if operation.collective is None or node in self._counted:
                 continue
-            if any(is_close(one, needed) for one in operation.contents.values):
-                read = [Node(node.rank, one) for one in operation.inputs]
-                if sources & {*read, *(n for one in read for n in graph.inputs(one))}:
-                    yield other
+            for one in operation.inputs:
+                read = self._operation(Node(rank, one)).contents.values
+                pairs = zip(read, operation.contents.values, strict=False)
+                if any(is_close(a, value) and is_close(b, wrong.needed) for a, b in pairs):
+                    yield node
 
     @cached_property
     def _counted(self) -> frozenset[Node]:
