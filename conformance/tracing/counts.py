@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.findings.trace import GIVEN
+from conformance.findings.trace import GIVEN, READ
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Unfolding:
         return None
 
     def number(self, number: float, user: Node) -> Count:
-        """A number of Python, unfolded if a tensor had it that its user, or one near it, looked at."""
+        """A number of Python, unfolded if its user looked at a tensor that has it."""
         source = self._source(number, user)
         if source is None:
             return Count(number, None)
@@ -125,7 +125,8 @@ class Unfolding:
         for place in range(user.place - 1, -1, -1):
             operation = self.graph.operation(Node(user.rank, place))
             held, near = operation.contents, {_function(line) for line in operation.stack[:SHARED]}
-            if held.size <= SMALL and number in held.values and near & users:
+            is_looked_at = operation.name == READ or operation.collective is not None
+            if is_looked_at and held.size <= SMALL and number in held.values and near & users:
                 return Entry(Node(user.rank, place), held.values.index(number), number)
         return None
 

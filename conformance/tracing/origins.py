@@ -1,7 +1,7 @@
 """Where a number of Python was assigned, read off the source of a framework.
 
 No operation made such a number. A line that computes with it has it by a name, which was assigned
-in the same function or given to it by its caller, or by the key or attribute that it was put under.
+in the same function or given to it by its caller, or by the key that it was put under.
 """
 
 from __future__ import annotations
@@ -107,14 +107,13 @@ class _Scope:
         return next(having, None)
 
     def stores(self, function: Function) -> list[int]:
-        """The lines of a function that store under a key or attribute that the line reads."""
-        read = {key for node in self.nodes(ast.Subscript) if (key := _key(node))}
-        read |= {node.attr for node in self.nodes(ast.Attribute)}
+        """The lines of a function that store under a key that the line looks up."""
+        read = {key for node in self.nodes(ast.Subscript) if (key := _key(node)) is not None}
         return [
             node.lineno
             for node in ast.walk(function)
-            if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store)
-            if (node.attr if isinstance(node, ast.Attribute) else _key(node)) in read
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+            if _key(node) in read
         ]
 
     def nodes(self, kind: type[ast.expr]) -> list[Any]:
@@ -162,11 +161,12 @@ def _argument(caller: Line, function: Function, parameter: str) -> ast.expr | No
             continue
         by_name = {keyword.arg: keyword.value for keyword in call.keywords}
         if parameter in by_name:
-            return by_name[parameter]
+            given: ast.expr = by_name[parameter]
+            return given
         names = [argument.arg for argument in _parameters(function)]
         is_method = isinstance(call.func, ast.Attribute) and names[:1] == ["self"]
         place = names.index(parameter) - is_method
-        return call.args[place] if place < len(call.args) else None
+        return next(iter(call.args[place : place + 1]), None)
     return None
 
 

@@ -98,8 +98,11 @@ class Suspects:
         return [*by_line.values()][:MOST]
 
     def _rank(self, one: _Ranked) -> tuple[bool, Why, int]:
-        own = self.package is None or f"/{self.package}/" in one.suspect.line.file
-        return own, one.why, one.depth
+        return self._is_own(one.suspect.line), one.why, one.depth
+
+    def _is_own(self, line: Line) -> bool:
+        """Whether a line is the framework's, and not its engine's."""
+        return self.package is None or f"/{self.package}/" in line.file
 
     def _all(self) -> Iterator[_Ranked]:
         if not self.traced.observed or not self.traced.expected:
@@ -141,7 +144,8 @@ class Suspects:
         """Yield the line of a factor of 1, best where its function knows the missing one."""
         operation = self.chain.operation(factor)
         sizes = [self._operation(one).contents.size for one in self.chain.operands(factor)]
-        if max(sizes, default=1) > 1:
+        is_of_kind = (".div" in operation.name) == (self._off > 1)
+        if max(sizes, default=1) > 1 or operation.line is None or not is_of_kind:
             return
         words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
         missing = max(self._off, 1 / self._off)
@@ -154,7 +158,8 @@ class Suspects:
         names = [name for name, held in operation.variables if held == 1]
         yield from self._at(factor.node, why, depth, words)
         is_written = has_constant(operation.stack, 1)
-        for place, line in enumerate(origins(operation.stack, names)):
+        own = self._is_own(operation.line)
+        for place, line in enumerate(origins(operation.stack, names) if own else ()):
             before = -LATER if is_written else LATER
             yield _Ranked(why, depth + before - place, Suspect(line, words))
 
@@ -193,6 +198,9 @@ class Suspects:
             return
         yield wrong
         user = wrong.made.node or wrong.user
+        tensors = [part for part in wrong.made.parts if part.node is not None]
+        if wrong.made.how is How.SUM and len(tensors) > 1:
+            return  # which of the parts it is cannot be told from the sum
         for place, part in enumerate(wrong.made.parts):
             needed = wrong.made.needed(place, wrong.needed)
             if needed is not None and math.isfinite(needed):

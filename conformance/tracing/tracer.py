@@ -16,8 +16,6 @@ from reference.rounding import weight_bound
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
     from conformance.findings.trace import RankTrace
@@ -102,21 +100,28 @@ def trace(job: Job, pool: RankPool, token: Token | None = None) -> TracedJob | C
 
 
 def most_wrong(job: Job, observations: Sequence[Observation], description: Description) -> Token:
-    """The token whose weight is furthest from the right one; of equals the first that has any."""
-    errors: list[tuple[float, bool, Token]] = []
+    """The token whose weight is off by most of itself.
+
+    Of equals it is one that has a weight at all, of the sample with most tokens: its counts are the
+    easiest to tell from others.
+    """
+    errors: list[tuple[float, bool, int, Token]] = []
     for step_index, tokens in enumerate(_tokens(job)):
-        expected = step_context(job, step_index, observations, description).expected
+        context = step_context(job, step_index, observations, description)
+        expected, counted = context.expected, context.counted[context.sample]
         for observed in final_weights(observations, step_index, job, description.conventions):
             off = np.abs(np.nan_to_num(observed, nan=np.inf) - expected)
-            worst = int(_first_of_largest(off, observed))
-            errors.append((float(off[worst]), bool(observed[worst]), tokens[worst]))
-    return max(errors, key=lambda error: error[:2])[2]
-
-
-def _first_of_largest(off: NDArray[np.float64], observed: NDArray[np.float64]) -> int:
-    """The place of the largest error, of one that has a weight if there is one as large."""
-    largest = np.flatnonzero(off >= off.max() * (1 - 1e-6))
-    return int(next((place for place in largest if observed[place]), largest[0]))
+            relative = off / np.where(expected, expected, expected.max(initial=1.0))
+            errors += [
+                (
+                    round(float(relative[place]), 5),
+                    bool(observed[place]),
+                    int(counted[place]),
+                    token,
+                )
+                for place, token in enumerate(tokens)
+            ]
+    return max(errors, key=lambda error: (*error[:3], [-one for one in error[3]]))[3]
 
 
 def _tokens(job: Job) -> Iterator[list[Token]]:
