@@ -33,6 +33,9 @@ SUITE = Path(__file__).parents[1] / "suite"
 
 FINDING_MESSAGE: pytest.StashKey[FindingMessage] = pytest.StashKey()
 
+CONTROLLER = "conformance-controller"
+"""The plugin of the process that writes the report."""
+
 UPCOMING: pytest.StashKey[AnyMatrixCell | None] = pytest.StashKey()
 """The cell of the test that this process runs after the one that it hangs on."""
 
@@ -53,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """With an adapter named, check everything at once and run the suite unless told otherwise."""
     controller = None if _is_worker(config) else Controller(config)
     if controller is not None:
-        config.pluginmanager.register(controller, "conformance-controller")
+        config.pluginmanager.register(controller, CONTROLLER)
     if config.getoption("adapter") is None:
         return
     config.pluginmanager.register(launching.EndingSignals())
@@ -101,6 +104,9 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
         if any(isinstance(cell, LogCell) for cell in cells) and not _is_worker(request.config):
             jobs.logs.begin()
         yield jobs
+        controller = request.config.pluginmanager.get_plugin(CONTROLLER)
+        if controller is not None and not request.config.getoption("no_trace"):
+            controller.trace(pool)
 
 
 @pytest.fixture(scope="session")

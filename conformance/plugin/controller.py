@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from conformance.comparing.gate import Gate
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
+    from conformance.ranks.pool import RankPool
     from conformance.runs.recorder import FindingMessage, FindingRecorder
 
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -70,6 +71,15 @@ class Controller:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Keep what a run is stopped by, and what will know its exit status."""
         self._session = session
+
+    def trace(self, pool: RankPool) -> None:
+        """Trace the causes of a run that came to its end, on the ranks that made its findings."""
+        from conformance.tracing.finding import suspected_lines
+
+        recorder, session = self._recorder, self._session
+        if recorder is None or session is None or session.shouldstop or session.shouldfail:
+            return
+        recorder.suspects = suspected_lines(recorder.causes(), recorder.settings, pool)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(

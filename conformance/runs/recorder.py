@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from adapters.contract.description import sources
 from conformance.comparing.journal import Journal
-from conformance.findings.cause import Clues
+from conformance.findings.cause import Cause, Clues, SuspectedLine
 from conformance.findings.errors import HarnessFaultError, InconsistentExpectationError
 from conformance.findings.finding import Finding
 from conformance.findings.report import Environment, Header, Provenance, Selection
@@ -158,6 +158,9 @@ class FindingRecorder:
     fault: str | None = None
     """The first fault of the harness: no verdict of the run can be relied on."""
 
+    suspects: dict[str, list[SuspectedLine]] = field(default_factory=dict)
+    """The lines to look at for causes, by the smallest reproduction of each."""
+
     _consistency: Consistency = field(default_factory=Consistency)
     _journal: Journal = field(init=False)
 
@@ -197,6 +200,10 @@ class FindingRecorder:
         """Lets go of the report's path, however the run came to its end."""
         self._journal.close()
 
+    def causes(self) -> list[Cause]:
+        """The causes of what was recorded so far."""
+        return self._journal.causes(Selection(selected=self.selected, deselected=0))
+
     def finish(self) -> Report | None:
         """Writes the report of all that was recorded; None if nothing was."""
         deselected = len(self.settings.plan.cells()) - self.selected
@@ -204,4 +211,5 @@ class FindingRecorder:
             Selection(selected=self.selected, deselected=max(deselected, 0)),
             self.settings.gate.watched,
             self.fault,
+            self.suspects,
         )

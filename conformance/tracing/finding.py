@@ -1,10 +1,11 @@
-"""Traces a finding that is named by its id."""
+"""Traces a finding that is named by its id, and the causes of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conformance.findings.cause import Severity
 from conformance.findings.errors import NotTracedError
 from conformance.findings.finding import FindingId
 from conformance.findings.report import PlanSize
@@ -17,6 +18,9 @@ from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import Token, TracedJob, is_traced
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from conformance.findings.cause import Cause, SuspectedLine
     from conformance.plan.matrix import AnyMatrixCell
 
 
@@ -41,6 +45,27 @@ def trace_finding(
             f"there is no finding {finding!r}", "name one as a report or pytest's output has it"
         )
     return _traced(_traceable(cell), settings, token)
+
+
+def suspected_lines(
+    causes: Iterable[Cause], settings: Settings, pool: RankPool
+) -> dict[str, list[SuspectedLine]]:
+    """The lines to look at for each wrong gradient, by the first of its cause's findings."""
+    cells = {
+        cell.id: cell
+        for cell in settings.plan.cells()
+        if isinstance(cell, MatrixCell) and is_traced(cell)
+    }
+    found: dict[str, list[SuspectedLine]] = {}
+    for cause in causes:
+        smallest = next((cells[one] for one in cause.findings if one in cells), None)
+        if cause.severity is Severity.GRADIENT and smallest is not None:
+            job = tracer.trace(smallest.job, pool)
+            if isinstance(job, TracedJob):
+                package, source = settings.adapter.package, settings.source.path
+                trace = Trace.of(smallest.id, job, package, source)
+                found[cause.findings[0]] = trace.suspected
+    return found
 
 
 def _traced(cell: MatrixCell, settings: Settings, token: tuple[int, int] | None) -> Trace:

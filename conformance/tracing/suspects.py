@@ -93,7 +93,9 @@ class Suspects:
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
         by_line: dict[tuple[str, int], Suspect] = {}
-        for one in sorted(self._all(), key=self._rank, reverse=True):
+        found = [*self._all()]
+        told = [one for one in found if one.why is not Why.CONSEQUENCE]
+        for one in sorted(told or found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
         return [*by_line.values()][:MOST]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapters.contract.probed_batch import PAINT
+from conformance.findings.cause import SuspectedLine
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph, is_close
@@ -43,6 +44,19 @@ class Trace:
         found = chain(graph, end)
         suspects = Suspects(job, found, package).best() if job.is_wrong else []
         return cls(finding=finding, job=job, chain=found, suspects=suspects, source=source)
+
+    @property
+    def suspected(self) -> list[SuspectedLine]:
+        """The suspects as a report has them."""
+        return [
+            SuspectedLine(
+                file=sanitize(one.line.file, self.source),
+                line=one.line.number,
+                function=one.line.function,
+                why=one.why,
+            )
+            for one in self.suspects
+        ]
 
     def place(self, line: Line) -> str:
         """A line as ``file:line (function)``, relative to the framework's package."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from adapters.contract.objective import Objective
+from conformance.findings.errors import NotTracedError
 from conformance.findings.verdict import Check
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
@@ -73,16 +74,20 @@ def is_traced(cell: MatrixCell) -> bool:
 
 
 def trace(job: Job, pool: RankPool, token: Token | None = None) -> TracedJob | Crashed | Declined:
-    """Trace a token of a job, by default the one whose weight is most wrong."""
+    """Trace a token of a job, by default the one whose weight is most wrong.
+
+    Raises:
+        NotTracedError: the job has no such token.
+    """
     ordinary = pool.run(job)
     if not isinstance(ordinary, Ran):
         return ordinary
     description = pool.description
     chosen = token or most_wrong(job, ordinary.observations, description)
+    step_index, place = _place(job, chosen)
     painted = pool.run(replace(job, painted=chosen))
     if not isinstance(painted, Ran):
         return painted
-    step_index, place = _place(job, chosen)
 
     def weight(observations: Sequence[Observation]) -> float:
         of_ranks = final_weights(observations, step_index, job, description.conventions)
@@ -140,9 +145,11 @@ def _place(job: Job, token: Token) -> tuple[int, int]:
     """The step of a token, and its place among the step's tokens.
 
     Raises:
-        ValueError: the job has no such token.
+        NotTracedError: the job has no such token.
     """
     for step_index, tokens in enumerate(_tokens(job)):
         if token in tokens:
             return step_index, tokens.index(token)
-    raise ValueError(f"{token} is no token of this batch")
+    raise NotTracedError(
+        f"{token} is no token of this batch", "name a sample and a token of its response, from 0"
+    )

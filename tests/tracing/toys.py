@@ -74,6 +74,26 @@ class ToyTrainer(Trainer):
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
+    def once_more(self, rows: Rows) -> None:
+        count = self.tokens(rows)
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def of_a_rank(self, rows: Rows) -> None:
+        count = rows["mask"].sum()
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def lost(self, rows: Rows) -> None:
+        (self.losses(rows).sum() / self.tokens(rows)).backward()
+        self.gradient.zero_()
+
+    def by_size(self, rows: Rows) -> None:
+        losses = self.losses(rows)
+        (losses.sum() / self.tokens(rows) / losses.detach().abs().max()).backward()
+        dist.all_reduce(self.gradient)
+
     def read(self, rows: Rows) -> None:
         count = self.tokens(rows).item()
         (self.losses(rows).sum() / count).backward()

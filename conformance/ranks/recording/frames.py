@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from adapters.contract import Adapter
 from conformance.findings.trace import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
-
-    from adapters.contract import Adapter
 
 OURS = ("adapters", "conformance", "tests")
 
@@ -58,13 +57,15 @@ class Asked(NamedTuple):
 def passes_by(adapter: Adapter) -> Callable[[str], bool]:
     """Whether frames of a module are ours, or of a library that others ask to do something.
 
-    An adapter without a package is its own framework, with the modules next to it.
+    An adapter without a package is its own framework, with the modules next to its classes.
     """
-    own = "" if adapter.package else type(adapter).__module__.rpartition(".")[0]
+    classes = [one for one in type(adapter).__mro__ if issubclass(one, Adapter)]
+    modules = [one.__module__ for one in classes if one is not Adapter and not adapter.package]
+    own = tuple(f"{module.rpartition('.')[0]}." for module in modules)
 
     @cache
     def is_passed_by(module: str) -> bool:
-        if own and module.startswith(own):
+        if module.startswith(own):
             return False
         return module.partition(".")[0] in LIBRARIES or module.partition(".")[0] in OURS
 
