@@ -105,7 +105,7 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
             jobs.logs.begin()
         yield jobs
         controller = request.config.pluginmanager.get_plugin(CONTROLLER)
-        if controller is not None and not request.config.getoption("no_trace"):
+        if controller is not None:
             controller.trace(pool)
 
 

@@ -73,13 +73,35 @@ class Controller:
         self._session = session
 
     def trace(self, pool: RankPool) -> None:
-        """Trace the causes of a run that came to its end, on the ranks that made its findings."""
+        """Trace the causes of a run that came to its end, on ranks such as made its findings."""
         from conformance.tracing.finding import suspected_lines
 
-        recorder, session = self._recorder, self._session
-        if recorder is None or session is None or session.shouldstop or session.shouldfail:
+        if self._recorder is not None and self._may_trace:
+            causes = self._recorder.causes()
+            self._recorder.suspects = suspected_lines(causes, self._recorder.settings, pool)
+
+    @property
+    def _may_trace(self) -> bool:
+        session = self._session
+        was_stopped = session is None or session.shouldstop or session.shouldfail
+        return not (was_stopped or self._problem or self._config.getoption("no_trace"))
+
+    def _trace_for_workers(self) -> None:
+        """With pytest-xdist: trace on ranks of this process, as no worker knows all findings."""
+        if self._recorder is None or not self._may_trace:
             return
-        recorder.suspects = suspected_lines(recorder.causes(), recorder.settings, pool)
+        if self._config.pluginmanager.hasplugin("dsession") and self._recorder.causes():
+            from conformance.ranks.pool import RankPool
+
+            settings = self._recorder.settings
+            with RankPool(
+                settings.adapter,
+                settings.source.path,
+                settings.plan.ranks,
+                settings.time_limit,
+                settings.hardware,
+            ) as pool:
+                self.trace(pool)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(
@@ -117,6 +139,7 @@ class Controller:
         """Write the report, also of a run that was stopped."""
         if self._recorder is not None:
             try:
+                self._trace_for_workers()
                 with launching.too_late():
                     self._report = self._recorder.finish()
             except ConformanceError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.findings.cause import Severity
-from conformance.findings.errors import NotTracedError
+from conformance.findings.errors import NotTracedError, StartError
 from conformance.findings.finding import FindingId
 from conformance.findings.report import PlanSize
 from conformance.plan.matrix import MatrixCell
@@ -60,7 +60,10 @@ def suspected_lines(
     for cause in causes:
         smallest = next((cells[one] for one in cause.findings if one in cells), None)
         if cause.severity is Severity.GRADIENT and smallest is not None:
-            job = tracer.trace(smallest.job, pool)
+            try:
+                job = tracer.trace(smallest.job, pool)
+            except StartError:  # after a crash the framework could not be loaded again
+                return found
             if isinstance(job, TracedJob):
                 package, source = settings.adapter.package, settings.source.path
                 trace = Trace.of(smallest.id, job, package, source)

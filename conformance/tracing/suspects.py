@@ -112,7 +112,9 @@ class Suspects:
         for factor in self.chain.factors:
             yield from self._of_factor(factor)
             found = [one for wrong in self._wrong_counts(factor) for one in self._of_count(wrong)]
-            deepest = max((one.depth for one in found if one.why is Why.COUNTED), default=0)
+            counted = [one for one in found if one.why is Why.COUNTED]
+            own = [one.depth for one in counted if self._is_own(one.suspect.line)]
+            deepest = max(own or [one.depth for one in counted], default=0)
             for one in found:
                 is_consequence = one.why is Why.COUNTED and one.depth < deepest
                 yield one._replace(why=Why.CONSEQUENCE) if is_consequence else one

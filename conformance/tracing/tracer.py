@@ -28,6 +28,10 @@ TRACED = frozenset({Objective.POLICY, Objective.REJECTION})
 """Objectives whose token losses are proportional to the advantage and weigh what it is said to."""
 
 
+MOST_TOKENS = 4096
+"""Tokens of the largest batch that is traced: every operation on them is kept in memory."""
+
+
 class Token(NamedTuple):
     """A token of a batch: its sample, counted over all steps, and its place in the response."""
 
@@ -69,8 +73,9 @@ class TracedJob:
 
 def is_traced(cell: MatrixCell) -> bool:
     """Whether the painted token of a cell's job tells what its weights are made of."""
+    tokens = sum(len(step.mask) for step in cell.case.steps)
     is_of_weights = cell.spec.check in (Check.WEIGHTS, Check.REJECTION)
-    return is_of_weights and cell.spec.objective in TRACED and cell.spec.metric is None
+    return is_of_weights and cell.spec.objective in TRACED and tokens <= MOST_TOKENS
 
 
 def trace(job: Job, pool: RankPool, token: Token | None = None) -> TracedJob | Crashed | Declined:
