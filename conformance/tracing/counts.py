@@ -120,12 +120,14 @@ class Unfolding:
         """The last entry that a function of the user's stack looked at and that is a number."""
         if number in (0, 1):  # too common to tell where it is from
             return None
-        stack = self.graph.operation(user).stack
+        stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).name == GIVEN
         users = {_function(line) for line in (stack[:1] if number <= COMMON else stack)}
         for place in range(user.place - 1, -1, -1):
             operation = self.graph.operation(Node(user.rank, place))
             held, near = operation.contents, {_function(line) for line in operation.stack[:SHARED]}
-            is_looked_at = operation.name == READ or operation.collective is not None
+            # A tensor that is made of others in a list looks at these without an operation.
+            is_near = is_given and {_function(line) for line in operation.stack[:1]} & users
+            is_looked_at = operation.name == READ or operation.collective is not None or is_near
             if is_looked_at and held.size <= SMALL and number in held.values and near & users:
                 return Entry(Node(user.rank, place), held.values.index(number), number)
         return None
