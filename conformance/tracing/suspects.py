@@ -19,7 +19,7 @@ from conformance.tracing.origins import has_constant, origins
 from conformance.tracing.right_counts import RightCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from conformance.findings.trace import Line, Operation
     from conformance.tracing.chain import Chain, Factor
@@ -206,6 +206,8 @@ class Suspects:
         if wrong.made.how is How.SUM and len(tensors) > 1:
             return  # which of the parts it is cannot be told from the sum
         for place, part in enumerate(wrong.made.parts):
+            if wrong.made.how is How.SUM and part.node is None:
+                continue  # a number that is added, such as against a division by 0
             needed = wrong.made.needed(place, wrong.needed)
             if needed is not None and math.isfinite(needed):
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
@@ -235,7 +237,7 @@ class Suspects:
             is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)
             why = Why.PART if is_part else Why.COUNTED
             yield from self._at(count.node, why, wrong.depth, words)
-            for place, line in enumerate(self._operation(count.node).stack[1:MOST]):
+            for place, line in enumerate(self._callers(count.node)):
                 yield _Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
 
     def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
@@ -250,8 +252,13 @@ class Suspects:
             return
         reduced = f"adds up over {group} of {world} ranks: {words}"
         yield from self._at(node, Why.GROUP, LATER, reduced)
-        for place, line in enumerate(operation.stack[1:MOST]):
+        for place, line in enumerate(self._callers(node)):
             yield _Ranked(Why.GROUP, -place, Suspect(line, reduced))
+
+    def _callers(self, node: Node) -> Sequence[Line]:
+        """The lines that led to one of the framework's own; none to one of its engine."""
+        stack = self._operation(node).stack
+        return stack[1:MOST] if stack and self._is_own(stack[0]) else ()
 
     def _of_number(self, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
         """Yield the line that computes with a number of Python, and those that assigned it."""
@@ -263,8 +270,9 @@ class Suspects:
         if number == 1 and not (assigned or knows):
             return
         why = Why.CALLER if wrong.made.parts else Why.SIZE if is_size else Why.ASSIGNED
+        before = -LATER if has_constant(operation.stack, number) else LATER
         for place, line in enumerate(assigned):
-            yield _Ranked(why, LATER - place, Suspect(line, words))
+            yield _Ranked(why, before - place, Suspect(line, words))
         yield from self._at(wrong.user, Why.SIZE if is_size else Why.COUNTED, wrong.depth, words)
 
     def _at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[_Ranked]:
