@@ -222,14 +222,17 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 
 def _contents(tensor: torch.Tensor) -> Contents:
-    entries = tensor.detach().to("cpu", torch.float64).reshape(-1)
-    sizes = entries.abs()
+    """What a tensor holds; a large one is not copied, as some buffers fill half of the memory."""
+    held = tensor.detach()
+    if held.dtype is torch.bool or held.numel() <= SMALL:
+        held = held.to("cpu", torch.float64)
+    low, high = torch.aminmax(held)
     return Contents(
-        size=len(entries),
-        values=tuple(entries.tolist()) if len(entries) <= SMALL else (),
-        largest=float(sizes.max()),
-        total=float(entries.sum()),
-        nonzero=int((sizes != 0).sum()),
+        size=held.numel(),
+        values=tuple(held.reshape(-1).tolist()) if held.numel() <= SMALL else (),
+        largest=max(abs(float(low)), abs(float(high))),
+        total=float(held.sum(dtype=torch.float64)),
+        nonzero=int(torch.count_nonzero(held)),
         is_floating=tensor.is_floating_point(),
     )
 
