@@ -142,6 +142,8 @@ class Job:
     poison: Poison | None = None
     traced: Column | None = None
     """The column whose values have a gradient, as of a model that was not run without one."""
+    painted: tuple[int, int] | None = None
+    """The sample and token of the batch that alone has an advantage, in a job that is traced."""
 
     @property
     def rejects(self) -> bool:

@@ -10,6 +10,8 @@ has that term.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
@@ -59,7 +61,7 @@ from reference.policy_losses import PolicyTokens
 from reference.value_losses import ValueTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -68,6 +70,22 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 _Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
+
+
+PAINT = 4096.0
+"""The advantage of a painted token, which no other number of a step is."""
+
+_painted: ContextVar[tuple[int, int] | None] = ContextVar("painted", default=None)
+
+
+@contextmanager
+def painting(token: tuple[int, int] | None) -> Iterator[None]:
+    """Give one token of every batch made in the context an advantage, and all others none."""
+    reset = _painted.set(token)
+    try:
+        yield
+    finally:
+        _painted.reset(reset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +125,10 @@ class ProbedBatch(Sequences):
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
         """An advantage for each token, never 0: a framework must mask by the mask alone."""
+        if (painted := _painted.get()) is not None:
+            advantages = [np.zeros(len(ids)) for ids in self.responses]
+            advantages[painted[0]][painted[1]] = PAINT
+            return advantages
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
             pairs = zip(self.responses, of_sample, strict=True)

@@ -159,6 +159,22 @@ def history(options: argparse.Namespace) -> Iterator[str]:
     yield from getattr(history_table, f"as_{options.format}")(rows)
 
 
+def trace(options: argparse.Namespace) -> Iterator[str]:
+    """Yields the factors of a token's weight, each with its line."""
+    from conformance.tracing.finding import trace_finding
+    from conformance.views import traces
+
+    found = trace_finding(
+        options.finding,
+        adapter=options.adapter,
+        engine=options.engine,
+        source=options.source,
+        token=options.token,
+        time_limit=options.time_limit,
+    )
+    yield from getattr(traces, f"as_{options.format}")(found, whole=options.all)
+
+
 def watch(options: argparse.Namespace) -> Iterator[str]:
     """Yields the table, a line as soon as its version has run; progress goes to the error stream.
 

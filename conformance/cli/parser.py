@@ -22,6 +22,7 @@ HELP = {
     " can be seen, 1 something, 2 it cannot be loaded",
     "cases": "the corpus as a table: what each case catches and where that is known from",
     "plan": "what the quick plan of an adapter looks at, and what each job of it is for",
+    "trace": "the factors of a token's weight in one finding, each with the line that applied it",
     "history": "run commits of a framework one by one: verdicts and causes by commit",
     "watch": "run every framework's main branch and newest release: a table in Markdown of what"
     " changed since the committed reports",
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     for name, one in parsers.items():
         one.set_defaults(lines=getattr(commands, name.replace("-", "_")))
     _add_running(parsers)
+    _add_trace(parsers["trace"])
     _add_history(parsers["history"])
     _add_watch(parsers["watch"])
     _add_reading(parsers)
@@ -77,6 +79,24 @@ def _add_running(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     _take(parsers["plan"], "adapter", required=True, help=None)
     _take(parsers["plan"], "engine")
     _take(parsers["plan"], "max-ranks", default=MAX_RANKS, help="leave out larger layouts (8)")
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "finding",
+        metavar="FINDING",
+        help="its id, such as weights/token_mean/split_groups/dp2-cp1-mb2-thd",
+    )
+    _take(parser, "adapter", required=True, help=None)
+    _take(parser, "engine", "source", "time-limit")
+    parser.add_argument(
+        "--token",
+        type=_token,
+        metavar="SAMPLE:TOKEN",
+        help="the token to trace, each counted from 0 (the one whose weight is most wrong)",
+    )
+    parser.add_argument("--all", action="store_true", help="of text: the whole tree")
+    _add_format(parser, "text", "markdown", "json")
 
 
 def _add_history(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +199,13 @@ def _several(names: type[StrEnum]) -> Callable[[str], frozenset[StrEnum]]:
             raise argparse.ArgumentTypeError(f"{error}; choose from {', '.join(names)}") from None
 
     return read
+
+
+def _token(text: str) -> tuple[int, int]:
+    sample, colon, token = text.partition(":")
+    if not (colon and sample.isdecimal() and token.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form SAMPLE:TOKEN, such as 0:2")
+    return int(sample), int(token)
 
 
 def _named_source(text: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import os
 import tempfile
 from contextlib import contextmanager, suppress
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from conformance.comparing.report_file import (
@@ -25,13 +26,16 @@ from conformance.comparing.report_file import (
 from conformance.findings.errors import ReportPathError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from io import FileIO
     from pathlib import Path
 
-    from conformance.findings.cause import Clues
+    from conformance.findings.cause import Cause, Clues, SuspectedLine
     from conformance.findings.finding import Finding
     from conformance.findings.report import Header, Report, Selection
+
+
+NO_SUSPECTS: Mapping[str, Sequence[SuspectedLine]] = MappingProxyType({})
 
 
 class Journal:
@@ -91,17 +95,21 @@ class Journal:
         selection: Selection,
         watched: frozenset[str] = frozenset(),
         fault: str | None = None,
+        suspects: Mapping[str, Sequence[SuspectedLine]] = NO_SUSPECTS,
     ) -> Report | None:
         """Write the report in one move and drop the journal; None if the run never began.
 
         It keeps what findings say of ``watched`` mistakes, also if these do not occur. ``fault`` is
-        the fault of the harness that stopped the run.
+        the fault of the harness that stopped the run, and ``suspects`` the lines to look at for
+        causes, by the smallest reproduction of each.
 
         Raises:
             ReportPathError: it cannot be written; what was found is kept in the journal.
         """
         report = self.report(selection, watched, fault)
         if report is not None:
+            traced = [_with_suspects(cause, suspects) for cause in report.causes]
+            report = report.model_copy(update={"causes": traced})
             self._write_report(report)
         _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()
@@ -131,6 +139,11 @@ class Journal:
                 self._is_whole = self._file.write(data) == len(data)
             except OSError:
                 self._is_whole = False
+
+
+def _with_suspects(cause: Cause, suspects: Mapping[str, Sequence[SuspectedLine]]) -> Cause:
+    found = suspects.get(cause.findings[0])
+    return cause.model_copy(update={"suspects": [*found]}) if found else cause
 
 
 def destination(path: Path) -> Path:

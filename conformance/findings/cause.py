@@ -182,6 +182,20 @@ class Impact(_Frozen):
         return "; ".join(said)
 
 
+class SuspectedLine(_Frozen):
+    """A line to look at because of a cause, in the framework's code or its engine's."""
+
+    file: str
+    """Relative to the folder that holds the package."""
+
+    line: int
+    function: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function}): {self.why}"
+
+
 class Cause(_Frozen):
     """A mistake and the condition under which it shows, which explain ``findings``."""
 
@@ -197,6 +211,9 @@ class Cause(_Frozen):
     impact: Impact = Impact()
     place: str | None = None
     """Where in the framework's code, if that is known: ``file:line (function)``."""
+
+    suspects: list[SuspectedLine] = []
+    """The lines to look at, the likeliest first, by the trace of its smallest reproduction."""
 
     findings: list[str]
     """Ids of the findings that it explains, the smallest reproduction first."""

@@ -20,7 +20,8 @@ its message, which ends with a hint, and exit as for a wrong command line.
 
 Commands that read reports raise `ReportFileError`, `UnreliableReportError`,
 `NothingToCompareError`, `PagePathError`, `UnknownCauseError` and `AmbiguousCauseError`; the others
-add `InvalidHistoryError`, `InvalidSourceError`, `UnknownCaseError` and `UnknownReductionError`.
+add `InvalidHistoryError`, `NotTracedError`, `InvalidSourceError`, `UnknownCaseError` and
+`UnknownReductionError`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class InvalidCaseFileError(ConformanceError):
 
 class InvalidExpectationsError(ConformanceError):
     """A file of known faults cannot be compared with a run."""
+
+
+class NotTracedError(ConformanceError):
+    """A finding does not exist, or no trace tells what it is made of."""
 
 
 class ReportFileError(ConformanceError):

@@ -36,6 +36,9 @@ CONTROLLER = "conformance-controller"
 
 FINDING_MESSAGE: pytest.StashKey[FindingMessage] = pytest.StashKey()
 
+CONTROLLER = "conformance-controller"
+"""The plugin of the process that writes the report."""
+
 UPCOMING: pytest.StashKey[AnyMatrixCell | None] = pytest.StashKey()
 """The cell of the test that this process runs after the one that it hangs on."""
 
@@ -106,6 +109,7 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
         yield jobs
         if (controller := request.config.pluginmanager.get_plugin(CONTROLLER)) is not None:
             controller.experiment(jobs)
+            controller.trace(pool)
 
 
 @pytest.fixture(scope="session")

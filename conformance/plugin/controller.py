@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from conformance.comparing.gate import Gate
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
+    from conformance.ranks.pool import RankPool
     from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingMessage, FindingRecorder
 
@@ -72,6 +73,39 @@ class Controller:
         """Keep what a run is stopped by, and what will know its exit status."""
         self._session = session
 
+    def trace(self, pool: RankPool) -> None:
+        """Trace the causes of a run that came to its end, on ranks such as made its findings."""
+        from conformance.tracing.finding import suspected_lines
+
+        if self._recorder is not None and self._may_trace:
+            causes = self._recorder.causes()
+            self._recorder.suspects = suspected_lines(causes, self._recorder.settings, pool)
+
+    @property
+    def _may_trace(self) -> bool:
+        session = self._session
+        was_stopped = session is None or session.shouldstop or session.shouldfail
+        return not (was_stopped or self._problem or self._config.getoption("no_trace"))
+
+    def _end_for_workers(self) -> None:
+        """With pytest-xdist: use ranks of this process, as no worker knows all findings."""
+        if self._recorder is None or not self._may_trace:
+            return
+        if self._config.pluginmanager.hasplugin("dsession") and self._recorder.causes():
+            from conformance.ranks.pool import RankPool
+            from conformance.runs.jobs import SharedJobs
+
+            settings = self._recorder.settings
+            with RankPool(
+                settings.adapter,
+                settings.source.path,
+                settings.plan.ranks,
+                settings.time_limit,
+                settings.hardware,
+            ) as pool:
+                self.experiment(SharedJobs(pool))
+                self.trace(pool)
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(
         self, config: pytest.Config, log: Producer
@@ -114,6 +148,7 @@ class Controller:
         """Write the report, also of a run that was stopped."""
         if self._recorder is not None:
             try:
+                self._end_for_workers()
                 with launching.too_late():
                     self._report = self._recorder.finish()
             except ConformanceError as error:

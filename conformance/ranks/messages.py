@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from adapters.contract import Adapter, Description, Observation
+    from conformance.findings.trace import RankTrace
     from conformance.findings.verdict import Verdict
     from conformance.ranks.hardware import Hardware
 
@@ -91,6 +92,8 @@ class Observed:
     """The framework ran."""
 
     observation: Observation
+    trace: RankTrace | None = None
+    """What became of the painted token, in a job that is traced."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter, Description, Job, Observation
+    from conformance.findings.trace import RankTrace
     from conformance.ranks.hardware import Hardware
     from conformance.ranks.processes import Running
 
@@ -53,6 +54,8 @@ class Ran:
     """Every rank of the layout ran the job."""
 
     observations: tuple[Observation, ...]
+    traces: tuple[RankTrace, ...] = ()
+    """Of a job that is traced, what each rank did to the painted token."""
 
 
 @dataclass(frozen=True)
@@ -330,4 +333,5 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
         return Crashed(f"{declined[0].message}\n(one rank declined, others ran)")
     if declined:
         return declined[0]
-    return Ran(tuple(reply.observation for reply in observed))
+    traces = tuple(reply.trace for reply in observed if reply.trace is not None)
+    return Ran(tuple(reply.observation for reply in observed), traces)

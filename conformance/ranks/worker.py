@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from adapters.contract import Job, Rank, Refused, Unsupported
 from adapters.contract.objective import Objective
+from adapters.contract.probed_batch import painting
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.blame import blame
@@ -86,6 +87,8 @@ def _forget_output() -> None:
 
 def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
     try:
+        if job.painted is not None:
+            return _traced(spec, job, rank)
         observation = _observed(spec.adapter, job, rank)
     except Unsupported as reason:
         return Declined("unsupported", sanitize(str(reason), spec.source))
@@ -105,6 +108,16 @@ def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
     observation = adapter.observe(job, rank)
     routed = sum(probe.ROUTED.drain())
     return replace(observation, traced=probe.gradient_of_traced(), routed=routed)
+
+
+def _traced(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
+    from conformance.ranks.recording.frames import passes_by
+    from conformance.ranks.recording.recorder import Recorder
+
+    recorder = Recorder(passes_by(spec.adapter))
+    with painting(job.painted), recorder:
+        observation = spec.adapter.observe(job, rank)
+    return Observed(observation, recorder.trace)
 
 
 def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:

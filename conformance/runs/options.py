@@ -78,6 +78,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "FILE",
         "help": "run a step of your own, given as JSON, and nothing else",
     },
+    "no-trace": {
+        "action": "store_true",
+        "help": "name no lines to look at for wrong gradients (saves a job for each cause)",
+    },
     "baseline": {
         "type": Path,
         "metavar": "REPORT",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from adapters.contract.description import sources
 from conformance.comparing.journal import Journal
-from conformance.findings.cause import Clues
+from conformance.findings.cause import Cause, Clues, SuspectedLine
 from conformance.findings.errors import HarnessFaultError, InconsistentExpectationError
 from conformance.findings.finding import Finding
 from conformance.findings.report import Environment, Header, Provenance, Selection
@@ -159,6 +159,9 @@ class FindingRecorder:
     fault: str | None = None
     """The first fault of the harness: no verdict of the run can be relied on."""
 
+    suspects: dict[str, list[SuspectedLine]] = field(default_factory=dict)
+    """The lines to look at for causes, by the smallest reproduction of each."""
+
     _consistency: Consistency = field(default_factory=Consistency)
     _journal: Journal = field(init=False)
 
@@ -210,9 +213,15 @@ class FindingRecorder:
         """Lets go of the report's path, however the run came to its end."""
         self._journal.close()
 
+    def causes(self) -> list[Cause]:
+        """The causes of what was recorded so far."""
+        report = self._journal.report(self._selection)
+        return [] if report is None else report.causes
+
     def finish(self) -> Report | None:
         """Writes the report of all that was recorded; None if nothing was."""
-        return self._journal.finish(self._selection, self.settings.gate.watched, self.fault)
+        watched = self.settings.gate.watched
+        return self._journal.finish(self._selection, watched, self.fault, self.suspects)
 
     @property
     def _selection(self) -> Selection:

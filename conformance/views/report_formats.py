@@ -176,6 +176,8 @@ def _details(report: Report, group: FindingGroup) -> Iterator[str]:
     yield f"{group.cause.severity} {group.cause.reach}{f': {said}' if said else ''}"
     yield f"in {_where(group)}"
     yield f"for example {group.example.id}: {explain(group.example)}"
+    for suspect in group.cause.suspects:
+        yield f"look at {suspect}"
     if group.smallest.case == GENERATED and group.smallest.message:
         yield from group.smallest.message.splitlines()
 

@@ -1,0 +1,102 @@
+"""The operations of one rank in a job whose painted token alone has an advantage.
+
+A rank sends this to the controlling process, which joins the operations of all ranks. Everything is
+a number or a name: no line of a framework's source is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+GIVEN = "given"
+"""The name of a tensor whose values were not made by an operation of torch, such as of numpy's."""
+
+OUTSIDE = "outside"
+"""The name of a change that no operation of torch made."""
+
+MULTIPLYING = ("aten.mul", "aten.div", "aten._foreach_mul", "aten._foreach_div")
+"""The beginnings of the names of operations that multiply or divide."""
+
+READ = "aten._local_scalar_dense.default"
+"""The operation that makes a Python number of a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a framework, or of the engine that it trains on, in a file of this machine."""
+
+    file: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number} ({self.function})"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The ``sequence``-th collective of a group of ranks, or message from one rank to another."""
+
+    group: tuple[int, ...]
+    sequence: int
+    is_message: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The entries of a tensor: all of a small one, and of any the largest size and the sum."""
+
+    size: int
+    values: tuple[float, ...]
+    largest: float
+    total: float
+    nonzero: int
+    is_floating: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """An operation of torch, with the contents of the tensor that it made or changed.
+
+    ``stack`` are the lines of the framework that asked for it, the innermost first; in a backward
+    pass those of the forward operation that it differentiates. ``inputs`` are the places of its
+    operands in `RankTrace.operations`, and ``numbers`` its operands that are Python numbers. Of one
+    that multiplies, ``variables`` are the numbers that the innermost function has, by their names.
+    """
+
+    name: str
+    stack: tuple[Line, ...]
+    contents: Contents
+    inputs: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
+    variables: tuple[tuple[str, float], ...] = ()
+    backward_pass: int | None = None
+    collective: Collective | None = None
+
+    @property
+    def line(self) -> Line | None:
+        """The innermost line of the framework."""
+        return self.stack[0] if self.stack else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """The operations of one rank in their order.
+
+    ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
+    of what adapters read the probe's gradient from.
+    """
+
+    operations: tuple[Operation, ...] = ()
+    roots: dict[int, int] = field(default_factory=dict)
+    gradients: tuple[int, ...] = ()
+
+    @cached_property
+    def collectives(self) -> dict[Collective, tuple[int, ...]]:
+        """The places of what each collective left on this rank."""
+        found: dict[Collective, tuple[int, ...]] = {}
+        for place, operation in enumerate(self.operations):
+            if operation.collective is not None:
+                found[operation.collective] = (*found.get(operation.collective, ()), place)
+        return found

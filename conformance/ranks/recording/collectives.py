@@ -1,0 +1,85 @@
+"""What collectives and messages read and write, and which of a group's they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.utils._pytree import tree_leaves
+
+from conformance.findings.trace import Collective
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAMESPACES = ("c10d.", "_c10d_functional.")
+
+WITHOUT_RESULT = ("barrier", "check_for_nan", "wait_tensor")
+"""Operations of these namespaces that leave all tensors as they are."""
+
+SEND, RECEIVE, BROADCAST = "c10d.send", "c10d.recv_.", "c10d.broadcast_"
+
+
+class Moved(NamedTuple):
+    """The tensors that a collective reads and writes on this rank; one may make what it returns."""
+
+    read: list[torch.Tensor]
+    written: list[torch.Tensor]
+    collective: Collective
+
+
+def is_collective(name: str) -> bool:
+    """Whether an operation is one by which ranks exchange tensors."""
+    return name.startswith(NAMESPACES) and not any(word in name for word in WITHOUT_RESULT)
+
+
+@dataclass
+class Collectives:
+    """Numbers the collectives of each group and the messages between each two ranks."""
+
+    _begun: Counter[tuple[bool, tuple[int, ...]]] = field(default_factory=Counter)
+
+    def moved(self, operation: Any, args: Sequence[Any]) -> Moved:
+        """The tensors of a collective that is about to be called."""
+        name, group = str(operation), _group(args)
+        named = zip(operation._schema.arguments, args, strict=False)
+        by_role: dict[str, list[torch.Tensor]] = {"": [], "input": [], "output": []}
+        for argument, given in named:
+            role = next((r for r in ("input", "output") if argument.name.startswith(r)), "")
+            by_role[role] += _tensors(given)
+        returns = name.startswith("_c10d_functional.")
+        written = [] if returns else [*by_role["output"], *by_role[""]]
+        read = [*by_role["input"], *by_role[""]]
+        numbers = [one for one in args if type(one) is int]
+        if name.startswith((BROADCAST, RECEIVE)) and group[numbers[0]] != dist.get_rank():
+            read = []
+        return Moved(read, written, self._next(name, group, numbers))
+
+    def _next(self, name: str, group: tuple[int, ...], numbers: Sequence[int]) -> Collective:
+        """The collective that follows those of its group; a message's two ranks are a group."""
+        is_message = name.startswith((SEND, RECEIVE))
+        if is_message:
+            here, there = dist.get_rank(), group[numbers[0]]
+            group = (here, there) if name.startswith(SEND) else (there, here)
+        sequence = self._begun[is_message, group]
+        self._begun[is_message, group] += 1
+        return Collective(group, sequence, is_message)
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(given) if isinstance(one, torch.Tensor)]
+
+
+def _group(given: Sequence[Any]) -> tuple[int, ...]:
+    """The ranks of the group that is among the arguments of a collective."""
+    for one in given:
+        if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type()):
+            return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(one)))
+        if isinstance(one, str) and one not in ("sum", "avg", "max", "min"):
+            group = distributed_c10d._resolve_process_group(one)  # type: ignore[arg-type, attr-defined]
+            return tuple(dist.get_process_group_ranks(group))
+    return ()

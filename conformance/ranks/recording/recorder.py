@@ -1,0 +1,242 @@
+"""Records the operations of a traced job on one rank, and what each left in which tensor.
+
+One token has an advantage and every other has none, so that each tensor on the way from its loss to
+its gradient has one entry that is not 0. What that is multiplied by is read off the record later;
+here, every operation is taken down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from conformance.findings.trace import (
+    GIVEN,
+    MULTIPLYING,
+    OUTSIDE,
+    READ,
+    Contents,
+    Operation,
+    RankTrace,
+)
+from conformance.ranks.recording.collectives import Collectives, is_collective
+from conformance.ranks.recording.frames import asked
+from conformance.ranks.recording.memory import Memory, part, plain, wraps_others
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from conformance.findings.trace import Line
+    from conformance.ranks.recording.frames import Asked
+
+COPY = "aten.copy_.default"
+
+SMALL = 64
+"""Entries of the largest tensor whose entries are kept: it may be a count, or made of some."""
+
+
+@dataclass
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operations that torch dispatches while it is entered."""
+
+    is_passed_by: Callable[[str], bool]
+    _operations: list[Operation] = field(default_factory=list)
+    _memory: Memory = field(default_factory=Memory)
+    _collectives: Collectives = field(default_factory=Collectives)
+    _pending: dict[int, torch.Tensor] = field(default_factory=dict)
+    """What collectives may still write to, by the places of their operations."""
+
+    _differentiated: dict[int, tuple[Line, ...]] = field(default_factory=dict)
+    """The stacks of forward operations, by the numbers that autograd gives their derivatives."""
+
+    _roots: dict[int, int] = field(default_factory=dict)
+    _gradients: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @property
+    def trace(self) -> RankTrace:
+        """Everything that was recorded."""
+        for place in [*self._pending]:
+            self._settle(place)
+        return RankTrace(
+            operations=tuple(self._operations),
+            roots=dict(self._roots),
+            gradients=tuple(self._gradients),
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and take down what it makes of what."""
+        kwargs = kwargs or {}
+        if any(map(wraps_others, types)):
+            return NotImplemented  # the operations on the tensors within it are seen
+        who = asked(self.is_passed_by)
+        looks_at_nothing = func.is_view and not who.reads_gradient
+        if looks_at_nothing or self._completes_collective(func, args):
+            return func(*args, **kwargs)
+        inputs = self._inputs(_tensors((args, kwargs)), who)
+        self._note_ends(who, inputs)
+        draft = Operation(
+            name=str(func),
+            stack=self._stack(who),
+            contents=NOTHING,
+            inputs=inputs,
+            numbers=_numbers((args, kwargs)),
+            variables=who.variables if str(func).startswith(MULTIPLYING) else (),
+            backward_pass=_backward_pass(),
+        )
+        apart = [self._inputs(_tensors(one), who) for one in _each_of_several(func, args)]
+        moved = self._collectives.moved(func, args) if is_collective(draft.name) else None
+        read = () if moved is None else self._inputs(moved.read, who)
+        result = func(*args, **kwargs)
+        if moved is not None:
+            draft = replace(draft, inputs=read, collective=moved.collective)
+            self._add_later(draft, moved.written or _tensors(result) or moved.read)
+            return result
+        if draft.name == READ:
+            self._operations.append(replace(draft, contents=_contents(torch.tensor(result))))
+        for index, tensor in enumerate(_made(func, args, kwargs, result)):
+            self._add(replace(draft, inputs=apart[index]) if apart else draft, tensor)
+        return result
+
+    def _completes_collective(self, func: Any, args: Any) -> bool:
+        """Whether gloo copies its own result to where a collective is to leave it."""
+        if str(func) != COPY or not self._pending:
+            return False
+        target, source = map(part, args[:2])
+        waiting = map(part, self._pending.values())
+        return target in waiting and source is not None and not [*self._memory.writers(source)]
+
+    def _add_later(self, draft: Operation, written: Iterable[torch.Tensor]) -> None:
+        """Take down a collective, whose results may come later: they are looked at when read."""
+        for tensor in written:
+            place = self._add(draft, tensor)
+            if place is not None:
+                self._pending[place] = tensor
+
+    def _stack(self, who: Asked) -> tuple[Line, ...]:
+        """The lines that asked for an operation, or for what it is the derivative of."""
+        if _backward_pass() is None:
+            number = torch._C._autograd._get_sequence_nr()
+            self._differentiated.setdefault(number - 1, who.stack)
+            return who.stack
+        node = torch._C._current_autograd_node()
+        forward = () if node is None else self._differentiated.get(node._sequence_nr(), ())
+        return who.inside or forward or who.stack
+
+    def _note_ends(self, who: Asked, inputs: tuple[int, ...]) -> None:
+        """Note where a backward pass begins, and where the adapter reads the gradient."""
+        backward_pass = _backward_pass()
+        if backward_pass is not None and backward_pass not in self._roots:
+            self._roots.update((backward_pass, one) for one in self._inputs(who.roots, who)[:1])
+        if who.reads_gradient:
+            self._gradients += inputs
+
+    def _inputs(self, tensors: Iterable[torch.Tensor], who: Asked) -> tuple[int, ...]:
+        found = [place for tensor in tensors for place in self._writers(plain(tensor), who)]
+        return tuple(dict.fromkeys(found))
+
+    def _writers(self, tensor: torch.Tensor, who: Asked) -> Iterator[int]:
+        """Yield the places of the operations that left what a tensor holds."""
+        read = part(tensor)
+        if read is None:
+            return
+        writers = [*self._memory.writers(read)]
+        places = tuple(place for _, place in writers)
+        for place in places:
+            self._settle(place)
+        whole = writers[:1] if writers and writers[0][0] == read else []
+        left = [self._operations[place].contents for _, place in whole]
+        if places and all(_is_same(one, _contents(tensor)) for one in left):
+            yield from places
+            return
+        name = OUTSIDE if places else GIVEN
+        draft = Operation(name=name, stack=who.stack, contents=NOTHING, inputs=places)
+        added = self._add(draft, tensor)
+        assert added is not None
+        yield added
+
+    def _settle(self, place: int) -> None:
+        """Take down what a collective left in a tensor, which is now looked at."""
+        tensor = self._pending.pop(place, None)
+        if tensor is not None and part(tensor) is not None:
+            operation = self._operations[place]
+            self._operations[place] = replace(operation, contents=_contents(tensor))
+
+    def _add(self, draft: Operation, tensor: torch.Tensor) -> int | None:
+        tensor = plain(tensor)
+        written = part(tensor)
+        if written is None:
+            return None
+        place = len(self._operations)
+        self._operations.append(replace(draft, contents=_contents(tensor)))
+        self._memory.write(tensor, written, place)
+        return place
+
+
+NOTHING = Contents(0, (), 0.0, 0.0, 0, is_floating=False)
+
+
+def _backward_pass() -> int | None:
+    """The number of the backward pass that is under way."""
+    number: int = torch._C._current_graph_task_id()
+    return None if number == -1 else number
+
+
+def _numbers(given: Any) -> tuple[float, ...]:
+    return tuple(float(one) for one in tree_leaves(given) if type(one) in (int, float))
+
+
+def _each_of_several(func: Any, args: Any) -> list[Any]:
+    """The operands of each of the operations that one on lists of tensors does, if it is one."""
+    if not str(func).startswith("aten._foreach_"):
+        return []
+    lists = [one for one in args if isinstance(one, (list, tuple))]
+    others = [one for one in args if not isinstance(one, (list, tuple))]
+    return [[*each, *others] for each in zip(*lists, strict=True)]
+
+
+def _made(func: Any, args: Any, kwargs: Any, result: Any) -> list[torch.Tensor]:
+    """The tensors that an operation made or changed; views of others are neither."""
+    positional = zip(func._schema.arguments, args, strict=False)
+    named = ((one, kwargs[one.name]) for one in func._schema.arguments if one.name in kwargs)
+    changed = [
+        tensor
+        for argument, given in (*positional, *named)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in _tensors(given)
+    ]
+    if changed:
+        return changed
+    viewed = {held.storage for one in _tensors((args, kwargs)) if (held := part(one)) is not None}
+    return [one for one in _tensors(result) if (held := part(one)) and held.storage not in viewed]
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    return [plain(one) for one in tree_leaves(given) if isinstance(one, torch.Tensor)]
+
+
+def _contents(tensor: torch.Tensor) -> Contents:
+    """What a tensor holds; a large one is not copied, as some buffers fill half of the memory."""
+    held = tensor.detach()
+    if held.dtype is torch.bool or held.numel() <= SMALL:
+        held = held.to("cpu", torch.float64)
+    low, high = torch.aminmax(held)
+    return Contents(
+        size=held.numel(),
+        values=tuple(held.reshape(-1).tolist()) if held.numel() <= SMALL else (),
+        largest=max(abs(float(low)), abs(float(high))),
+        total=float(held.sum(dtype=torch.float64)),
+        nonzero=int(torch.count_nonzero(held)),
+        is_floating=tensor.is_floating_point(),
+    )
+
+
+def _is_same(one: Contents, other: Contents) -> bool:
+    """Whether two are equal, of which one may be NaN where the other is."""
+    return repr(one) == repr(other)

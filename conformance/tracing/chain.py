@@ -1,0 +1,121 @@
+"""The factors between a token's loss and its weight, in the order in which they are applied."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from conformance.findings.trace import MULTIPLYING
+from conformance.tracing.graph import NEGLIGIBLE, is_close
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from conformance.findings.trace import Operation
+    from conformance.tracing.graph import Graph, Node
+
+
+class Factor(NamedTuple):
+    """An operation that changes the token's value, or multiplies it by 1."""
+
+    node: Node
+    before: float
+    after: float
+
+    @property
+    def value(self) -> float:
+        """What the token's value is multiplied by."""
+        return self.after / self.before
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it multiplies by 1."""
+        return abs(self.value - 1) <= NEGLIGIBLE
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The way of the token's value, from its advantage to the gradient that the optimizer gets."""
+
+    graph: Graph
+    way: tuple[Node, ...]
+    factors: tuple[Factor, ...]
+
+    @property
+    def product(self) -> float:
+        """The weight that the factors give."""
+        return math.prod(factor.value for factor in self.factors)
+
+    def operation(self, factor: Factor) -> Operation:
+        """The operation of a factor."""
+        return self.graph.operation(factor.node)
+
+    def operands(self, factor: Factor) -> list[Node]:
+        """What the token's value was multiplied by or divided by, as far as it is a tensor."""
+        inputs = self.graph.inputs(factor.node)
+        return [one for one in inputs if one not in self.graph.painted]
+
+
+def chain(graph: Graph, end: Node) -> Chain:
+    """The chain that ends in a node which holds the token's value."""
+    way = [end]
+    while (before := graph.before(way[-1])) is not None:
+        way.append(before)
+    way = [one for one in reversed(way) if graph.operation(one).contents.nonzero]
+    return Chain(graph, tuple(way), tuple(_factors(graph, way)))
+
+
+def _factors(graph: Graph, way: Sequence[Node]) -> list[Factor]:
+    """The factors of a way, without those of a backward pass that are together 1.
+
+    A backward pass splits a value and adds the parts up again, as for the maximum of two losses
+    that are equal.
+    """
+    values = [graph.operation(node).contents.largest for node in way]
+    steps = [
+        Factor(node, before, after)
+        for node, before, after in zip(way[1:], values, values[1:], strict=False)
+    ]
+    steps = [_at_its_operation(graph, one) for one in steps]
+    kept = [one for one in steps if not one.is_idle or _multiplies(graph, one)]
+    is_backward = [graph.operation(one.node).backward_pass is not None for one in kept]
+    start = next((n for n, backward in enumerate(is_backward) if backward), len(kept))
+    end, product = start, 1.0
+    for place in range(start, len(kept)):
+        if not is_backward[place]:
+            break
+        product *= kept[place].value
+        if abs(product - 1) <= NEGLIGIBLE:
+            end = place + 1
+    return [*kept[:start], *kept[end:]]
+
+
+def _at_its_operation(graph: Graph, factor: Factor) -> Factor:
+    """A factor that a backward pass has beyond the forward one, where it was multiplied by.
+
+    Until a gradient meets the advantage it is that of all tokens, and is not painted.
+    """
+    number = graph.operation(factor.node).backward_pass
+    if factor.is_idle or number is None:
+        return factor
+    waiting, seen = [*graph.inputs(factor.node)], {factor.node}
+    while waiting:
+        node = waiting.pop()
+        operation = graph.operation(node)
+        if node in seen or node in graph.painted or operation.backward_pass != number:
+            continue
+        seen.add(node)
+        waiting += (inputs := graph.inputs(node))
+        sizes = [graph.operation(one).contents.largest for one in inputs]
+        if any(
+            size and is_close(operation.contents.largest / size, factor.value) for size in sizes
+        ):
+            return factor._replace(node=node)
+    return factor
+
+
+def _multiplies(graph: Graph, factor: Factor) -> bool:
+    """Whether a factor of 1 multiplies by a number or by a tensor that is all 1."""
+    operation = graph.operation(factor.node)
+    return operation.name.startswith(MULTIPLYING) and operation.backward_pass is None

@@ -1,0 +1,252 @@
+"""What a divisor was made of: sums, products, clamps and collectives, down to what was given.
+
+An entry of a tensor is unfolded by its operation and its value: its parts are those entries of the
+operands that give it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+from conformance.findings.trace import GIVEN, READ
+from conformance.tracing.graph import ALLOCATIONS, Node, is_close
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.findings.trace import Contents, Line, Operation
+    from conformance.tracing.graph import Graph
+
+DEEPEST = 24
+"""How far a count is unfolded."""
+
+SHARED = 3
+"""How many of the innermost functions that look at a number may be those that use it."""
+
+SMALL = 8
+"""Entries of the largest tensor that numbers of Python are read from."""
+
+COMMON = 2
+"""The largest number that is taken to be read only by the function that uses it."""
+
+
+class How(StrEnum):
+    """How a count was made of its parts."""
+
+    GIVEN = "given"
+    SAME = "same"
+    CLAMP = "clamp"
+    SUM = "sum"
+    PRODUCT = "product"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number that weights depend on, with what it was made of.
+
+    ``node`` is the operation that made it, None for a number that only Python knows. ``at`` is its
+    place among the entries, None if it is the sum of all. ``shares`` are the coefficients of the
+    parts of a sum, and the powers of those of a product.
+    """
+
+    value: float
+    node: Node | None
+    how: How = How.GIVEN
+    at: int | None = None
+    parts: tuple[Count, ...] = ()
+    shares: tuple[float, ...] = ()
+
+    def needed(self, part: int, needed: float) -> float | None:
+        """What a part had to be for the count to be as needed; None if that is not known."""
+        value = self.parts[part].value
+        match self.how:
+            case How.SAME | How.CLAMP:
+                return needed
+            case How.SUM:
+                return value + (needed - self.value) / self.shares[part]
+            case How.PRODUCT if self.value and needed:
+                return float(value * (needed / self.value) ** (1 / self.shares[part]))
+        return None
+
+    def walk(self) -> Iterator[Count]:
+        """Yield the count and everything that it was made of, from the top."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
+
+
+class Entry(NamedTuple):
+    """An entry of a tensor, or the sum of all."""
+
+    node: Node
+    at: int | None
+    value: float
+
+
+class Made(NamedTuple):
+    """How an entry was made of parts, which are entries or numbers of Python."""
+
+    how: How
+    parts: Sequence[Entry | float]
+    shares: Sequence[float] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Unfolding:
+    """Unfolds counts of one graph."""
+
+    graph: Graph
+
+    def of_value(self, node: Node, value: float) -> Count | None:
+        """The entry of a tensor that has a value, unfolded; None if none has."""
+        for entry in self._entries(node):
+            if is_close(entry.value, value):
+                return self._unfolded(entry)
+        return None
+
+    def number(self, number: float, user: Node) -> Count:
+        """A number of Python, unfolded if its user looked at a tensor that has it."""
+        source = self._source(number, user)
+        if source is None:
+            return Count(number, None)
+        return Count(number, None, How.SAME, parts=(self._unfolded(source),), shares=(1.0,))
+
+    def _source(self, number: float, user: Node) -> Entry | None:
+        """The last entry that a function of the user's stack looked at and that is a number."""
+        if number in (0, 1):  # too common to tell where it is from
+            return None
+        stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).name == GIVEN
+        users = {_function(line) for line in (stack[:1] if number <= COMMON else stack)}
+        for place in range(user.place - 1, -1, -1):
+            operation = self.graph.operation(Node(user.rank, place))
+            held, near = operation.contents, {_function(line) for line in operation.stack[:SHARED]}
+            # A tensor that is made of others in a list looks at these without an operation.
+            is_near = is_given and {_function(line) for line in operation.stack[:1]} & users
+            is_looked_at = operation.name == READ or operation.collective is not None or is_near
+            if is_looked_at and held.size <= SMALL and number in held.values and near & users:
+                return Entry(Node(user.rank, place), held.values.index(number), number)
+        return None
+
+    def _unfolded(self, entry: Entry, depth: int = 0) -> Count:
+        made = self._made(entry) if depth < DEEPEST else Made(How.GIVEN, ())
+        parts = tuple(
+            self._unfolded(part, depth + 1)
+            if isinstance(part, Entry)
+            else self.number(part, entry.node)
+            for part in made.parts
+        )
+        return Count(entry.value, entry.node, made.how, entry.at, parts, tuple(made.shares))
+
+    def _made(self, entry: Entry) -> Made:
+        operation = self.graph.operation(entry.node)
+        inputs = self.graph.inputs(entry.node)
+        if operation.name.startswith(ALLOCATIONS):
+            return Made(How.GIVEN, ())
+        if not inputs:
+            source = self._source(entry.value, entry.node) if operation.name == GIVEN else None
+            return Made(How.GIVEN, ()) if source is None else Made(How.SAME, [source], [1.0])
+        operands = [[*self._aligned(one, entry)] for one in inputs]
+        rule = RULES.get(_kind(operation))
+        made = rule(entry.value, operands, operation) if rule is not None else None
+        same = [one for each in operands for one in each if is_close(one.value, entry.value)]
+        if made is None and same:
+            return Made(How.SAME, same[:1])
+        return made or Made(How.UNKNOWN, [each[0] for each in operands])
+
+    def _aligned(self, operand: Node, made: Entry) -> Iterator[Entry]:
+        """Yield the entries of an operand that an entry of the result may be made of."""
+        held, result = self._contents(operand), self._contents(made.node)
+        if made.at is not None and held.values and held.size == result.size:
+            yield Entry(operand, made.at, held.values[made.at])
+        elif made.at is None:
+            yield Entry(operand, None, held.total)
+        else:
+            yield from self._entries(operand)
+
+    def _entries(self, node: Node) -> Iterator[Entry]:
+        """Yield all entries of a tensor, and the sum of several."""
+        held = self._contents(node)
+        yield from (Entry(node, at, value) for at, value in enumerate(held.values))
+        if held.size != 1:
+            yield Entry(node, None, held.total)
+
+    def _contents(self, node: Node) -> Contents:
+        return self.graph.operation(node).contents
+
+
+Operands = list[list[Entry]]
+
+
+def _of_product(value: float, operands: Operands, operation: Operation) -> Made | None:
+    """A product or quotient of an entry of each operand, or of one and a number."""
+    factors: list[Sequence[Entry | float]] = [*operands, *([one] for one in operation.numbers)]
+    first, *others = [1.0] * len(factors)
+    power = -1.0 if _kind(operation) == "div" else 1.0
+    shares = [first, *(power * one for one in others)]
+    for chosen in product(*factors):
+        values = [one.value if isinstance(one, Entry) else one for one in chosen]
+        if power < 0 and not all(values[1:]):
+            continue
+        terms = (one**share for one, share in zip(values, shares, strict=True))
+        if is_close(math.prod(terms), value):
+            return Made(How.PRODUCT, chosen, shares)
+    return None
+
+
+def _of_reciprocal(value: float, operands: Operands, operation: Operation) -> Made | None:
+    found = (one for one in operands[0] if one.value and is_close(1 / one.value, value))
+    return next((Made(How.PRODUCT, [one], [-1.0]) for one in found), None)
+
+
+def _of_clamp(value: float, operands: Operands, operation: Operation) -> Made | None:
+    """What was clamped, which may have been another number."""
+    kept = [one for one in operands[0] if is_close(one.value, value)]
+    return Made(How.CLAMP, (kept or operands[0])[:1])
+
+
+def _of_whole(value: float, operands: Operands, operation: Operation) -> Made | None:
+    """The sum, or mean, of all entries of an operand."""
+    whole = operands[0][-1]
+    if is_close(whole.value, value):
+        return Made(How.SUM, [whole], [1.0])
+    size = whole.value / value if value else 0.0
+    return Made(How.SUM, [whole], [1 / size]) if _kind(operation) == "mean" and size else None
+
+
+def _of_sum(value: float, operands: Operands, operation: Operation) -> Made | None:
+    """A sum or difference of an entry of each operand, or of one and a number."""
+    sign = -1.0 if _kind(operation) == "sub" else 1.0
+    parts: list[Entry | float] = [one[0] for one in operands]
+    parts += [one for one in operation.numbers[:1] if len(operands) == 1]
+    values = [one.value if isinstance(one, Entry) else one for one in parts]
+    for share in (1.0, 1 / len(values)):
+        shares = [share, *(sign * share for _ in values[1:])]
+        terms = (one * share for one, share in zip(values, shares, strict=True))
+        if is_close(math.fsum(terms), value):
+            return Made(How.SUM, parts, shares)
+    return None
+
+
+RULES = {
+    **dict.fromkeys(("mul", "div"), _of_product),
+    "reciprocal": _of_reciprocal,
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "maximum", "minimum"), _of_clamp),
+    **dict.fromkeys(("sum", "mean"), _of_whole),
+    **dict.fromkeys(("add", "sub", "cat", "stack", "allreduce", "allreduce_coalesced"), _of_sum),
+    **dict.fromkeys(("all_reduce", "reduce_scatter_base", "reduce_scatter"), _of_sum),
+}
+"""How an operation makes an entry; without a rule, one that is equal is taken on."""
+
+
+def _kind(operation: Operation) -> str:
+    """The name of an operation without namespace, overload and marks."""
+    return operation.name.split(".")[1].removeprefix("_foreach_").strip("_")
+
+
+def _function(line: Line) -> tuple[str, str]:
+    return line.file, line.function

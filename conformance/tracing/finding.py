@@ -1,0 +1,122 @@
+"""Traces a finding that is named by its id, and the causes of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conformance.findings.cause import Severity
+from conformance.findings.errors import NotTracedError, StartError
+from conformance.findings.finding import FindingId
+from conformance.findings.report import PlanSize
+from conformance.plan.matrix import MatrixCell
+from conformance.ranks.hardware import MAX_RANKS, RankBudget
+from conformance.ranks.pool import RankPool
+from conformance.runs.settings import Settings
+from conformance.tracing import tracer
+from conformance.tracing.trace import Trace
+from conformance.tracing.tracer import Token, TracedJob, is_traced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from conformance.findings.cause import Cause, SuspectedLine
+    from conformance.plan.matrix import AnyMatrixCell
+
+
+def trace_finding(
+    finding: str,
+    *,
+    adapter: str,
+    engine: str | None,
+    source: str | None,
+    token: tuple[int, int] | None,
+    time_limit: float,
+) -> Trace:
+    """Run the job of a finding and trace one of its tokens.
+
+    Raises:
+        ConformanceError: an option is wrong, or the finding cannot be traced.
+    """
+    settings = _settings(_parsed(finding), adapter, engine, source, time_limit)
+    cell = next((one for one in settings.plan.cells() if one.id == finding), None)
+    if cell is None:
+        raise NotTracedError(
+            f"there is no finding {finding!r}", "name one as a report or pytest's output has it"
+        )
+    return _traced(_traceable(cell), settings, token)
+
+
+def suspected_lines(
+    causes: Iterable[Cause], settings: Settings, pool: RankPool
+) -> dict[str, list[SuspectedLine]]:
+    """The lines to look at for each wrong gradient, by the first of its cause's findings."""
+    cells = {
+        cell.id: cell
+        for cell in settings.plan.cells()
+        if isinstance(cell, MatrixCell) and is_traced(cell)
+    }
+    found: dict[str, list[SuspectedLine]] = {}
+    for cause in causes:
+        smallest = next((cells[one] for one in cause.findings if one in cells), None)
+        if cause.severity is Severity.GRADIENT and smallest is not None:
+            try:
+                job = tracer.trace(smallest.job, pool)
+            except StartError:  # after a crash the framework could not be loaded again
+                return found
+            if isinstance(job, TracedJob):
+                package, source = settings.adapter.package, settings.source.path
+                trace = Trace.of(smallest.id, job, package, source)
+                found[cause.findings[0]] = trace.suspected
+    return found
+
+
+def _traced(cell: MatrixCell, settings: Settings, token: tuple[int, int] | None) -> Trace:
+    ranks, source = cell.layout.world_size, settings.source.path
+    chosen = None if token is None else Token(*token)
+    with RankPool(settings.adapter, source, ranks, settings.time_limit) as pool:
+        job = tracer.trace(cell.job, pool, chosen)
+    if not isinstance(job, TracedJob):
+        raise NotTracedError(f"the step did not run: {job.message.splitlines()[0]}")
+    return Trace.of(cell.id, job, settings.adapter.package, source)
+
+
+def _parsed(finding: str) -> FindingId:
+    try:
+        return FindingId.parse(finding)
+    except ValueError as error:
+        raise NotTracedError(f"{finding!r} is no id of a finding: {error}") from error
+
+
+def _settings(
+    finding: FindingId, adapter: str, engine: str | None, source: str | None, time_limit: float
+) -> Settings:
+    return Settings.of(
+        adapter=adapter,
+        source=source,
+        engine=engine,
+        modes=None,
+        checks=finding.check,
+        depth="step",
+        layouts=[str(finding.layout)],
+        plan_size=PlanSize.FULL,
+        rank_budget=RankBudget.of(max(MAX_RANKS, finding.layout.world_size)),
+        time_limit=time_limit,
+        report=Path(),
+        examples=0,
+        seed="0",
+    )
+
+
+def _traceable(cell: AnyMatrixCell) -> MatrixCell:
+    """The cell if one token's advantage shows what its weight is made of.
+
+    Raises:
+        NotTracedError: it does not.
+    """
+    if not isinstance(cell, MatrixCell) or not is_traced(cell):
+        raise NotTracedError(
+            f"{cell.id} cannot be traced: a trace follows a token's advantage to its gradient",
+            "trace a finding of weights or rejection",
+        )
+    return cell

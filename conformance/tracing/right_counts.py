@@ -1,0 +1,133 @@
+"""The counts that a step rightly has, by what is counted: what a divisor is held against."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+from conformance.tracing.graph import is_close
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from conformance.expected.step_context import StepContext
+
+
+class RightCounts:
+    """What the divisor of one token's weight is rightly made of, and what ranks and cuts add."""
+
+    def __init__(self, context: StepContext, place: int) -> None:
+        self._ingredients = [*_ingredients(context, place)]
+        self._parts = [*_parts(context, place)]
+        self._factors = [*_factors(context)]
+
+    @property
+    def tokens(self) -> float:
+        """The tokens of the token's unit; L in `constant`."""
+        return self._ingredients[0][0]
+
+    def ingredient(self, number: float) -> str | None:
+        """What of the right divisor a number counts; None if nothing."""
+        return _words(number, self._ingredients)
+
+    def needed(self, number: float) -> str | None:
+        """The same, which may be multiplied or divided by a number of ranks or micro-batches."""
+        of_tokens = [*self._ingredients[:1], *self._ingredients[-1:]]
+        several = [
+            (count * size, f"{words} {sign} {factor}")
+            for (count, words), (factor_size, factor) in product(of_tokens, self._factors)
+            for size, sign in ((factor_size, "·"), (1 / factor_size, "/"))
+            if count != 1
+        ]
+        return _words(number, [*self._ingredients, *several])
+
+    def part(self, number: float) -> str | None:
+        """The part of the step that has as many active tokens, such as a micro-batch."""
+        return _words(number, self._parts)
+
+    def ranks(self, number: float) -> str | None:
+        """The ranks of a direction of the layout that a number, or its reciprocal, is."""
+        found = self.factor(number)
+        return found if found is not None and found.endswith("ranks") else None
+
+    def is_size(self, number: float) -> bool:
+        """Whether a number is one of ranks or micro-batches, of which there may be 1."""
+        return number == 1 or self.factor(number) is not None
+
+    def factor(self, number: float) -> str | None:
+        """The number of ranks or micro-batches that a factor, or its reciprocal, is."""
+        inverse = 1 / number if number else 0.0
+        return _words(number, self._factors) or _words(inverse, self._factors)
+
+
+def _words(number: float, counted: Iterable[tuple[float, str]]) -> str | None:
+    return next((words for value, words in counted if is_close(value, number)), None)
+
+
+def _ingredients(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
+    sample, mode = context.sample[place], context.mode
+    if mode is Mode.CONSTANT:
+        assert context.aggregation.divisor is not None
+        yield context.aggregation.divisor, "as the divisor L"
+    else:
+        unit = context.unit
+        whose = WHOSE[mode]
+        counted = float(context.counted[unit == unit[sample]].sum())
+        yield counted, f"active tokens of {whose}"
+    if mode is not Mode.TOKEN_MEAN:
+        yield float(context.units), UNITS[mode]
+    if weight := float(context.expected[place]):
+        yield 1 / weight, "in all"
+
+
+WHOSE = {
+    Mode.TOKEN_MEAN: "the step",
+    Mode.SAMPLE_MEAN: "its sample or rollout",
+    Mode.PROMPT_MEAN: "its prompt",
+}
+UNITS = {
+    Mode.SAMPLE_MEAN: "samples or rollouts",
+    Mode.PROMPT_MEAN: "prompts",
+    Mode.CONSTANT: "samples or rollouts",
+}
+
+
+def _parts(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
+    """Yield the tokens of the sample, rank and micro-batch that hold the token."""
+    held, step = context.placement, context.step
+    yield float(context.counted[context.sample[place]]), "its sample"
+    if held is None:
+        return
+    parts: dict[str, NDArray[np.int64]] = {
+        "its micro-batch": held.micro_batch_number,
+        "its data-parallel rank": held.dp_rank,
+    }
+    slices = held.dp_rank * context.layout.cp + held.cp_rank
+    parts["its rank"] = slices
+    parts["its rank's slice of the micro-batch"] = (
+        held.micro_batch_number * context.layout.cp + held.cp_rank
+    )
+    parts["its rank's slice of the sample"] = context.sample * context.layout.cp + held.cp_rank
+    for words, part in parts.items():
+        yield float(step.mask[part == part[place]].sum()), words
+
+
+def _factors(context: StepContext) -> Iterator[tuple[float, str]]:
+    layout, held = context.layout, context.placement
+    sizes = {
+        layout.dp: "data-parallel ranks",
+        layout.cp: "context-parallel ranks",
+        layout.dp * layout.cp: "ranks",
+    }
+    if held is not None:
+        micro_batches = context.most_micro_batches
+        sizes = {
+            micro_batches * layout.dp: "micro-batches of all",
+            micro_batches: "micro-batches",
+            **sizes,
+        }
+    yield from ((float(size), words) for size, words in sizes.items() if size > 1)

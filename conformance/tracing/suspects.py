@@ -1,0 +1,352 @@
+"""The lines to look at for a wrong weight, best first: suspects, of which none is said to be it.
+
+Where the weight is off by a number of ranks or micro-batches, a factor may lack its partner. Else a
+count that it was divided by is another than the reference's: what that was made of is gone
+through, down to where its parts still were right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from conformance.tracing.counts import Count, How, Unfolding
+from conformance.tracing.graph import Node, is_close
+from conformance.tracing.origins import has_constant, origins
+from conformance.tracing.right_counts import RightCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.findings.trace import Line, Operation
+    from conformance.tracing.chain import Chain, Factor
+    from conformance.tracing.graph import Graph
+    from conformance.tracing.tracer import TracedJob
+
+LATER = 1000
+"""More than there are factors in a chain: what ranks before all that is later or deeper."""
+
+MOST = 3
+"""How many suspects are named."""
+
+CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
+"""Operations whose entries come from no mask."""
+
+
+class Why(IntEnum):
+    """How much a reason to suspect a line says, the least first."""
+
+    CONSEQUENCE = 0  # a count is made of one that is suspected
+    PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
+    IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
+    CALLER = 3  # who called what counts
+    AVERAGED = 4  # a reduction averages, and nothing takes that back
+    COUNTED = 5  # a count had to be another
+    IDLE = 6  # a number is 1 where a factor is missing
+    WITHOUT_PARTNER = 7
+    KNOWING = 8  # the same as `IDLE`, where the function has a variable with the missing factor
+    SIZE = 9  # a number of ranks or micro-batches had to be another
+    PART = 10  # the count of a part of the step stands for the whole
+    GROUP = 11  # a reduction goes over another number of ranks
+    ASSIGNED = 12  # where a wrong number got its name
+    UNUSED = 13  # the right count is made, and not used
+    CHANGED = 14  # a count is not what it is made of
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A line to look at, and why."""
+
+    line: Line
+    why: str
+
+
+class _Ranked(NamedTuple):
+    """A suspect with what ranks it: of one reason the deepest, or nearest, comes first."""
+
+    why: Why
+    depth: int
+    suspect: Suspect
+
+
+class _Wrong(NamedTuple):
+    """A count that had to be another for the weight to be right, and what it is a part of."""
+
+    made: Count
+    needed: float
+    user: Node
+    depth: int
+
+
+@dataclass(frozen=True, eq=False)
+class Suspects:
+    """Looks for the lines that may have made the weight of a traced token wrong."""
+
+    traced: TracedJob
+    chain: Chain
+    package: str | None
+    """That of the framework, whose lines are suspected before those of its engine."""
+
+    def best(self) -> list[Suspect]:
+        """At most three suspects, the likeliest first."""
+        by_line: dict[tuple[str, int], Suspect] = {}
+        found = [*self._all()]
+        told = [one for one in found if one.why is not Why.CONSEQUENCE]
+        for one in sorted(told or found, key=self._rank, reverse=True):
+            by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
+        return [*by_line.values()][:MOST]
+
+    def _rank(self, one: _Ranked) -> tuple[bool, Why, int]:
+        return self._is_own(one.suspect.line), one.why, one.depth
+
+    def _is_own(self, line: Line) -> bool:
+        """Whether a line is the framework's, and not its engine's."""
+        return self.package is None or f"/{self.package}/" in line.file
+
+    def _all(self) -> Iterator[_Ranked]:
+        if not self.traced.observed or not self.traced.expected:
+            return
+        for factor in self.chain.factors:
+            yield from self._of_factor(factor)
+            found = [one for wrong in self._wrong_counts(factor) for one in self._of_count(wrong)]
+            counted = [one for one in found if one.why is Why.COUNTED]
+            own = [one.depth for one in counted if self._is_own(one.suspect.line)]
+            deepest = max(own or [one.depth for one in counted], default=0)
+            for one in found:
+                is_consequence = one.why is Why.COUNTED and one.depth < deepest
+                yield one._replace(why=Why.CONSEQUENCE) if is_consequence else one
+
+    @cached_property
+    def _right(self) -> RightCounts:
+        return RightCounts(self.traced.context, self.traced.place)
+
+    @cached_property
+    def _off(self) -> float:
+        """What the right weight is multiplied by."""
+        return self.traced.observed / self.traced.expected
+
+    def _operation(self, node: Node) -> Operation:
+        return self.chain.graph.operation(node)
+
+    def _of_factor(self, factor: Factor) -> Iterator[_Ranked]:
+        """Yield the line of a factor that lacks a partner, or is 1 and may be the partner."""
+        operation = self.chain.operation(factor)
+        if factor.is_idle and self._right.factor(self._off) is not None:
+            yield from self._of_idle(factor)
+        if not factor.is_idle and is_close(factor.value, self._off):
+            words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
+            averages = operation.collective is not None or operation.backward_pass is not None
+            why = Why.AVERAGED if averages else Why.WITHOUT_PARTNER
+            yield from self._at(
+                factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
+            )
+
+    def _of_idle(self, factor: Factor) -> Iterator[_Ranked]:
+        """Yield the line of a factor of 1, best where its function knows the missing one."""
+        operation = self.chain.operation(factor)
+        sizes = [self._operation(one).contents.size for one in self.chain.operands(factor)]
+        is_of_kind = (".div" in operation.name) == (self._off > 1)
+        if max(sizes, default=1) > 1 or operation.line is None or not is_of_kind:
+            return
+        words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
+        missing = max(self._off, 1 / self._off)
+        knows = any(is_close(held, missing) for _, held in operation.variables)
+        depth = self.chain.factors.index(factor)
+        if 1.0 not in operation.numbers:
+            yield from self._at(factor.node, Why.IDLE_TENSOR, depth, words)
+            return
+        why = Why.KNOWING if knows else Why.IDLE
+        names = [name for name, held in operation.variables if held == 1]
+        yield from self._at(factor.node, why, depth, words)
+        is_written = has_constant(operation.stack, 1)
+        own = self._is_own(operation.line)
+        for place, line in enumerate(origins(operation.stack, names) if own else ()):
+            before = -LATER if is_written else LATER
+            yield _Ranked(why, depth + before - place, Suspect(line, words))
+
+    def _partner(self, factor: Factor) -> bool:
+        """Whether another factor takes back what one does."""
+        return any(is_close(one.value * factor.value, 1) for one in self.chain.factors)
+
+    def _wrong_counts(self, factor: Factor) -> Iterator[_Wrong]:
+        """Yield the counts that a factor is made of, each with what it had to be.
+
+        Where nothing was divided by the tokens of a unit, a divisor of 1 had to be these.
+        """
+        if factor.is_idle and not self._may_lack_tokens(factor):
+            return
+        unfolding, operation = Unfolding(self.chain.graph), self.chain.operation(factor)
+        for value, needed in (
+            (1 / factor.value, self._off / factor.value),
+            (factor.value, factor.value / self._off),
+        ):
+            found = [unfolding.of_value(one, value) for one in self.chain.operands(factor)]
+            numbers = [one for one in operation.numbers if is_close(one, value)]
+            found += [unfolding.number(one, factor.node) for one in numbers]
+            for count in found:
+                if count is not None:
+                    yield from self._below(_Wrong(count, needed, factor.node, 0))
+            if factor.is_idle:
+                return
+
+    def _may_lack_tokens(self, factor: Factor) -> bool:
+        divides = ".div" in self.chain.operation(factor).name and self.chain.operands(factor)
+        return bool(divides) and is_close(self._off, self._right.tokens)
+
+    def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
+        """Yield a count and the parts of it that had to be others."""
+        if is_close(wrong.made.value, wrong.needed):
+            return
+        yield wrong
+        user = wrong.made.node or wrong.user
+        tensors = [part for part in wrong.made.parts if part.node is not None]
+        if wrong.made.how is How.SUM and len(tensors) > 1:
+            return  # which of the parts it is cannot be told from the sum
+        for place, part in enumerate(wrong.made.parts):
+            if wrong.made.how is How.SUM and part.node is None:
+                continue  # a number that is added, such as against a division by 0
+            needed = wrong.made.needed(place, wrong.needed)
+            if needed is not None and math.isfinite(needed):
+                yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
+
+    def _of_count(self, wrong: _Wrong) -> Iterator[_Ranked]:
+        """Yield the lines to look at because of one count that had to be another."""
+        count, needed = wrong.made, self._right.needed(wrong.needed)
+        if count.node is None and self._right.is_size(count.value):
+            needed = needed or self._right.factor(wrong.needed)
+        if needed is None or is_close(wrong.needed, 1):
+            return
+        words = f"{count.value:.6g} where there are {wrong.needed:.6g} {needed}"
+        if count.node is not None:
+            yield from self._of_collective(count.node, wrong, words)
+        if self._right.ingredient(count.value) is not None:
+            return
+        if is_close(self._recounted(count), wrong.needed):
+            for inner in self._deepest_changed(count):
+                made = f"makes {inner.value:.6g} of {self._recounted(inner):.6g}"
+                yield from self._at(inner.node, Why.CHANGED, wrong.depth, f"{made}: {words}")
+        is_whole = self._right.ingredient(wrong.needed) is not None
+        for node in self._unused(count.value, wrong) if is_whole else ():
+            yield from self._at(node, Why.UNUSED, 0, f"counts right, but nothing uses it: {words}")
+        if count.node is None:
+            yield from self._of_number(wrong, words)
+        elif self._operation(count.node).contents.size == 1 or not self._is_part(count):
+            is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)
+            why = Why.PART if is_part else Why.COUNTED
+            yield from self._at(count.node, why, wrong.depth, words)
+            for place, line in enumerate(self._callers(count.node)):
+                yield _Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
+
+    def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
+        """Yield the line of a reduction over too many or too few ranks, and who chose them."""
+        operation, count = self._operation(node), wrong.made.value
+        if operation.collective is None or "reduce" not in operation.name or not count:
+            return
+        group, world = len(operation.collective.group), self.traced.context.layout.world_size
+        is_right = self._right.ingredient(wrong.needed) is not None
+        may_be_few = wrong.needed > count and group < world
+        if self._right.ranks(wrong.needed / count) is None or not (is_right or may_be_few):
+            return
+        reduced = f"adds up over {group} of {world} ranks: {words}"
+        yield from self._at(node, Why.GROUP, LATER, reduced)
+        for place, line in enumerate(self._callers(node)):
+            yield _Ranked(Why.GROUP, -place, Suspect(line, reduced))
+
+    def _callers(self, node: Node) -> Sequence[Line]:
+        """The lines that led to one of the framework's own; none to one of its engine."""
+        stack = self._operation(node).stack
+        return stack[1:MOST] if stack and self._is_own(stack[0]) else ()
+
+    def _of_number(self, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
+        """Yield the line that computes with a number of Python, and those that assigned it."""
+        number, operation = wrong.made.value, self._operation(wrong.user)
+        names = [name for name, held in operation.variables if is_close(held, number)]
+        is_size = self._right.is_size(number) and self._right.factor(wrong.needed) is not None
+        knows = any(is_close(held, wrong.needed) for _, held in operation.variables)
+        assigned = [*origins(operation.stack, names)]
+        if number == 1 and not (assigned or knows):
+            return
+        why = Why.CALLER if wrong.made.parts else Why.SIZE if is_size else Why.ASSIGNED
+        before = -LATER if has_constant(operation.stack, number) else LATER
+        for place, line in enumerate(assigned):
+            yield _Ranked(why, before - place, Suspect(line, words))
+        yield from self._at(wrong.user, Why.SIZE if is_size else Why.COUNTED, wrong.depth, words)
+
+    def _at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[_Ranked]:
+        line = None if node is None else self._operation(node).line
+        if line is not None:
+            yield _Ranked(why, depth, Suspect(line, words))
+
+    def _is_part(self, count: Count) -> bool:
+        """Whether it is the mask of a part of the step, which is right for that part."""
+        return self._right.part(count.value) is not None
+
+    def _unused(self, value: float, wrong: _Wrong) -> Iterator[Node]:
+        """Yield the collectives that make what a count had to be of what it is."""
+        rank = (wrong.made.node or wrong.user).rank
+        for place, operation in enumerate(self.chain.graph.traces[rank].operations):
+            node = Node(rank, place)
+            if operation.collective is None or node in self._counted:
+                continue
+            for one in operation.inputs:
+                read = self._operation(Node(rank, one)).contents.values
+                pairs = zip(read, operation.contents.values, strict=False)
+                if any(is_close(a, value) and is_close(b, wrong.needed) for a, b in pairs):
+                    yield node
+
+    @cached_property
+    def _counted(self) -> frozenset[Node]:
+        """All nodes that the token's weight depends on."""
+        found: set[Node] = set()
+        waiting = [factor.node for factor in self.chain.factors]
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found.add(node)
+                waiting += self.chain.graph.inputs(node)
+        return frozenset(found)
+
+    def _recounted(self, count: Count) -> float:
+        """What a count is without clamps, and without entries that come from no mask."""
+        parts = [self._recounted(part) for part in count.parts]
+        shares = [*zip(parts, count.shares, strict=False)]
+        match count.how:
+            case How.SAME | How.CLAMP:
+                return parts[0]
+            case How.SUM:
+                return math.fsum(part * share for part, share in shares)
+            case How.PRODUCT if all(parts):
+                return math.prod(float(part**share) for part, share in shares)
+            case How.GIVEN if count.node is not None:
+                name = self._operation(count.node).name
+                return 0.0 if name.startswith(CONSTANTS) else count.value
+        return count.value
+
+    def _deepest_changed(self, count: Count) -> Iterator[Count]:
+        """Yield the counts that are not what they are made of, whose parts all are."""
+        for one in count.walk():
+            is_same = is_close(self._recounted(one), one.value)
+            if one.parts and not is_same and not any(map(self._is_changed, one.parts)):
+                yield one
+
+    def _is_changed(self, count: Count) -> bool:
+        return bool(count.parts) and not is_close(self._recounted(count), count.value)
+
+
+def suspects_of_loss(graph: Graph) -> list[Suspect]:
+    """The lines after which a token's value is nowhere: of its gradient, if it has any."""
+    painted = graph.painted.items()
+    last = {in_gradient: node for node, in_gradient in sorted(painted)}
+    ends = [last[one] for one in (True, False) if one in last]
+    readers = [
+        Node(end.rank, place)
+        for end in ends
+        for place, operation in enumerate(graph.traces[end.rank].operations)
+        if end.place in operation.inputs
+    ]
+    words = "the token's value is not found behind it"
+    lines = [graph.operation(node).line for node in [*readers, *ends]]
+    return [Suspect(line, words) for line in dict.fromkeys(lines) if line is not None][:MOST]

@@ -1,0 +1,94 @@
+"""The trace of a finding: the factors of one token's weight, and the lines that made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adapters.contract.probed_batch import PAINT
+from conformance.findings.cause import SuspectedLine
+from conformance.findings.sanitize import sanitize
+from conformance.tracing.chain import Chain, chain
+from conformance.tracing.graph import Graph, is_close
+from conformance.tracing.suspects import Suspects, suspects_of_loss
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conformance.findings.trace import Line
+    from conformance.tracing.suspects import Suspect
+    from conformance.tracing.tracer import TracedJob
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """What a token's weight is made of, with the lines to look at if it is wrong.
+
+    ``chain`` is None if the token's value is lost before the gradient.
+    """
+
+    finding: str
+    job: TracedJob
+    chain: Chain | None
+    suspects: list[Suspect]
+    source: Path | None
+
+    @classmethod
+    def of(cls, finding: str, job: TracedJob, package: str | None, source: Path | None) -> Trace:
+        """The trace of a job that has been run."""
+        graph = Graph(job.traces)
+        end = next(graph.ends, None)
+        if end is None:
+            suspects = suspects_of_loss(graph)
+            return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
+        found = chain(graph, end)
+        suspects = Suspects(job, found, package).best() if job.is_wrong else []
+        return cls(finding=finding, job=job, chain=found, suspects=suspects, source=source)
+
+    @property
+    def suspected(self) -> list[SuspectedLine]:
+        """The suspects as a report has them."""
+        return [
+            SuspectedLine(
+                file=sanitize(one.line.file, self.source),
+                line=one.line.number,
+                function=one.line.function,
+                why=one.why,
+            )
+            for one in self.suspects
+        ]
+
+    def place(self, line: Line) -> str:
+        """A line as ``file:line (function)``, relative to the framework's package."""
+        return sanitize(str(line), self.source)
+
+    @property
+    def rest(self) -> float:
+        """What the weight has beyond the factors: a reduction that the train step has yet to do."""
+        if self.chain is None or not self.chain.product:
+            return 1.0
+        return abs(self.job.traced) / self.chain.product
+
+    @property
+    def objection(self) -> str | None:
+        """Why the factors do not explain the weight of the finding; None if they do."""
+        job = self.job
+        if self.chain is None:
+            if job.observed:
+                return f"the weight is {job.observed:.6g}, and the traced job has no gradient of it"
+            return None
+        first = self.chain.graph.operation(self.chain.way[0])
+        if first.contents.largest != PAINT:
+            place = "" if first.line is None else f" at {self.place(first.line)}"
+            return f"the way of the value is lost before {first.name}{place}"
+        if abs(job.traced - job.observed) > job.tolerance * abs(job.observed):
+            return (
+                f"the token weighs {job.traced:.6g} where it alone has an advantage, and"
+                f" {job.observed:.6g} among others: its weight depends on their losses"
+            )
+        return None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the train step has yet to reduce the gradient that the adapter read."""
+        return not is_close(self.rest, 1)

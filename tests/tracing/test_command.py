@@ -1,0 +1,49 @@
+"""What ``rl-loss-conformance trace`` prints."""
+
+import json
+
+import pytest
+
+from conformance.cli import USAGE_ERROR, main
+from tests import command
+
+FINDING = "weights/token_mean/uneven_lengths/dp2-cp1-mb2-thd"
+
+
+def test_a_tree_shows_each_factor_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", FINDING, "--adapter=native", "--token=1:0"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{FINDING}: token 1:0 weighs 1/35, as it should"
+    assert lines[1].startswith("× 1/35")
+    assert "adapters/native/trainer.py:" in lines[1]
+    assert lines[-1] == "= 1/35"
+    assert len(lines) <= 25
+
+
+def test_a_document_has_all_of_it_and_no_source(capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = command.BROKEN["onetokenshort"]
+    assert main(["trace", FINDING, f"--adapter={adapter}", "--format=json"]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["product"] == pytest.approx(document["observed"], rel=1e-6)
+    assert document["objection"] is None
+    assert document["suspects"]
+    assert all({"file", "line", "function", "why"} == {*one} for one in document["suspects"])
+    assert "|" not in json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["weights"], "is no id of a finding"),
+        ([FINDING.replace("uneven_lengths", "none")], "there is no finding"),
+        ([FINDING.replace("weights", "metric")], "cannot be traced"),
+        ([FINDING, "--token=90:0"], "90:0 is no token"),
+    ],
+)
+def test_what_cannot_be_traced_is_said(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["trace", *arguments, "--adapter=native"]) == USAGE_ERROR
+    assert words in capsys.readouterr().err

@@ -1,0 +1,223 @@
+"""A trainer that normalises losses in many ways, each of which a trace must see through.
+
+The text of a job's divisor names the way, such as ``clamped``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from tests.minimal.right import MinimalAdapter, Trainer, rank_rows
+
+if TYPE_CHECKING:
+    from adapters.contract import Job, Observation, Rank
+    from reference.aggregation import Mode
+    from tests.minimal.right import Rows
+
+
+class ToyTrainer(Trainer):
+    """Trains the tokens of all rows by their number, in the way that is chosen."""
+
+    way = "reduced"
+
+    def train_step(self, rows: Rows, mode: Mode, micro_batches: int) -> float:
+        mine = {name: values[rank_rows(rows)] for name, values in rows.items()}
+        getattr(self, self.way)(mine)
+        self.optimizer.step()
+        return 0.0
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        [parameter] = self.model.parameters()
+        assert parameter.grad is not None
+        return parameter.grad
+
+    def log_probs(self, rows: Rows) -> torch.Tensor:
+        logits = self.model(rows["ids"])["logits"][:, :-1]
+        return torch.log_softmax(logits, -1).gather(-1, rows["ids"][:, 1:, None]).squeeze(-1)
+
+    def losses(self, rows: Rows, log_probs: torch.Tensor | None = None) -> torch.Tensor:
+        if log_probs is None:
+            log_probs = self.log_probs(rows)
+        ratios = torch.exp((log_probs - rows["old_log_probs"]) * rows["mask"])
+        return -(rows["advantages"] * ratios) * rows["mask"]
+
+    def tokens(self, rows: Rows) -> torch.Tensor:
+        count = rows["mask"].sum()
+        dist.all_reduce(count)
+        return count
+
+    def reduced(self, rows: Rows) -> None:
+        (self.losses(rows).sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def clamped(self, rows: Rows) -> None:
+        count = sum(torch.clamp_min(mask.sum(), 1) for mask in rows["mask"])
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def gathered(self, rows: Rows) -> None:
+        counts = [torch.zeros(()) for _ in range(dist.get_world_size())]
+        dist.all_gather(counts, rows["mask"].sum())
+        (self.losses(rows).sum() / torch.stack(counts).sum()).backward()
+        dist.all_reduce(self.gradient)
+
+    def unused(self, rows: Rows) -> None:
+        count = rows["mask"].sum()
+        dist.all_reduce(count.clone())
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def once_more(self, rows: Rows) -> None:
+        count = self.tokens(rows)
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def of_a_rank(self, rows: Rows) -> None:
+        count = rows["mask"].sum()
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def lost(self, rows: Rows) -> None:
+        (self.losses(rows).sum() / self.tokens(rows)).backward()
+        self.gradient.zero_()
+
+    def by_size(self, rows: Rows) -> None:
+        losses = self.losses(rows)
+        (losses.sum() / self.tokens(rows) / losses.detach().abs().max()).backward()
+        dist.all_reduce(self.gradient)
+
+    def read(self, rows: Rows) -> None:
+        count = self.tokens(rows).item()
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def averaged(self, rows: Rows) -> None:
+        ranks = 1
+        (self.losses(rows).sum() / self.tokens(rows) * ranks).backward()
+        dist.all_reduce(self.gradient)
+        self.gradient.div_(dist.get_world_size())
+
+    def function(self, rows: Rows) -> None:
+        (Tripled.apply(self.losses(rows).sum()) / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def chunked(self, rows: Rows) -> None:
+        log_probs = self.log_probs(rows)
+        loss = InChunks.apply(log_probs, rows["advantages"] * rows["mask"], self.tokens(rows))
+        (loss * 2).backward()
+        dist.all_reduce(self.gradient)
+
+    def foreach(self, rows: Rows) -> None:
+        self.losses(rows).sum().backward()
+        torch._foreach_mul_([self.gradient], [1 / self.tokens(rows)])
+        dist.all_reduce(self.gradient)
+
+    def view(self, rows: Rows) -> None:
+        self.losses(rows).sum().backward()
+        size = len(self.gradient)
+        buffer = torch.zeros(2 * size)
+        buffer[size:].add_(self.gradient)
+        buffer[:size].fill_(1)
+        buffer.div_(self.tokens(rows))
+        self.gradient.copy_(buffer[size:])
+        dist.all_reduce(self.gradient)
+
+    def upcast(self, rows: Rows) -> None:
+        (self.losses(rows).double().sum() / self.tokens(rows).double()).float().backward()
+        dist.all_reduce(self.gradient)
+
+    def bfloat16(self, rows: Rows) -> None:
+        (self.losses(rows).bfloat16().sum() / self.tokens(rows).bfloat16()).backward()
+        dist.all_reduce(self.gradient)
+
+    def dtensor(self, rows: Rows) -> None:
+        (self.losses(rows).sum() / self.tokens(rows)).backward()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        shared = DTensor.from_local(self.gradient, mesh, [Partial()])
+        self.gradient.copy_(shared.redistribute(placements=[Replicate()]).to_local())
+
+    def pipeline(self, rows: Rows) -> None:
+        """The first rank has the model, and the last one the loss of the first one's rows."""
+        whole = rows["mask"].sum()
+        dist.broadcast(whole, 0)
+        for rows_of_rank in range(2):
+            self._one_way(rows, rows_of_rank, whole)
+        dist.all_reduce(self.gradient)
+
+    def _one_way(self, rows: Rows, sender: int, whole: torch.Tensor) -> None:
+        other = 1 - sender
+        if dist.get_rank() == sender:
+            log_probs = self.log_probs(rows)
+            for given in (log_probs.detach(), *self._given(rows)):
+                dist.send(given.contiguous(), other)
+            gradient = torch.zeros_like(log_probs)
+            dist.recv(gradient, other)
+            log_probs.backward(gradient)
+            return
+        received = [torch.zeros(len(rows["mask"]), rows["mask"].shape[1]) for _ in range(4)]
+        for one in received:
+            dist.recv(one, sender)
+        log_probs, advantages, old, mask = received
+        log_probs.requires_grad_()
+        given = {"advantages": advantages, "old_log_probs": old, "mask": mask}
+        (self.losses(given, log_probs).sum() / whole).backward()
+        assert log_probs.grad is not None
+        dist.send(log_probs.grad, sender)
+
+    def _given(self, rows: Rows) -> list[torch.Tensor]:
+        return [rows["advantages"], rows["old_log_probs"], rows["mask"]]
+
+
+class Tripled(torch.autograd.Function):
+    """The identity, with a gradient that is three times as large."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 3
+
+
+class InChunks(torch.autograd.Function):
+    """A mean of losses whose gradient is computed row by row, in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, log_probs: torch.Tensor, advantages: torch.Tensor, count: torch.Tensor
+    ) -> torch.Tensor:
+        total, gradients = torch.zeros(()), []
+        for row, advantage in zip(log_probs.detach(), advantages, strict=True):
+            with torch.enable_grad():
+                given = row.clone().requires_grad_()
+                loss = -(advantage * torch.exp(given - given.detach())).sum() / count
+                gradients += torch.autograd.grad(loss, given)
+            total += loss.detach()
+        ctx.save_for_backward(torch.stack(gradients))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        [saved] = ctx.saved_tensors
+        return saved * gradients[0], None, None
+
+
+class ToyAdapter(MinimalAdapter):
+    """Chooses the way by the text of a job's divisor."""
+
+    name = "toy"
+    trainer = ToyTrainer
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        assert job.configuration.divisor is not None
+        ToyTrainer.way = job.configuration.divisor
+        return super().observe(job, rank)
