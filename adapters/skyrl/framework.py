@@ -185,6 +185,8 @@ SKYRL = Framework(
             "docs/content/docs/algorithms/off_policy_correction.mdx, Token Masking",
         ),
         "entropy": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
+        "entropy_mask": Assumed(DenominatorMask.ORIGINAL),
+        "kl_mask": Assumed(DenominatorMask.ORIGINAL),
         "kl": Assumed(AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN),
         "diagnostics": Assumed(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN),
         "selected": Assumed(ComparedTokens.MICRO_BATCH),

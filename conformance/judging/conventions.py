@@ -92,12 +92,14 @@ def judge_by_conventions(
         if other.verdict is not Verdict.MISMATCH:
             return replace(other, expected=judgement.expected)
         found.append(other)
-    explained = next(filter(_is_explained, found), judgement)
-    return judgement if explained is judgement else replace(explained, expected=judgement.expected)
+    likeliest = min(found, key=_doubt)
+    return judgement if likeliest is judgement else replace(likeliest, expected=judgement.expected)
 
 
-def _is_explained(judgement: Judgement) -> bool:
-    return judgement.diagnosis is not None and judgement.diagnosis.name != UNEXPLAINED
+def _doubt(judgement: Judgement) -> int:
+    """A sort key: what a mistake predicts, then what is only read off, then what none explains."""
+    name = UNEXPLAINED if judgement.diagnosis is None else judgement.diagnosis.name
+    return 2 if name == UNEXPLAINED else int(name in MISTAKES and MISTAKES[name].is_read_off)
 
 
 def _other_masks(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:
