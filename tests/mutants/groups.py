@@ -306,3 +306,17 @@ class NotDividedByTheMean(
     FromRewards, diagnosis="mean_not_divided_by", of="mean_normalised", estimator=_Undivided
 ):
     """The option to normalise is off."""
+
+
+class _AddedAtTheEnd(NativeEstimator):
+    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+        return super().of_group(sample, siblings) * sample.mask[-1]
+
+
+class MaskedEndsLost(
+    FromRewards,
+    diagnosis="reward_at_a_masked_token_lost",
+    of="group_normalised",
+    estimator=_AddedAtTheEnd,
+):
+    """Rewards are put at the last token, and returns add up those of active tokens alone."""

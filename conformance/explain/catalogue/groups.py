@@ -38,6 +38,9 @@ known(
             "the batch is cut into groups of a fixed size, whatever prompts samples are of"
         ),
         "groups_cut_into_runs": "rewards are compared only with those of adjacent samples",
+        "reward_at_a_masked_token_lost": (
+            "a sample whose last token is masked has an advantage of 0"
+        ),
         "missing_siblings_counted": "missing samples of a prompt count as rewards of 0",
         "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
         "own_reward_in_baseline": "the baseline includes the sample's own reward",
@@ -124,7 +127,7 @@ def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wron
     yield from _of_fixed_sizes(estimate, placement)
     ended = rollouts.mask[rollouts.last(TokenSet.RESPONSE)]
     kept = np.where(ended[rollouts.sample], estimate.raw, 0.0)
-    yield "reward_off_the_path_lost", estimate.of(kept)
+    yield "reward_at_a_masked_token_lost", estimate.of(kept)
     yield from _of_conventions(estimate)
     yield from _of_baselines(estimate)
     if estimate.objective in DIVIDED_BY_STD:
