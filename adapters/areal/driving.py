@@ -14,7 +14,7 @@ from adapters.areal.importing import module
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Refused, Unsupported
-from adapters.contract.objective import FROM_REWARDS, OF_CRITIC
+from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places, refusals, refusals_of_configuration
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
@@ -106,7 +106,8 @@ class ArealAdapter(Adapter):
         from adapters.toolkit.probe import probe_capacity
 
         layout, capacity = job.layout, probe_capacity(size)
-        key = self.engine, job.objective in OF_CRITIC, layout.cp, layout.options, capacity
+        kind = job.objective in OF_CRITIC, job.objective is Objective.ROUTER
+        key = self.engine, *kind, layout.cp, layout.options, capacity
         engine = cached(rank, key, lambda: self.make(config, job, rank, capacity))
         engine.config = config.critic or config.actor
         if config.critic:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,18 @@ def test_a_critic_on_megatron_compares_values_of_a_slice_with_returns_of_the_row
 
     assert isinstance(outcome, Crashed), outcome
     assert "must match the size of tensor b" in outcome.message
+
+
+def test_a_router_adds_its_losses_to_no_later_job(megatron: RankPool) -> None:
+    """Jobs of a world share engines, and once shared that of a mixture of experts."""
+    plain = job(layout="dp1-cp1-mb2-thd")
+    router = megatron.run(replace(plain, objective=Objective.ROUTER))
+    later = megatron.run(plain)
+
+    assert isinstance(router, Ran)
+    assert isinstance(later, Ran)
+    [weights] = later.observations[0].token_weights
+    assert not weights[~plain.steps[0].mask].any()
 
 
 UNEQUAL = {
