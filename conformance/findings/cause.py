@@ -236,6 +236,12 @@ class Cause(_Frozen):
         return Harm[self.severity.name]
 
     @property
+    def effect(self) -> str:
+        """What it does, and to whom."""
+        is_wrong = self.severity not in (Severity.ACCEPTED, Severity.ADVICE)
+        return f"{self.severity} {self.reach}" if is_wrong else str(self.severity)
+
+    @property
     def mistake(self) -> str:
         """What is wrong, under any condition, by words that all versions of a framework share.
 

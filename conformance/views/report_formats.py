@@ -173,7 +173,7 @@ def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableT
 def _details(report: Report, group: FindingGroup) -> Iterator[str]:
     """Yields what a cause does and where."""
     said = str(group.cause.impact)
-    yield f"{group.cause.severity} {group.cause.reach}{f': {said}' if said else ''}"
+    yield f"{group.cause.effect}{f': {said}' if said else ''}"
     yield f"in {_where(group)}"
     yield f"for example {group.example.id}: {explain(group.example)}"
     for suspect in group.cause.suspects:

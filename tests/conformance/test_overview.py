@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adapters.contract.description import Departure, DepartureKind
-from conformance.findings.cause import Severity
+from conformance.findings.cause import Harm
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.overview.pages import (
@@ -33,7 +33,7 @@ FOUND = [
 
 
 def test_causes_of_several_versions_are_one_row_the_worst_first() -> None:
-    rows = [*cause_rows(FOUND, [Severity.GRADIENT, Severity.ACCEPTED])]
+    rows = [*cause_rows(FOUND, [Harm.GRADIENT_BY_DEFAULT, Harm.ACCEPTED])]
 
     assert [row[1:3] for row in rows] == [
         ["wrong gradient", "token losses are summed but never normalised"],
@@ -43,7 +43,7 @@ def test_causes_of_several_versions_are_one_row_the_worst_first() -> None:
 
 
 def test_advice_is_chosen_by_its_severity() -> None:
-    [row] = cause_rows(FOUND, [Severity.ADVICE])
+    [row] = cause_rows(FOUND, [Harm.ADVICE])
 
     assert (row[1], row[-1]) == ("advice", "torch: v2 (1)")
 
@@ -51,7 +51,7 @@ def test_advice_is_chosen_by_its_severity() -> None:
 def test_a_cause_of_several_engines_is_one_row() -> None:
     other = FOUND[1].report.model_copy(update={"engine": "fsdp"})
     found = [replace(FOUND[1], report=other), *FOUND]
-    [row] = cause_rows(found, [Severity.GRADIENT])
+    [row] = cause_rows(found, [Harm.GRADIENT_BY_DEFAULT])
 
     assert row[-1] == "fsdp: v2 (1); torch: v1 (1), v2 (1)"
 

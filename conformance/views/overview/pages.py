@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth
 from conformance.comparing.report_file import load_reliable
 from conformance.explain.groups import shared_causes
-from conformance.findings.cause import Severity
+from conformance.findings.cause import Harm, Severity
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
 from conformance.views.formatting import Tally, environment, escape_markdown, markdown_table
@@ -40,15 +40,6 @@ ISSUES = REPORTS / "issues"
 
 BEGIN = "<!-- what reports/ say; written by `python -m conformance.views.overview` -->\n"
 END = "<!-- end of what reports/ say -->\n"
-
-KINDS = {
-    Severity.GRADIENT: "wrong gradient",
-    Severity.NOT_TRAINED: "step that cannot run",
-    Severity.LOGGED: "wrong number",
-    Severity.ACCEPTED: "bad input accepted",
-    Severity.ADVICE: "advice",
-}
-"""Columns of README.md's table; those without any cause are left out."""
 
 LONGEST = 80
 """Characters of a cause in README.md's table; all of it is in `CAUSES`."""
@@ -131,28 +122,28 @@ def _age(version: CommittedReport) -> tuple[bool, list[int]]:
 
 
 def kinds_of_causes(latest: Sequence[CommittedReport]) -> str:
-    """Returns README.md's table: each framework with the causes of its newest version, by kind."""
-    occurring = {cause.severity for one in latest for cause in one.report.causes}
-    kinds = {kind: words for kind, words in KINDS.items() if kind in occurring}
+    """Returns README.md's table: each framework with the causes of its newest version, by harm."""
+    occurring = {cause.harm for one in latest for cause in one.report.causes}
+    kinds = [harm for harm in Harm if harm in occurring]
     rows = (
         [adapter, ", ".join(sorted({one.name for one in versions})), *_by_kind(versions, kinds)]
         for adapter, grouped in groupby(latest, key=attrgetter("report.adapter"))
         for versions in [[*grouped]]
     )
-    return _lines(markdown_table(["framework", "version", *kinds.values()], rows))
+    return _lines(markdown_table(["framework", "version", *kinds], rows))
 
 
-def _by_kind(versions: Sequence[CommittedReport], kinds: Iterable[Severity]) -> Iterator[str]:
+def _by_kind(versions: Sequence[CommittedReport], kinds: Iterable[Harm]) -> Iterator[str]:
     """Yields the causes of one kind after the other; engines that share one show it once."""
-    links: dict[Severity, dict[str, str]] = defaultdict(dict)
+    links: dict[Harm, dict[str, str]] = defaultdict(dict)
     for one in versions:
         for path, cause in _issue_paths(one.report):
-            links[cause.severity].setdefault(cause.mistake, _link(path, cause))
+            links[cause.harm].setdefault(cause.mistake, _link(path, cause))
         for cause in one.report.causes:
-            if cause.severity is Severity.ADVICE:
-                links[Severity.ADVICE][cause.mistake] = ""
+            if cause.harm is Harm.ADVICE:
+                links[Harm.ADVICE][cause.mistake] = ""
     for kind in kinds:
-        if kind is Severity.ADVICE and links[kind]:
+        if kind is Harm.ADVICE and links[kind]:
             count = len(links[kind])
             yield f"[{count} form{'' if count == 1 else 's'}]({CAUSES}#advice)"
         else:
@@ -164,15 +155,13 @@ def _link(path: Path, cause: Cause) -> str:
     return f"[{escape_markdown(shorten(without_brackets, LONGEST, placeholder=' …'))}]({path})"
 
 
-def cause_rows(
-    found: Sequence[CommittedReport], severities: Collection[Severity]
-) -> Iterator[list[str]]:
+def cause_rows(found: Sequence[CommittedReport], harms: Collection[Harm]) -> Iterator[list[str]]:
     """Yields a row for each cause, the worst of each framework first."""
     for _, grouped in groupby(found, key=attrgetter("report.adapter")):
         versions = [*grouped]
         shared = shared_causes([one.report for one in versions])
-        for severity in severities:
-            yield from (_cause(one, versions) for one in shared if one.cause.severity is severity)
+        for harm in harms:
+            yield from (_cause(one, versions) for one in shared if one.cause.harm is harm)
 
 
 def _cause(shared: SharedCause, versions: Sequence[CommittedReport]) -> list[str]:
@@ -184,7 +173,7 @@ def _cause(shared: SharedCause, versions: Sequence[CommittedReport]) -> list[str
         counts[versions[at].report.engine].append(f"{versions[at].name} ({len(group.findings)})")
     return [
         versions[0].report.adapter,
-        shared.cause.severity,
+        shared.cause.effect,
         f"{escape_markdown(shared.cause.statement)}{place}",
         str(largest.cause.impact),
         f"`{largest.smallest.id}`",
@@ -266,8 +255,8 @@ def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
         README: f"{before}{BEGIN}{kinds_of_causes(newest(found))}{END}{after}",
         CAUSES: templates.get_template("causes.md.jinja").render(
             header=["framework", "what", "cause", "impact", "for example", "versions"],
-            wrong=cause_rows(found, [one for one in Severity if one is not Severity.ADVICE]),
-            advice=cause_rows(found, [Severity.ADVICE]),
+            wrong=cause_rows(found, [one for one in Harm if one is not Harm.ADVICE]),
+            advice=cause_rows(found, [Harm.ADVICE]),
         ),
         INDEX: templates.get_template("reports.md.jinja").render(
             who=["framework", "engine", "version"],
