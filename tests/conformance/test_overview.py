@@ -36,7 +36,7 @@ def test_causes_of_several_versions_are_one_row_the_worst_first() -> None:
     rows = [*cause_rows(FOUND, [Harm.GRADIENT_BY_DEFAULT, Harm.ACCEPTED])]
 
     assert [row[1:3] for row in rows] == [
-        ["wrong gradient", "token losses are summed but never normalised"],
+        ["wrong gradient by default", "token losses are summed but never normalised"],
         ["bad input accepted", "arguments: bad input is accepted"],
     ]
     assert rows[0][-1] == "torch: v1 (1), v2 (1)"
@@ -73,7 +73,7 @@ def test_a_framework_has_a_row_with_its_causes_by_kind_and_their_bug_reports() -
     found = [replace(FOUND[1], report=other), FOUND[1]]
     header, _, row = kinds_of_causes(found).splitlines()
 
-    assert header == "| framework | version | wrong gradient | step that cannot run | advice |"
+    assert header == "| framework | version | wrong gradient by default | step that cannot run | advice |"
     assert row == (
         "| toy | v2 | [token losses are summed but never normalised]"
         "(reports/issues/toy-fsdp-not_divided.md)"
