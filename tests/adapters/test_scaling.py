@@ -37,6 +37,7 @@ BY_THE_ADVANTAGES = {
     "trl_losses.liger.LigerAdapter.loss": "found / micro_batches(job)",
     "skyrl.driving.reduce": "-advantages * probe",
     "skyrl.driving._training_input": "2 * returns",
+    "engines.router.RouterLosses.added_to": "0.0 * (logits.sum() + probabilities.sum())",
     "toolkit.probe.probable_head.head": "probe.float()[predicted] / others",
 }
 """All that happens to losses and gradients: signed powers of two in, and out again.
@@ -48,7 +49,12 @@ is undone by the derivative of the softmax.
 """
 
 ELSEWHERE = {
-    "log-probabilities that are given": "contract.probed_batch.",
+    "log-probabilities that are given": "contract.token_values.",
+    "the target of a coefficient": "contract.probed_batch.ProbedBatch.adaptive_coefficient",
+    "coefficients of a router's losses": """
+        contract.probed_batch.ProbedBatch.own_losses toolkit.probe.router_loss
+    """,
+    "a bound on rewards": "areal.framework._reward_clip",
     "the sign with which a number is logged": "contract.framework.Framework.reported",
     "ranks to start": """
         contract.layout.Layout.ranks_per_stage contract.layout.Layout.world_size
@@ -73,7 +79,7 @@ ELSEWHERE = {
         roll.framework._micro_batches roll.framework._rounded_up skyrl.framework.
         skyrl.sizes.micro_batch_size skyrl.sizes.mini_batch_size
         skyrl.sizes.rollouts_of_rank slime_family.framework._micro_batch_size
-        slime_family.framework._rollout_batch_size slime_family.framework._token_budget
+        slime_family.framework._token_budget
         toolkit.settings.largest_micro_batch toolkit.settings.micro_batch_size
         toolkit.settings.token_budget
         trl.schedule.Schedule.generation_size trl.schedule.Schedule.generations

@@ -94,7 +94,7 @@ def test_a_failed_run_names_each_cause_once_and_each_finding_where_tb_asks_for_i
     wrong = [finding for finding in short.report.findings if finding.verdict == "mismatch"]
     assert len(wrong) > 20
     names = [cause.name for cause in short.report.causes]
-    assert names == ["not_finite", "count_off_by_one"]
+    assert names == ["count_off_by_one", "not_finite"]
     assert short.output.count(" × ") == 2
     assert sum(f"example {finding.id}:" in short.output for finding in wrong) == 2
     assert all(finding.id in long.output for finding in wrong)
