@@ -136,6 +136,7 @@ def clone(adapter: str) -> Path:
     ],
 )
 def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: Selection) -> None:
+    """Of checks that came after a report it says nothing."""
     committed = load(REPORTS / f"{selection.report}.json.gz")
     require(committed.engine)
     depth = committed.findings[0].depth
@@ -146,7 +147,8 @@ def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: S
     result = command.run(tmp_path, committed.adapter, *chosen, "-k", selection.expression)
 
     assert result.report.complete, result.output
-    assert made(selection, result.report) == made(selection, committed)
+    assert made(selection, committed)
+    assert made(selection, committed).items() <= made(selection, result.report).items()
 
 
 @pytest.mark.parametrize(

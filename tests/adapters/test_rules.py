@@ -33,7 +33,11 @@ def test_every_rule_is_of_a_row_and_every_row_has_a_rule_that_may_be_stated() ->
     traced = {rule for rules in adapter.TRACES.values() for rule in rules}
 
     assert traced | {*adapter.HELP} | {*adapter.TYPED} == KNOWN
-    assert {*OF_NATIVE} <= KNOWN | {"poison", "poison.logged", *(f"no_gradient.{column}" for column in Column)}
+    assert {*OF_NATIVE} <= KNOWN | {
+        "poison",
+        "poison.logged",
+        *(f"no_gradient.{column}" for column in Column),
+    }
 
 
 def test_rules_are_stated_where_there_is_code_that_keeps_them() -> None:

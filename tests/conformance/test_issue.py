@@ -362,7 +362,10 @@ def test_off_policy_gradient_is_worked_out_with_the_derivative_of_each_token() -
     """The third token of sample 6: (-e^0.25/2 + 1/2) / (40·8) is right."""
     markdown = text(load(command.ROOT / "reports/skyrl/v0.3.0.json.gz"), "penalty_not_divided")
 
-    assert "of its loss by its log-probability: -A·r, without clipping, plus 0.5·sign(log r)" in markdown
+    assert (
+        "of its loss by its log-probability: -A·r, without clipping, plus 0.5·sign(log r)"
+        in markdown
+    )
     assert "| sample | token | log p | A | log r | derivative |" in markdown
     assert "| 6 | 3 | -1.4375 | 0.5 | 0.25 | -0.142013 |" in markdown
     assert "| 6 | 3 | 0 | 0 | 1 | -0.00044379 | 0.497994 |" in markdown

@@ -73,7 +73,10 @@ def test_a_framework_has_a_row_with_its_causes_by_kind_and_their_bug_reports() -
     found = [replace(FOUND[1], report=other), FOUND[1]]
     header, _, row = kinds_of_causes(found).splitlines()
 
-    assert header == "| framework | version | wrong gradient by default | step that cannot run | advice |"
+    assert (
+        header
+        == "| framework | version | wrong gradient by default | step that cannot run | advice |"
+    )
     assert row == (
         "| toy | v2 | [token losses are summed but never normalised]"
         "(reports/issues/toy-fsdp-not_divided.md)"
