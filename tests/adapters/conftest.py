@@ -1,6 +1,7 @@
 """Keeps frameworks that are driven in one test process apart."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from multiprocessing import forkserver
 
 import pytest
@@ -13,20 +14,25 @@ OF_FRAMEWORKS = {"areal", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "ver
 def fork_server_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
     """A framework's ranks are not forked from a process that has another one's stubs."""
     is_of_one = any(mark.name in OF_FRAMEWORKS for mark in request.node.iter_markers())
-    if is_of_one:
-        _stop()
-    yield
-    if is_of_one:
-        _stop()
+    with _apart() if is_of_one else nullcontext():
+        yield
 
 
 @pytest.fixture
 def other_release() -> Iterator[None]:
     """The test's ranks and those of later tests are not forked from the same process."""
-    _stop()
-    yield
-    _stop()
+    with _apart():
+        yield
 
 
-def _stop() -> None:
-    forkserver._forkserver._stop()  # type: ignore[attr-defined] # the types lack it
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Have another fork server; the ranks of the one before live on, as may be those of a suite."""
+    server = forkserver._forkserver  # type: ignore[attr-defined] # the types lack it
+    before = dict(vars(server))
+    vars(server).update(_forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None)
+    try:
+        yield
+    finally:
+        server._stop()
+        vars(server).update(before)

@@ -1,12 +1,18 @@
 """The parts of the example framework that the suite cannot see from outside."""
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 
 from adapters.contract import Layout
 from adapters.contract.sequences import PADDING_ID
+from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors, pack
 from adapters.native.trainer import Trainer
+from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Mode
+from tests.adapters import steps
 from tests.jobs import job_of
 
 
@@ -54,3 +60,21 @@ def test_uneven_micro_batches_differ_in_size() -> None:
     parts = trainer(Layout(micro_batches="uneven")).cut(samples(*[2] * 6))
 
     assert [len(part) for part in parts] == [1, 2, 3]
+
+
+PLAIN = steps.job(layout="dp1-cp1-mb1-thd")
+
+
+@pytest.fixture(scope="module")
+def session_pool() -> Iterator[RankPool]:
+    with RankPool(NativeAdapter(), None, 1) as pool:
+        assert isinstance(pool.run(PLAIN), Ran)
+        yield pool
+
+
+@pytest.mark.usefixtures("other_release")
+def test_ranks_of_another_release_leave_those_of_the_session_alive(session_pool: RankPool) -> None:
+    """A suite in the same process once lost its ranks with the fork server that they came from."""
+    with RankPool(NativeAdapter(), None, 1) as pool:
+        assert isinstance(pool.run(PLAIN), Ran)
+    assert isinstance(session_pool.run(PLAIN), Ran)
