@@ -150,14 +150,13 @@ class Compared(StrEnum):
     """The rewards of a prompt that a sample's reward is compared with."""
 
     SAMPLES = "samples"
-    """Those of all its samples."""
+    """The rewards of all samples of the prompt."""
 
     LONGEST_SAMPLES = "longest_samples"
-    """One of each rollout, which stands for all samples of the rollout: that of the sample with the
-    most active tokens, of the first one if there are several."""
+    """One reward per rollout: that of the first sample with the most active tokens."""
 
     LAST_SAMPLES = "last_samples"
-    """One of each rollout, which stands for all samples of the rollout: that of its last one."""
+    """One reward per rollout: that of its last sample."""
 
 
 class Rejected(StrEnum):

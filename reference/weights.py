@@ -96,7 +96,7 @@ def router_coefficient(
 
     ``positions`` are those of each micro-batch on each rank, padding included. The losses are means
     over positions (load balancing: Switch Transformer, arXiv:2101.03961; z-loss: ST-MoE,
-    arXiv:2202.08906), of which each of ``slices`` context-parallel ranks has a share. Megatron-Core
+    arXiv:2202.08906); each of ``slices`` context-parallel ranks has a share. Megatron-Core
     averages them over micro-batches and data-parallel ranks, which gives 1. With a loss per token
     it multiplies a rank's share by the rank's positions instead, and divides all gradients by the
     ``counted`` tokens (its transformer/moe/router.py and distributed/finalize_model_grads.py).

@@ -365,7 +365,7 @@ class ProbedBatch(Sequences):
 class AlteredBatch(ProbedBatch):
     """A batch in which a column that a framework is given is poisoned or traced.
 
-    What is expected of the framework is what is expected with the plain batch.
+    The right gradient is that of the plain batch.
     """
 
     plain: ProbedBatch

@@ -75,7 +75,7 @@ def penalised(tokens: ActiveTokens) -> torch.Tensor:
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:
-    """1 for the largest of some values, of which kl-cov has a fraction, 0 for others."""
+    """1 for the fraction of values that kl-cov penalises, the largest, and 0 for all others."""
     number = max(int(CONSTANTS.covariance_fraction * len(values)), 1)
     places = values.sort(stable=True, descending=True).indices[:number]
     return torch.zeros_like(values).index_fill(0, places, 1.0)

@@ -338,7 +338,7 @@ COEFFICIENTS = {
 
 
 def without_gradient(sample: SampleTensors, columns: Sequence[str]) -> SampleTensors:
-    """A sample of which some columns have no gradient."""
+    """Returns the sample with some columns detached."""
     detached = {column: getattr(sample, column).detach() for column in columns}
     return replace(sample, **detached)
 

@@ -21,7 +21,7 @@ ALMOST = 26762 / 32768
 their variance is 0, or 9e-8 as the difference of the two."""
 
 FAN_OUT = "111 11 101 000 1111 11 1 111 011 11 1 11111"
-"""Samples of six rollouts: of 1, 3, 1, 2, 1 and 4 samples, one of which has no active token."""
+"""Masks of six rollouts with 1, 3, 1, 2, 1 and 4 samples. One sample has no active token."""
 
 OF_ROLLOUTS = "011123345555"
 
@@ -139,7 +139,7 @@ ROLLOUTS = (
     ),
     Case(
         name="equal_rewards",
-        catches="a group whose rewards are all equal, or equal but for one",
+        catches="division by the standard deviation of rewards that are all equal, except one",
         source="NeMo-RL pull request 4158: rewards of y, x, x and x",
         steps=(
             _step(

@@ -58,7 +58,7 @@ MOST_ROLLOUTS = 8
 """Largest number of rollouts of a prompt in `training_steps`."""
 
 REWARDS = (1.0, 0.0, 0.1, 0.5, 0.3, 2.25, 0.7)
-"""Rewards of `rewarded_steps`, of which a binary one is the simplest."""
+"""Rewards of `rewarded_steps`, the simplest first."""
 
 LARGE_REWARD = 1e4
 """What is added to rewards that differ by a few quarters."""
@@ -154,8 +154,8 @@ def steps(
 def rewarded_steps(draw: DrawFn, *, max_samples: int = 12, max_response: int = 12) -> Step:
     """Steps with rewards of their own: `steps` with rollouts of one prompt each.
 
-    Rewards are any, all equal, equal but for one, or large; in some steps, rejection sampling has
-    removed whole samples.
+    Rewards are arbitrary, all equal, equal except one, or large. In some steps, rejection sampling
+    has removed whole samples.
     """
     step = draw(steps(max_samples=max_samples, max_response=max_response))
     rejected = draw(st.one_of(st.just([False] * step.size), _each(st.booleans(), step.size)))
@@ -170,7 +170,7 @@ def rewarded_steps(draw: DrawFn, *, max_samples: int = 12, max_response: int = 1
 
 
 def _rewards(samples: int) -> SearchStrategy[list[float]]:
-    """Rewards that are whole numbers or decimals, equal, equal but for one, or large."""
+    """Rewards that are arbitrary, equal, equal except one, or large."""
     decimals = _each(st.sampled_from(REWARDS), samples)
     equal = st.sampled_from(REWARDS).map(lambda reward: [reward] * samples)
     but_for_one = st.tuples(equal, st.integers(0, samples - 1), st.sampled_from(REWARDS)).map(

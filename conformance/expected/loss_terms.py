@@ -147,7 +147,7 @@ def convention_of_mask(metric: Metric) -> str | None:
 
 def _over_its_mask(context: StepContext, metric: Metric) -> StepContext:
     """The context of a term, over the mask before or after rejection sampling."""
-    if metric is Metric.REJECTED:  # of the tokens that are kept, none is counted
+    if metric is Metric.REJECTED:  # kept tokens are never counted as rejected
         return replace(context.before_rejection(), kept=None)
     mask = getattr(context.conventions, convention_of_mask(metric) or "", None)
     return context.before_rejection() if mask is DenominatorMask.ORIGINAL else context

@@ -117,7 +117,7 @@ def _has_prompt(step: Step, holds: Callable[[NDArray[np.float64]], bool]) -> boo
 
 
 def _hardly_differ(rewards: NDArray[np.float64]) -> bool:
-    """Whether rewards are about the same but for one of them."""
+    """Whether all rewards except possibly the smallest and the largest are nearly equal."""
     without_ends = np.sort(rewards)[1:-1]
     return bool(len(without_ends) > 1 and np.ptp(without_ends) <= SAME * np.abs(rewards).max())
 

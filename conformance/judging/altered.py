@@ -89,7 +89,7 @@ RETAINED = "backward through the graph a second time"
 def judge_traced(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """Judge whether a column that has a gradient got any: exactly none is right."""
+    """Judge whether any gradient reached the traced column; exactly 0 is right."""
     reached = [one.traced for one in observations if one.traced is not None]
     if not reached:
         return unjudged(Verdict.UNSUPPORTED, f"{job.traced} is given as plain numbers")

@@ -175,9 +175,9 @@ def judge_router(
 
 
 def _router_term(of_step: StepContext) -> LossTerm:
-    """The term of a loss of which all tokens of prompts and responses have an equal share.
+    """The term of a loss that is a mean over all tokens, prompts included.
 
-    A prompt is placed where the first token of its response is.
+    Prompt tokens count as held where the first token of their response is held.
     """
     step, passes = of_step.step, of_step.forward_pass_of_token
     lengths = step.prompt_lengths + step.response_lengths

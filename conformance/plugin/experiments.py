@@ -39,9 +39,9 @@ TESTED = (Severity.GRADIENT, Severity.LOGGED, Severity.NOT_TRAINED)
 
 
 def run(recorder: FindingRecorder, jobs: SharedJobs) -> None:
-    """Make the findings that tell most about the causes of a whole plan, `MOST` at most.
+    """Test the claims of the causes of a complete run with at most `MOST` further findings.
 
-    What one shows may leave other claims to be tested.
+    A claim that is dropped may bring up another one, so that there are several rounds.
     """
     left = MOST
     while left and (report := recorder.planned) is not None:

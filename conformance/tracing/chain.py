@@ -52,7 +52,7 @@ class Chain:
         return self.graph.operation(factor.node)
 
     def operands(self, factor: Factor) -> list[Node]:
-        """What the token's value was multiplied by or divided by, as far as it is a tensor."""
+        """The tensors by which the token's value was multiplied or divided."""
         inputs = self.graph.inputs(factor.node)
         return [one for one in inputs if one not in self.graph.painted]
 

@@ -103,7 +103,7 @@ class Unfolding:
     graph: Graph
 
     def of_value(self, node: Node, value: float) -> Count | None:
-        """The entry of a tensor that has a value, unfolded; None if none has."""
+        """Unfolds the entry of a tensor that equals a value; None if there is no such entry."""
         for entry in self._entries(node):
             if is_close(entry.value, value):
                 return self._unfolded(entry)

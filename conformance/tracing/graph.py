@@ -22,7 +22,7 @@ NEGLIGIBLE = 1e-6
 
 
 def is_close(one: float, other: float) -> bool:
-    """Whether two numbers are equal but for roundings in float32."""
+    """Whether two numbers are equal up to float32 rounding."""
     return math.isclose(one, other, rel_tol=NEGLIGIBLE, abs_tol=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""The counts that a step rightly has, by what is counted: what a divisor is held against."""
+"""The right counts of a step, with which the counts in a divisor are compared."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RightCounts:
         return found if found is not None and found.endswith("ranks") else None
 
     def is_size(self, number: float) -> bool:
-        """Whether a number is one of ranks or micro-batches, of which there may be 1."""
+        """Whether a number equals the number of ranks or of micro-batches, which may be 1."""
         return number == 1 or self.factor(number) is not None
 
     def factor(self, number: float) -> str | None:

@@ -1,8 +1,8 @@
-"""The lines to look at for a wrong weight, best first: suspects, of which none is said to be it.
+"""Ranks the lines to look at for a wrong weight. They are suspects; none is claimed to be the bug.
 
-Where the weight is off by a number of ranks or micro-batches, a factor may lack its partner. Else a
-count that it was divided by is another than the reference's: what that was made of is gone
-through, down to where its parts still were right.
+If the weight is off by the number of ranks or micro-batches, a factor may lack its counterpart.
+Otherwise a count in a divisor differs from the reference's count. That count is unfolded until
+its parts are right: the line that combined them is the suspect.
 """
 
 from __future__ import annotations

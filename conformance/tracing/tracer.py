@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import Crashed, RankPool
 
 TRACED = frozenset({Objective.POLICY, Objective.REJECTION})
-"""Objectives whose token losses are proportional to the advantage and weigh what it is said to."""
+"""Objectives whose token losses are proportional to the advantage, with a ratio of 1."""
 
 
 MOST_TOKENS = 4096

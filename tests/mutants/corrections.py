@@ -302,7 +302,7 @@ class OutliersDroppedAlone(
 
 
 class MaskInverted(OfRollouts, diagnosis="mask_inverted", check="off_policy.outlier_masked"):
-    """A mask of what to drop is taken for one of what to keep."""
+    """The mask of tokens to drop is used as the mask of tokens to keep."""
 
     def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         outliers = losses.is_outlier(ratios.log())

@@ -25,7 +25,7 @@ class SamplesCompared(
     of="group_normalised",
     conventions=ROLLOUTS_COUNT,
 ):
-    """Mean and standard deviation are taken over samples, of which a rollout may have several."""
+    """Mean and standard deviation are taken over samples, although a rollout may have several."""
 
 
 class _OfLongestSamples(NativeEstimator):
@@ -50,7 +50,7 @@ class RolloutsCompared(
     of="group_normalised",
     estimator=_OfLongestSamples,
 ):
-    """Samples of one rollout are taken for one."""
+    """All samples of a rollout count as one."""
 
 
 class _OfLastSamples(_OfLongestSamples):

@@ -11,7 +11,7 @@ class RouterMutant(Mutant, check="auxiliary.router"):
 
 
 class RouterAddedByEveryRank(RouterMutant, diagnosis="multiplied_by_dp"):
-    """Gradients are summed over data-parallel ranks, each of which has the mean of its own."""
+    """Each data-parallel rank takes its own mean, and gradients are summed over ranks."""
 
     def router_losses(self, probe: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
         return super().router_losses(probe, held) * self.layout.dp

@@ -1,4 +1,4 @@
-"""What is logged of an optimizer step, and what follows from it, is wrong."""
+"""Wrong logged numbers of optimizer steps, and a coefficient that follows one of them."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A trainer that normalises losses in many ways, each of which a trace must see through.
+"""A trainer that normalises losses in many ways. A trace must follow each of them.
 
 The text of a job's divisor names the way, such as ``clamped``.
 """

@@ -301,7 +301,7 @@ def _kept_tokens(tokens: PolicyTokens) -> Values:
 
 
 def _per_kept(derivative: Values, share: Values) -> Values:
-    """A derivative divided by the share of tokens that are kept, 0 if none is."""
+    """A derivative divided by the share of kept tokens, 0 where no token is kept."""
     return np.divide(derivative, share, out=np.zeros(len(share)), where=share > 0)
 
 

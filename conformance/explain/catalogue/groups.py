@@ -141,7 +141,7 @@ def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wron
 def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
     """Yield advantages of groups of as many samples as the largest has, cut out of the batch.
 
-    What is left over at its end is a group of its own, or has a mean and a standard deviation of 0.
+    Samples left over at the end form a group of their own, or have a mean and deviation of 0.
     """
     rollouts = estimate.rollouts
     size = int(np.unique(rollouts.groups, return_counts=True)[1].max())

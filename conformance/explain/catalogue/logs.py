@@ -1,7 +1,6 @@
 """Known mistakes of numbers that are logged, and of a coefficient that follows one of them.
 
-Those of a coefficient are said by what they multiply the right one by, within the bounds of its
-change.
+A wrong coefficient is given as its ratio to the right one, clamped as by the controller.
 """
 
 from __future__ import annotations

@@ -238,5 +238,5 @@ def _contents(tensor: torch.Tensor) -> Contents:
 
 
 def _is_same(one: Contents, other: Contents) -> bool:
-    """Whether two are equal, of which one may be NaN where the other is."""
+    """Whether two tensors held the same; NaN counts as equal to NaN."""
     return repr(one) == repr(other)
