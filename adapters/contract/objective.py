@@ -141,6 +141,18 @@ OF_LOG_PROBS = (
 Those of the last two do if the ratio that multiplies it has a gradient, which it must not have.
 """
 
+OF_SEQUENCES = (
+    Objective.GSPO,
+    Objective.GEO_MEAN,
+    Objective.TIS_SEQUENCE,
+    Objective.SEQUENCE_MASKED,
+    Objective.SEQUENCE_ICEPOP,
+    Objective.PRODUCT_MASKED,
+    Objective.OUTLIER_MASKED,
+    Objective.OPSM,
+)
+"""Policy losses that depend on whole sequences."""
+
 SELECTING = (Objective.COVARIANCE_CLIPPED, Objective.COVARIANCE_PENALISED, Objective.M2PO)
 """Policy losses that select tokens by comparing them with the others of a batch."""
 

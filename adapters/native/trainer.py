@@ -24,6 +24,7 @@ from adapters.contract.objective import (
     KL_COEFFICIENT,
     OF_CRITIC,
     OF_ROLLOUTS,
+    OF_SEQUENCES,
     OF_TERMS,
     ROUTER_COEFFICIENT,
     Z_COEFFICIENT,
@@ -314,18 +315,6 @@ CONSTANTS_OF_LOSS = (
     "values",
 )
 """Columns of samples that other models, or earlier forward passes, computed."""
-
-OF_SEQUENCES = (
-    Objective.GSPO,
-    Objective.GEO_MEAN,
-    Objective.TIS_SEQUENCE,
-    Objective.SEQUENCE_MASKED,
-    Objective.SEQUENCE_ICEPOP,
-    Objective.PRODUCT_MASKED,
-    Objective.OUTLIER_MASKED,
-    Objective.OPSM,
-)
-"""Objectives whose losses depend on whole sequences."""
 
 COEFFICIENTS = {
     Objective.ENTROPY: (ENTROPY_COEFFICIENT, 0.0),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import CONSTANTS, Objective
+from adapters.contract.objective import CONSTANTS, CORRECTIONS, OF_SEQUENCES, Objective
 from conformance.explain.catalogue.corrections import (
     Loss,
     divided_covariances,
@@ -89,32 +89,13 @@ CLIPPED = frozenset(
         Objective.CISPO,
         Objective.CLIP_COV,
         Objective.GEO_MEAN,
-        Objective.TIS_TOKEN,
-        Objective.TIS_SEQUENCE,
         Objective.SEQUENCE_MASKED,
         Objective.COVARIANCE_CLIPPED,
-        Objective.TIS_NORMALISED,
-        Objective.TIS_BOUNDED,
-        Objective.ICEPOP,
-        Objective.SEQUENCE_ICEPOP,
-        Objective.PRODUCT_MASKED,
-        Objective.OUTLIER_MASKED,
         Objective.OPSM,
+        *CORRECTIONS,
     }
-)
+) - {Objective.M2PO}
 """Objectives with clipping bounds."""
-
-OF_SEQUENCES = (
-    Objective.GSPO,
-    Objective.GEO_MEAN,
-    Objective.TIS_SEQUENCE,
-    Objective.SEQUENCE_MASKED,
-    Objective.SEQUENCE_ICEPOP,
-    Objective.PRODUCT_MASKED,
-    Objective.OUTLIER_MASKED,
-    Objective.OPSM,
-)
-"""Objectives with a ratio for a whole sequence."""
 
 WITHOUT_RATIOS = (Objective.GPG, Objective.DRO, Objective.REINFORCE_NORMALISED, Objective.M2PO)
 """Objectives whose losses are no multiples of ratios, or whose ratios are 1."""
