@@ -16,7 +16,7 @@ from conformance.findings.cause import UNEXPLAINED, Cause, Impact, Reach, Severi
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
-from conformance.plan.checks import CHECK_SPECS
+from conformance.plan.checks import ALL_SPECS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ PARALLELISM = {
 OF_EVERY_STEP = ("dp", "mb")
 """Parts of layouts whose options every user sets."""
 
-OBJECTIVES = {spec.slug: spec.objective for spec in CHECK_SPECS}
+OBJECTIVES = {spec.slug: spec.objective for spec in ALL_SPECS}
 
 
 def causes(

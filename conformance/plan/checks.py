@@ -342,9 +342,12 @@ TRACED = tuple(
 """Each column that a model computes where a loss or an estimator reads it."""
 
 
+ALL_SPECS = (*CHECK_SPECS, *POISONED, *TRACED)
+
+
 def check_spec(slug: str) -> CheckSpec:
     """The one whose findings have ids that begin so."""
-    return next(one for one in (*CHECK_SPECS, *POISONED, *TRACED) if one.slug == slug)
+    return next(one for one in ALL_SPECS if one.slug == slug)
 
 
 CUT_DEPENDENCE = tuple(

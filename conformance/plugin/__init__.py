@@ -36,9 +36,6 @@ CONTROLLER = "conformance-controller"
 
 FINDING_MESSAGE: pytest.StashKey[FindingMessage] = pytest.StashKey()
 
-CONTROLLER = "conformance-controller"
-"""The plugin of the process that writes the report."""
-
 UPCOMING: pytest.StashKey[AnyMatrixCell | None] = pytest.StashKey()
 """The cell of the test that this process runs after the one that it hangs on."""
 

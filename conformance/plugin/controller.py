@@ -77,19 +77,20 @@ class Controller:
         """Trace the causes of a run that came to its end, on ranks such as made its findings."""
         from conformance.tracing.finding import suspected_lines
 
-        if self._recorder is not None and self._may_trace:
+        is_asked = self._came_to_its_end and not self._config.getoption("no_trace")
+        if self._recorder is not None and is_asked:
             causes = self._recorder.causes()
             self._recorder.suspects = suspected_lines(causes, self._recorder.settings, pool)
 
     @property
-    def _may_trace(self) -> bool:
+    def _came_to_its_end(self) -> bool:
         session = self._session
         was_stopped = session is None or session.shouldstop or session.shouldfail
-        return not (was_stopped or self._problem or self._config.getoption("no_trace"))
+        return not (was_stopped or self._problem)
 
     def _end_for_workers(self) -> None:
         """With pytest-xdist: use ranks of this process, as no worker knows all findings."""
-        if self._recorder is None or not self._may_trace:
+        if self._recorder is None or not self._came_to_its_end:
             return
         if self._config.pluginmanager.hasplugin("dsession") and self._recorder.causes():
             from conformance.ranks.pool import RankPool

@@ -46,7 +46,7 @@ class SharedJobs:
         self._ignored: frozenset[Setting] | None = None
         self._read: dict[tuple[Metric, Objective], bool] = {}
         self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
-        self._plain: tuple[str, Ran | Declined | Crashed] | None = None
+        self._plain: tuple[Job, Ran | Declined | Crashed] | None = None
         self._upcoming: MatrixCell | None = None
         self._running: str | None = None
         self._resources = ExitStack()
@@ -121,9 +121,9 @@ class SharedJobs:
 
     def plain(self, job: Job) -> Ran | Declined | Crashed:
         """Runs a job without its poison, once for all jobs that follow each other."""
-        key = f"{job.objective}/{job.aggregation}/{job.layout}/{id(job.steps)}"
-        if self._plain is None or self._plain[0] != key:
-            self._plain = key, self.run(replace(job, poison=None))
+        plain = replace(job, poison=None)
+        if self._plain is None or self._plain[0] != plain:
+            self._plain = plain, self.run(plain)
         return self._plain[1]
 
     def observations(self, job: Job) -> tuple[Observation, ...] | None:

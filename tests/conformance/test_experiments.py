@@ -1,10 +1,19 @@
 """At its end a run makes the few findings that tell on which facts its causes depend."""
 
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
 from adapters.native.adapter import NativeAdapter
 from conformance.comparing.report_file import assembled
+from conformance.findings.finding import Finding
 from conformance.findings.report import PlanSize, Report, Selection
+from conformance.findings.verdict import Verdict
 from conformance.plan.plan import Plan
 from conformance.plugin import experiments
+from conformance.ranks.pool import RankPool
+from conformance.runs.jobs import SharedJobs
+from conformance.runs.recorder import FindingMessage, FindingRecorder
 from tests.causes.test_find import Said, wrong
 from tests.conformance.test_journal import HEADER
 
@@ -45,3 +54,28 @@ def test_nothing_is_looked_at_twice() -> None:
         wrong("weights/token_mean/uneven_lengths/dp1-cp1-mb2-thd", MISTAKE),
         wrong("weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd", "policy_loss/divided_by_cp"),
     )
+
+
+@dataclass
+class Recorder:
+    """Keeps the findings that are made beyond a plan."""
+
+    settings: SimpleNamespace
+    planned: Report | None
+    more: list[Finding] = field(default_factory=list)
+
+    def record_more(self, finding_message: FindingMessage) -> None:
+        self.more.append(Finding.model_validate_json(finding_message["finding"]))
+        self.planned = None
+
+
+def test_findings_are_made_while_the_ranks_still_run() -> None:
+    wrong_with_cp = wrong("weights/sample_mean/uneven_lengths/dp1-cp2-mb2-thd", MISTAKE)
+    recorder = Recorder(SimpleNamespace(plan=PLAN), report(wrong_with_cp))
+
+    with RankPool(NativeAdapter(), None, 1) as pool:
+        experiments.run(cast("FindingRecorder", recorder), SharedJobs(pool))
+
+    [made] = recorder.more
+    assert made.id == "weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd"
+    assert made.verdict is Verdict.CONFORMS

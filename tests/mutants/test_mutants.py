@@ -9,7 +9,7 @@ import pytest
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.verdict import Check, Verdict
-from conformance.plan.checks import CHECK_SPECS, POISONED, TRACED, check_spec
+from conformance.plan.checks import ALL_SPECS, check_spec
 from conformance.ranks.pool import RankPool
 from tests.mutants import (
     MUTANTS,
@@ -117,9 +117,7 @@ def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> Non
 
 
 SEEN_ON_NATIVE = [
-    one
-    for one in (*CHECK_SPECS, *POISONED, *TRACED)
-    if one.objective in NativeAdapter().describe().objectives
+    one for one in ALL_SPECS if one.objective in NativeAdapter().describe().objectives
 ]
 
 SEEN_BY_ONE_CHECK = {
