@@ -17,8 +17,22 @@ if TYPE_CHECKING:
 CORRECTION = "off_policy_correction"
 TYPE_OF_CORRECTION = f"{CORRECTION}.tis_ratio_type"
 CLIPPED = {"eps_clip_low": CONSTANTS.clip_low, "eps_clip_high": CONSTANTS.clip_high}
+MASKED = {
+    f"{CORRECTION}.token_mask_is_threshold_low": 0.5,
+    f"{CORRECTION}.token_mask_is_threshold_high": 2.0,
+}
 
 OBJECTIVES: Mapping[Objective, Settings] = {
+    Objective.TIS_TOKEN: {
+        **CLIPPED,
+        TYPE_OF_CORRECTION: "token",
+        f"{CORRECTION}.token_tis_ratio_clip_high": CONSTANTS.truncation,
+    },
+    Objective.TIS_SEQUENCE: {
+        **CLIPPED,
+        TYPE_OF_CORRECTION: "sequence",
+        f"{CORRECTION}.sequence_tis_ratio_clip_high": CONSTANTS.truncation,
+    },
     Objective.COVARIANCE_CLIPPED: {
         **CLIPPED,
         "policy_loss_type": "clip_cov",

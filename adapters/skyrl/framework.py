@@ -21,7 +21,7 @@ from adapters.contract.objective import (
 )
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.skyrl import corrections, sizes
-from adapters.skyrl.corrections import CLIPPED, CORRECTION, TYPE_OF_CORRECTION
+from adapters.skyrl.corrections import CLIPPED, MASKED
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -43,10 +43,6 @@ PENALISED = {
     "use_kl_in_reward": True,
     "kl_estimator_type": "k1",
     "kl_loss_coef": ADVANTAGE_CONSTANTS.penalty,
-}
-MASKED = {
-    f"{CORRECTION}.token_mask_is_threshold_low": 0.5,
-    f"{CORRECTION}.token_mask_is_threshold_high": 2.0,
 }
 DISCOUNTED = {"gamma": ADVANTAGE_CONSTANTS.discount, "lambd": ADVANTAGE_CONSTANTS.trace}
 CRITIC = {
@@ -88,16 +84,6 @@ SKYRL = Framework(
     objectives={
         Objective.POLICY: {},
         Objective.OFF_POLICY: {**CLIPPED, "policy_loss_type": "regular"},
-        Objective.TIS_TOKEN: {
-            **CLIPPED,
-            TYPE_OF_CORRECTION: "token",
-            f"{CORRECTION}.token_tis_ratio_clip_high": CONSTANTS.truncation,
-        },
-        Objective.TIS_SEQUENCE: {
-            **CLIPPED,
-            TYPE_OF_CORRECTION: "sequence",
-            f"{CORRECTION}.sequence_tis_ratio_clip_high": CONSTANTS.truncation,
-        },
         Objective.REJECTION: MASKED,
         Objective.REJECTION_OFF_POLICY: {**CLIPPED, "policy_loss_type": "regular", **MASKED},
         Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **MASKED},

@@ -96,6 +96,7 @@ def _older_divisor(job: Job) -> str | None:
 
 REJECTED = {"--use-tis": True, CORRECTION: user_code.path(user_code.reject)}
 CLIPPED = {"--eps-clip": CONSTANTS.clip_low, "--eps-clip-high": CONSTANTS.clip_high}
+TRUNCATED = {**CLIPPED, "--use-tis": True, "--tis-clip": CONSTANTS.truncation}
 ENTROPY = {"--entropy-coef": ENTROPY_COEFFICIENT}
 # The reference policy's folder must exist, and is not read.
 K1 = {"--kl-loss-type": "k1", REFERENCE: "."}
@@ -128,13 +129,8 @@ FAMILY = Framework(
         Objective.POLICY: {},
         Objective.OFF_POLICY: CLIPPED,
         Objective.DUAL_CLIP: {**CLIPPED, "--eps-clip-c": CONSTANTS.dual_clip},
-        Objective.TIS_TOKEN: {**CLIPPED, "--use-tis": True, "--tis-clip": CONSTANTS.truncation},
-        Objective.TIS_BOUNDED: {
-            **CLIPPED,
-            "--use-tis": True,
-            "--tis-clip": CONSTANTS.truncation,
-            "--tis-clip-low": CONSTANTS.kept_low,
-        },
+        Objective.TIS_TOKEN: TRUNCATED,
+        Objective.TIS_BOUNDED: {**TRUNCATED, "--tis-clip-low": CONSTANTS.kept_low},
         Objective.OPSM: {
             **CLIPPED,
             "--use-opsm": True,

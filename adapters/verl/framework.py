@@ -19,7 +19,8 @@ from adapters.contract.objective import (
 )
 from adapters.engines import router
 from adapters.verl import departures
-from adapters.verl.sizes import DIVIDED, BatchSizes, batch_normalize, cut, divisor, mode_of_divisor
+from adapters.verl.corrections import CLIPPED, LOSS, OBJECTIVES, REJECTED
+from adapters.verl.sizes import DIVIDED, BatchSizes, cut, divisor, mode_of_divisor
 from reference.aggregation import (
     AuxiliaryAggregation,
     Compared,
@@ -38,34 +39,8 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 GIVEN = "given"
 """The name under which given advantages are registered as an estimator."""
 
-LOSS = "policy_loss.loss_mode"
-CLIPPED: Settings = {
-    "clip_ratio_low": CONSTANTS.clip_low,
-    "clip_ratio_high": CONSTANTS.clip_high,
-}
 ENTROPY: Settings = {"entropy_coeff": ENTROPY_COEFFICIENT}
 KL: Settings = {"use_kl_loss": True, "kl_loss_type": "k1", "kl_loss_coef": KL_COEFFICIENT}
-
-# verl's documentation requires it to compare the policy of the rollouts and the old one.
-COMPARED: Settings = {"actor_rollout_ref.rollout.calculate_log_probs": True}
-SAMPLING = "algorithm.rollout_correction.rollout_is"
-TRUNCATED: Settings = {**CLIPPED, **COMPARED, f"{SAMPLING}_threshold": CONSTANTS.truncation}
-
-# The lower bound on a token's ratio is then the reciprocal.
-REJECTED: Settings = {
-    **COMPARED,
-    "algorithm.rollout_correction.rollout_rs": "token_k1",
-    "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
-}
-OF_LOSS = "policy_loss.rollout_correction"
-"""The section of a loss that computes the correction itself."""
-
-BOUNDS = f"{CONSTANTS.kept_low:g}_{CONSTANTS.truncation:g}"
-
-
-def _dppo(divergence: str, low: float, high: float) -> Settings:
-    return {LOSS: f"dppo_{divergence}", "clip_ratio_low": low, "clip_ratio_high": high}
-
 
 ESTIMATOR = "algorithm.adv_estimator"
 DISCOUNTED: Settings = {
@@ -127,37 +102,7 @@ VERL = Framework(
         Objective.REJECTION: REJECTED,
         Objective.REJECTION_OFF_POLICY: {**CLIPPED, **REJECTED},
         Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **REJECTED},
-        Objective.TIS_TOKEN: {**TRUNCATED, SAMPLING: "token"},
-        Objective.TIS_SEQUENCE: {**TRUNCATED, SAMPLING: "sequence"},
-        Objective.COVARIANCE_CLIPPED: {
-            **CLIPPED,
-            LOSS: "clip_cov",
-            "policy_loss.clip_cov_ratio": 1.0,  # else tokens are drawn at random
-            "policy_loss.clip_cov_lb": CONSTANTS.covariance_low,
-            "policy_loss.clip_cov_ub": CONSTANTS.covariance_high,
-        },
-        Objective.COVARIANCE_PENALISED: {
-            LOSS: "kl_cov",
-            "policy_loss.kl_cov_ratio": CONSTANTS.covariance_fraction,
-            "policy_loss.ppo_kl_coef": CONSTANTS.kl_penalty,
-        },
-        Objective.DPPO_TV: _dppo("tv", CONSTANTS.variation_low, CONSTANTS.variation_high),
-        Objective.DPPO_KL: _dppo("kl", CONSTANTS.divergence_low, CONSTANTS.divergence_high),
-        Objective.TIS_NORMALISED: {
-            **TRUNCATED,
-            SAMPLING: "token",
-            f"{SAMPLING}_batch_normalize": batch_normalize,
-        },
-        Objective.ICEPOP: {**TRUNCATED, SAMPLING: "token", f"{SAMPLING}_threshold": BOUNDS},
-        Objective.REINFORCE_NORMALISED: {
-            **COMPARED,
-            "algorithm.rollout_correction.bypass_mode": True,
-            LOSS: "bypass_mode",
-            f"{OF_LOSS}.loss_type": "reinforce",
-            f"{OF_LOSS}.rollout_is": "token",
-            f"{OF_LOSS}.rollout_is_threshold": CONSTANTS.truncation,
-            f"{OF_LOSS}.rollout_is_batch_normalize": True,
-        },
+        **OBJECTIVES,
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
         Objective.GROUP_CENTRED: {ESTIMATOR: "grpo", "algorithm.norm_adv_by_std_in_grpo": False},
         Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo"},

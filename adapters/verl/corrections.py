@@ -1,0 +1,71 @@
+"""verl's policy losses that correct for the rollout policy, compare tokens or bound divergences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract.objective import CONSTANTS, Objective
+from adapters.verl.sizes import batch_normalize
+
+if TYPE_CHECKING:
+    from adapters.contract.framework import Settings
+
+LOSS = "policy_loss.loss_mode"
+CLIPPED: Settings = {
+    "clip_ratio_low": CONSTANTS.clip_low,
+    "clip_ratio_high": CONSTANTS.clip_high,
+}
+# verl's documentation requires it to compare the policy of the rollouts and the old one.
+COMPARED: Settings = {"actor_rollout_ref.rollout.calculate_log_probs": True}
+SAMPLING = "algorithm.rollout_correction.rollout_is"
+TRUNCATED: Settings = {**CLIPPED, **COMPARED, f"{SAMPLING}_threshold": CONSTANTS.truncation}
+
+# The lower bound on a token's ratio is then the reciprocal.
+REJECTED: Settings = {
+    **COMPARED,
+    "algorithm.rollout_correction.rollout_rs": "token_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
+}
+OF_LOSS = "policy_loss.rollout_correction"
+"""The section of a loss that computes the correction itself."""
+
+BOUNDS = f"{CONSTANTS.kept_low:g}_{CONSTANTS.truncation:g}"
+
+
+def _dppo(divergence: str, low: float, high: float) -> Settings:
+    return {LOSS: f"dppo_{divergence}", "clip_ratio_low": low, "clip_ratio_high": high}
+
+
+OBJECTIVES: dict[Objective, Settings] = {
+    Objective.TIS_TOKEN: {**TRUNCATED, SAMPLING: "token"},
+    Objective.TIS_SEQUENCE: {**TRUNCATED, SAMPLING: "sequence"},
+    Objective.COVARIANCE_CLIPPED: {
+        **CLIPPED,
+        LOSS: "clip_cov",
+        "policy_loss.clip_cov_ratio": 1.0,  # else tokens are drawn at random
+        "policy_loss.clip_cov_lb": CONSTANTS.covariance_low,
+        "policy_loss.clip_cov_ub": CONSTANTS.covariance_high,
+    },
+    Objective.COVARIANCE_PENALISED: {
+        LOSS: "kl_cov",
+        "policy_loss.kl_cov_ratio": CONSTANTS.covariance_fraction,
+        "policy_loss.ppo_kl_coef": CONSTANTS.kl_penalty,
+    },
+    Objective.DPPO_TV: _dppo("tv", CONSTANTS.variation_low, CONSTANTS.variation_high),
+    Objective.DPPO_KL: _dppo("kl", CONSTANTS.divergence_low, CONSTANTS.divergence_high),
+    Objective.TIS_NORMALISED: {
+        **TRUNCATED,
+        SAMPLING: "token",
+        f"{SAMPLING}_batch_normalize": batch_normalize,
+    },
+    Objective.ICEPOP: {**TRUNCATED, SAMPLING: "token", f"{SAMPLING}_threshold": BOUNDS},
+    Objective.REINFORCE_NORMALISED: {
+        **COMPARED,
+        "algorithm.rollout_correction.bypass_mode": True,
+        LOSS: "bypass_mode",
+        f"{OF_LOSS}.loss_type": "reinforce",
+        f"{OF_LOSS}.rollout_is": "token",
+        f"{OF_LOSS}.rollout_is_threshold": CONSTANTS.truncation,
+        f"{OF_LOSS}.rollout_is_batch_normalize": True,
+    },
+}
