@@ -15,7 +15,7 @@ import numpy as np
 
 from adapters.contract import CodeLocation
 from conformance.explain.catalogue import missing_tokens
-from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.catalogue.mistake import MISTAKES, Kind, doubt
 from conformance.explain.engine import Explained
 from conformance.explain.measurement import ObservedWeights
 from conformance.findings.cause import UNEXPLAINED
@@ -80,13 +80,7 @@ def read_off(explained: Explained) -> list[str]:
 
 def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
     """The most plausible diagnosis among terms: a known mistake before what is read off."""
-
-    def doubt(of_term: tuple[str, Diagnosis]) -> int:
-        mistake = MISTAKES.get(name := of_term[1].name)
-        is_inferred = name == "inactive_tokens_weigh" or (mistake and mistake.kind is Kind.COUNT)
-        return 2 if name in (UNEXPLAINED, "nothing_reported") else int(bool(is_inferred))
-
-    term, diagnosis = min(of_terms, key=doubt)
+    term, diagnosis = min(of_terms, key=lambda of_term: doubt(of_term[1].name))
     return diagnosis.model_copy(update={"explanation": f"{term}: {diagnosis.explanation}"})
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations, product
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from adapters.contract.objective import OF_GROUPS, OF_ROLLOUTS, SELECTING, Metri
 from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from conformance.explain.catalogue import groups
-from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind
+from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind, doubt
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
@@ -92,14 +93,9 @@ def judge_by_conventions(
         if other.verdict is not Verdict.MISMATCH:
             return replace(other, expected=judgement.expected)
         found.append(other)
-    likeliest = min(found, key=_doubt)
+    names = (UNEXPLAINED if one.diagnosis is None else one.diagnosis.name for one in found)
+    _, likeliest = min(zip(map(doubt, names), found, strict=True), key=itemgetter(0))
     return judgement if likeliest is judgement else replace(likeliest, expected=judgement.expected)
-
-
-def _doubt(judgement: Judgement) -> int:
-    """A sort key: what a mistake predicts, then what is only read off, then what none explains."""
-    name = UNEXPLAINED if judgement.diagnosis is None else judgement.diagnosis.name
-    return 2 if name == UNEXPLAINED else int(name in MISTAKES and MISTAKES[name].is_read_off)
 
 
 def _other_masks(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:

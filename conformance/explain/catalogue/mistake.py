@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation
+from conformance.findings.cause import UNEXPLAINED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -177,6 +178,14 @@ known(
 def commonness(name: str) -> tuple[int, int]:
     """A sort key for names of mistakes, the most common ones first."""
     return MISTAKES[name].rank, [*MISTAKES].index(name)
+
+
+def doubt(name: str) -> int:
+    """A sort key of diagnoses: known mistakes, then what is read off, then what none explains."""
+    if name in (UNEXPLAINED, "nothing_reported"):
+        return 2
+    is_count = name in MISTAKES and MISTAKES[name].kind is Kind.COUNT
+    return int(is_count or name == "inactive_tokens_weigh")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
