@@ -1,7 +1,7 @@
-"""Columns of a batch that are poisoned at masked tokens, or traced.
+"""Columns of a batch that are poisoned at masked tokens, or attached.
 
-A poison is a value that no loss may depend on. A traced column has a gradient, as of a model that
-was not run without one, which must stay 0.
+A poison is a value that no loss may depend on. An attached column is not detached from a graph: it
+has a gradient, which must stay 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from adapters.contract.job import Job
 
 
-class Traced(list["NDArray[np.float64]"]):
+class Attached(list["NDArray[np.float64]"]):
     """Values of tokens, an array for each sample, that a framework must take as constants.
 
     The toolkit gives them a gradient.
@@ -45,8 +45,8 @@ class Batch(Protocol):
 def altered(plain: Batch, column: Column, job: Job) -> list[NDArray[np.float64]]:
     """A column of a plain batch, altered if it is the one that the job poisons or traces."""
     values: list[NDArray[np.float64]] = getattr(plain, column)
-    if column is job.traced:
-        return Traced(values)
+    if column is job.attached:
+        return Attached(values)
     if job.poison is None or column is not job.poison.column:
         return values
     poison = np.array(job.poison.values)

@@ -140,7 +140,7 @@ class Job:
     objective: Objective = Objective.POLICY
     configuration: Configuration = DEFAULT_CONFIGURATION
     poison: Poison | None = None
-    traced: Column | None = None
+    attached: Column | None = None
     """The column whose values have a gradient, as of a model that was not run without one."""
     painted: tuple[int, int] | None = None
     """The sample and token of the batch that alone has an advantage, in a job that is traced."""
@@ -212,6 +212,6 @@ class Observation:
     """The positions, padding included, whose router losses were multiplied by their number, as
     Megatron-Core does with a loss per token. Adapters do not set it."""
 
-    traced: NDArray[np.float32] | None = None
-    """The gradient that reached a traced column, by token id, which should be 0; None if no column
-    is traced. Adapters do not set it."""
+    attached_gradient: NDArray[np.float32] | None = None
+    """The gradient that reached an attached column, by token id, which should be 0; None if no
+    column is attached. Adapters do not set it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -111,7 +111,7 @@ class ProbedBatch(Sequences):
     def of(cls, job: Job, conventions: Conventions = DEFAULT_CONVENTIONS) -> ProbedBatch:
         """A job's batch as a framework with these conventions is given it."""
         batch = cls.under(conventions, job.steps, job.objective)
-        if job.poison is None and job.traced is None:
+        if job.poison is None and job.attached is None:
             return batch
         return AlteredBatch.of_plain(batch, job)
 
@@ -292,7 +292,7 @@ class ProbedBatch(Sequences):
         pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)
         return np.concatenate([one if s.rewards is None else s.rewards for s, one in pairs])
 
-    @property
+    @cached_property
     def values(self) -> list[NDArray[np.float64]]:
         """A critic's value of each token."""
         return [VALUES[ids % len(VALUES)] for ids in self.responses]
@@ -363,7 +363,7 @@ class ProbedBatch(Sequences):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AlteredBatch(ProbedBatch):
-    """A batch in which a column that a framework is given is poisoned or traced.
+    """A batch in which a column that a framework is given is poisoned or attached.
 
     The right gradient is that of the plain batch.
     """
@@ -375,7 +375,9 @@ class AlteredBatch(ProbedBatch):
     def of_plain(cls, plain: ProbedBatch, job: Job) -> AlteredBatch:
         """The plain batch, altered as a job says."""
         own = {each.name: getattr(plain, each.name) for each in fields(plain)}
-        return cls(**own, plain=plain, job=job)
+        batch = cls(**own, plain=plain, job=job)
+        vars(batch).update({column: altered(plain, column, job) for column in Column})  # as cached
+        return batch
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
@@ -389,13 +391,3 @@ class AlteredBatch(ProbedBatch):
         if len(gradients) < len(self.steps):
             return tuple(np.full(len(step.mask), np.nan) for step in self.steps)
         return super().weights_of_steps(gradients)
-
-    def given(self, column: Column) -> list[NDArray[np.float64]]:
-        """A column of the plain batch, altered if it is the job's."""
-        return altered(self.plain, column, self.job)
-
-
-for _column in Column:
-    _given = cached_property(partial(AlteredBatch.given, column=_column))
-    _given.__set_name__(AlteredBatch, _column)
-    setattr(AlteredBatch, _column, _given)

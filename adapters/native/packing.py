@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.contract.altered import Traced
+from adapters.contract.altered import Attached
 from adapters.contract.sequences import PADDING_ID
-from adapters.toolkit.probe import traced
+from adapters.toolkit.probe import attached
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         whole = np.zeros(batch.probe_size, np.float32 if flat.dtype == np.float64 else flat.dtype)
         whole[responses] = flat
         tokens = torch.from_numpy(whole[1:])
-        return (traced(tokens) if isinstance(values, Traced) else tokens).split(lengths)
+        return (attached(tokens) if isinstance(values, Attached) else tokens).split(lengths)
 
     columns: tuple[Sequence[NDArray[Any]], ...] = (
         batch.advantages,

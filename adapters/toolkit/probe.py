@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from adapters.contract.altered import Traced
+from adapters.contract.altered import Attached
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
 from adapters.contract.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.toolkit.worlds import of_all_ranks
@@ -52,27 +52,27 @@ def by_token_id(
     table = torch.full([batch.probe_size + 2], elsewhere)
     ids = torch.from_numpy(np.concatenate(batch.responses))
     table[ids] = torch.from_numpy(np.concatenate(values)).float()
-    return traced(table) if isinstance(values, Traced) else table
+    return attached(table) if isinstance(values, Attached) else table
 
 
-TRACES = Recorder[torch.Tensor]()
-"""The gradients' leaves of the traced columns that this process was given since the last job."""
+LEAVES = Recorder[torch.Tensor]()
+"""The gradients' leaves of the attached columns that this process was given since the last job."""
 
 
 ROUTED = Recorder[int]()
 """The positions of each forward pass whose router multiplies its losses by their number."""
 
 
-def traced(values: torch.Tensor) -> torch.Tensor:
+def attached(values: torch.Tensor) -> torch.Tensor:
     """Values with a gradient of their own, which is read after the job: their shape."""
     leaf = torch.zeros_like(values, requires_grad=True)
-    TRACES.append(leaf)
+    LEAVES.append(leaf)
     return values + leaf
 
 
-def gradient_of_traced() -> NDArray[np.float32] | None:
-    """The gradient that reached the column that was traced; None if none was, by that way."""
-    leaves = TRACES.drain()
+def gradient_of_attached() -> NDArray[np.float32] | None:
+    """The gradient that reached the attached column; None if no tensor was made of one."""
+    leaves = LEAVES.drain()
     if not leaves:
         return None
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]

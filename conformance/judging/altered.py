@@ -86,13 +86,13 @@ RETAINED = "backward through the graph a second time"
 """How torch begins to say that micro-batches share the graph of what is no part of their model."""
 
 
-def judge_traced(
+def judge_attached(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """Judge whether any gradient reached the traced column; exactly 0 is right."""
-    reached = [one.traced for one in observations if one.traced is not None]
+    """Judge whether any gradient reached the attached column; exactly 0 is right."""
+    reached = [one.attached_gradient for one in observations if one.attached_gradient is not None]
     if not reached:
-        return unjudged(Verdict.UNSUPPORTED, f"{job.traced} is given as plain numbers")
+        return unjudged(Verdict.UNSUPPORTED, f"{job.attached} is given as plain numbers")
     gradients = np.concatenate(reached)
     if not gradients.any():
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
@@ -102,19 +102,19 @@ def judge_traced(
     )
 
 
-def judge_traced_crash(job: Job, crash: Crashed, description: Description) -> Judgement:
+def judge_attached_crash(job: Job, crash: Crashed, description: Description) -> Judgement:
     """Judge a job that crashes if a column has a gradient: it is used, unless it cannot be."""
     if RETAINED not in crash.message:
-        words = f"{job.traced} cannot be given with a gradient: {crash.message}"
+        words = f"{job.attached} cannot be given with a gradient: {crash.message}"
         return unjudged(Verdict.NOT_DRIVEN, words)
     return _with_gradient(job, "several micro-batches go back through it", description)
 
 
 def _with_gradient(job: Job, words: str, description: Description) -> Judgement:
-    stated = description.rules[f"no_gradient.{job.traced}"]
+    stated = description.rules[f"no_gradient.{job.attached}"]
     return mismatch(
         "gradient_of_constants",
-        f"a gradient flows through {job.traced} that still have one: {words}; see {stated}",
+        f"a gradient flows through {job.attached} that still have one: {words}; see {stated}",
     )
 
 

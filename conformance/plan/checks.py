@@ -139,7 +139,7 @@ class CheckSpec:
     is_logged: bool = False
     """Of a poisoned column: whether all logged numbers are compared, and not weights."""
 
-    traced: Column | None = None
+    attached: Column | None = None
     """The column that must have no gradient."""
 
     def takes(self, case: Case) -> bool:
@@ -152,7 +152,7 @@ class CheckSpec:
     @property
     def is_looked_at_once(self) -> bool:
         """Whether it is looked at on one layout or two, and not wherever its objective is."""
-        return self.compares_cuts or self.poisoned is not None or self.traced is not None
+        return self.compares_cuts or self.poisoned is not None or self.attached is not None
 
     @property
     def is_of_advantages(self) -> bool:
@@ -321,13 +321,13 @@ POISONED = tuple(
 layout, and on one with context parallelism."""
 
 
-TRACED = tuple(
+ATTACHED = tuple(
     CheckSpec(
         check=Check.NO_GRADIENT,
         name=name,
         objective=objective,
         cases=_cases("uneven_lengths"),
-        traced=column,
+        attached=column,
     )
     for name, objective, column in (
         ("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
@@ -342,7 +342,7 @@ TRACED = tuple(
 """Each column that a model computes where a loss or an estimator reads it."""
 
 
-ALL_SPECS = (*CHECK_SPECS, *POISONED, *TRACED)
+ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED)
 
 
 def check_spec(slug: str) -> CheckSpec:

@@ -41,7 +41,7 @@ class MatrixCell:
     def job_id(self) -> str:
         """Names what runs for the cell; cells of one name share a job."""
         plain = f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
-        if self.spec.traced:
+        if self.spec.attached:
             return f"{plain}/{self.spec.slug}"
         return f"{plain}/{self.spec.poisoned}" if self.spec.poisoned else plain
 
@@ -54,9 +54,9 @@ class MatrixCell:
             layout=self.layout,
             depth=self.depth,
             objective=self.spec.objective,
-            configuration=Configuration(distils=self.spec.traced is Column.TEACHER_LOG_PROBS),
+            configuration=Configuration(distils=self.spec.attached is Column.TEACHER_LOG_PROBS),
             poison=Poison(column=self.spec.poisoned) if self.spec.poisoned else None,
-            traced=self.spec.traced,
+            attached=self.spec.attached,
         )
 
 

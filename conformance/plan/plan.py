@@ -12,7 +12,7 @@ from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
-from conformance.plan.checks import CHECK_SPECS, CUT_DEPENDENCE, POISONED, TRACED, CheckSpec
+from conformance.plan.checks import ATTACHED, CHECK_SPECS, CUT_DEPENDENCE, POISONED, CheckSpec
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.plan.quick import pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
@@ -192,7 +192,7 @@ class Plan:
             self._cell(mode, case, layout, spec)
             for layout in layouts
             for mode in self.aggregations
-            for spec in (*POISONED, *TRACED)
+            for spec in (*POISONED, *ATTACHED)
             if not spec.is_of_advantages or mode is self.mode_of_advantages
             for case in spec.cases
             if self._runs(case, layout)

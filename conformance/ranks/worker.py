@@ -98,16 +98,16 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
 
 
 def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
-    """What the adapter observes, with what the toolkit records of a traced column or a router."""
-    if job.traced is None and job.objective is not Objective.ROUTER:
+    """What the adapter observes, and what the toolkit records of an attached column or router."""
+    if job.attached is None and job.objective is not Objective.ROUTER:
         return adapter.observe(job, rank)
     from adapters.toolkit import probe  # costs time, and few jobs need it
 
-    probe.TRACES.clear()
+    probe.LEAVES.clear()
     probe.ROUTED.clear()
     observation = adapter.observe(job, rank)
     routed = sum(probe.ROUTED.drain())
-    return replace(observation, traced=probe.gradient_of_traced(), routed=routed)
+    return replace(observation, attached_gradient=probe.gradient_of_attached(), routed=routed)
 
 
 def _traced(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:

@@ -29,10 +29,10 @@ from conformance.judging.advice import (
     named_after_option,
 )
 from conformance.judging.altered import (
+    judge_attached,
+    judge_attached_crash,
     judge_poisoned,
     judge_poisoned_crash,
-    judge_traced,
-    judge_traced_crash,
 )
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.gradients import (
@@ -86,7 +86,7 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
             judgement = _check_startup(cell, jobs)
         case MatrixCell() if cell.spec.poisoned:
             judgement = judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
-        case MatrixCell() if cell.spec.traced:
+        case MatrixCell() if cell.spec.attached:
             judgement = judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
         case _:
             judgement = _check_job(cell, jobs)
@@ -230,10 +230,10 @@ def judge_poison(
 def judge_no_gradient(job: Job, outcome: Ran | Declined | Crashed, jobs: SharedJobs) -> Judgement:
     """Whether a column that has a gradient gets none."""
     if isinstance(outcome, Ran):
-        return judge_traced(job, outcome.observations, jobs.description)
+        return judge_attached(job, outcome.observations, jobs.description)
     if isinstance(outcome, Declined) or outcome.verdict is not Verdict.CRASHED:
         return unjudged(Verdict(outcome.verdict), outcome.message)
-    return judge_traced_crash(job, outcome, jobs.description)
+    return judge_attached_crash(job, outcome, jobs.description)
 
 
 def _ignored(cell: StartupCell, jobs: SharedJobs) -> frozenset[Setting]:
@@ -317,9 +317,9 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         declared = estimator_conventions(cell.spec.objective, description.conventions)
         if declared.penalised is not TokenSet.ACTIVE:
             return "by its conventions the divergence of masked tokens counts"
-    traced = cell.spec.traced
-    if traced is not None and f"no_gradient.{traced}" not in description.rules:
-        return f"{traced} are given, and no forward pass that computes them is run"
+    attached = cell.spec.attached
+    if attached is not None and f"no_gradient.{attached}" not in description.rules:
+        return f"{attached} are given, and no forward pass that computes them is run"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"
     if cell.spec.objective not in description.objectives:

@@ -1,4 +1,4 @@
-"""Columns that are poisoned at masked tokens or traced, and what is said of them."""
+"""Columns that are poisoned at masked tokens or attached, and what is said of them."""
 
 import math
 from dataclasses import replace
@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job, Layout, Observation
-from adapters.contract.altered import Traced
+from adapters.contract.altered import Attached
 from adapters.contract.job import Column, Depth, Poison
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Verdict
-from conformance.judging.altered import judge_poisoned, judge_traced
+from conformance.judging.altered import judge_poisoned, judge_attached
 from conformance.judging.gradients import judge_router
 from conformance.plan.checks import check_spec
 from reference.aggregation import AdvantageUnit, Aggregation, Conventions, Mode
@@ -68,10 +68,10 @@ def test_an_advantage_of_a_sample_is_poisoned_if_no_token_has_it() -> None:
 
 
 def test_a_traced_column_has_the_values_of_the_plain_one() -> None:
-    batch = ProbedBatch.of(replace(JOB, traced=Column.ADVANTAGES))
+    batch = ProbedBatch.of(replace(JOB, attached=Column.ADVANTAGES))
 
-    assert isinstance(batch.advantages, Traced)
-    assert not isinstance(batch.old_log_probs, Traced)
+    assert isinstance(batch.advantages, Attached)
+    assert not isinstance(batch.old_log_probs, Attached)
     assert all(map(np.array_equal, batch.advantages, ProbedBatch.of(JOB).advantages))
 
 
@@ -145,10 +145,10 @@ def test_a_finite_value_that_changes_a_weight_was_read() -> None:
     ],
 )
 def test_a_traced_column_gets_no_gradient(gradient: np.ndarray | None, verdict: Verdict) -> None:
-    job = replace(JOB, traced=Column.OLD_LOG_PROBS)
-    seen = Observation(token_weights=(), traced=gradient)
+    job = replace(JOB, attached=Column.OLD_LOG_PROBS)
+    seen = Observation(token_weights=(), attached_gradient=gradient)
 
-    assert judge_traced(job, [seen], DESCRIPTION).verdict is verdict
+    assert judge_attached(job, [seen], DESCRIPTION).verdict is verdict
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def trials_on(
         assert isinstance(outcome, Ran), outcome
         if cell.spec.poisoned:
             judgement = judge_poison(cell.spec, job, outcome, SharedJobs(pool))
-        elif cell.spec.traced:
+        elif cell.spec.attached:
             judgement = judge_no_gradient(job, outcome, SharedJobs(pool))
         else:
             judgement = judge(cell.spec)(job, outcome.observations, description)
