@@ -13,7 +13,7 @@ from adapters.contract.objective import Metric, Objective
 from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Verdict
-from conformance.judging.altered import judge_poisoned, judge_attached
+from conformance.judging.altered import judge_attached, judge_poisoned
 from conformance.judging.gradients import judge_router
 from conformance.plan.checks import check_spec
 from reference.aggregation import AdvantageUnit, Aggregation, Conventions, Mode
