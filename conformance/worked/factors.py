@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from adapters.contract.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     CONSTANTS,
     FROM_REWARDS,
@@ -21,7 +22,6 @@ from adapters.contract.objective import (
     PENALISING,
     Objective,
 )
-from adapters.contract.probed_batch import ProbedBatch
 from reference.aggregation import DenominatorMask, EmptyUnits, MicroBatchWeight, Mode, SampleUnit
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description, Layout, Observation
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_combined
 from conformance.judging.metrics import judge_logged

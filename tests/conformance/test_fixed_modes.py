@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, FixedMode, Job, Layout, Observation
-from adapters.contract.formulas import DERIVATIVES
+from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import CONSTANTS, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
 from conformance.explain.causes import causes
