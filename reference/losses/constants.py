@@ -15,7 +15,8 @@ class LossConstants:
     importance ratios. Sequences are kept if their mean ratio, or the product of their ratios, is
     between ``kept_low`` and ``kept_high``; ``kept_low`` is also the lower bound where
     ``truncation`` is the upper one. Outliers are ratios outside ``outlier_low`` to
-    ``outlier_high``. ``value_clip`` bounds how far a critic's value moves (`reference.losses.value_losses`).
+    ``outlier_high``. ``value_clip`` bounds how far a critic's value moves
+    (`reference.losses.value_losses`).
 
     clip-cov clips covariances between ``covariance_low`` and ``covariance_high``, kl-cov penalises
     the ``covariance_fraction`` of tokens of the largest. DPPO bounds a fall of a token's
