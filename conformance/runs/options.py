@@ -100,6 +100,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 """By name, what `argparse` is told of each; commands that have an option take it from here."""
 
+GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Environment variable: the file that GitHub Actions shows of a job's step."""
+
 PLACEHOLDERS = {
     "CLONE": "a clone of the framework's repository",
     "CHECKOUT": "a checkout of the framework",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from conformance.comparing import journal, report_file
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import InvalidHistoryError, ReportFileError
 from conformance.runs import registry
+from conformance.runs.options import GITHUB_SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -95,7 +97,7 @@ def run(selection: CommitRuns, commits: Iterable[Commit], reports: Path | None) 
     with tempfile.TemporaryDirectory() as scratch:
         folder = (reports or Path(scratch)).resolve()
         for commit in commits:
-            report = _report_path(folder, selection, commit)
+            report = report_path(folder, selection, commit)
             yield _row(commit, selection.arguments(commit, report), report, scratch)
 
 
@@ -107,7 +109,7 @@ def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit
     """
     try:
         for commit in commits:
-            journal.destination(_report_path(folder, selection, commit))
+            journal.destination(report_path(folder, selection, commit))
     except OSError as error:
         raise InvalidHistoryError(
             f"no reports can be kept in {folder}: {error.strerror}",
@@ -115,7 +117,8 @@ def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit
         ) from error
 
 
-def _report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
+def report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
+    """Where the report of a commit is kept in a folder."""
     names = [selection.adapter, selection.engine, commit.revision[:SHORT]]
     return folder / f"{'-'.join(filter(None, names))}.json"
 
@@ -136,10 +139,11 @@ def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) ->
 
 
 def _pytest(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a folder without settings for it."""
+    """Run pytest in a folder without settings for it, and without its summary on GitHub."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != GITHUB_SUMMARY},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,0 +1,116 @@
+"""A version of a framework and the one it is based on, run on what tells most of the change."""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from adapters.contract import Layout
+from adapters.toolkit.changes import Versions, changed_lines, versions
+from conformance.comparing import journal
+from conformance.findings.errors import NothingToCompareError
+from conformance.findings.verdict import Check
+from conformance.plan.telling import Telling, telling
+from conformance.runs import registry
+from conformance.runs.versions import history
+from conformance.runs.versions.history import CommitRuns, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from adapters.toolkit.source import Commit
+    from conformance.findings.report import Report
+
+POLL = 0.5
+"""Seconds between two looks at how far the runs have come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Review:
+    """What is about to be run: two versions, the lines that differ, and what they are held to."""
+
+    versions: Versions
+    changed: Mapping[str, str]
+    telling: Telling
+    selection: CommitRuns
+
+
+class Rows(NamedTuple):
+    """What became of the two versions."""
+
+    base: Row
+    head: Row
+
+
+def prepare(
+    *,
+    adapter: str,
+    source: str,
+    base: str | None = None,
+    engine: str | None = None,
+    layouts: Sequence[str] = (),
+    checks: Collection[Check] = tuple(Check),
+    options: Sequence[str] = (),
+) -> Review:
+    """Find the two versions and choose what to run; ``options`` are further ones of both runs.
+
+    Raises:
+        ConformanceError: a version, an adapter or a layout does not exist.
+    """
+    driven = registry.create(adapter, engine)
+    found = versions(source, base)
+    changed = changed_lines(driven, found)
+    chosen = telling(driven, changed, [*map(Layout.parse, layouts)], checks)
+    selection = CommitRuns(
+        adapter=adapter,
+        repository=found.repository,
+        engine=engine,
+        options=(
+            *([f"--engine={engine}"] if engine else []),
+            *options,
+            *(f"--layout={layout}" for layout in chosen.layouts),
+            *("-k", " or ".join(f"[{cell.id}]" for cell in chosen.cells)),
+        ),
+    )
+    return Review(versions=found, changed=changed, telling=chosen, selection=selection)
+
+
+def run(
+    review: Review, reports: Path | None, show: Callable[[Sequence[str], Sequence[str]], None]
+) -> Rows:
+    """Run both versions at once, and show the ids of what each has made, until both have ended.
+
+    Their reports are kept in a folder, if one is given.
+    """
+    commits = (review.versions.base, review.versions.head)
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(len(commits)) as threads:
+        folder = (reports or Path(scratch)).resolve()
+        paths = [history.report_path(folder, review.selection, commit) for commit in commits]
+        running = [threads.submit(_row, review, commit, folder) for commit in commits]
+        while wait(running, timeout=POLL).not_done:
+            show(*map(journal.made, paths))
+        return Rows(*(one.result() for one in running))
+
+
+def _row(review: Review, commit: Commit, folder: Path) -> Row:
+    [row] = history.run(review.selection, [commit], folder)
+    return row
+
+
+def reports(rows: Rows) -> tuple[Report, Report]:
+    """The reports of both versions.
+
+    Raises:
+        NothingToCompareError: one of them could not be run, or not to its end.
+    """
+    for name, row in zip(rows._fields, rows, strict=True):
+        if row.report is None or row.problem is not None:
+            raise NothingToCompareError(
+                f"no verdict, as the {name}, {row.commit.ref}, could not be run: {row.problem}"
+            )
+    assert rows.base.report is not None
+    assert rows.head.report is not None
+    return rows.base.report, rows.head.report
