@@ -76,30 +76,52 @@ def causes(
 
 
 def _reach(
-    findings: Iterable[Finding], condition: Sequence[str], chosen_by: Mapping[str, Sequence[str]]
+    findings: Sequence[Finding], condition: Sequence[str], chosen_by: Mapping[str, Sequence[str]]
 ) -> Reach:
-    """The options of the finding that needs fewest, and the rare facts of the condition."""
-    needed = (options(finding, chosen_by) for finding in findings)
+    """Who meets a cause: users of one of its losses, with the layout options all findings have.
+
+    Of several losses, the one with the fewest options counts.
+    """
+    losses = (_of_the_loss(finding, chosen_by) for finding in findings)
+    first, *others = (_of_the_layout(finding, chosen_by) for finding in findings)
+    shared = [option for option in first if all(option in each for each in others)]
+    fewest = min(losses, key=lambda each: (len(each), each))
     return Reach(
-        options=min(needed, key=lambda each: (len(each), each)),
+        options=[*dict.fromkeys([*fewest, *shared])],
         rare=[fact for fact in condition if fact in RARE],
     )
 
 
 def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
-    """What a user types to train the step of a finding, besides what everybody types.
+    """What a user types to train the step of a finding, besides what everybody types."""
+    typed = (*_of_the_loss(finding, chosen_by), *_of_the_layout(finding, chosen_by))
+    return [*dict.fromkeys(typed)]
+
+
+def _of_the_loss(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+    """What chooses the mode and the objective.
 
     No mode changes advantages, and whatever the bounds of clipping, ratios are not 1.
     """
-    layout, objective = finding.layout, OBJECTIVES.get(finding.identity.slug, Objective.POLICY)
+    objective = OBJECTIVES.get(finding.identity.slug, Objective.POLICY)
     modes = () if objective in FROM_REWARDS else (finding.mode,)
     objectives = () if objective is Objective.OFF_POLICY else (objective,)
+    return _typed((*modes, *objectives), chosen_by)
+
+
+def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+    """What chooses the layout."""
+    layout = finding.layout
     used = [part for part in PARALLELISM if getattr(layout, part) > 1]
     others = sorted(parts_of(layout) - {*PARALLELISM, *OF_EVERY_STEP})
+    return _typed((*used, *others), chosen_by)
+
+
+def _typed(parts: Iterable[str], chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+    """The options that choose these, without those that every user sets."""
     of_every_step = {*chain.from_iterable(chosen_by.get(one, ()) for one in OF_EVERY_STEP)}
-    parts = (*modes, *objectives, *used, *others)
     typed = chain.from_iterable(chosen_by.get(one, PARALLELISM.get(one, ())) for one in parts)
-    return [*dict.fromkeys(one for one in typed if one not in of_every_step)]
+    return [one for one in typed if one not in of_every_step]
 
 
 def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]:
