@@ -15,7 +15,7 @@ import numpy as np
 
 from adapters.contract import CodeLocation
 from conformance.explain.catalogue import missing_tokens
-from conformance.explain.catalogue.mistake import MISTAKES, Kind, doubt
+from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, doubt
 from conformance.explain.engine import Explained
 from conformance.explain.measurement import ObservedWeights
 from conformance.findings.cause import UNEXPLAINED
@@ -185,7 +185,7 @@ def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis 
     inactive = weights.observed[weights.expected == 0]
     if not (weighed := int(np.count_nonzero(inactive))):
         return None
-    name, words = "inactive_tokens_weigh", f"{weighed} masked tokens have a weight"
+    name, words = INACTIVE, f"{weighed} masked tokens have a weight"
     if known := _alone(explained):
         name, words = known[0].name, f"{known[0].says}: {words}"
     numbers = {"tokens": weighed, "largest": float(np.abs(inactive).max())}
@@ -289,7 +289,8 @@ def _of_several(explained: Explained) -> Diagnosis:
     alone = likeliest(
         (term.metric, diagnose(measurement.of_term(term))) for term in measurement.terms
     )
-    if alone.name != UNEXPLAINED:
+    # What another term has at tokens that one term masks seems to be that term's.
+    if alone.name not in (UNEXPLAINED, INACTIVE):
         return alone
     return _lost_in_all(measurement) or _shared(explained) or alone
 

@@ -207,7 +207,10 @@ def test_good_configuration_that_trains_wrong_weights_is_a_wrong_gradient() -> N
     [cause] = found((divided, Clues(terms=[])))
 
     assert cause.severity is Severity.GRADIENT
-    assert cause.statement == "arguments: tokens of one step are divided by different numbers"
+    assert cause.statement == (
+        "tokens of one step are divided by different numbers:"
+        " constant with a divisor that is left to the framework"
+    )
 
 
 def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() -> None:
@@ -218,10 +221,33 @@ def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() ->
     )
 
     assert {(cause.severity, cause.statement) for cause in causes} == {
-        (Severity.ACCEPTED, "arguments: bad input is accepted"),
-        (Severity.ACCEPTED, "sharding: bad input is accepted"),
-        (Severity.ADVICE, "arguments: bad input is accepted, against a rule of another framework"),
+        (Severity.ACCEPTED, "bad input is accepted: constant with a divisor that is NaN"),
+        (
+            Severity.ACCEPTED,
+            "bad input is accepted: prompt_mean with a sample between two groups",
+        ),
+        (
+            Severity.ADVICE,
+            "bad input is accepted, against no rule that it states:"
+            " constant with a divisor that is 0",
+        ),
     }
+
+
+def test_a_statement_names_three_bad_inputs_and_counts_the_others() -> None:
+    names = ("zero", "negative", "nan", "infinite", "bool")
+    [cause] = found(
+        *(
+            of_input(f"arguments.divisor_{name}/constant/a/dp1-cp1-mb1-thd", Verdict.MISMATCH)
+            for name in names
+        )
+    )
+
+    assert cause.statement == (
+        "bad input is accepted: constant with a divisor that is 0;"
+        " constant with a divisor that is NaN; constant with a divisor that is a bool;"
+        " and 2 more"
+    )
 
 
 def test_lost_tokens_come_before_bad_input() -> None:

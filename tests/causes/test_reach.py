@@ -54,6 +54,14 @@ def test_the_finding_that_needs_fewest_options_says_whom_a_cause_reaches() -> No
     assert cause.reach.options == ["--context-parallel-size"]
 
 
+def test_layout_options_are_named_only_if_all_findings_have_them() -> None:
+    [cause] = found(
+        wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY),
+        wrong("weights/token_mean/a/dp1-cp1-mb2-thd+allgather_cp", EMPTY),
+    )
+    assert cause.reach.options == ["--per-token"]
+
+
 def test_parallelism_is_named_where_no_record_says_what_sets_it() -> None:
     [cause] = found(wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY), chosen_by={})
     assert str(cause.reach) == "with context parallelism"

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adapters.contract import Description, Layout, Observation
+from adapters.contract import Assumed, Description, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_combined
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import Aggregation, DenominatorMask, Mode
 from reference.weights import token_weights
 from tests.jobs import job_of, step_of
 
@@ -131,6 +131,24 @@ def test_mistake_that_terms_share_is_named_with_the_policy_losss_own() -> None:
         ("weights_of_token_mean", words),
         ("weights_of_token_mean", f"{words}; policy_loss: reduced as sample_mean"),
     ]
+
+
+def test_rejected_tokens_of_other_terms_are_no_masked_tokens_of_the_policy_loss() -> None:
+    step = replace(STEP, original_mask=np.ones(len(STEP.mask), bool))
+    job = replace(JOB, steps=(step,), objective=Objective.REJECTION_COMBINED)
+    original = Assumed(DenominatorMask.ORIGINAL)
+    description = Description(declared={"entropy_mask": original, "kl_mask": original})
+    batch = ProbedBatch(job.steps, job.objective)
+    undivided = batch.dloss_dlogprob * step.mask + (KL_COEFFICIENT - ENTROPY_COEFFICIENT) * np.ones(
+        11
+    )
+    observation = Observation(token_weights=(undivided / batch.dloss_dlogprob,))
+
+    assert explained(judge_combined(job, [observation], description)) == (
+        "not_divided",
+        "entropy and kl: token losses are summed but never normalised;"
+        " policy_loss: token losses are summed but never normalised",
+    )
 
 
 @pytest.mark.parametrize("averaged", [1.0, 0.5])
