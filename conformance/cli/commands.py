@@ -5,8 +5,10 @@ A command imports what it needs when it runs, so that the quick ones start quick
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.findings.verdict import Check
@@ -27,7 +29,7 @@ WORSE = 1
 OF_EVERY_COMMIT = ("engine", "modes", "checks", "depth", "max-ranks", "time-limit")
 """Options of a run that a history hands on."""
 
-OF_BOTH_VERSIONS = ("modes", "device", "backend", "time-limit")
+OF_BOTH_VERSIONS = ("device", "backend", "time-limit")
 """Options of a run that a review hands on."""
 
 OR_OF_THE_FRAMEWORK = ", which may be the framework's own mistake"
@@ -145,7 +147,9 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
     from conformance.comparing import expectations
     from conformance.comparing.reviewed import Reviewed
     from conformance.plan.matrix import may_decline as may_be_declined
+    from conformance.runs.options import GITHUB_SUMMARY
     from conformance.runs.versions import review as runs
+    from conformance.views import report_formats
     from conformance.views.versions import review as view
 
     expected = None if options.expect is None else expectations.load(options.expect)
@@ -156,6 +160,7 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
         engine=options.engine,
         layouts=options.layout,
         checks=options.checks or tuple(Check),
+        modes=options.modes,
         options=_handed_on(options, OF_BOTH_VERSIONS),
     )
     yield from view.begins(prepared)
@@ -163,9 +168,13 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
         rows = runs.run(prepared, options.reports, bars.show)
     may_decline = {cell.id for cell in prepared.telling.cells if may_be_declined(cell)}
     found = Reviewed.of(*runs.reports(rows), may_decline, expected)
-    yield ""
-    yield from view.as_text(found, prepared.changed)
-    return WORSE if found.failing else 0
+    lines = [*view.as_text(found, prepared.changed)]
+    yield from ("", *lines)
+    if (path := os.environ.get(GITHUB_SUMMARY)) is not None:
+        report_formats.add_summary(found.head, lines, Path(path))
+        objections = [found.objection] if found.objection else []
+        yield from report_formats.error_commands(found.head, found.failing, objections)
+    return WORSE if found.failing or found.objection else 0
 
 
 def _handed_on(options: argparse.Namespace, names: Iterable[str]) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ def _add_review(parser: argparse.ArgumentParser) -> None:
     _take(parser, "engine", "expect")
     _take(parser, "layout", help="instead of the two that tell most (repeatable)")
     parser.add_argument("--checks", type=_several(Check), metavar="CHECK,…", default=frozenset())
-    _take(parser, *commands.OF_BOTH_VERSIONS)
+    _take(parser, "modes", *commands.OF_BOTH_VERSIONS)
     _add_reports(parser)
 
 

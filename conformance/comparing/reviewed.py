@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from conformance.comparing.cause_changes import Fate, cause_changes
 from conformance.comparing.diff import Difference, difference
-from conformance.comparing.gate import Comparing, Expecting, Outcome
+from conformance.comparing.gate import Comparing, Expecting, Outcome, Strict
 from conformance.explain.groups import finding_groups
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import Verdict
@@ -67,6 +67,11 @@ class Reviewed:
     def head(self) -> Report:
         """The later report."""
         return self.difference.new
+
+    @property
+    def objection(self) -> str | None:
+        """Why nothing can be said of the head, None if something can."""
+        return Strict().objection(self.head)
 
     @cached_property
     def changes(self) -> list[CauseChange]:

@@ -71,6 +71,7 @@ def telling(
     changed: Mapping[str, str],
     layouts: Sequence[Layout] = (),
     checks: Collection[Check] = tuple(Check),
+    modes: Collection[Mode] = tuple(Mode),
 ) -> Telling:
     """What to run of an adapter for a change, on two layouts or on given ones.
 
@@ -84,9 +85,10 @@ def telling(
     chosen = tuple(layouts) or _layouts(adapter, lines)
     plan = Plan(
         layouts=chosen,
+        aggregations=dict.fromkeys(modes),
         checks=frozenset(checks),
         size=PlanSize.FULL,
-        mode_of_advantages=mode_of_advantages(adapter),
+        mode_of_advantages=mode_of_advantages(adapter, modes),
         fills_up=adapter.fills_up,
     )
     cells = [

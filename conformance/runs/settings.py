@@ -84,7 +84,7 @@ class Settings:
         processes.require_room_for_sockets()
         chosen = registry.create(adapter, engine)
         found = resolve(chosen, source)
-        aggregations = _modes(modes)
+        aggregations = modes_of(modes)
         plan = Plan(
             aggregations=aggregations,
             checks=_checks(checks),
@@ -159,7 +159,8 @@ def _comparing(settings: Settings, path: Path) -> Comparing:
     return Comparing(path, report, settings.plan.request)
 
 
-def _modes(text: str | None) -> dict[Mode, Aggregation | None]:
+def modes_of(text: str | None) -> dict[Mode, Aggregation | None]:
+    """The modes of ``--modes``, each with its divisor if one is given; without it, all of them."""
     if text is None:
         return dict.fromkeys(Mode)
     modes: dict[Mode, Aggregation | None] = {}

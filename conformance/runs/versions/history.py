@@ -97,8 +97,7 @@ def run(selection: CommitRuns, commits: Iterable[Commit], reports: Path | None) 
     with tempfile.TemporaryDirectory() as scratch:
         folder = (reports or Path(scratch)).resolve()
         for commit in commits:
-            report = report_path(folder, selection, commit)
-            yield _row(commit, selection.arguments(commit, report), report, scratch)
+            yield run_one(selection, commit, _report_path(folder, selection, commit), scratch)
 
 
 def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit]) -> None:
@@ -109,7 +108,7 @@ def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit
     """
     try:
         for commit in commits:
-            journal.destination(report_path(folder, selection, commit))
+            journal.destination(_report_path(folder, selection, commit))
     except OSError as error:
         raise InvalidHistoryError(
             f"no reports can be kept in {folder}: {error.strerror}",
@@ -117,15 +116,15 @@ def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit
         ) from error
 
 
-def report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
-    """Where the report of a commit is kept in a folder."""
+def _report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
     names = [selection.adapter, selection.engine, commit.revision[:SHORT]]
     return folder / f"{'-'.join(filter(None, names))}.json"
 
 
-def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) -> Row:
+def run_one(selection: CommitRuns, commit: Commit, report: Path, scratch: str) -> Row:
+    """Run one commit from an empty folder; its report is left where it is asked for."""
     report.resolve().unlink(missing_ok=True)
-    result = _pytest(folder, *arguments)
+    result = _pytest(scratch, *selection.arguments(commit, report))
     try:
         loaded = report_file.load(report)
     except ReportFileError:

@@ -14,14 +14,13 @@ from conformance.comparing import journal
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.verdict import Check
 from conformance.plan.telling import Telling, telling
-from conformance.runs import registry
+from conformance.runs import registry, settings
 from conformance.runs.versions import history
 from conformance.runs.versions.history import CommitRuns, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from adapters.toolkit.source import Commit
     from conformance.findings.report import Report
 
 POLL = 0.5
@@ -53,6 +52,7 @@ def prepare(
     engine: str | None = None,
     layouts: Sequence[str] = (),
     checks: Collection[Check] = tuple(Check),
+    modes: str | None = None,
     options: Sequence[str] = (),
 ) -> Review:
     """Find the two versions and choose what to run; ``options`` are further ones of both runs.
@@ -63,13 +63,16 @@ def prepare(
     driven = registry.create(adapter, engine)
     found = versions(source, base)
     changed = changed_lines(driven, found)
-    chosen = telling(driven, changed, [*map(Layout.parse, layouts)], checks)
+    chosen = telling(
+        driven, changed, [*map(Layout.parse, layouts)], checks, settings.modes_of(modes)
+    )
     selection = CommitRuns(
         adapter=adapter,
         repository=found.repository,
         engine=engine,
         options=(
             *([f"--engine={engine}"] if engine else []),
+            *([f"--modes={modes}"] if modes else []),
             *options,
             *(f"--layout={layout}" for layout in chosen.layouts),
             *("-k", " or ".join(f"[{cell.id}]" for cell in chosen.cells)),
@@ -83,21 +86,21 @@ def run(
 ) -> Rows:
     """Run both versions at once, and show the ids of what each has made, until both have ended.
 
-    Their reports are kept in a folder, if one is given.
+    Their reports are kept in a folder, if one is given, as base.json and head.json.
     """
-    commits = (review.versions.base, review.versions.head)
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(len(commits)) as threads:
-        folder = (reports or Path(scratch)).resolve()
-        paths = [history.report_path(folder, review.selection, commit) for commit in commits]
-        running = [threads.submit(_row, review, commit, folder) for commit in commits]
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ThreadPoolExecutor(len(Rows._fields)) as threads,
+    ):
+        paths = [(reports or Path(scratch)).resolve() / f"{name}.json" for name in Rows._fields]
+        commits = (review.versions.base, review.versions.head)
+        running = [
+            threads.submit(history.run_one, review.selection, commit, path, scratch)
+            for commit, path in zip(commits, paths, strict=True)
+        ]
         while wait(running, timeout=POLL).not_done:
             show(*map(journal.made, paths))
         return Rows(*(one.result() for one in running))
-
-
-def _row(review: Review, commit: Commit, folder: Path) -> Row:
-    [row] = history.run(review.selection, [commit], folder)
-    return row
 
 
 def reports(rows: Rows) -> tuple[Report, Report]:

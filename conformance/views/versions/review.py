@@ -106,6 +106,8 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
 
     Of a wrong number, a line is named only if the version changes its file: no other can be why.
     """
+    if found.objection is not None:
+        return f"No verdict: {found.objection}."
     lines = _changed_lines(changed)
     clauses = [_worse(group, found, lines) for group in found.worse]
     clauses = [*clauses[:MOST], *_more(clauses[MOST:]), *_refused(found.no_longer_trained, found)]
