@@ -133,7 +133,12 @@ def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> 
 
 def _typed(parts: Iterable[str], chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
     """The options that choose these, without those that every user sets."""
-    of_every_step = {*chain.from_iterable(chosen_by.get(one, ()) for one in OF_EVERY_STEP)}
+    of_every_step = {
+        option
+        for part, options in chosen_by.items()
+        if part.partition("-")[0] in OF_EVERY_STEP
+        for option in options
+    }
     typed = chain.from_iterable(chosen_by.get(one, PARALLELISM.get(one, ())) for one in parts)
     return [one for one in typed if one not in of_every_step]
 
