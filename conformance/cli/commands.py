@@ -152,7 +152,6 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
     from conformance.views import report_formats
     from conformance.views.versions import review as view
 
-    expected = None if options.expect is None else expectations.load(options.expect)
     prepared = runs.prepare(
         adapter=options.adapter,
         source=options.source,
@@ -162,6 +161,10 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
         checks=options.checks or tuple(Check),
         modes=options.modes,
         options=_handed_on(options, OF_BOTH_VERSIONS),
+    )
+    adapter = prepared.adapter
+    expected = options.expect and expectations.expected(
+        options.expect, adapter.name, adapter.engine
     )
     yield from view.begins(prepared)
     with TwoBars("base", "head", total=len(prepared.telling.cells)) as bars:

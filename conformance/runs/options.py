@@ -89,8 +89,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "expect": {
         "type": Path,
-        "metavar": "FILE",
-        "help": "known faults: fail on all that is wrong in another way, or no longer",
+        "metavar": "FILE|known",
+        "help": "known faults, of a file or of the newest versions: fail on all others",
     },
     "report": {
         "type": Path,

@@ -133,8 +133,7 @@ def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gat
             f"--expect={expect} and --baseline={baseline} are two gates", "choose one"
         )
     if expect is not None:
-        known = expectations.load(expect)
-        known.require_framework(settings.adapter.name, settings.adapter.engine)
+        known = expectations.expected(expect, settings.adapter.name, settings.adapter.engine)
         everything = settings.plan.extended_to(settings.adapter.layouts())
         cells = [*everything.cells(), *settings.plan.cells()]
         known.require_each_to_match_once([cell.id for cell in cells])

@@ -21,6 +21,7 @@ from conformance.runs.versions.history import CommitRuns, Row
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from adapters.contract import Adapter
     from conformance.findings.report import Report
 
 POLL = 0.5
@@ -31,6 +32,7 @@ POLL = 0.5
 class Review:
     """What is about to be run: two versions, the lines that differ, and what they are held to."""
 
+    adapter: Adapter
     versions: Versions
     changed: Mapping[str, str]
     telling: Telling
@@ -78,7 +80,9 @@ def prepare(
             *("-k", " or ".join(f"[{cell.id}]" for cell in chosen.cells)),
         ),
     )
-    return Review(versions=found, changed=changed, telling=chosen, selection=selection)
+    return Review(
+        adapter=driven, versions=found, changed=changed, telling=chosen, selection=selection
+    )
 
 
 def run(
