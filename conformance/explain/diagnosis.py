@@ -320,7 +320,7 @@ def _shared(explained: Explained) -> Diagnosis | None:
 
     Auxiliary losses often share one path through a framework, and a mistake: the policy loss is
     right if that explains the sum. Else each has a mistake in what it averages. Else the policy
-    loss shares the mistake of those that are aggregated with it, or has one of its own besides.
+    loss shares the mistake of those that are wrong, or has one of its own besides.
     """
     terms = explained.measurement.terms
     found = [
@@ -357,8 +357,8 @@ def _shared_by_others(
 
 
 def _of_each(terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]) -> Iterator[Ranked]:
-    """Yield a mistake of each auxiliary term, or of those aggregated as the policy loss."""
-    policy, *others = terms
+    """Yield a mistake of each auxiliary term, or of the policy loss and some of them."""
+    _, *others = terms
     own, *of_others = choice
     averaged = [[one for one in found if one.kind in OF_A_MEAN] for found in of_others]
     if not own and all(averaged):
@@ -372,17 +372,11 @@ def _of_each(terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]) 
                 ),
             ),
         )
-    together = [term.context == policy.context for term in others]
-    is_apart_right = not any(
-        found for found, shares in zip(of_others, together, strict=True) if not shares
-    )
-    if any(together) and not all(together) and is_apart_right:
-        sharing = [policy, *(t for t, shares in zip(others, together, strict=True) if shares)]
-        shared = _common(
-            [own, *(found for found, shares in zip(of_others, together, strict=True) if shares)]
-        )
+    sharing = [pair for pair in zip(terms, choice, strict=True) if pair[1]]
+    if own and 1 < len(sharing) < len(terms):
+        shared = _common([found for _, found in sharing])
         if shared is not None:
-            words = f"{' and '.join(term.metric for term in sharing)}: {shared.says}"
+            words = f"{' and '.join(term.metric for term, _ in sharing)}: {shared.says}"
             yield (2, shared.order), Diagnosis(name=shared.name, explanation=words)
 
 

@@ -147,6 +147,18 @@ def test_the_logged_loss_goes_with_gradients_and_with_the_logged_policy_loss(
     assert named(*of_checks) == [("multiplied_by_cp", (fact,), len(slugs))]
 
 
+def test_losses_and_what_is_logged_of_them_are_one_cause_if_diagnostics_are_right() -> None:
+    """verl counts the mask before rejection sampling in every term, and not in its diagnostics."""
+    wrong_ones = ("", ".combined", ".policy_loss", ".entropy", ".kl")
+    right_ones = (".clip_fraction", ".policy_kl")
+    said = [
+        *(wrong(f"rejection{name}/token_mean/a/dp1-cp2-mb1-thd", CP) for name in wrong_ones),
+        *(right(f"rejection{name}/token_mean/a/dp1-cp2-mb1-thd", CP) for name in right_ones),
+    ]
+
+    assert named(*said) == [("multiplied_by_cp", ("except in logged diagnostics",), 5)]
+
+
 def test_two_causes_that_only_together_explain_are_both_named() -> None:
     together = explained(
         "auxiliary.combined/token_mean/a/dp1-cp2-mb1-thd",
