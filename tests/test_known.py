@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from adapters.contract import Adapter
-from conformance.comparing.expectations import KNOWN, known, load
+from conformance.comparing.expectations import load
 from conformance.comparing.gate import Expecting
+from conformance.comparing.known import KNOWN, known
 from conformance.findings.report import Report
 from conformance.runs import registry
 from conformance.views.overview import pages

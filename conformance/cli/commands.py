@@ -144,7 +144,7 @@ def plan(options: argparse.Namespace) -> Iterator[str]:
 def review(options: argparse.Namespace) -> Generator[str, None, int]:
     """Yields what a version changes, and returns whether anything is worse."""
     from conformance.cli.progress import TwoBars
-    from conformance.comparing import expectations
+    from conformance.comparing.known import expected as expectations_of
     from conformance.comparing.reviewed import Reviewed
     from conformance.plan.matrix import may_decline as may_be_declined
     from conformance.runs.options import GITHUB_SUMMARY
@@ -163,9 +163,7 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
         options=_handed_on(options, OF_BOTH_VERSIONS),
     )
     adapter = prepared.adapter
-    expected = options.expect and expectations.expected(
-        options.expect, adapter.name, adapter.engine
-    )
+    expected = options.expect and expectations_of(options.expect, adapter.name, adapter.engine)
     yield from view.begins(prepared)
     with TwoBars("base", "head", total=len(prepared.telling.cells)) as bars:
         rows = runs.run(prepared, options.reports, bars.show)

@@ -26,10 +26,6 @@ fails in these words will do, and none shows that it is gone::
     message = "KeyError: 'global_valid_toks'"
     reason = "where no sample of a step is valid, nothing is logged of it"
     link = "https://github.com/owner/framework/issues/2"
-
-What is known of the newest versions stands in ``reports/known``, in the same form: a file for each
-framework, in which an entry may be of some ``engine`` alone, and has the ``line`` of ``code`` and
-what became of it ``upstream``.
 """
 
 from __future__ import annotations
@@ -40,15 +36,19 @@ import tomllib
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
-from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.explain.groups import finding_groups
-from conformance.explain.step_conditions import facts
 from conformance.findings.badness import failure
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import FrozenModel, first_problem
@@ -57,13 +57,11 @@ from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from conformance.findings.cause import Cause, Clues
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
-
-KNOWN = Path(__file__).parents[2] / "reports" / "known"
-"""The folder of what is known of the newest versions."""
 
 MOST_NAMES = 3
 """How many known names are proposed for an unknown one."""
@@ -81,8 +79,28 @@ def _known(name: str, names: Collection[str]) -> str:
 
 
 Words = Annotated[str, Field(min_length=1)]
-Mistake = Annotated[Words, AfterValidator(lambda name: _known(name, MISTAKES))]
-Fact = Annotated[Words, AfterValidator(lambda fact: _known(fact, facts()))]
+
+
+def _mistake(name: str, info: ValidationInfo) -> str:
+    if info.context is None:
+        return name
+    from conformance.explain.catalogue.mistake import MISTAKES  # imports numpy
+
+    return _known(name, MISTAKES)
+
+
+def _fact(fact: str, info: ValidationInfo) -> str:
+    if info.context is None:
+        return fact
+    from conformance.explain.step_conditions import facts  # imports numpy
+
+    return _known(fact, facts())
+
+
+Mistake = Annotated[Words, AfterValidator(_mistake)]
+"""Validated with a context: readers of reports take the names of committed files as they are."""
+
+Fact = Annotated[Words, AfterValidator(_fact)]
 
 
 class _Entry(FrozenModel):
@@ -293,46 +311,17 @@ def _quoted(value: str | list[str]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-@cache
-def known(framework: str, engine: str) -> Expectations | None:
-    """What is known of the newest version of an engine; None if nobody has looked at it.
-
-    Raises:
-        InvalidExpectationsError: its file is wrong.
-    """
-    path = KNOWN / f"{framework}.toml"
-    if not path.exists():
-        return None
-    every = load(path)
-    if engine not in every.engines:
-        return None
-    return replace(every.of_engine(engine), is_strict=False)
-
-
-def expected(text: Path, framework: str, engine: str) -> Expectations:
-    """What ``--expect`` names: a file, or ``known``.
-
-    Raises:
-        InvalidExpectationsError: there is no such file, or it is wrong, or of another framework.
-    """
-    if text.name == KNOWN.name and not text.exists():
-        found = known(framework, engine)
-        if found is None:
-            raise InvalidExpectationsError(
-                f"nothing is known of {framework} on {engine}", "give --expect=FILE"
-            )
-        return found
-    found = load(text)
-    found.require_framework(framework, engine)
-    return found.of_engine(engine)
-
-
 def load(path: Path) -> Expectations:
     """Read a file of known faults.
 
     Raises:
         InvalidExpectationsError: it cannot be read, or an entry is wrong.
     """
+    return read(path, context={})
+
+
+def read(path: Path, context: dict[str, Any] | None = None) -> Expectations:
+    """Read a file; with a context, the names of mistakes and facts have to be known."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -341,7 +330,7 @@ def load(path: Path) -> Expectations:
         raise InvalidExpectationsError(f"{path} is no TOML: {error}", "mend it") from error
     _require_reasons(path, document)
     try:
-        file = _File.model_validate(document)
+        file = _File.model_validate(document, context=context)
     except ValidationError as error:
         place, words = first_problem(error)
         raise InvalidExpectationsError(f"{path}: {place}: {words}", _way_out(place)) from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, InvalidLayoutError, Layout
 from adapters.toolkit.source import Source, resolve
-from conformance.comparing import expectations
+from conformance.comparing import known
 from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
 from conformance.comparing.report_file import load_reliable
 from conformance.corpus import case_file as case_files
@@ -133,11 +133,11 @@ def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gat
             f"--expect={expect} and --baseline={baseline} are two gates", "choose one"
         )
     if expect is not None:
-        known = expectations.expected(expect, settings.adapter.name, settings.adapter.engine)
+        listed = known.expected(expect, settings.adapter.name, settings.adapter.engine)
         everything = settings.plan.extended_to(settings.adapter.layouts())
         cells = [*everything.cells(), *settings.plan.cells()]
-        known.require_each_to_match_once([cell.id for cell in cells])
-        return Expecting(known)
+        listed.require_each_to_match_once([cell.id for cell in cells])
+        return Expecting(listed)
     return Strict() if baseline is None else _comparing(settings, baseline)
 
 

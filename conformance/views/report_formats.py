@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.comparing.expectations import known
+from conformance.comparing.known import known
 from conformance.explain.groups import advice_groups, finding_groups
 from conformance.findings.badness import explain, failure
 from conformance.findings.finding import GENERATED

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from conformance.comparing.expectations import draft, expected, load
+from conformance.comparing.expectations import draft, load
 from conformance.comparing.gate import Expecting, GateDecision, Outcome, Strict
+from conformance.comparing.known import expected
 from conformance.comparing.report_file import assembled
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import Diagnosis, Finding
