@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
 
-from reference import ConformanceError
+from reference import ConformanceError, did_you_mean
 
 
 class InvalidAggregationError(ConformanceError):
@@ -311,7 +311,8 @@ class Aggregation:
         known = [mode.value for mode in Mode]
         if self.mode not in known:
             raise InvalidAggregationError(
-                f"mode {self.mode!r} is unknown", f"choose one of {', '.join(known)}"
+                f"mode {self.mode!r} is unknown",
+                did_you_mean(self.mode, known, f"choose one of {', '.join(known)}"),
             )
         object.__setattr__(self, "mode", Mode(self.mode))
         if self.mode is Mode.CONSTANT:

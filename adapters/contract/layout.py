@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from reference import ConformanceError
+from reference import ConformanceError, did_you_mean
 
 
 class Option(StrEnum):
@@ -146,7 +146,8 @@ def _option(name: str, layout: str) -> Option:
         return Option(name)
     except ValueError:
         raise InvalidLayoutError(
-            f"option {name!r} of layout {layout} is unknown", f"choose {', '.join(Option)}"
+            f"option {name!r} of layout {layout} is unknown",
+            did_you_mean(name, Option, f"choose {', '.join(Option)}"),
         ) from None
 
 

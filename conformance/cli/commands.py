@@ -39,7 +39,7 @@ def adapters(options: argparse.Namespace) -> Iterator[str]:
     """Yields what can be checked here, an engine of an adapter after the other."""
     from conformance.runs.registry import inventory
 
-    for entry in inventory(dict(options.source)):
+    for entry in inventory(dict(options.source), options.names):
         default = ", default" if entry.is_default else ""
         yield f"{entry.adapter.name} (engine {entry.adapter.engine}{default})"
         for name, value in _properties(entry):
@@ -126,7 +126,7 @@ def plan(options: argparse.Namespace) -> Iterator[str]:
     """Yields what the quick plan of an adapter looks at."""
     from conformance.findings.report import PlanSize
     from conformance.plan.plan import Plan, mode_of_advantages
-    from conformance.runs.registry import create
+    from conformance.runs.registry import create, describe
     from conformance.views import listing
 
     adapter = create(options.adapter, options.engine)
@@ -137,7 +137,8 @@ def plan(options: argparse.Namespace) -> Iterator[str]:
             size=PlanSize.QUICK,
             mode_of_advantages=mode_of_advantages(adapter),
             fills_up=adapter.fills_up,
-        )
+        ),
+        None if options.source is None else describe(adapter, options.source),
     )
 
 
@@ -196,8 +197,8 @@ def history(options: argparse.Namespace) -> Iterator[str]:
         options=(
             *_handed_on(options, OF_EVERY_COMMIT),
             *(f"--layout={layout}" for layout in options.layout),
+            *(f"--case={name}" for name in options.case),
         ),
-        cases=tuple(options.case),
     )
     commits = runs.find_commits(selection, options.refs)
     if options.reports is not None:
@@ -308,8 +309,8 @@ def diff(options: argparse.Namespace) -> Generator[str, None, int]:
 
 def show(options: argparse.Namespace) -> Iterator[str]:
     """Yields a report in short."""
-    from conformance.comparing.report_file import load
+    from conformance.comparing.report_file import last_run, load
     from conformance.views import report_formats
 
-    report = _filter(options).of(load(options.report))
+    report = _filter(options).of(load(options.report or last_run(Path.cwd())))
     yield from getattr(report_formats, f"as_{options.format}")(report)

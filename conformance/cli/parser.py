@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.cli import commands
 from conformance.findings.verdict import Check, Verdict
 from conformance.ranks.hardware import MAX_RANKS
 from conformance.runs.options import OPTIONS
+from reference import did_you_mean
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -39,9 +42,24 @@ HELP = {
 """All commands, each named after a function of `commands`."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the nearest choice to one that does not exist."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if wrong is not None:
+            choices = re.findall(r"'(.*?)'", wrong[2])
+            hint = did_you_mean(wrong[1], choices, f"choose from {', '.join(choices)}")
+            message = f"{message[: wrong.start()]}{wrong[1]!r} is unknown; {hint}"
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands; each command sets ``lines``."""
-    parser = argparse.ArgumentParser(prog="rl-loss-conformance")
+    parser = _Parser(prog="rl-loss-conformance")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {version('rl-loss-conformance')}"
+    )
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     parsers = {name: subparsers.add_parser(name, help=words) for name, words in HELP.items()}
     for name, one in parsers.items():
@@ -64,6 +82,7 @@ def _take(parser: argparse.ArgumentParser, *names: str, **changed: Any) -> None:
 
 def _add_running(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Options of the commands about what can be run here."""
+    parsers["adapters"].add_argument("names", nargs="*", metavar="NAME", help="these alone")
     parsers["adapters"].add_argument(
         "--source",
         action="append",
@@ -80,7 +99,7 @@ def _add_running(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         "names", nargs="*", metavar="NAME", help="show these, sample by sample"
     )
     _take(parsers["plan"], "adapter", required=True, help=None)
-    _take(parsers["plan"], "engine")
+    _take(parsers["plan"], "engine", "source")
     _take(parsers["plan"], "max-ranks", default=MAX_RANKS, help="leave out larger layouts (8)")
 
 
@@ -127,10 +146,7 @@ def _add_history(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source", type=Path, metavar="PATH", help="a git repository of it, unless for releases"
     )
-    _take(parser, *commands.OF_EVERY_COMMIT, "layout")
-    parser.add_argument(
-        "--case", action="append", default=[], metavar="NAME", help="run it only (repeatable)"
-    )
+    _take(parser, *commands.OF_EVERY_COMMIT, "layout", "case")
     _add_format(parser, "text", "markdown")
     _add_reports(parser)
     parser.add_argument(
@@ -161,7 +177,9 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
 
 def _add_reading(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Options of the commands that read reports."""
-    _add_paths(parsers["show"], "report")
+    parsers["show"].add_argument(
+        "report", nargs="?", type=Path, metavar="REPORT", help="(that of the last run here)"
+    )
     _add_filter(parsers["show"], Check, Mode, Verdict)
     _add_format(parsers["show"], "text", "markdown", "json")
     _add_paths(parsers["diff"], "old", "new")

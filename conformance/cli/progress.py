@@ -38,7 +38,8 @@ class TwoBars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bars.stop()
+        if self._bars.console.is_terminal:
+            self._bars.stop()
 
     def show(self, *made: Sequence[str]) -> None:
         """Show the ids of the findings that each run has made."""

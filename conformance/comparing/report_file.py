@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 WAY_OUT = "restore it, or run again what made it"
 
 JOURNAL = ".journal"
+
+LATEST = Path("reports") / "latest"
+"""Where the reports of runs go that name no file, seen from the folder that they are started in."""
 """How the names of journals end, which `conformance.comparing.journal` writes."""
 
 KINDS = {
@@ -57,6 +60,18 @@ def load(path: Path) -> Report:
         return Report.model_validate_json(content)
     except ValidationError as error:
         raise _refusal(path, content, error) from error
+
+
+def last_run(folder: Path) -> Path:
+    """The report of the last run from a folder that named no file for it.
+
+    Raises:
+        ReportFileError: there is none.
+    """
+    found = [*(folder / LATEST).glob("*.json")]
+    if not found:
+        raise ReportFileError(f"no run has left a report in {folder / LATEST}", "name a report")
+    return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def load_reliable(path: Path) -> Report:

@@ -68,6 +68,9 @@ class Plan:
     fills_up: bool = False
     """Whether steps may have fewer samples than all ranks have micro-batches."""
 
+    cases: frozenset[str] = frozenset()
+    """The names of the only cases that are run; none leaves no case out."""
+
     case: Case | None = None
     """A step that a user gave, which replaces all other cases."""
 
@@ -111,7 +114,10 @@ class Plan:
                 *self._log_cells(),
                 *self._generated_cells(),
             ]
-        return [cell for cell in cells if cell.spec.check in self.checks]
+        return [cell for cell in cells if cell.spec.check in self.checks and self._is_named(cell)]
+
+    def _is_named(self, cell: AnyMatrixCell) -> bool:
+        return not self.cases or cell.id.split("/")[2] in self.cases
 
     def _chosen(self) -> Sequence[MatrixCell]:
         """The cells of the jobs that a plan of this size has."""
@@ -126,11 +132,16 @@ class Plan:
         return quick_jobs(cell for cell in self.cells_of_cases if cell.spec.check in self.checks)
 
     def require_something_to_run(self) -> None:
-        """Require a given case to fit a chosen layout.
+        """Require a given case, or one of those named, to fit a chosen layout.
 
         Raises:
             InvalidSettingsError: it fits none.
         """
+        if self.cases and not self.cells():
+            raise InvalidSettingsError(
+                "nothing to run: no chosen case is meant for, or large enough for, a chosen layout",
+                "choose others",
+            )
         if self.case is not None and not any(
             self._runs(self.case, layout) for layout in self.layouts
         ):

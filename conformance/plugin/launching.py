@@ -119,6 +119,8 @@ class EndingSignals:
         atexit.register(_ignore)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
+        if self._ending is not None:  # it ends already, and nothing of it is to be left behind
+            return
         if number == signal.SIGINT:
             self._ending = KeyboardInterrupt()
         else:

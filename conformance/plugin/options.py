@@ -51,12 +51,13 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def _read_options(config: pytest.Config) -> Settings:
+    from conformance.comparing.report_file import LATEST
     from conformance.runs.registry import short_name
     from conformance.runs.settings import Settings
 
     option, budget = config.getoption, launching.rank_budget(config)
     adapter = option("adapter") or DEFAULT_ADAPTER
-    latest = config.invocation_params.dir / "reports" / "latest" / f"{short_name(adapter)}.json"
+    latest = config.invocation_params.dir / LATEST / f"{short_name(adapter)}.json"
     return Settings.of(
         adapter=adapter,
         source=option("source"),
@@ -64,6 +65,7 @@ def _read_options(config: pytest.Config) -> Settings:
         modes=option("modes"),
         checks=option("checks"),
         depth=option("depth"),
+        cases=option("case"),
         layouts=option("layout"),
         plan_size=_plan_size(config),
         rank_budget=budget,
@@ -84,7 +86,8 @@ def _plan_size(config: pytest.Config) -> str:
     """What ``--plan`` says; without it, everything if a layout, a case or a finding is named."""
     option = config.getoption
     named = any("::" in argument for argument in config.invocation_params.args)
-    if option("layout") or option("case_file") or (option("adapter") and option("keyword")):
+    named = named or any(map(option, ("layout", "case", "case_file")))
+    if option("adapter") and option("keyword"):
         named = True
     return str(option("plan") or (PlanSize.FULL if named else PlanSize.QUICK))
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from conformance.findings.errors import InvalidHardwareError, InvalidSettingsError
+from reference import did_you_mean
 
 if TYPE_CHECKING:
     from typing import Self
@@ -123,7 +124,8 @@ def choice(known: type[_Choice], option: str, text: str) -> _Choice:
         return known(text)
     except ValueError:
         raise InvalidSettingsError(
-            f"--{option}={text} is unknown", f"choose {' or '.join(known)}"
+            f"--{option}={text} is unknown",
+            did_you_mean(text, known, f"choose {' or '.join(known)}"),
         ) from None
 
 

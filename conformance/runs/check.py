@@ -102,6 +102,11 @@ def job_cell(cell: AnyMatrixCell | None, description: Description) -> MatrixCell
     return None
 
 
+def is_offered(cell: AnyMatrixCell, description: Description) -> bool:
+    """Whether a version of a framework has what a cell needs, by its adapter's description."""
+    return not isinstance(cell, MatrixCell) or _missing(cell, description) is None
+
+
 def judge(spec: CheckSpec) -> Judge:
     """What holds the observations of a check's job against the reference."""
     if spec.compares_cuts:

@@ -41,6 +41,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "LAYOUT",
         "help": "run this layout only, such as dp2-cp2-mb2-thd (repeatable)",
     },
+    "case": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME",
+        "help": "run this case only, such as split_groups (repeatable)",
+    },
     "plan": {
         "metavar": "quick|full",
         "help": "a subset that detects the same mistakes, or all findings (quick; full if a layout,"

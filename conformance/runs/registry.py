@@ -21,9 +21,10 @@ from conformance.findings.errors import (
     InvalidEngineError,
     InvalidSourceError,
 )
+from reference import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from adapters.contract import Description
 
@@ -50,7 +51,8 @@ def create(name: str, engine: str | None = None) -> Adapter:
         return next(iter(engines.values()))()
     if engine not in engines:
         raise InvalidEngineError(
-            f"engine {engine!r} is none of {name}'s", f"choose {' or '.join(engines)}"
+            f"engine {engine!r} is none of {name}'s",
+            did_you_mean(engine, engines, f"choose {' or '.join(engines)}"),
         )
     return engines[engine]()
 
@@ -130,8 +132,12 @@ def _installed(name: str) -> EntryPoint:
     if entry is None:
         raise AdapterError(
             f"adapter {name!r} is unknown",
-            f"installed are {', '.join(known()) or 'none'}."
-            f" Others are found through the entry point group {GROUP}, or as module:Class",
+            did_you_mean(
+                name,
+                known(),
+                f"installed are {', '.join(known()) or 'none'}."
+                f" Others are found through the entry point group {GROUP}, or as module:Class",
+            ),
         )
     return entry
 
@@ -167,8 +173,8 @@ class Entry:
     problem: str | None = None
 
 
-def inventory(sources: Mapping[str, str]) -> Iterator[Entry]:
-    """An entry for every engine, in the order of adapter names; ``sources`` are by that name.
+def inventory(sources: Mapping[str, str], chosen: Sequence[str] = ()) -> Iterator[Entry]:
+    """An entry for every engine of the chosen adapters, or of all; ``sources`` are by their names.
 
     Each framework is loaded in a process of its own, as it patches what it finds there.
 
@@ -176,7 +182,7 @@ def inventory(sources: Mapping[str, str]) -> Iterator[Entry]:
         InvalidSourceError: a source is for no installed adapter.
         AdapterError: an adapter cannot be imported.
     """
-    names = list(known())
+    names = [_installed(name).name for name in chosen] or list(known())
     unknown = sorted(set(sources) - set(names))
     if unknown:
         raise InvalidSourceError(
@@ -193,6 +199,20 @@ def inventory(sources: Mapping[str, str]) -> Iterator[Entry]:
     forkserver.ensure_running()
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         yield from threads.map(_entry, *zip(*engines, strict=True))
+
+
+def describe(adapter: Adapter, source: str) -> Description:
+    """What a version of a framework offers, found by loading it in a process of its own.
+
+    Raises:
+        SourceError: there is no such version.
+        AdapterError: it cannot be loaded.
+    """
+    multiprocessing.set_forkserver_preload(["conformance.ranks.worker"])
+    description, problem = _describe(adapter, resolve(adapter, source))
+    if description is None:
+        raise AdapterError(f"{adapter.name} {problem}")
+    return description
 
 
 def _entry(adapter: Adapter, text: str | None, is_default: bool) -> Entry:

@@ -11,6 +11,7 @@ from conformance.comparing import known
 from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
 from conformance.comparing.report_file import load_reliable
 from conformance.corpus import case_file as case_files
+from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check
@@ -18,6 +19,7 @@ from conformance.plan.plan import Plan, mode_of_advantages
 from conformance.ranks import processes
 from conformance.ranks.hardware import ON_CPU, Hardware, choice
 from conformance.runs import registry
+from reference import did_you_mean
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class Settings:
         engine: str | None,
         modes: str | None,
         checks: str | None,
+        cases: Sequence[str] = (),
         depth: str,
         layouts: Sequence[str],
         plan_size: str,
@@ -88,6 +91,7 @@ class Settings:
         plan = Plan(
             aggregations=aggregations,
             checks=_checks(checks),
+            cases=_cases(cases),
             depth=choice(Depth, "depth", depth),
             layouts=_layouts(chosen, layouts, rank_budget),
             size=choice(PlanSize, "plan", plan_size),
@@ -174,10 +178,24 @@ def modes_of(text: str | None) -> dict[Mode, Aggregation | None]:
 
 def _checks(text: str | None) -> frozenset[Check]:
     names = list(Check) if text is None else text.split(",")
-    try:
-        return frozenset(map(Check, names))
-    except ValueError as error:
-        raise InvalidSettingsError(str(error), f"choose from {', '.join(Check)}") from None
+    for name in names:
+        if name not in [*Check]:
+            raise InvalidSettingsError(
+                f"{name!r} is not a valid Check",
+                did_you_mean(name, Check, f"choose from {', '.join(Check)}"),
+            )
+    return frozenset(map(Check, names))
+
+
+def _cases(names: Sequence[str]) -> frozenset[str]:
+    known = [case.name for case in ALL_CASES]
+    for name in names:
+        if name not in known:
+            raise InvalidSettingsError(
+                f"case {name!r} is unknown",
+                did_you_mean(name, known, f"choose {', '.join(known)}"),
+            )
+    return frozenset(names)
 
 
 def _layouts(adapter: Adapter, texts: Sequence[str], rank_budget: RankBudget) -> tuple[Layout, ...]:

@@ -12,16 +12,19 @@ import numpy as np
 from conformance.corpus.cases import ALL_CASES, CASES_BY_NAME
 from conformance.findings.errors import UnknownCaseError
 from conformance.findings.report import PlanSize
+from conformance.runs.check import is_offered
 from conformance.views.formatting import text_table
-from reference import exact
+from reference import did_you_mean, exact
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from adapters.contract import Description
     from conformance.corpus.cases import Case
+    from conformance.plan.matrix import AnyMatrixCell
     from conformance.plan.plan import Plan
     from conformance.plan.quick import Combination
     from reference.step import Step
@@ -43,7 +46,8 @@ def find(name: str) -> Case:
         UnknownCaseError: there is none.
     """
     if name not in CASES_BY_NAME:
-        raise UnknownCaseError(f"case {name!r} is unknown", f"choose {', '.join(CASES_BY_NAME)}")
+        hint = did_you_mean(name, CASES_BY_NAME, f"choose {', '.join(CASES_BY_NAME)}")
+        raise UnknownCaseError(f"case {name!r} is unknown", hint)
     return CASES_BY_NAME[name]
 
 
@@ -72,9 +76,16 @@ def detail(case: Case) -> Iterator[str]:
         yield from text_table(_samples(case, step))
 
 
-def plan_table(plan: Plan) -> Iterator[str]:
-    """Yields the jobs of the quick plan, with their checks and what each is there for."""
-    cells, every = plan.cells(), replace(plan, size=PlanSize.FULL).cells()
+def plan_table(plan: Plan, description: Description | None = None) -> Iterator[str]:
+    """Yields the jobs of the quick plan, with their checks and what each is there for.
+
+    With the description of a version, they are those that it has what they need for.
+    """
+
+    def offered(cells: Iterable[AnyMatrixCell]) -> list[AnyMatrixCell]:
+        return [one for one in cells if description is None or is_offered(one, description)]
+
+    cells, every = offered(plan.cells()), offered(replace(plan, size=PlanSize.FULL).cells())
     jobs, all_jobs = ({cell.job_id for cell in some} for some in (cells, every))
     yield (
         f"{len(cells)} of {len(every)} findings, by {len(jobs)} of {len(all_jobs)} jobs: every pair"

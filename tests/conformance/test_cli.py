@@ -2,15 +2,21 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from conformance import cli
+from conformance.comparing.report_file import write
 from conformance.corpus.cases import ALL_CASES
+from conformance.findings.report import Report, Selection
 from tests import command
+from tests.conformance.test_journal import HEADER, finding
+from tests.toys import checkout
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -132,3 +138,80 @@ def test_case_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str])
     assert cli.main(["cases", "no_such_case"]) == cli.USAGE_ERROR
     error = capsys.readouterr().err
     assert "case 'no_such_case' is unknown; choose uneven_lengths, " in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (["shwo"], "'shwo' is unknown; did you mean 'show'? choose from adapters, "),
+        (["diff", "old", "new", "--format=tex"], "did you mean 'text'? choose from text, "),
+        (["adapters", "skyrll"], "adapter 'skyrll' is unknown; did you mean 'skyrl'?"),
+        (["plan", "--adapter=skyrl", "--engine=fspd"], "did you mean 'fsdp'? choose fsdp or"),
+        (["cases", "split_group"], "did you mean 'split_groups'? choose uneven_lengths, "),
+    ],
+)
+def test_the_nearest_name_to_a_wrong_one_is_proposed(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], nearest: str
+) -> None:
+    try:
+        status: object = cli.main(arguments)
+    except SystemExit as end:  # argparse's own
+        status = end.code
+
+    assert status == cli.USAGE_ERROR
+    assert nearest in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"rl-loss-conformance {version('rl-loss-conformance')}\n"
+
+
+def test_without_a_report_the_last_run_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["show"]) == cli.USAGE_ERROR
+    assert "no run has left a report in " in capsys.readouterr().err
+
+    for age, adapter in enumerate(("newest", "oldest")):
+        path = tmp_path / "reports" / "latest" / f"{adapter}.json"
+        report = Report.assemble(
+            HEADER.model_copy(update={"adapter": adapter}),
+            [finding("a")],
+            Selection(selected=1, deselected=0),
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(report, path)
+        os.utime(path, (1000 - age, 1000 - age))
+    assert printed(capsys, "show")[0].startswith("newest ")
+
+
+@pytest.mark.processes
+def test_a_plan_may_be_that_of_one_version(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    toy = checkout(tmp_path / "slime", "slime")
+    command.warm_context()
+    arguments = ["plan", "--adapter=slime", "--max-ranks=1"]
+
+    def jobs(*more: str) -> set[str]:
+        return {line.split()[0] for line in printed(capsys, *arguments, *more)[2:]}
+
+    assert jobs(f"--source={toy}") < jobs()
+
+
+def test_interrupting_a_command_is_quiet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    former = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("conformance.views.listing.table", interrupted)
+    try:
+        assert cli.main(["cases"]) == cli.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert not capsys.readouterr().err

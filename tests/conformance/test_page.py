@@ -406,7 +406,11 @@ def test_a_page_is_written_with_half_a_character_as_json_has_it(tmp_path: Path) 
     assert column(json.loads(unpacked(text)), "message") == ["file \udc80"]
 
 
-@pytest.mark.parametrize("name", ["", "missing/page.html"])
-def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(PagePathError, match=r"no page can be written to .*: .*; give a file in a"):
-        write([mistaken()], tmp_path / name)
+def test_the_folder_of_a_page_is_made(tmp_path: Path) -> None:
+    write([mistaken()], tmp_path / "new" / "page.html")
+    assert (tmp_path / "new" / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PagePathError, match=r"no page can be written to .*: .*; give another file"):
+        write([mistaken()], tmp_path)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from adapters.toolkit.source import SHORT, Commit, resolve
 from adapters.toolkit.source import find_commits as commits_of
 from conformance.comparing import journal, report_file
-from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import InvalidHistoryError, ReportFileError
 from conformance.runs import registry
 from conformance.runs.options import GITHUB_SUMMARY
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.findings.report import Report
-
-NO_TESTS = 5
-"""pytest's exit status where it collected nothing."""
 
 EXIT = "_pytest.outcomes.Exit: "
 """What pytest puts before the words with which a run was ended."""
@@ -38,7 +34,6 @@ class CommitRuns:
     repository: Path | None = None
     engine: str | None = None
     options: tuple[str, ...] = ()
-    cases: tuple[str, ...] = ()
 
     def arguments(self, commit: Commit, report: Path) -> list[str]:
         """The run of a commit, as a user would type it after ``pytest``."""
@@ -46,7 +41,6 @@ class CommitRuns:
             f"--adapter={self.adapter}",
             f"--source={commit.source(self.repository)}",
             *self.options,
-            *(["-k", " or ".join(f"/{case}/" for case in self.cases)] if self.cases else []),
             f"--report={report}",
         ]
 
@@ -70,10 +64,6 @@ def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
     commits = [commit for ref in refs for commit in commits_of(selection.repository, ref)]
     for commit in commits:
         resolve(adapter, commit.source(selection.repository))
-    known = [case.name for case in ALL_CASES]
-    for case in selection.cases:
-        if case not in known:
-            raise InvalidHistoryError(f"case {case!r} is unknown", f"choose {', '.join(known)}")
     _collect(selection, commits[0])
     return commits
 
@@ -83,11 +73,6 @@ def _collect(selection: CommitRuns, commit: Commit) -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = selection.arguments(commit, Path(folder) / "report.json")
         result = _pytest(folder, "--collect-only", *arguments)
-    if result.returncode == NO_TESTS:
-        raise InvalidHistoryError(
-            "nothing to run: no chosen case is meant for, or large enough for, a chosen layout",
-            "choose others",
-        )
     if result.returncode:
         raise InvalidHistoryError(_last_words(result.stdout).removeprefix("ERROR: "))
 

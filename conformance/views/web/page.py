@@ -129,6 +129,7 @@ def write(reports: Iterable[Report], path: Path) -> None:
         PagePathError: nothing can be written there.
     """
     with _path_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         require_regular(path)
     # File names can hold halves of surrogate pairs, which no encoding has.
     page = render(list(reports)).encode("utf-8", "backslashreplace")
@@ -143,7 +144,7 @@ def _path_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise PagePathError(
             f"no page can be written to {path}: {error.strerror}",
-            "give a file in a folder that exists, with -o FILE",
+            "give another file with -o FILE",
         ) from error
 
 
