@@ -27,6 +27,7 @@ from conformance.ranks.messages import (
     World,
 )
 from conformance.ranks.processes import LocalLauncher
+from conformance.ranks.time_limits import TimeLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,15 +108,22 @@ class _Answer:
 class _Begun:
     """A job that ranks were told to run; ``dead`` are those that could not be told."""
 
+    job: Job
     connections: list[Connection]
-    deadline: float
+    start: float
+    limit: float
     dead: list[_Answer]
+
+    @property
+    def deadline(self) -> float:
+        """When it has been waited for long enough."""
+        return self.start + self.limit
 
 
 class RankPool(AbstractContextManager["RankPool"]):
     """Processes that run jobs through one adapter and source.
 
-    ``size`` is the largest world served, ``time_limit`` the seconds a job may take; without a
+    ``size`` is the largest world served, ``time_limit`` the most seconds a job may take; without a
     ``launcher`` all ranks are on this machine.
     """
 
@@ -132,6 +140,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         self.source = source
         self._size = size
         self._time_limit = time_limit
+        self._limits = TimeLimits(time_limit)
         self.hardware = hardware
         self._launcher = launcher or LocalLauncher()
         self._world: object = None
@@ -183,16 +192,20 @@ class RankPool(AbstractContextManager["RankPool"]):
         size = job.layout.world_size
         connections = self._connections[:size]
         dead = self._send((self._enter(size), job), connections)
-        self._begun = _Begun(connections, time.monotonic() + self._time_limit, dead)
+        self._begun = _Begun(job, connections, time.monotonic(), self._limits.of(job), dead)
 
     def outcome(self) -> Ran | Declined | Crashed:
         """What came of the job that was begun, waiting for it if need be."""
         assert self._begun is not None
         begun, self._begun = self._begun, None
-        answers = begun.dead or self._gather(begun.connections, begun.deadline, self._time_limit)
+        answers = begun.dead or self._gather(begun.connections, begun.deadline, begun.limit)
         self._framework_seconds += max(answer.framework_seconds for answer in answers)
         outcome = _outcome(answers)
+        if isinstance(outcome, Ran):
+            self._limits.ran(time.monotonic() - begun.start)
         if isinstance(outcome, Crashed):
+            if time.monotonic() >= begun.deadline:
+                self._limits.hung(begun.job)
             self._stop()
         elif not isinstance(outcome, Ran):
             self._world = None  # what the framework left half done goes with the world

@@ -71,7 +71,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "type": float,
         "default": 120.0,
         "metavar": "S",
-        "help": "seconds per finding (120)",
+        "help": "seconds per job (120); fewer for jobs like one that hung",
     },
     "examples": {
         "type": int,
