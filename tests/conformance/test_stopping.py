@@ -151,6 +151,8 @@ def test_an_impatient_user_loses_nothing(tmp_path: Path) -> None:
     result = stopped(lambda _: None, process, tmp_path, "slow")
 
     assert result.status != 0
+    assert "Traceback" not in result.output
+    assert "INTERNALERROR" not in result.output
     assert len(load(result.report_path).findings) >= 2
     assert [*result.report_path.parent.iterdir()] == [result.report_path]
 
