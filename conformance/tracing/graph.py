@@ -85,7 +85,7 @@ class Graph:
             found.update([(node, any(painted))] if painted else [])
         elif held.nonzero and painted:
             found[node] = any(painted) or operation.backward_pass is not None
-        elif held.nonzero == 1 and held.largest == PAINT:
+        elif held.largest == PAINT and abs(held.total) == PAINT * held.nonzero:
             found[node] = False
 
     def before(self, node: Node) -> Node | None:

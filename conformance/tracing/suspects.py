@@ -8,11 +8,12 @@ its parts are right: the line that combined them is the suspect.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from conformance.findings.trace import READ
 from conformance.tracing.counts import Count, How, Unfolding
 from conformance.tracing.graph import Node, is_close
 from conformance.tracing.origins import has_constant, origins
@@ -47,13 +48,16 @@ class Why(IntEnum):
     COUNTED = 5  # a count had to be another
     IDLE = 6  # a number is 1 where a factor is missing
     WITHOUT_PARTNER = 7
-    KNOWING = 8  # the same as `IDLE`, where the function has a variable with the missing factor
-    SIZE = 9  # a number of ranks or micro-batches had to be another
-    PART = 10  # the count of a part of the step stands for the whole
-    GROUP = 11  # a reduction goes over another number of ranks
-    ASSIGNED = 12  # where a wrong number got its name
-    UNUSED = 13  # the right count is made, and not used
-    CHANGED = 14  # a count is not what it is made of
+    INVERSE = 8  # a factor multiplies where it had to divide
+    KNOWING = 9  # the same as `IDLE`, where the function has a variable with the missing factor
+    SIZE = 10  # a number of ranks or micro-batches had to be another
+    MEAN = 11  # a mean of entries that are not those of the unit
+    PART = 12  # the count of a part of the step stands for the whole
+    GROUP = 13  # a reduction goes over another number of ranks
+    WRITTEN = 14  # a count is multiplied or divided by a 1 that is written out
+    ASSIGNED = 15  # where a wrong number got its name
+    UNUSED = 16  # the right count is made, and not used
+    CHANGED = 17  # a count is not what it is made of
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,10 @@ class Suspects:
         operation = self.chain.operation(factor)
         if factor.is_idle and self._right.factor(self._off) is not None:
             yield from self._of_idle(factor)
+        yield from self._of_mean(factor)
+        if not factor.is_idle and is_close(factor.value**2, self._off):
+            inverse = f"multiplies by {factor.value:.6g}, and had to divide by it"
+            yield from self._at(factor.node, Why.INVERSE, 0, inverse)
         if not factor.is_idle and is_close(factor.value, self._off):
             words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
             averages = operation.collective is not None or operation.backward_pass is not None
@@ -171,18 +179,30 @@ class Suspects:
         """Whether another factor takes back what one does."""
         return any(is_close(one.value * factor.value, 1) for one in self.chain.factors)
 
+    def _of_mean(self, factor: Factor) -> Iterator[_Ranked]:
+        """Yield the line of a mean over entries that are not those that a unit has."""
+        if ".mean" in self.chain.operation(factor).name and not factor.is_idle:
+            entries = 1 / factor.value
+            if (needed := self._right.needed(entries * self._off)) is not None:
+                words = (
+                    f"a mean of {entries:.6g} where there are {entries * self._off:.6g} {needed}"
+                )
+                yield from self._at(factor.node, Why.MEAN, 0, words)
+
     def _wrong_counts(self, factor: Factor) -> Iterator[_Wrong]:
         """Yield the counts that a factor is made of, each with what it had to be.
 
-        Where nothing was divided by the tokens of a unit, a divisor of 1 had to be these.
+        Where nothing was divided by the tokens of a unit, a divisor of 1 had to be these. A factor
+        of 1 may be a quotient of two counts.
         """
-        if factor.is_idle and not self._may_lack_tokens(factor):
+        if factor.is_idle and not self._may_lack_counts(factor):
             return
         unfolding, operation = Unfolding(self.chain.graph), self.chain.operation(factor)
-        for value, needed in (
+        ways = [
             (1 / factor.value, self._off / factor.value),
             (factor.value, factor.value / self._off),
-        ):
+        ]
+        for value, needed in reversed(ways) if ".mul" in operation.name else ways:
             found = [unfolding.of_value(one, value) for one in self.chain.operands(factor)]
             numbers = [one for one in operation.numbers if is_close(one, value)]
             found += [unfolding.number(one, factor.node) for one in numbers]
@@ -192,9 +212,13 @@ class Suspects:
             if factor.is_idle:
                 return
 
-    def _may_lack_tokens(self, factor: Factor) -> bool:
-        divides = ".div" in self.chain.operation(factor).name and self.chain.operands(factor)
-        return bool(divides) and is_close(self._off, self._right.tokens)
+    def _may_lack_counts(self, factor: Factor) -> bool:
+        """Whether a factor of 1 is a tensor that had to have the tokens of a unit, or the ranks."""
+        if not self.chain.operands(factor):
+            return False
+        divides = ".div" in self.chain.operation(factor).name
+        lacks_tokens = divides and is_close(self._off, self._right.tokens)
+        return lacks_tokens or self._right.ranks(self._off) is not None
 
     def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
         """Yield a count and the parts of it that had to be others."""
@@ -204,13 +228,22 @@ class Suspects:
         user = wrong.made.node or wrong.user
         tensors = [part for part in wrong.made.parts if part.node is not None]
         if wrong.made.how is How.SUM and len(tensors) > 1:
-            return  # which of the parts it is cannot be told from the sum
+            yield from self._summed(wrong, tensors)
+            return
         for place, part in enumerate(wrong.made.parts):
             if wrong.made.how is How.SUM and part.node is None:
                 continue  # a number that is added, such as against a division by 0
             needed = wrong.made.needed(place, wrong.needed)
             if needed is not None and math.isfinite(needed):
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
+
+    def _summed(self, wrong: _Wrong, parts: Sequence[Count]) -> Iterator[_Wrong]:
+        """Yield a sum of Python at the line that read its parts, which cannot be told apart."""
+        nodes = [part.node for part in parts if part.node is not None]
+        if all(self._operation(node).name == READ for node in nodes):
+            yield _Wrong(
+                replace(wrong.made, node=nodes[0]), wrong.needed, nodes[0], wrong.depth + 1
+            )
 
     def _of_count(self, wrong: _Wrong) -> Iterator[_Ranked]:
         """Yield the lines to look at because of one count that had to be another."""
@@ -269,8 +302,11 @@ class Suspects:
         assigned = [*origins(operation.stack, names)]
         if number == 1 and not (assigned or knows):
             return
+        is_written = has_constant(operation.stack, number)
+        if number == 1 and is_written and wrong.depth:
+            yield from self._at(wrong.user, Why.WRITTEN, wrong.depth, words)
         why = Why.CALLER if wrong.made.parts else Why.SIZE if is_size else Why.ASSIGNED
-        before = -LATER if has_constant(operation.stack, number) else LATER
+        before = -LATER if is_written else LATER
         for place, line in enumerate(assigned):
             yield _Ranked(why, before - place, Suspect(line, words))
         yield from self._at(wrong.user, Why.SIZE if is_size else Why.COUNTED, wrong.depth, words)
