@@ -13,11 +13,12 @@ from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.findings.trace import READ
+from conformance.findings.trace import GIVEN, READ
 from conformance.tracing.counts import Count, How, Unfolding
 from conformance.tracing.graph import Node, is_close
-from conformance.tracing.origins import has_constant, origins
 from conformance.tracing.right_counts import RightCounts
+from conformance.tracing.source.origins import has_constant, origins
+from conformance.tracing.source.slices import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,20 +45,21 @@ class Why(IntEnum):
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
     IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
     CALLER = 3  # who called what counts
-    AVERAGED = 4  # a reduction averages, and nothing takes that back
-    COUNTED = 5  # a count had to be another
-    IDLE = 6  # a number is 1 where a factor is missing
-    WITHOUT_PARTNER = 7
-    INVERSE = 8  # a factor multiplies where it had to divide
-    KNOWING = 9  # the same as `IDLE`, where the function has a variable with the missing factor
-    SIZE = 10  # a number of ranks or micro-batches had to be another
-    MEAN = 11  # a mean of entries that are not those of the unit
-    PART = 12  # the count of a part of the step stands for the whole
-    GROUP = 13  # a reduction goes over another number of ranks
-    WRITTEN = 14  # a count is multiplied or divided by a 1 that is written out
-    ASSIGNED = 15  # where a wrong number got its name
-    UNUSED = 16  # the right count is made, and not used
-    CHANGED = 17  # a count is not what it is made of
+    CHOSEN = 4  # where what is counted was chosen
+    AVERAGED = 5  # a reduction averages, and nothing takes that back
+    COUNTED = 6  # a count had to be another
+    IDLE = 7  # a number is 1 where a factor is missing
+    WITHOUT_PARTNER = 8
+    INVERSE = 9  # a factor multiplies where it had to divide
+    KNOWING = 10  # the same as `IDLE`, where the function has a variable with the missing factor
+    SIZE = 11  # a number of ranks or micro-batches had to be another
+    MEAN = 12  # a mean of entries that are not those of the unit
+    PART = 13  # the count of a part of the step stands for the whole
+    GROUP = 14  # a reduction goes over another number of ranks
+    WRITTEN = 15  # a count is multiplied or divided by a 1 that is written out
+    ASSIGNED = 16  # where a wrong number got its name
+    UNUSED = 17  # the right count is made, and not used
+    CHANGED = 18  # a count is not what it is made of
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,14 @@ class Suspects:
     def _off(self) -> float:
         """What the right weight is multiplied by."""
         return self.traced.observed / self.traced.expected
+
+    @cached_property
+    def _files(self) -> frozenset[str]:
+        """The files of the framework that ranks have imported."""
+        files = frozenset[str]().union(*(trace.files for trace in self.traced.traces))
+        if self.package is None:
+            return files
+        return frozenset(one for one in files if f"/{self.package}/" in one)
 
     def _operation(self, node: Node) -> Operation:
         return self.chain.graph.operation(node)
@@ -270,8 +280,24 @@ class Suspects:
             is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)
             why = Why.PART if is_part else Why.COUNTED
             yield from self._at(count.node, why, wrong.depth, words)
+            yield from self._behind(wrong, words)
             for place, line in enumerate(self._callers(count.node)):
                 yield _Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
+
+    def _behind(self, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
+        """Yield the lines of plain Python that counted, or chose what was counted."""
+        made = self._operation(wrong.made.node or wrong.user)
+        user = self._operation(wrong.user) if made.name == GIVEN else made
+        if user.line is None or not self._is_own(user.line):
+            return
+        sources = [*Slice(self._files).of(user.stack)]
+        chosen = next((one for one in sources if one.chooses), None)
+        if chosen is not None:
+            yield _Ranked(Why.CHOSEN, wrong.depth, Suspect(chosen.line, words))
+        if made.name == GIVEN:
+            counting = [one.line for one in sources if one.counts]
+            for place, line in enumerate(counting):
+                yield _Ranked(Why.ASSIGNED, -place, Suspect(line, words))
 
     def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
         """Yield the line of a reduction over too many or too few ranks, and who chose them."""
@@ -300,11 +326,11 @@ class Suspects:
         is_size = self._right.is_size(number) and self._right.factor(wrong.needed) is not None
         knows = any(is_close(held, wrong.needed) for _, held in operation.variables)
         assigned = [*origins(operation.stack, names)]
-        if number == 1 and not (assigned or knows):
-            return
         is_written = has_constant(operation.stack, number)
         if number == 1 and is_written and wrong.depth:
             yield from self._at(wrong.user, Why.WRITTEN, wrong.depth, words)
+        if number == 1 and not (assigned or knows):
+            return
         why = Why.CALLER if wrong.made.parts else Why.SIZE if is_size else Why.ASSIGNED
         before = -LATER if is_written else LATER
         for place, line in enumerate(assigned):

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from conformance.tracing.counts import How, Unfolding
-from conformance.tracing.origins import source_line
+from conformance.tracing.source.origins import source_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

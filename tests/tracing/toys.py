@@ -85,6 +85,27 @@ class ToyTrainer(Trainer):
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
+    def in_python(self, rows: Rows) -> None:
+        batch = {"mask": rows["mask"].tolist()}
+        batch["tokens"] = [sum(len(row) for row in batch["mask"])]
+        count = torch.tensor(batch["tokens"], dtype=torch.float32)
+        (self.losses(rows).sum() / count).sum().backward()
+
+    def read_one_by_one(self, rows: Rows) -> None:
+        count = 0
+        for row in torch.ones_like(rows["mask"]):
+            count += int(row.sum())
+        (self.losses(rows).sum() / count).backward()
+
+    def meant(self, rows: Rows) -> None:
+        self.losses(rows).mean().backward()
+
+    def times_one(self, rows: Rows) -> None:
+        count = self.tokens(rows) * 1
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+        self.gradient.div_(dist.get_world_size())
+
     def lost(self, rows: Rows) -> None:
         (self.losses(rows).sum() / self.tokens(rows)).backward()
         self.gradient.zero_()
