@@ -294,7 +294,7 @@ class Suspects:
         chosen = next((one for one in sources if one.chooses), None)
         if chosen is not None:
             yield _Ranked(Why.CHOSEN, wrong.depth, Suspect(chosen.line, words))
-        if made.name == GIVEN:
+        if made.name == GIVEN and wrong.made.how is How.GIVEN:
             counting = [one.line for one in sources if one.counts]
             for place, line in enumerate(counting):
                 yield _Ranked(Why.ASSIGNED, -place, Suspect(line, words))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract.probed_batch import PAINT
@@ -10,13 +10,13 @@ from conformance.findings.cause import SuspectedLine
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph, is_close
-from conformance.tracing.suspects import Suspects, suspects_of_loss
+from conformance.tracing.suspects import MOST, Suspect, Suspects, suspects_of_loss
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from conformance.findings.trace import Line
-    from conformance.tracing.suspects import Suspect
+    from conformance.tracing.graph import Node
     from conformance.tracing.tracer import TracedJob
 
 
@@ -37,13 +37,17 @@ class Trace:
     def of(cls, finding: str, job: TracedJob, package: str | None, source: Path | None) -> Trace:
         """The trace of a job that has been run."""
         graph = Graph(job.traces)
-        end = next(graph.ends, None)
+        ends = graph.ends if job.logged is None else graph.logged(job.logged)
+        end = next(ends, None)
         if end is None:
             suspects = suspects_of_loss(graph)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
         found = chain(graph, end)
         suspects = Suspects(job, found, package).best() if job.is_wrong else []
-        return cls(finding=finding, job=job, chain=found, suspects=suspects, source=source)
+        trace = cls(finding=finding, job=job, chain=found, suspects=suspects, source=source)
+        if job.is_wrong and job.logged is not None and trace.is_pending:
+            return replace(trace, suspects=[*_read(graph, end, trace.rest), *suspects][:MOST])
+        return trace
 
     @property
     def suspected(self) -> list[SuspectedLine]:
@@ -67,7 +71,7 @@ class Trace:
         """What the weight has beyond the factors: a reduction that the train step has yet to do."""
         if self.chain is None or not self.chain.product:
             return 1.0
-        return abs(self.job.traced) / self.chain.product
+        return abs(self.job.traced) * self.job.derivative / self.chain.product
 
     @property
     def objection(self) -> str | None:
@@ -92,3 +96,9 @@ class Trace:
     def is_pending(self) -> bool:
         """Whether the train step has yet to reduce the gradient that the adapter read."""
         return not is_close(self.rest, 1)
+
+
+def _read(graph: Graph, end: Node, rest: float) -> list[Suspect]:
+    """The line that reads a number out of its last tensor, with what plain Python makes of it."""
+    words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
+    return [Suspect(line, words) for line in graph.operation(end).stack[:1]]
