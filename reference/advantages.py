@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from reference.aggregation import EstimatorConventions
-    from reference.loss_constants import AdvantageConstants
+    from reference.losses.constants import AdvantageConstants
 
     Values = NDArray[np.float64]
     Statistic = Callable[[Values], float]

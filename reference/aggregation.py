@@ -95,7 +95,7 @@ class AdvantageUnit(StrEnum):
 
 
 class DivergenceEstimator(StrEnum):
-    """Estimators of the divergence from the reference policy (`reference.divergences`)."""
+    """Estimators of the divergence from the reference policy (`reference.losses.divergences`)."""
 
     K1 = "k1"
 

@@ -12,10 +12,10 @@ from adapters.areal import importing
 from adapters.areal.framework import AREAL, of_version
 from adapters.areal.importing import module
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Refused, Unsupported
 from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.calls import Candidates, places, refusals, refusals_of_configuration
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from reference.aggregation import Mode

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from reference.loss_constants import AdvantageConstants, LossConstants
+from reference.losses.constants import AdvantageConstants, LossConstants
 
 
 class Objective(StrEnum):

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.description import Convention
-    from adapters.contract.probed_batch import ProbedBatch
 
 module = modules_of("miles")
 

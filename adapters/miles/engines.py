@@ -11,10 +11,10 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Assumed, CodeLocation
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
 from adapters.contract.layout import Layout, Option, grids
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import cuts
 from adapters.miles import driving
 from adapters.miles.driving import decline_in_fetch, engine, import_miles, module

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.framework import Framework
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
 from adapters.contract.layout import Layout, grids
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.native import options
 from reference.aggregation import Aggregation, Mode
 

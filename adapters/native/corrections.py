@@ -1,7 +1,7 @@
 """What a policy loss compares over a whole step: tokens that it selects, and means of weights.
 
-Formulas and sources are those of `reference.corrections`. They are computed before a step is cut,
-from log-probabilities of an additional forward pass, and have no gradient.
+Formulas and sources are those of `reference.losses.corrections`. They are computed before a step is
+cut, from log-probabilities of an additional forward pass, and have no gradient.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The losses of single tokens that `native` trains.
 
-Formulas and sources are those of `reference.policy_losses`. They are written here with the
+Formulas and sources are those of `reference.losses.policy_losses`. They are written here with the
 gradients of torch, from a micro-batch's log-probabilities.
 """
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.contract.altered import Attached
-from adapters.contract.sequences import PADDING_ID
+from adapters.contract.batch.altered import Attached
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.toolkit.probe import attached
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Layout
-    from adapters.contract.probed_batch import ProbedBatch
+    from adapters.contract.batch.probed_batch import ProbedBatch
 
 
 @dataclass(frozen=True, eq=False)

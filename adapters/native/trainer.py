@@ -16,6 +16,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.sequences import PADDING_ID
+from adapters.contract.batch.token_values import ENTROPIES
 from adapters.contract.job import REDUCER_DIVISOR, Depth
 from adapters.contract.objective import (
     CONSTANTS,
@@ -31,9 +34,6 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.sequences import PADDING_ID
-from adapters.contract.token_values import ENTROPIES
 from adapters.native.corrections import with_corrections
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import CodeLocation, conventions_of
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import ON_FOUR, OnFsdp, by_size, cuts
 from adapters.nemo_rl import importing
 from adapters.nemo_rl.framework import DTENSOR_V1, DTENSOR_V2, NEMO_RL

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Framework
-    from adapters.contract.probed_batch import ProbedBatch
     from reference.step import Step
 
     Message = dict[str, Any]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Metric
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import ON_FOUR, cuts, staged
 from adapters.openrlhf import importing
 from adapters.openrlhf.framework import LEVEL, OPENRLHF

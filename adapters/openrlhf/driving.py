@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Rank
-    from adapters.contract.probed_batch import ProbedBatch
+    from adapters.contract.batch.probed_batch import ProbedBatch
 
     Values = Sequence[NDArray[np.float64]]
 

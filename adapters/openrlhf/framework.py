@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting, Unsupported
@@ -20,7 +21,6 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 from adapters.toolkit.settings import (
     largest_micro_batch,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import CodeLocation, conventions_of
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import ON_FOUR, cuts
 from adapters.prime_rl import importing
 from adapters.prime_rl.framework import PRIME_RL

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
-    from adapters.contract.probed_batch import ProbedBatch
+    from adapters.contract.batch.probed_batch import ProbedBatch
 
 FIRST_ID = 1
 """Token ids are raised by it: prime-rl pads with 1, which is then no token of a sample."""

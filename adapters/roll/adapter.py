@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import CodeLocation, conventions_of
 from adapters.contract.framework import nested
 from adapters.contract.objective import OF_ROLLOUTS
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.roll import importing
 from adapters.roll.framework import ROLL
 from adapters.toolkit.calls import Candidates, places

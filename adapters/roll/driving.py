@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from adapters.contract import Refused
-from adapters.contract.sequences import PADDING_ID
-from adapters.contract.token_values import PADDING_VALUE
+from adapters.contract.batch.sequences import PADDING_ID
+from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.roll.importing import module
 from adapters.toolkit.probe import by_token_id
 from adapters.toolkit.settings import given_values, gives_advantages, has_critic, trained_model
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-    from adapters.contract.probed_batch import ProbedBatch
     from adapters.toolkit.probe import ForwardPasses, GradientReader, Recorder
 
 DOMAIN = "corpus"

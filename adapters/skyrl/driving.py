@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adapters.contract.batch.sequences import PADDING_ID
+from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.contract.job import FaultInjection, Unsupported
 from adapters.contract.objective import (
     FROM_REWARDS,
@@ -24,8 +26,6 @@ from adapters.contract.objective import (
     OF_VALUES,
     Objective,
 )
-from adapters.contract.sequences import PADDING_ID
-from adapters.contract.token_values import PADDING_VALUE
 from adapters.skyrl import importing, sizes
 from adapters.skyrl.corrections import TYPE_OF_CORRECTION
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Framework, Settings
-    from adapters.contract.probed_batch import ProbedBatch
 
 DISPATCH = "backends.skyrl_train.distributed.dispatch"
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"

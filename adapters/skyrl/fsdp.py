@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Depth, Job, Rank
-from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import PACKING, module, ppo_utils
 from adapters.toolkit import cuda_on_cpu

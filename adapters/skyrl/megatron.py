@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.token_values import ENTROPIES
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.token_values import ENTROPIES
 from adapters.engines import megatron_core, router
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import STUBBED, module, ppo_utils

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.adapter import Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.description import Convention
     from adapters.contract.job import Job, LogEntry
-    from adapters.contract.probed_batch import ProbedBatch
 
 
 MANAGER = "ray.rollout:RolloutManager.__ray_metadata__.modified_class"

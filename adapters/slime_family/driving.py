@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Framework
     from adapters.contract.objective import Metric
-    from adapters.contract.probed_batch import ProbedBatch
 
     Columns = dict[str, Any]
 

@@ -13,10 +13,10 @@ from abc import abstractmethod
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.slime_family import driving, importing
 from adapters.slime_family.adapter import LineageAdapter

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from adapters.contract.altered import Attached
+from adapters.contract.batch.altered import Attached
+from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
-from adapters.contract.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract.probed_batch import ProbedBatch
+    from adapters.contract.batch.probed_batch import ProbedBatch
 
 _T = TypeVar("_T")
 

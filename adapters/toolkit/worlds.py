@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.objective import Metric
-    from adapters.contract.probed_batch import ProbedBatch
 
 _Kept = TypeVar("_Kept")
 RECORDERS = ("gradients", "passes", "counted_tokens")

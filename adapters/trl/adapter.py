@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import CodeLocation, Description, Documented, conventions_of
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import OF_TERMS, Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.engines.shells import cuts
 from adapters.toolkit.calls import places, refusals_of_configuration
 from adapters.toolkit.imports import found

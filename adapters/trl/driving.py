@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from adapters.contract import Option
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.sequences import PADDING_ID
 from adapters.engines.accelerate import Watch
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import by_token_id
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-    from adapters.contract.probed_batch import ProbedBatch
     from adapters.trl.schedule import Schedule
 
 

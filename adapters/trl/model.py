@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
-from adapters.contract.token_values import ENTROPIES
+from adapters.contract.batch.token_values import ENTROPIES
 from adapters.toolkit.probe import CERTAIN_LOGIT, ForwardPasses, ProbeLayer, cycled, router_loss
 
 if TYPE_CHECKING:

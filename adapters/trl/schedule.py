@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option, Unsupported
-from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.toolkit.settings import gives_advantages, rollouts_per_prompt, samples_per_step
 
 if TYPE_CHECKING:

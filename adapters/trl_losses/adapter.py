@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.description import Assumed, conventions_of, parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.sequences import PADDING_ID
 from adapters.engines.shells import cuts
 from adapters.toolkit.calls import places
 from reference.aggregation import (

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from adapters.contract import PIPELINES, Depth, Job, Layout, Option, Rank, Unsupported, grids
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
-from adapters.contract.sequences import PADDING_ID
 from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.toolkit.imports import stub
 from adapters.toolkit.settings import samples_per_step

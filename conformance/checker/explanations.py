@@ -110,7 +110,7 @@ WORDS = {
     "padding_has_the_id_of_a_token": (
         "{wrong} of {all} tokens are in a forward pass without the rest of their sample:"
         " {places}. Is padding given the id of a token? It must be 0"
-        " (adapters.contract.sequences.PADDING_ID)"
+        " (adapters.contract.batch.sequences.PADDING_ID)"
     ),
 }
 """By name; fields in braces are filled in where the flaw is found."""

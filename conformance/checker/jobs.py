@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Job, Layout
-from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.batch.probed_batch import ProbedBatch
 from conformance.judging.weights import final_weights, largest_error
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound

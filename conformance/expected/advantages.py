@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.formulas import ESTIMATORS, AdvantageEstimator
+from adapters.contract.batch.formulas import ESTIMATORS, AdvantageEstimator
 from adapters.contract.objective import (
     OF_GROUPS,
     OF_VALUES,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from reference.advantages import Rollouts
     from reference.aggregation import EstimatorConventions
-    from reference.loss_constants import AdvantageConstants
+    from reference.losses.constants import AdvantageConstants
 
     Values = NDArray[np.float64]
 

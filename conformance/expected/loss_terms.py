@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
-from adapters.contract.formulas import DERIVATIVES, estimator_conventions
+from adapters.contract.batch.formulas import DERIVATIVES, estimator_conventions
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.token_values import ENTROPIES
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
@@ -24,12 +26,9 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.token_values import ENTROPIES
 from conformance.expected.advantages import BatchAdvantages, BatchPlacement, Estimate
 from conformance.expected.placement import zigzag_rank
 from conformance.expected.term import LossTerm, PolicyDerivative, ValueDerivative
-from reference import policy_losses, value_losses
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -39,6 +38,7 @@ from reference.aggregation import (
     MicroBatchWeight,
     SampleUnit,
 )
+from reference.losses import policy_losses, value_losses
 from reference.step import Step
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from adapters.contract import Layout
     from conformance.expected.step_context import StepContext
     from reference.aggregation import Conventions
-    from reference.policy_losses import PolicyTokens
+    from reference.losses.policy_losses import PolicyTokens
 
     Quantity = Callable[[ProbedBatch], NDArray[np.float64]]
 

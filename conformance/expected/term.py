@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from conformance.expected.advantages import BatchAdvantages
     from conformance.expected.step_context import StepContext
     from reference.controllers import AdaptiveCoefficient
-    from reference.policy_losses import PolicyTokens
-    from reference.value_losses import ValueTokens
+    from reference.losses.policy_losses import PolicyTokens
+    from reference.losses.value_losses import ValueTokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract import Assumed, Documented
-from adapters.contract.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import OF_GROUPS, OF_ROLLOUTS, SELECTING, Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from conformance.explain.catalogue import groups
 from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind, doubt

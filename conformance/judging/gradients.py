@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import CONSTANTS, NORMALISED, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from conformance.expected.term import LossTerm, PolicyDerivative
 from conformance.explain.diagnosis import diagnose
@@ -30,8 +30,8 @@ from conformance.judging.weights import (
     step_context,
     unjudged,
 )
-from reference import corrections, policy_losses
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Mode
+from reference.losses import corrections, policy_losses
 from reference.rounding import ratio_bound, weight_bound
 from reference.weights import router_coefficient
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
-    from reference.policy_losses import PolicyTokens
+    from reference.losses.policy_losses import PolicyTokens
     from reference.step import Step
 
 

@@ -158,7 +158,7 @@ def _samples(layout: Layout) -> int:
 def _large_gradients(samples: int) -> tuple[Step, Step]:
     """Steps in which the first token of every response has the id 7k + 6.
 
-    `adapters.contract.token_values.ADVANTAGES` is largest there.
+    `adapters.contract.batch.token_values.ADVANTAGES` is largest there.
     """
     one = [Sample(prompt_length=5 + (i > 0), loss_mask=[1], group=i // 2) for i in range(samples)]
     two = [

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import PendingReduction
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Metric
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from conformance.expected.placement import forward_pass_of_token, rows_of_passes
 from conformance.expected.step_context import ExpectedNumber, StepContext

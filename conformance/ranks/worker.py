@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Job, Rank, Refused, Unsupported
+from adapters.contract.batch.probed_batch import painting
 from adapters.contract.objective import Objective
-from adapters.contract.probed_batch import painting
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.blame import blame

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.contract import CodeLocation
-from adapters.contract.formulas import estimator_conventions
+from adapters.contract.batch.formulas import estimator_conventions
 from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import (
     FROM_REWARDS,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract.batch.probed_batch import ProbedBatch, painting
 from adapters.contract.objective import Metric
-from adapters.contract.probed_batch import ProbedBatch, painting
 from conformance.expected.loss_terms import logged_terms
 from conformance.findings.errors import NotTracedError
 from conformance.judging.weights import step_context

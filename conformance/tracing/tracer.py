@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from adapters.contract.batch.probed_batch import PAINT, ProbedBatch, painting
 from adapters.contract.objective import (
     NORMALISED,
     OFF_POLICY,
@@ -15,7 +16,6 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import PAINT, ProbedBatch, painting
 from conformance.findings.errors import NotTracedError
 from conformance.findings.verdict import Check
 from conformance.judging.weights import final_weights, step_context

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from adapters.contract.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     CONSTANTS,
     FROM_REWARDS,
@@ -21,7 +22,6 @@ from adapters.contract.objective import (
     PENALISING,
     Objective,
 )
-from adapters.contract.probed_batch import ProbedBatch
 from reference.aggregation import DenominatorMask, EmptyUnits, MicroBatchWeight, Mode, SampleUnit
 
 if TYPE_CHECKING:
@@ -126,7 +126,12 @@ DERIVATIVES = {
 ADVANTAGES = {
     Objective.GROUP_NORMALISED: _NORMALISED,
     Objective.GROUP_CENTRED: _CENTRED,
+    Objective.MEAN_NORMALISED: f"{_CENTRED}, divided by this mean plus 1e-6",
     Objective.LEAVE_ONE_OUT: f"{_CENTRED}, times n / (n - 1)",
+    Objective.OTHERS_NORMALISED: (
+        "the sample's reward minus the mean of its prompt's other rewards, divided by their"
+        " standard deviation (n - 1) plus 1e-6 unless it is 0"
+    ),
     Objective.GROUP_WHITENED: _NORMALISED,
     Objective.REINFORCE_PP: "G_t = ρ_t + γ·G_{t+1}",
     Objective.REINFORCE_PP_BASELINE: f"{_CENTRED}, minus β·kl_t",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_ROLLOUTS,
@@ -17,7 +18,6 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.cases import CASES_BY_NAME
 from conformance.expected import loss_terms
 from conformance.expected.step_context import StepContext

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from adapters.contract import Adapter, Job, Layout
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.source import WheelError, resolve
 from conformance.corpus.cases import ALL_CASES
 from conformance.judging.weights import largest_error

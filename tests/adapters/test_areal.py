@@ -11,8 +11,8 @@ import pytest
 
 from adapters.areal.engines import ArealFsdpAdapter, ArealMegatronAdapter
 from adapters.contract import Job
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.verdict import Verdict
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import Mode

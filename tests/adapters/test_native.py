@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adapters.contract import Layout
-from adapters.contract.sequences import PADDING_ID
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors, pack
 from adapters.native.trainer import Trainer

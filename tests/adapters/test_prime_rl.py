@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description, Job
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.prime_rl.adapter import PrimeRLAdapter
 from adapters.prime_rl.framework import PRIME_RL
 from adapters.toolkit.source import resolve

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract import Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.token_values import ADVANTAGES, ENTROPIES
 from adapters.contract.objective import CONSTANTS, CORRECTIONS, Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.token_values import ADVANTAGES, ENTROPIES
 from adapters.toolkit.probe import ProbeSeam, Recorder, by_token_id
 from adapters.toolkit.worlds import cached, numbers
 from conformance.corpus.strategies import steps

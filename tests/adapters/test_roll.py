@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.roll.engines import RollFsdpAdapter
 from adapters.roll.framework import ROLL
 from adapters.toolkit.source import resolve

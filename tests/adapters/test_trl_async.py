@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from adapters.contract import Job
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.token_values import ENTROPIES, LOG_RATIOS
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.token_values import ENTROPIES, LOG_RATIOS
 from adapters.trl.asynchronous import prompt_of_group
 from adapters.trl.engines import ASYNC, TrlAsyncAdapter
 from conformance.ranks.messages import Declined

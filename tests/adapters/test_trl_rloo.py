@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from adapters.contract import Description, Job, Layout, Option
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.token_values import ENTROPIES
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.token_values import ENTROPIES
 from adapters.trl.engines import TrlRlooAdapter
 from adapters.trl.framework import RLOO
 from conformance.findings.verdict import Verdict

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description, Layout, Observation
-from adapters.contract.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import FROM_REWARDS, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
 from conformance.expected.advantages import BatchPlacement, Estimate

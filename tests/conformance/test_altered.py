@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job, Layout, Observation
-from adapters.contract.altered import Attached
+from adapters.contract.batch.altered import Attached
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Column, Depth, Poison
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Verdict
 from conformance.judging.altered import judge_attached, judge_poisoned

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from adapters.contract.probed_batch import ProbedBatch
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from adapters.native.trainer import Trainer
 from conformance.corpus.cases import CORPUS, Case

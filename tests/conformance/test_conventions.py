@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from adapters.contract import Assumed, Description, Documented, Layout, Observation
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Convention
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected.loss_terms import quantities
 from conformance.explain.causes import causes
 from conformance.findings.finding import Diagnosis, Finding

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from adapters.contract import Description, Layout, Observation
-from adapters.contract.formulas import estimator_conventions
+from adapters.contract.batch.formulas import estimator_conventions
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.case import Case
 from conformance.corpus.rollouts import ROLLOUTS
 from conformance.expected.advantages import BatchPlacement, Estimate

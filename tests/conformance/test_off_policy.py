@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description, Job, Layout, Observation
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import (
     CONSTANTS,
     NORMALISED,
@@ -14,8 +16,6 @@ from adapters.contract.objective import (
     SELECTING,
     Objective,
 )
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.sequences import PADDING_ID
 from conformance.corpus.cases import CORPUS
 from conformance.expected.placement import TokenPlacement
 from conformance.explain.catalogue.derivatives import wrong_derivatives, wrong_value_derivatives
@@ -23,8 +23,8 @@ from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
 from conformance.judging.weights import Judgement
-from reference import policy_losses
 from reference.aggregation import Aggregation, Mode
+from reference.losses import policy_losses
 from reference.weights import token_weights
 from tests.jobs import job_of
 

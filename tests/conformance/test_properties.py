@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from adapters.contract import Layout
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import FROM_REWARDS, OFF_POLICY, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.strategies import (
     aggregations,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from adapters.contract import Description, Layout, Observation
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected.loss_terms import COMBINED, quantities
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged

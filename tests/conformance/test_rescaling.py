@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from adapters.contract import Description, Job, Layout, Observation
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.token_values import ADVANTAGES
 from adapters.contract.objective import Metric
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.token_values import ADVANTAGES
 from adapters.toolkit.probe import GradientReader
 from conformance import cli
 from conformance.findings.verdict import Verdict

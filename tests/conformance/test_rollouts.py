@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.contract.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected.advantages import BatchPlacement, Estimate
 from conformance.explain.catalogue.advantages import wrong_advantages
 from conformance.findings.verdict import Verdict

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from adapters.contract import Assumed, Description, Documented, Layout, Observation
+from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Convention
-from adapters.contract.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, SELECTING, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.findings.errors import UnknownCutError
 from conformance.findings.verdict import Verdict
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import check_spec
 from conformance.runs.check import judge
-from reference import corrections, policy_losses
 from reference.aggregation import Aggregation, ComparedTokens, Mode
+from reference.losses import corrections, policy_losses
 from reference.step import Step
 from reference.weights import token_weights
 from tests.jobs import job_of, step_of

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import DEFAULT_CONFIGURATION, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
 from conformance.findings.verdict import Verdict

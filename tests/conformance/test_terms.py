@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from conformance.expected import loss_terms
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from reference.step import Sample, Step

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from adapters.contract import Description, Job, Layout, Observation, Rank, Refused, Unsupported
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
 from adapters.toolkit.probe import GradientReader, as_array, probe_capacity
 from reference.aggregation import Mode
 from tests.minimal.right import MinimalAdapter

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Adapter, Depth, Description, Job, Layout, Observation, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.job import Setting
 from adapters.contract.objective import CONSTANTS, Metric, Objective
-from adapters.contract.probed_batch import ProbedBatch
-from adapters.contract.sequences import PADDING_ID
 from adapters.toolkit.probe import (
     CERTAIN_LOGIT,
     ForwardPasses,

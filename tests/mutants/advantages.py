@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Job
-from adapters.contract.token_values import PADDING_VALUE
+from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.native.packing import Packed, SampleTensors
 from adapters.native.rollouts import NativeEstimator
 from tests.mutants.mutant import SAMPLE, Mutant

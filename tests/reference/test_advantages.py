@@ -20,7 +20,7 @@ from reference.aggregation import (
     Rejected,
     TokenSet,
 )
-from reference.loss_constants import AdvantageConstants
+from reference.losses.constants import AdvantageConstants
 
 if TYPE_CHECKING:
     from reference.advantages import Estimator

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from reference import divergences
 from reference.aggregation import DivergenceEstimator
+from reference.losses import divergences
 
 K1, K1_BY_RATIO, K3, K3_BY_RATIO = DivergenceEstimator
 

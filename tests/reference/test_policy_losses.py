@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract.formulas import DERIVATIVES
+from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.objective import (
     CONSTANTS,
     OF_THE_ROLLOUT_POLICY,
@@ -20,8 +20,8 @@ from adapters.contract.objective import (
 from adapters.native.corrections import CORRECTIONS, ActiveTokens
 from adapters.native.losses import POLICY_LOSSES, ppo
 from adapters.native.packing import Packed
-from reference import corrections, policy_losses
-from reference.policy_losses import PolicyTokens
+from reference.losses import corrections, policy_losses
+from reference.losses.policy_losses import PolicyTokens
 
 
 def tokens(

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.contract.batch.token_values import ADVANTAGES, OLD_VALUES
 from adapters.contract.objective import CONSTANTS
-from adapters.contract.token_values import ADVANTAGES, OLD_VALUES
-from reference.value_losses import ValueTokens, value_clipped
+from reference.losses.value_losses import ValueTokens, value_clipped
 
 EIGHTHS = st.integers(-24, 24).map(lambda eighths: Fraction(eighths, 8))
 BOUND = Fraction(3, 8)

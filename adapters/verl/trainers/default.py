@@ -14,8 +14,8 @@ from uuid import UUID
 
 import torch
 
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
-from adapters.contract.sequences import PADDING_ID
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import given_values, has_critic, has_reference
 from adapters.toolkit.worlds import of_all_ranks
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.objective import Metric
-    from adapters.contract.probed_batch import ProbedBatch
     from adapters.verl.trainers.rollouts import MemoryQueue
 
 TRAINER = "trainer.ppo.v1.trainer_base"

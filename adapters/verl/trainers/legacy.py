@@ -22,8 +22,8 @@ from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
 from adapters.contract import Unsupported
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
-from adapters.contract.sequences import PADDING_ID
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import given_values, has_critic, has_reference
 from adapters.toolkit.worlds import of_all_ranks
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.objective import Metric
-    from adapters.contract.probed_batch import ProbedBatch
 
 TRAINER = "trainer.ppo.ray_trainer"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
-    from adapters.contract.probed_batch import ProbedBatch
+    from adapters.contract.batch.probed_batch import ProbedBatch
 
 GENERATED = {"num_turns": 2, "min_global_steps": 0, "max_global_steps": 0}
 """What is logged about how a sample was generated: a user's turn and the model's, by the initial

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-from adapters.contract.sequences import PADDING_ID
+from adapters.contract.batch.sequences import PADDING_ID
 from adapters.toolkit.settings import samples_per_step
 from adapters.verl.importing import module
 
 if TYPE_CHECKING:
     from adapters.contract import Job
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.objective import Metric
-    from adapters.contract.probed_batch import ProbedBatch
 
 TRAINER = "trainer.sft_trainer"
 

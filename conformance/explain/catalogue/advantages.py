@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING
-from adapters.contract.token_values import PADDING_VALUE
 from conformance.explain.catalogue.groups import wrong_groups
 from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages

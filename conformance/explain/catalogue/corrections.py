@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.formulas import DERIVATIVES
+from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, NORMALISED, SELECTING, Objective
 from conformance.explain.catalogue.mistake import Kind, known
-from reference import corrections, policy_losses
+from reference.losses import corrections, policy_losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from conformance.expected.placement import TokenPlacement
-    from reference.policy_losses import Derivative, PolicyTokens
+    from reference.losses.policy_losses import Derivative, PolicyTokens
 
     Values = NDArray[np.float64]
     Wrong = Iterator[tuple[str, Values]]

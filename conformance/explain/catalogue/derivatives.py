@@ -1,7 +1,7 @@
 """Known mistakes in the derivative of a policy loss where ratios of policies are not 1.
 
-Each is the loss's own formula, of `reference.policy_losses`, on wrong ratios or constants, or that
-of another loss.
+Each is the loss's own formula, of `reference.losses.policy_losses`, on wrong ratios or constants,
+or that of another loss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conformance.explain.catalogue.corrections import (
     selected,
 )
 from conformance.explain.catalogue.mistake import OPTION_IGNORED, Kind, known
-from reference import policy_losses, value_losses
+from reference.losses import policy_losses, value_losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from conformance.expected.placement import TokenPlacement
-    from reference.loss_constants import LossConstants
-    from reference.policy_losses import PolicyTokens
-    from reference.value_losses import ValueTokens
+    from reference.losses.constants import LossConstants
+    from reference.losses.policy_losses import PolicyTokens
+    from reference.losses.value_losses import ValueTokens
 
 known(
     {

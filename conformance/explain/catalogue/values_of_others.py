@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.contract.objective import OF_VALUES
-from adapters.contract.token_values import PADDING_VALUE
 from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
 from reference.aggregation import TokenSet

@@ -17,7 +17,7 @@ new to the old policy. With clipping bounds ε and sg for stop-gradient,
     rollout_is -r·A, and 0 unless r is in (1-ε_low, 1+ε_high)
     importance_sampling   -r·A
 
-`reference.corrections` has losses that are corrected, or that compare the tokens of a batch.
+`reference.losses.corrections` has losses that are corrected, or that compare the tokens of a batch.
 
 Each function returns the derivative of the loss of its name, 0 for clipped tokens. The derivative
 of a sequence's ratio s with respect to the log-probability of each of its M_i tokens is s / M_i,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from reference.loss_constants import LossConstants
+    from reference.losses.constants import LossConstants
 
     Values = NDArray[np.float64]
     Derivative = Callable[["PolicyTokens", LossConstants], Values]

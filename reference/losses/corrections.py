@@ -1,8 +1,8 @@
 """Derivatives of policy losses that are corrected, or that select tokens, in float64.
 
-A, r, ε, β and sg are those of `reference.policy_losses`; q is the ratio of the old policy to that
-of the rollouts. Bounds on q are b and B, its truncation is C. Corrections multiply ppo by a factor
-without gradient:
+A, r, ε, β and sg are those of `reference.losses.policy_losses`; q is the ratio of the old policy to
+that of the rollouts. Bounds on q are b and B, its truncation is C. Corrections multiply ppo by a
+factor without gradient:
 
     tis             min(q, C), of a token or multiplied over a sequence (Yao et al., On the
                     Rollout-Training Mismatch in Modern RL Systems, 2025)
@@ -35,13 +35,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reference.policy_losses import importance_sampling, kl_cov, ppo
+from reference.losses.policy_losses import importance_sampling, kl_cov, ppo
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from reference.loss_constants import LossConstants
-    from reference.policy_losses import PolicyTokens
+    from reference.losses.constants import LossConstants
+    from reference.losses.policy_losses import PolicyTokens
 
     Values = NDArray[np.float64]
 

@@ -3,9 +3,9 @@
 An adapter adds ``probe[token id]`` to the log-probability of each token, gives the framework the
 advantages below, and lets it train. With a ratio of new to old policy of exactly 1, the gradient of
 an entry is -weight · advantage. As every advantage is a signed power of two, dividing by it rounds
-nothing. With other ratios it is the weight times the derivative that `reference.policy_losses` has.
-The same entry is added to the token's entropy, whose coefficient is 0 unless the objective
-has that term.
+nothing. With other ratios it is the weight times the derivative that
+`reference.losses.policy_losses` has. The same entry is added to the token's entropy, whose
+coefficient is 0 unless the objective has that term.
 """
 
 from __future__ import annotations
@@ -18,25 +18,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from adapters.contract.altered import altered
-from adapters.contract.formulas import DERIVATIVES
-from adapters.contract.job import Column
-from adapters.contract.objective import (
-    CONSTANTS,
-    ENTROPY_COEFFICIENT,
-    FROM_REWARDS,
-    KL_COEFFICIENT,
-    OF_LOG_PROBS,
-    OF_ROLLOUT_RATIOS,
-    OF_THE_ROLLOUT_POLICY,
-    OFF_POLICY,
-    ONE_ADVANTAGE,
-    ROUTER_COEFFICIENT,
-    Z_COEFFICIENT,
-    Objective,
-)
-from adapters.contract.sequences import Sequences
-from adapters.contract.token_values import (
+from adapters.contract.batch.altered import altered
+from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.batch.sequences import Sequences
+from adapters.contract.batch.token_values import (
     ADVANTAGES,
     DIVERGENCES,
     FALLS,
@@ -53,12 +38,27 @@ from adapters.contract.token_values import (
     WITHOUT_POLICY_LOSS,
     Z_LOSS,
 )
-from reference import divergences, value_losses
+from adapters.contract.job import Column
+from adapters.contract.objective import (
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    FROM_REWARDS,
+    KL_COEFFICIENT,
+    OF_LOG_PROBS,
+    OF_ROLLOUT_RATIOS,
+    OF_THE_ROLLOUT_POLICY,
+    OFF_POLICY,
+    ONE_ADVANTAGE,
+    ROUTER_COEFFICIENT,
+    Z_COEFFICIENT,
+    Objective,
+)
 from reference.advantages import Rollouts
 from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit, DivergenceEstimator
 from reference.controllers import AdaptiveCoefficient
-from reference.policy_losses import PolicyTokens
-from reference.value_losses import ValueTokens
+from reference.losses import divergences, value_losses
+from reference.losses.policy_losses import PolicyTokens
+from reference.losses.value_losses import ValueTokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LossConstants:
-    """The constants of all policy losses (`reference.policy_losses`).
+    """The constants of all policy losses (`reference.losses.policy_losses`).
 
     Ratios are clipped to [1 - ``clip_low``, 1 + ``clip_high``]. For negative advantages, dual clip
     bounds the ratio by ``dual_clip`` (c). SAPO has a temperature (τ) for each sign of the
     advantage. ``kl_penalty`` (β) is kl-cov's and DRO's coefficient. ``truncation`` (C) bounds
-    importance ratios. Sequences are kept if their mean ratio is between ``kept_low`` and
-    ``kept_high``. ``value_clip`` bounds how far a critic's value moves (`reference.value_losses`).
     importance ratios. Sequences are kept if their mean ratio, or the product of their ratios, is
     between ``kept_low`` and ``kept_high``; ``kept_low`` is also the lower bound where
-    ``truncation`` is the upper one.
-    Ratios outside ``outlier_low`` to ``outlier_high`` are outliers.
+    ``truncation`` is the upper one. Outliers are ratios outside ``outlier_low`` to
+    ``outlier_high``. ``value_clip`` bounds how far a critic's value moves
+    (`reference.losses.value_losses`).
 
     clip-cov clips covariances between ``covariance_low`` and ``covariance_high``, kl-cov penalises
     the ``covariance_fraction`` of tokens of the largest. DPPO bounds a fall of a token's

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract.objective import ADVANTAGE_CONSTANTS, OF_VALUES, Objective
-from reference import advantages, corrections, policy_losses
+from reference import advantages
 from reference.aggregation import EstimatorConventions
+from reference.losses import corrections, policy_losses
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from reference.advantages import Estimator, Rollouts
     from reference.aggregation import Conventions
-    from reference.loss_constants import AdvantageConstants
+    from reference.losses.constants import AdvantageConstants
 
     Values = NDArray[np.float64]
 

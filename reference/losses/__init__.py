@@ -1,0 +1,1 @@
+"""The losses of one token and their derivatives: policies, values, divergences, corrections."""
