@@ -21,7 +21,7 @@ from conformance.tracing.tracer import Token, TracedJob, is_traced
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from conformance.findings.cause import Cause, SuspectedLine
+    from conformance.findings.cause import Cause, CauseTrace
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed
@@ -54,16 +54,16 @@ def trace_finding(
     return _traced(_traceable(cell), settings, token)
 
 
-def suspected_lines(
+def traces_of_causes(
     causes: Iterable[Cause], settings: Settings, pool: RankPool
-) -> dict[str, list[SuspectedLine]]:
-    """The lines to look at for each wrong gradient or log, by the first of its cause's findings."""
+) -> dict[str, CauseTrace]:
+    """The traces of wrong gradients and logs, by the first of each cause's findings."""
     cells = {
         cell.id: cell
         for cell in settings.plan.cells()
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
-    found: dict[str, list[SuspectedLine]] = {}
+    found: dict[str, CauseTrace] = {}
     for cause in causes:
         smallest = next((cells[one] for one in cause.findings if one in cells), None)
         if cause.severity in TRACED and smallest is not None:
@@ -76,7 +76,7 @@ def suspected_lines(
             if isinstance(job, TracedJob):
                 package, source = settings.adapter.package, settings.source.path
                 trace = Trace.of(smallest.id, job, package, source)
-                found[cause.findings[0]] = trace.suspected
+                found[cause.findings[0]] = trace.of_cause
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract.batch.probed_batch import PAINT
-from conformance.findings.cause import SuspectedLine
+from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph, is_close
@@ -50,8 +50,23 @@ class Trace:
         return trace
 
     @property
-    def suspected(self) -> list[SuspectedLine]:
-        """The suspects as a report has them."""
+    def of_cause(self) -> CauseTrace:
+        """What a report keeps of it; factors of 1 are left out."""
+        return CauseTrace(suspects=self._suspected, chain=self._factors)
+
+    @property
+    def _factors(self) -> list[TracedFactor]:
+        if self.chain is None:
+            return []
+        factors = [one for one in self.chain.factors if not one.is_idle]
+        lines = [self.chain.operation(one).line for one in factors]
+        return [
+            TracedFactor(value=one.value, place=None if line is None else self.place(line))
+            for one, line in zip(factors, lines, strict=True)
+        ]
+
+    @property
+    def _suspected(self) -> list[SuspectedLine]:
         return [
             SuspectedLine(
                 file=sanitize(one.line.file, self.source),

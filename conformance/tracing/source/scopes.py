@@ -61,7 +61,7 @@ class Scope:
 
     def evaluated(self, columns: tuple[int, int] | None) -> list[ast.expr]:
         """The expressions in columns of the line; all of the line if they are not known."""
-        nodes: list[ast.expr] = self.nodes(ast.expr)  # type: ignore[type-abstract]
+        nodes: list[ast.expr] = self.nodes(ast.expr)
         exact = [one for one in nodes if (one.col_offset, one.end_col_offset) == columns]
         return exact or nodes
 

@@ -182,8 +182,8 @@ def _operands(value: ast.AST) -> Iterator[ast.AST]:
         for one in (*of_method, *value.args):
             yield from _operands(one)
     else:
-        for one in ast.iter_child_nodes(value):
-            yield from _operands(one)
+        for child in ast.iter_child_nodes(value):
+            yield from _operands(child)
 
 
 def _looked_up(node: ast.AST) -> str | None:
