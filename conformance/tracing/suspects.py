@@ -311,6 +311,9 @@ class Suspects:
             return
         reduced = f"adds up over {group} of {world} ranks: {words}"
         yield from self._at(node, Why.GROUP, LATER, reduced)
+        chooser = Slice(self._files).chosen_by(operation.stack, "group")
+        if chooser is not None:
+            yield _Ranked(Why.GROUP, LATER + 1, Suspect(chooser, reduced))
         for place, line in enumerate(self._callers(node)):
             yield _Ranked(Why.GROUP, -place, Suspect(line, reduced))
 

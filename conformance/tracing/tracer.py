@@ -73,7 +73,7 @@ class TracedJob:
     traced: float
     """Its weight in the job that is traced, in which it alone has an advantage."""
 
-    derivative: float
+    derivative: float = 1.0
     """Of the token's loss by its log-probability, in the traced job, relative to its advantage."""
 
     tolerance: float

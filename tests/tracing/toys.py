@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.minimal.right import MinimalAdapter, Trainer, rank_rows
 
@@ -165,6 +166,21 @@ class ToyTrainer(Trainer):
         shared = DTensor.from_local(self.gradient, mesh, [Partial()])
         self.gradient.copy_(shared.redistribute(placements=[Replicate()]).to_local())
 
+    def compiled(self, rows: Rows) -> None:
+        reduce = torch.compile(lambda losses, count: losses.sum() / count, backend="eager")
+        reduce(self.losses(rows), self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def subclass(self, rows: Rows) -> None:
+        losses = self.losses(rows).as_subclass(Tagged)
+        (losses.sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def wrapped(self, rows: Rows) -> None:
+        count = TwoTensor(self.tokens(rows), torch.zeros(()))
+        (self.losses(rows).sum() / (count + 0).a).backward()
+        dist.all_reduce(self.gradient)
+
     def pipeline(self, rows: Rows) -> None:
         """The first rank has the model, and the last one the loss of the first one's rows."""
         whole = rows["mask"].sum()
@@ -195,6 +211,10 @@ class ToyTrainer(Trainer):
 
     def _given(self, rows: Rows) -> list[torch.Tensor]:
         return [rows["advantages"], rows["old_log_probs"], rows["mask"]]
+
+
+class Tagged(torch.Tensor):
+    """A class of tensors that does nothing of its own."""
 
 
 class Tripled(torch.autograd.Function):

@@ -79,9 +79,22 @@ class Slice:
 
     def of(self, stack: Sequence[Line]) -> Iterator[Assigned]:
         """Yield the lines that the operands of an operation come from, the nearest first."""
+        if stack and (around := scope_of(stack[0])) is not None:
+            yield from self._of(stack, around.evaluated(stack[0].columns))
+
+    def chosen_by(self, stack: Sequence[Line], keyword: str) -> Line | None:
+        """The line that chose what a call is given by keyword, if another one did."""
         if not stack or (around := scope_of(stack[0])) is None:
-            return
-        waiting = deque(_From(tuple(stack), one) for one in around.evaluated(stack[0].columns))
+            return None
+        calls = (one for one in around.nodes(ast.Call) if isinstance(one, ast.Call))
+        given = [each.value for call in calls for each in call.keywords if each.arg == keyword]
+        if not given or not isinstance(given[0], ast.Name):
+            return None
+        sources = self._of(stack, given[:1])
+        return next((one.line for one in sources if not isinstance(one.value, ast.Name)), None)
+
+    def _of(self, stack: Sequence[Line], values: Sequence[ast.expr]) -> Iterator[Assigned]:
+        waiting = deque(_From(tuple(stack), one) for one in values)
         seen: set[tuple[str, int, str]] = set()
         while waiting and len(seen) < MOST:
             start = waiting.popleft()
