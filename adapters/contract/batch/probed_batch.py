@@ -80,7 +80,10 @@ _painted: ContextVar[tuple[int, int] | None] = ContextVar("painted", default=Non
 
 @contextmanager
 def painting(token: tuple[int, int] | None) -> Iterator[None]:
-    """Give one token of every batch made in the context an advantage, and all others none."""
+    """Give one token of every batch made in the context an advantage, and all others none.
+
+    It has the sign of its own, which clipping depends on.
+    """
     reset = _painted.set(token)
     try:
         yield
@@ -126,8 +129,10 @@ class ProbedBatch(Sequences):
     def raw_advantages(self) -> list[NDArray[np.float64]]:
         """An advantage for each token, never 0: a framework must mask by the mask alone."""
         if (painted := _painted.get()) is not None:
+            sample, token = painted
             advantages = [np.zeros(len(ids)) for ids in self.responses]
-            advantages[painted[0]][painted[1]] = PAINT
+            own = ADVANTAGES[self.responses[sample][token] % len(ADVANTAGES)]
+            advantages[sample][token] = np.copysign(PAINT, own)
             return advantages
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]

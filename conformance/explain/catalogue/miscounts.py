@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import CodeLocation
 from conformance.explain.catalogue.mistake import Prediction, known
 from reference.aggregation import DenominatorMask, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 known(
     {"empty_samples_counted": "a sample without active tokens is counted as one token"},
     rank=3,
-    at=CodeLocation.TOKEN_COUNT,
 )
 known(
     {
@@ -41,7 +39,6 @@ known(
         "modified_mask_counted": "denominators count the mask after rejection sampling",
     },
     rank=3,
-    at=CodeLocation.TOKEN_COUNT,
 )
 known(
     {

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import CodeLocation
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
@@ -88,7 +87,6 @@ known(
 known(
     {"not_divided": "token losses are summed but never normalised"},
     rank=2,
-    at=CodeLocation.TOKEN_DIVISION,
 )
 known(
     {"samples_not_averaged": "sample sums are divided by the constant divisor but not averaged"},
