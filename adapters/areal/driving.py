@@ -72,7 +72,10 @@ class ArealAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch, each by an update of AReaL's engine."""
         set_what_ray_sets(rank)
+        from adapters.areal.model import SEAM
+
         batch, settings = ProbedBatch.of(job), self._record.settings(job)
+        SEAM.start(batch)
         with rank.framework():
             with refusals_of_configuration(job):
                 config = importing.configured(settings)

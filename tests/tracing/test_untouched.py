@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from adapters.contract.batch.probed_batch import painting
+from adapters.contract.batch.altered import painting
 from adapters.native.adapter import NativeAdapter
 from adapters.skyrl.adapter import SkyRLFsdpAdapter, SkyRLMegatronAdapter
 from conformance.ranks.pool import Ran, RankPool
