@@ -46,6 +46,7 @@ from conformance.explain.catalogue.mistake import MISTAKES, Kind, Prediction, kn
 from conformance.explain.catalogue.parts import (
     carried_over,
     filled_up,
+    partial_window,
     parts,
 )
 from conformance.explain.catalogue.values_of_others import values_of_others
@@ -218,6 +219,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         filling_rows,
         parts,
         carried_over,
+        partial_window,
         rounded_counts,
         clamped_shares,
         rounded_shares,
