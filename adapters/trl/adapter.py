@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework, OptionRow, Settings
     from adapters.trl.driving import Rollouts, Training
 
-OF_GENERATIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
+OF_GENERATIONS = (
+    Option.SHARED_GENERATION,
+    Option.SPLIT_GENERATION,
+    Option.MASKED_TRUNCATION,
+    Option.PARTIAL_WINDOW,
+)
 
 
 class TrlAdapter(Adapter):

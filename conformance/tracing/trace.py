@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.batch.probed_batch import PAINT
+from adapters.contract.batch.altered import PAINT
 from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain

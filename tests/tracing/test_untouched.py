@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 
-from adapters.contract.batch.probed_batch import painting
+from adapters.contract.batch.altered import painting
 from conformance.ranks.pool import Ran, RankPool
 from conformance.runs import registry
 from reference.aggregation import Mode

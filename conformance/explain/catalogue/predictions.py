@@ -45,6 +45,7 @@ from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Pred
 from conformance.explain.catalogue.parts import (
     carried_over,
     filled_up,
+    partial_window,
     parts,
 )
 from conformance.explain.catalogue.values_of_others import values_of_others
@@ -216,6 +217,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         filling_rows,
         parts,
         carried_over,
+        partial_window,
         rounded_counts,
         clamped_shares,
         rounded_shares,
