@@ -127,9 +127,9 @@ class TrlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch in one run of the trainer."""
+        from adapters.engines.generations import schedule_of
         from adapters.toolkit.probe import probe_capacity
         from adapters.trl.driving import Rollouts
-        from adapters.trl.schedule import schedule_of
 
         batch = ProbedBatch.of(job, conventions_of(self.declared()))
         chosen = self.settings(job)

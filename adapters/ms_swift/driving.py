@@ -1,0 +1,159 @@
+"""Drives `GRPOTrainer` on this rank: `train()` takes rollouts to the last optimizer step."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+from adapters.contract import Option
+from adapters.engines.accelerate import Watch
+from adapters.ms_swift.model import LONGEST, policy, template, with_entropies
+from adapters.toolkit.calls import refusals
+from adapters.toolkit.imports import found
+from adapters.toolkit.probe import CERTAIN_LOGIT, by_token_id
+from adapters.toolkit.settings import gives_advantages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.contract import Job
+    from adapters.contract.batch.probed_batch import ProbedBatch
+    from adapters.contract.framework import Settings
+    from adapters.engines.generations import Schedule
+
+OF_TEMPLATE = ("padding_free", "sequence_parallel_size")
+"""Options that ms-swift's command line gives its template."""
+
+COLUMN = "messages"
+
+
+@dataclass
+class Rollouts:
+    """The samples of a batch in the place of an inference engine, one generation after another."""
+
+    batch: ProbedBatch
+    job: Job
+    schedule: Schedule
+    rank: int
+    max_model_len: int = LONGEST
+    generated: Iterator[int] = field(default_factory=count)
+    samples: list[int] = field(default_factory=list)
+    """Those of the latest generation on this rank."""
+
+    def infer(self, requests: list[Any], *_: Any, **__: Any) -> list[Any]:
+        """The outputs of an engine for as many requests as this rank has samples."""
+        self.samples = self.schedule.samples(next(self.generated), self.rank)
+        if len(self.samples) != len(requests):
+            raise RuntimeError(f"{len(self.samples)} samples for {len(requests)} requests")
+        return [self._output(sample) for sample in self.samples]
+
+    def rewards(self, completions: list[str], **_: Any) -> list[float]:
+        """A user's reward function, which returns the rewards of the latest generation."""
+        return [float(self.batch.rewards[sample]) for sample in self.samples]
+
+    def _output(self, sample: int) -> Any:
+        batch, protocol = self.batch, found("swift.infer_engine.protocol")
+        mask = batch.original_masks[sample]
+        is_truncated = Option.MASKED_TRUNCATION in self.job.layout.options and not mask.any()
+        active = mask | is_truncated
+        prompt, response = batch.prompts[sample].tolist(), batch.responses[sample].tolist()
+        text = " ".join(map(str, response))
+        choice = protocol.ChatCompletionResponseChoice(
+            0, protocol.ChatMessage("assistant", text), "length" if is_truncated else "stop"
+        )
+        return protocol.RolloutOutput(
+            response=protocol.ChatCompletionResponse(
+                "probe", [choice], protocol.UsageInfo(0, 0, 0)
+            ),
+            messages=[
+                {"role": "user", "content": " ".join(map(str, prompt))},
+                {"role": "assistant", "content": text},
+            ],
+            response_token_ids=[response],
+            response_loss_mask=[active.astype(int).tolist()],
+            rollout_logprobs=[(batch.rollout_log_probs[sample][active] - CERTAIN_LOGIT).tolist()],
+        )
+
+
+class Training:
+    """One run of `GRPOTrainer` and what was read from it."""
+
+    def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
+        self.rollouts, self.watch = rollouts, Watch()
+        of_template = {name: settings[name] for name in OF_TEMPLATE}
+        others = {name: one for name, one in settings.items() if name not in of_template}
+        code = found("swift.rlhf_trainers.grpo_trainer")
+        entropy = with_entropies(code.entropy_from_logits)
+        with (
+            tempfile.TemporaryDirectory(prefix="rl-loss-ms-swift-") as folder,
+            mock.patch.object(code, "entropy_from_logits", entropy),
+        ):
+            with refusals():
+                config = found("swift.rlhf_trainers:GRPOConfig")(output_dir=folder, **others)
+            made = template(capacity, folder, **of_template)
+            trainer = self._trainer(job, config, made, capacity)
+            trainer.train()
+        self.gradients = self.watch.gradients()
+        self.logs = self.watch.logs[: len(job.steps)]
+
+    def _trainer(self, job: Job, config: Any, of_template: Any, capacity: int) -> Any:
+        """The trainer with the case's models and samples."""
+        from transformers import PrinterCallback
+
+        batch = self.rollouts.batch
+        model = policy(batch, batch.old_log_probs, capacity, of_template)
+        reference = policy(batch, batch.reference_log_probs, capacity, of_template)
+        trainer = self._trainer_class(job)(
+            model=model,
+            ref_model=reference if config.beta else None,
+            args=config,
+            template=of_template,
+            train_dataset=self._prompts(config),
+            reward_funcs=[self.rollouts.rewards],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(self.watch)
+        trainer.engine, trainer.disable_rollout_importance_sampling = self.rollouts, False
+        self.watch.trainer, self.passes = trainer, model.passes
+        return trainer
+
+    def _trainer_class(self, job: Job) -> Any:
+        """ms-swift's trainer, or a subclass that sets given advantages, [rows, width]."""
+        trainer = found("swift.rlhf_trainers:GRPOTrainer")
+        if not gives_advantages(job):
+            return trainer
+        of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+
+        class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
+            def _postprocess_batch(self, samples: Any, encoded: list[dict[str, Any]]) -> None:
+                super()._postprocess_batch(samples, encoded)
+                for micro_batch in encoded:
+                    grpo_batch = micro_batch["grpo_batch"]
+                    ids = micro_batch["model_inputs"]["input_ids"][:, -grpo_batch.logits_to_keep :]
+                    if self.template.padding_free:
+                        ids = in_rows(ids[0], grpo_batch)
+                    grpo_batch.advantages = of_tokens[ids]
+
+        return WithAdvantages
+
+    def _prompts(self, config: Any) -> Any:
+        """A row for each sampled prompt."""
+        from datasets import Dataset
+
+        of_generation = config.generation_batch_size // config.num_generations
+        row = {COLUMN: [{"role": "user", "content": "1"}]}
+        return Dataset.from_list([row] * (of_generation * self.rollouts.schedule.generations))
+
+
+def in_rows(ids: torch.Tensor, grpo_batch: Any) -> torch.Tensor:
+    """Packed ids in the frame of the loss, which aligns rows to the right: [rows, width]."""
+    rows, width = grpo_batch.completion_mask.shape
+    aligned = ids.new_zeros(rows, width)
+    for row, part in enumerate(ids.split(grpo_batch.seq_lengths.tolist())):
+        aligned[row, width - len(part) :] = part
+    return aligned

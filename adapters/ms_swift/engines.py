@@ -1,0 +1,188 @@
+"""The adapters of ms-swift's trainers, one for each engine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from adapters.contract import Layout, Observation, Unsupported
+from adapters.contract.adapter import Adapter, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.description import CodeLocation, conventions_of, parse_departures
+from adapters.contract.layout import Option
+from adapters.engines.shells import cuts
+from adapters.ms_swift.framework import MS_SWIFT, generating
+from adapters.toolkit.calls import places
+from adapters.toolkit.imports import choices_in, found, import_from
+from adapters.toolkit.worlds import observation, set_what_ray_sets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from adapters.contract import Description, Job
+    from adapters.contract.framework import Framework, Settings
+    from adapters.toolkit.calls import Candidates
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "MODELSCOPE_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCHDYNAMO_DISABLE": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+"""Environment variables: no hubs, no threads of a tokenizer, nothing compiled."""
+
+ARGUMENTS = "swift.arguments:RLHFArguments"
+TRAINER = "swift.rlhf_trainers.grpo_trainer:GRPOTrainer"
+
+
+class MsSwiftAdapter(Adapter):
+    """Drives modelscope/ms-swift; subclasses choose the trainer and its engine."""
+
+    name = "ms_swift"
+    package = "swift"
+    versions = "ms-swift 4.6"
+    distribution = "ms-swift"
+    tree = ("swift",)
+    devices = ("cpu",)
+    dtypes = ("float32",)
+    framework: ClassVar[Framework]
+
+    def load(self, source: Path | None) -> None:
+        """Import ms-swift and its command line's arguments."""
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        import_from("swift", [source] if source else [])
+        if found(ARGUMENTS) is None:
+            raise LookupError("this version has no RLHFArguments")
+
+    def describe(self) -> Description:
+        """Describe the trainer by the fields of ms-swift's arguments and what its loss compares."""
+        kind = found(ARGUMENTS)
+        options = {one.name for one in fields(kind)}
+        losses = choices_in(found(TRAINER.partition(":")[0]), "loss_type")
+        of_grpo = {one.name for one in fields(found("swift.rlhf_trainers.args_mixin:GRPOArgumentsMixin"))}
+
+        def offers(settings: Settings) -> bool:
+            loss = settings.get("loss_type")
+            return settings.keys() <= options and (loss is None or loss in losses)
+
+        return self.framework.description(
+            offers,
+            {*of_grpo, *(f"loss_type={one}" for one in losses)},
+            lambda name: getattr(kind, name, None),
+            places=places(self.candidates()),
+        )
+
+    def candidates(self) -> Candidates:
+        """Functions of the trainer that a mistake may be in, by place."""
+        trainer = found(TRAINER)
+        return {
+            CodeLocation.LOG: ((trainer, "log"),),
+            CodeLocation.TOKEN_COUNT: ((trainer, "_prepare_batch_inputs"),),
+            CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss_and_metrics"),),
+        }
+
+
+class OnAccelerate(MsSwiftAdapter):
+    """`GRPOTrainer`, which transformers' trainer and Accelerate run."""
+
+    framework = MS_SWIFT
+    mode_names = MS_SWIFT.mode_names
+    dependencies = ("accelerate", "transformers", "trl")
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch in one run of the trainer."""
+        from adapters.ms_swift.driving import Rollouts, Training
+        from adapters.toolkit.probe import probe_capacity
+
+        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
+        settings = self.framework.settings(job)
+        rollouts = Rollouts(batch, job, generating(job), rank.index)
+        self.enter_world(rank)
+        with rank.framework():
+            training = Training(job, rollouts, probe_capacity(batch.probe_size + 2), settings)
+        reported = self.framework.reported(training.logs)
+        return observation(batch, training.gradients, training.passes.drain(), reported)
+
+    def enter_world(self, rank: Rank) -> None:
+        """Make the next trainer find this rank's world."""
+        from adapters.engines import accelerate
+
+        set_what_ray_sets(rank)
+        accelerate.enter_world(rank)
+
+    def leave_world(self) -> None:
+        """Reset the state that Accelerate keeps of the world."""
+        from adapters.engines import accelerate
+
+        accelerate.leave_world()
+
+
+class MsSwiftDdpAdapter(OnAccelerate):
+    """`GRPOTrainer` with DistributedDataParallel."""
+
+    engine = "ddp"
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
+        plain = cuts(((1, 1), (2, 1), (4, 1)), "bshd", "thd", micro_batches=(1, 2))
+        optional = [
+            Layout(dp=2, micro_batches=2, options=(option,))
+            for option in (
+                Option.SHARED_GENERATION,
+                Option.SPLIT_GENERATION,
+                Option.MASKED_TRUNCATION,
+            )
+        ]
+        return [*plain, Layout(micro_batches=4), *optional]
+
+
+def sharded(record: Framework) -> Framework:
+    """The record of a trainer on FSDP2, layer by layer."""
+    departures = parse_departures(
+        """
+        set: on a machine without a GPU, the distributed type that Accelerate chooses on GPUs
+            Accelerate shards models only on GPUs; torch's FSDP2 is the same on gloo
+        """
+    )
+    of_engine = {
+        "accelerator_config": {"use_configured_state": True},
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"fsdp_version": 2, "transformer_layer_cls_to_wrap": ["ProbeLayer"]},
+    }
+    return replace(
+        record,
+        always={**record.always, **of_engine},
+        departures=(*record.departures, *departures),
+    )
+
+
+class MsSwiftFsdp2Adapter(OnAccelerate):
+    """`GRPOTrainer` with FSDP2."""
+
+    engine = "fsdp2"
+    framework = sharded(MS_SWIFT)
+
+    def layouts(self) -> list[Layout]:
+        """Data parallelism on 2 and 4 ranks."""
+        return cuts(((2, 1), (4, 1)), "bshd", "thd", micro_batches=(1, 2))
+
+    def enter_world(self, rank: Rank) -> None:
+        """Make Accelerate shard the model on CPUs too; raises `Unsupported` on one rank."""
+        from adapters.engines import accelerate
+
+        if rank.world_size == 1:
+            raise Unsupported("transformers shards a model only in distributed training")
+        super().enter_world(rank)
+        accelerate.name_engine("MULTI_GPU")
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps; raises `Unsupported` if another engine ran."""
+        from adapters.engines import accelerate
+
+        observed = super().observe(job, rank)
+        accelerate.require_engine("FSDP")
+        return observed
