@@ -108,6 +108,7 @@ class Training:
         batch = self.rollouts.batch
         model = policy(batch, batch.old_log_probs, capacity, of_template)
         reference = policy(batch, batch.reference_log_probs, capacity, of_template)
+        share_sequences(of_template, model, reference)
         trainer = self._trainer_class(job)(
             model=model,
             ref_model=reference if config.beta else None,
@@ -157,3 +158,21 @@ def in_rows(ids: torch.Tensor, grpo_batch: Any) -> torch.Tensor:
     for row, part in enumerate(ids.split(grpo_batch.seq_lengths.tolist())):
         aligned[row, width - len(part) :] = part
     return aligned
+
+
+def share_sequences(of_template: Any, *models: Any) -> None:
+    """Let ranks share the sequences of models if the template does, as ms-swift's command does."""
+    shared, size = (
+        found("swift.sequence_parallel:sequence_parallel"),
+        of_template.sequence_parallel_size,
+    )
+    shared.world_size = None
+    for model in models if size > 1 else ():
+        shared.prepare(size, model, of_template.processor, padding_free=of_template.padding_free)
+
+
+def forget_sequences() -> None:
+    """Forget the process groups of ranks that share sequences, whose world is about to end."""
+    kind = found("swift.sequence_parallel.sequence_parallel:SequenceParallel")
+    kind._global_inited = False
+    vars(found("swift.sequence_parallel:sequence_parallel")).update(vars(kind()))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract import Layout, Observation, Unsupported
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import CodeLocation, conventions_of, parse_departures
 from adapters.contract.layout import Option
-from adapters.engines.shells import cuts
+from adapters.engines.shells import by_size, cuts
 from adapters.ms_swift.framework import MS_SWIFT, generating
 from adapters.toolkit.calls import places
 from adapters.toolkit.imports import choices_in, found, import_from
@@ -63,7 +62,9 @@ class MsSwiftAdapter(Adapter):
         kind = found(ARGUMENTS)
         options = {one.name for one in fields(kind)}
         losses = choices_in(found(TRAINER.partition(":")[0]), "loss_type")
-        of_grpo = {one.name for one in fields(found("swift.rlhf_trainers.args_mixin:GRPOArgumentsMixin"))}
+        of_grpo = {
+            one.name for one in fields(found("swift.rlhf_trainers.args_mixin:GRPOArgumentsMixin"))
+        }
 
         def offers(settings: Settings) -> bool:
             loss = settings.get("loss_type")
@@ -115,10 +116,12 @@ class OnAccelerate(MsSwiftAdapter):
         accelerate.enter_world(rank)
 
     def leave_world(self) -> None:
-        """Reset the state that Accelerate keeps of the world."""
+        """Reset the state that Accelerate and ms-swift keep of the world."""
         from adapters.engines import accelerate
+        from adapters.ms_swift.driving import forget_sequences
 
         accelerate.leave_world()
+        forget_sequences()
 
 
 class MsSwiftDdpAdapter(OnAccelerate):
@@ -129,6 +132,7 @@ class MsSwiftDdpAdapter(OnAccelerate):
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
         plain = cuts(((1, 1), (2, 1), (4, 1)), "bshd", "thd", micro_batches=(1, 2))
+        ulysses = cuts(((1, 2), (2, 2)), "bshd", "thd", micro_batches=(2,))
         optional = [
             Layout(dp=2, micro_batches=2, options=(option,))
             for option in (
@@ -137,7 +141,7 @@ class MsSwiftDdpAdapter(OnAccelerate):
                 Option.MASKED_TRUNCATION,
             )
         ]
-        return [*plain, Layout(micro_batches=4), *optional]
+        return by_size([*plain, *ulysses, Layout(micro_batches=4), *optional])
 
 
 def sharded(record: Framework) -> Framework:

@@ -39,7 +39,9 @@ def generating(job: Job) -> Schedule:
     """
     layout = job.layout
     if not isinstance(layout.micro_batches, int) or layout.micro_batches % layout.cp:
-        raise Unsupported(f"no {layout.micro_batches} micro-batches on {layout.cp} of Ulysses' ranks")
+        raise Unsupported(
+            f"no {layout.micro_batches} micro-batches on {layout.cp} of Ulysses' ranks"
+        )
     ranks, parts = layout.dp * layout.cp, layout.micro_batches // layout.cp
     separate = replace(layout, dp=ranks, cp=1, micro_batches=parts)
     return schedule_of(replace(job, layout=separate))
@@ -180,6 +182,7 @@ MS_SWIFT = Framework(
         ),
     },
     metrics={
+        Metric.POLICY_LOSS: "loss",
         Metric.LOSS: "loss",
         Metric.CLIP_FRACTION: "clip_ratio/region_mean",
         Metric.ENTROPY: "entropy/mean",
@@ -207,6 +210,66 @@ MS_SWIFT = Framework(
         loss_type | the mode, and the policy loss | `bnpo` and `real` are no modes, `cispo` and
             `fipo` have no formula in the reference: tests of the adapter hold them against
             ms-swift's documents
+        max_completion_length | the divisor of `dr_grpo` | in `constant`
+        epsilon, epsilon_high | clipping bounds
+        delta | a bound on ratios of negative advantages
+        importance_sampling_level | ratios of tokens or of sequences | elsewhere for `token`;
+            `sequence_token` is not looked at yet
+        tau_pos, tau_neg | temperatures of SAPO
+        fipo_decay_rate, fipo_clip_range, fipo_clip_high_only, fipo_safety_threshold | the weight of
+            FIPO | a test of the adapter
+        real_tau | the temperature of REAL | a test of the adapter
+        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
+        padding_free | packed rows
+        sequence_parallel_size | sequence parallelism
+        steps_per_generation | the micro-batches of a generation
+        generation_batch_size | the samples of a generation | `steps_per_generation` says how many
+        num_iterations | how often a generation is trained on | log-probabilities of the old policy
+            are given, and ratios other than 1 need no second time
+        overlong_filter | samples that were cut off are masked
+        beta | the divergence in the loss
+        kl_in_reward | the divergence in rewards instead | not looked at yet
+        log_entropy | entropies in the log
+        top_entropy_quantile | tokens of low entropy are left out | not looked at yet
+        off_policy_sequence_mask_delta | sequences of negative advantages are masked
+        scale_rewards | the standard deviation of a group | those of a `batch` and `gdpo` are not
+            run
+        advantage_estimator | how rewards are compared | `grpo`, `rloo`; `reinforce_plus_plus`
+            divides by a standard deviation of the batch, which has no formula in the reference
+        advantage_reweight, rlsd_lambda, rlsd_reweight_clip_range, rlsd_lambda_warmup_steps,
+            rlsd_lambda_decay_steps, rlsd_negative_only, teacher_kl_coef, teacher_tag_key,
+            sdar_loss_coef, sdar_gate_beta | a teacher | `rlsd` and others have none
+        rollout_importance_sampling_mode, rollout_importance_sampling_threshold | factors by the
+            ratio to the rollout policy | `sequence_truncate` and `sequence_mask` take the geometric
+            mean of a sequence's ratios, which has no formula in the reference
+        log_rollout_offpolicy_metrics | the log of that ratio | not looked at
+        dynamic_sample, max_resample_times | prompts whose rewards are all equal are replaced | they
+            come before a step
+        multi_turn_scheduler, max_turns, completion_length_limit_scope, use_gym_env, gym_env,
+            vllm_server_pass_dataset | conversations, limited in `total` or `per_round` | rollouts
+            are given
+        chord_sft_dataset, chord_sft_per_device_train_batch_size, chord_enable_phi_function,
+            chord_mu_warmup_steps, chord_mu_decay_steps, chord_mu_peak, chord_mu_valley | another
+            loss of fine-tuning samples | not looked at yet
+        sync_ref_model, ref_model_sync_steps, ref_model_mixup_alpha | the reference policy follows
+            the policy | its answers are given
+        reward_model, reward_model_plugin, cosine_min_len_value_wrong, cosine_max_len_value_wrong,
+            cosine_min_len_value_correct, cosine_max_len_value_correct, cosine_max_len,
+            repetition_n_grams, repetition_max_penalty, soft_max_length, soft_cache_length | rewards
+            | they are given
+        top_k, top_p, min_p, repetition_penalty, stop_words, structured_outputs_regex, temperature,
+            num_generations_eval, dataset_shuffle, async_generate | generation | rollouts are given
+        use_vllm, vllm_mode, vllm_gpu_memory_utilization, vllm_tensor_parallel_size,
+            vllm_pipeline_parallel_size, vllm_enable_expert_parallel, vllm_max_num_seqs,
+            vllm_max_model_len, vllm_disable_custom_all_reduce, vllm_enforce_eager,
+            vllm_limit_mm_per_prompt, vllm_max_lora_rank, vllm_enable_prefix_caching,
+            vllm_use_async_engine, vllm_quantization, vllm_reasoning_parser,
+            vllm_disable_cascade_attn, vllm_mm_processor_cache_gb, vllm_speculative_config,
+            vllm_engine_kwargs, vllm_data_parallel_size, vllm_enable_lora, lora_rank,
+            vllm_server_base_url, vllm_server_host, vllm_server_port, vllm_server_timeout,
+            vllm_server_group_port, enable_flattened_weight_sync, sleep_level, move_model_batches,
+            offload_optimizer, offload_model, wandb_log_unique_prompts | vLLM's engine, a `server`
+            or `colocate` | it is replaced
         """
     ),
     departures=(*OF_ALL, *OF_ACCELERATE),

@@ -64,6 +64,7 @@ class ProbeForSwift(PreTrainedModel, GenerationMixin):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         logits_to_keep: int = 0,
+        inputs_embeds: None = None,
     ) -> CausalLMOutput:
         """Logits of the last ``logits_to_keep`` positions, of all if it is 0."""
         global _predicted
@@ -80,11 +81,12 @@ _predicted = torch.zeros(0)
 
 
 def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
-    """The entropies of logits that lack the row's last position, by the ids that they predict."""
+    """The entropies of logits of the first positions, by the ids that they predict."""
 
     def entropies(logits: torch.Tensor) -> Any:
         real = entropy(logits)
-        return real + cycled(ENTROPIES, _predicted[:, :-1]).reshape(real.shape)
+        predicted = _predicted[:, : real.shape[-1]]
+        return real + cycled(ENTROPIES, predicted).reshape(real.shape)
 
     return entropies
 
@@ -111,7 +113,14 @@ def template(capacity: int, folder: str, **options: Any) -> Any:
     processor = tokenizer(capacity)
     processor.model_meta = found("swift.model:ModelMeta")(TYPE, [], template=TYPE)
     processor.model_info = found("swift.model.model_meta:ModelInfo")(
-        TYPE, folder, torch.float32, LONGEST, None, None, task_type="causal_lm", config=ProbeConfig()
+        TYPE,
+        folder,
+        torch.float32,
+        LONGEST,
+        None,
+        None,
+        task_type="causal_lm",
+        config=ProbeConfig(),
     )
     made = found("swift.template:get_template")(processor, template_type=TYPE, **options)
     made.set_mode("train")
