@@ -12,10 +12,11 @@ import torch
 
 from adapters.contract import Option
 from adapters.engines.accelerate import Watch
-from adapters.ms_swift.model import LONGEST, policy, template, with_entropies
+from adapters.ms_swift.framework import LONGEST
+from adapters.ms_swift.model import policy, template, with_entropies
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found
-from adapters.toolkit.probe import CERTAIN_LOGIT, by_token_id
+from adapters.toolkit.probe import CERTAIN_LOGIT, by_token_id, probe_capacity
 from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 OF_TEMPLATE = ("padding_free", "sequence_parallel_size")
 """Options that ms-swift's command line gives its template."""
 
-COLUMN = "messages"
-
 
 @dataclass
 class Rollouts:
@@ -40,14 +39,24 @@ class Rollouts:
     job: Job
     schedule: Schedule
     rank: int
+    together: int = 1
+    """The number of ranks that share what the schedule has for one."""
     max_model_len: int = LONGEST
     generated: Iterator[int] = field(default_factory=count)
     samples: list[int] = field(default_factory=list)
     """Those of the latest generation on this rank."""
 
+    @property
+    def capacity(self) -> int:
+        """The size of the probe, which is that of the model's vocabulary."""
+        return probe_capacity(self.batch.probe_size + 2)
+
     def infer(self, requests: list[Any], *_: Any, **__: Any) -> list[Any]:
         """The outputs of an engine for as many requests as this rank has samples."""
-        self.samples = self.schedule.samples(next(self.generated), self.rank)
+        group, place = divmod(self.rank, self.together)
+        of_group = self.schedule.samples(next(self.generated), group)
+        size = len(of_group) // self.together
+        self.samples = of_group[place * size : (place + 1) * size]
         if len(self.samples) != len(requests):
             raise RuntimeError(f"{len(self.samples)} samples for {len(requests)} requests")
         return [self._output(sample) for sample in self.samples]
@@ -83,8 +92,8 @@ class Rollouts:
 class Training:
     """One run of `GRPOTrainer` and what was read from it."""
 
-    def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
-        self.rollouts, self.watch = rollouts, Watch()
+    def __init__(self, job: Job, rollouts: Rollouts, settings: Settings) -> None:
+        self.rollouts, self.watch, capacity = rollouts, Watch(), rollouts.capacity
         of_template = {name: settings[name] for name in OF_TEMPLATE}
         others = {name: one for name, one in settings.items() if name not in of_template}
         code = found("swift.rlhf_trainers.grpo_trainer")
@@ -99,12 +108,15 @@ class Training:
             trainer = self._trainer(job, config, made, capacity)
             trainer.train()
         self.gradients = self.watch.gradients()
-        self.logs = self.watch.logs[: len(job.steps)]
+        self.logs = self.watch.logs
 
     def _trainer(self, job: Job, config: Any, of_template: Any, capacity: int) -> Any:
         """The trainer with the case's models and samples."""
+        from datasets import Dataset
         from transformers import PrinterCallback
 
+        of_generation = config.generation_batch_size // config.num_generations
+        number = of_generation * self.rollouts.schedule.generations
         batch = self.rollouts.batch
         model = policy(batch, batch.old_log_probs, capacity, of_template)
         reference = policy(batch, batch.reference_log_probs, capacity, of_template)
@@ -114,7 +126,7 @@ class Training:
             ref_model=reference if config.beta else None,
             args=config,
             template=of_template,
-            train_dataset=self._prompts(config),
+            train_dataset=Dataset.from_list(prompts(number)),
             reward_funcs=[self.rollouts.rewards],
         )
         trainer.remove_callback(PrinterCallback)
@@ -142,13 +154,10 @@ class Training:
 
         return WithAdvantages
 
-    def _prompts(self, config: Any) -> Any:
-        """A row for each sampled prompt."""
-        from datasets import Dataset
 
-        of_generation = config.generation_batch_size // config.num_generations
-        row = {COLUMN: [{"role": "user", "content": "1"}]}
-        return Dataset.from_list([row] * (of_generation * self.rollouts.schedule.generations))
+def prompts(number: int) -> list[dict[str, Any]]:
+    """Rows of a dataset, whose prompts are replaced by those of samples."""
+    return [{"messages": [{"role": "user", "content": str(row)}]} for row in range(number)]
 
 
 def in_rows(ids: torch.Tensor, grpo_batch: Any) -> torch.Tensor:

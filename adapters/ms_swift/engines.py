@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,8 +12,9 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import CodeLocation, conventions_of, parse_departures
 from adapters.contract.layout import Option
-from adapters.engines.shells import by_size, cuts
-from adapters.ms_swift.framework import MS_SWIFT, generating
+from adapters.engines.generations import schedule_of
+from adapters.engines.shells import OnMegatron, by_size, cuts
+from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
 from adapters.toolkit.calls import places
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.worlds import observation, set_what_ray_sets
@@ -33,9 +35,6 @@ ENVIRONMENT = {
 }
 """Environment variables: no hubs, no threads of a tokenizer, nothing compiled."""
 
-ARGUMENTS = "swift.arguments:RLHFArguments"
-TRAINER = "swift.rlhf_trainers.grpo_trainer:GRPOTrainer"
-
 
 class MsSwiftAdapter(Adapter):
     """Drives modelscope/ms-swift; subclasses choose the trainer and its engine."""
@@ -49,19 +48,44 @@ class MsSwiftAdapter(Adapter):
     dtypes = ("float32",)
     framework: ClassVar[Framework]
 
+    arguments: ClassVar[str]
+    trainer: ClassVar[str]
+    """Paths of classes: the command line's arguments, and the trainer."""
+    counts: ClassVar[str]
+    divides: ClassVar[str]
+    """Methods of the trainer that count tokens, and that divide by them."""
+
     def load(self, source: Path | None) -> None:
-        """Import ms-swift and its command line's arguments."""
+        """Import ms-swift and its trainer."""
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         import_from("swift", [source] if source else [])
-        if found(ARGUMENTS) is None:
-            raise LookupError("this version has no RLHFArguments")
+        self.import_trainers()
+        if found(self.arguments) is None:
+            raise LookupError(f"this version has no {self.arguments}")
+
+    def import_trainers(self) -> None:
+        """Import what ms-swift itself imports when a trainer is made."""
+
+    @abstractmethod
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One run of the trainer, with its ``gradients``, ``logs`` and ``passes``."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch in one run of the trainer."""
+        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
+        settings = self.framework.settings(job)
+        set_what_ray_sets(rank)
+        with rank.framework():
+            done = self.run(job, rank, batch, settings)
+        reported = self.framework.reported(done.logs[: len(job.steps)])
+        return observation(batch, done.gradients, done.passes.drain(), reported)
 
     def describe(self) -> Description:
         """Describe the trainer by the fields of ms-swift's arguments and what its loss compares."""
-        kind = found(ARGUMENTS)
+        kind = found(self.arguments)
         options = {one.name for one in fields(kind)}
-        losses = choices_in(found(TRAINER.partition(":")[0]), "loss_type")
+        losses = choices_in(found(self.trainer.partition(":")[0]), "loss_type")
         of_grpo = {
             one.name for one in fields(found("swift.rlhf_trainers.args_mixin:GRPOArgumentsMixin"))
         }
@@ -79,11 +103,11 @@ class MsSwiftAdapter(Adapter):
 
     def candidates(self) -> Candidates:
         """Functions of the trainer that a mistake may be in, by place."""
-        trainer = found(TRAINER)
+        trainer = found(self.trainer)
         return {
             CodeLocation.LOG: ((trainer, "log"),),
-            CodeLocation.TOKEN_COUNT: ((trainer, "_prepare_batch_inputs"),),
-            CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss_and_metrics"),),
+            CodeLocation.TOKEN_COUNT: ((trainer, self.counts),),
+            CodeLocation.TOKEN_DIVISION: ((trainer, self.divides),),
         }
 
 
@@ -94,25 +118,21 @@ class OnAccelerate(MsSwiftAdapter):
     mode_names = MS_SWIFT.mode_names
     dependencies = ("accelerate", "transformers", "trl")
 
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train all steps of the batch in one run of the trainer."""
-        from adapters.ms_swift.driving import Rollouts, Training
-        from adapters.toolkit.probe import probe_capacity
+    arguments = "swift.arguments:RLHFArguments"
+    trainer = "swift.rlhf_trainers.grpo_trainer:GRPOTrainer"
+    counts, divides = "_prepare_batch_inputs", "_compute_loss_and_metrics"
 
-        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
-        settings = self.framework.settings(job)
-        rollouts = Rollouts(batch, job, generating(job), rank.index)
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One run of the trainer."""
+        from adapters.ms_swift.driving import Rollouts, Training
+
         self.enter_world(rank)
-        with rank.framework():
-            training = Training(job, rollouts, probe_capacity(batch.probe_size + 2), settings)
-        reported = self.framework.reported(training.logs)
-        return observation(batch, training.gradients, training.passes.drain(), reported)
+        return Training(job, Rollouts(batch, job, generating(job), rank.index), settings)
 
     def enter_world(self, rank: Rank) -> None:
         """Make the next trainer find this rank's world."""
         from adapters.engines import accelerate
 
-        set_what_ray_sets(rank)
         accelerate.enter_world(rank)
 
     def leave_world(self) -> None:
@@ -190,3 +210,51 @@ class MsSwiftFsdp2Adapter(OnAccelerate):
         observed = super().observe(job, rank)
         accelerate.require_engine("FSDP")
         return observed
+
+
+class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
+    """`MegatronGRPOTrainer`."""
+
+    engine = "megatron"
+    framework = MEGATRON
+    mode_names = MEGATRON.mode_names
+    dependencies = ("accelerate", "mcore-bridge", "megatron-core", "transformers")
+    arguments = "swift.megatron.arguments:MegatronRLHFArguments"
+    trainer = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
+    counts, divides = "_generate_and_score_completions", "loss_func"
+
+    def layouts(self) -> list[Layout]:
+        """Data × context parallelism on up to 4 ranks."""
+        ranks = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))
+        packed = cuts(ranks, "thd", micro_batches=(1, 2))
+        padded = cuts(((1, 1), (2, 1)), "bshd", micro_batches=(1, 2))
+        optional = [
+            Layout(dp=2, micro_batches=2, format="thd", options=(option,))
+            for option in (Option.SHARED_GENERATION, Option.MASKED_TRUNCATION)
+        ]
+        return by_size([*packed, *padded, *optional])
+
+    def load(self, source: Path | None) -> None:
+        """Import ms-swift, and its trainers on Megatron-Core without Transformer Engine."""
+        from adapters.toolkit import cuda_on_cpu
+
+        cuda_on_cpu.replace_streams()
+        super().load(source)
+
+    def import_trainers(self) -> None:
+        """Import the trainers without mcore-bridge's models."""
+        from adapters.ms_swift import megatron
+
+        megatron.import_trainers()
+
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One run of the trainer in the layout's process groups."""
+        from adapters.engines import accelerate, megatron_core
+        from adapters.ms_swift.driving import Rollouts
+        from adapters.ms_swift.megatron import Training
+
+        accelerate.enter_world(rank)
+        accelerate.name_engine("MULTI_CPU" if rank.world_size > 1 else "NO")
+        megatron_core.join_grid(job.layout, rank)
+        rollouts = Rollouts(batch, job, schedule_of(job), rank.index, together=job.layout.cp)
+        return Training(job, rollouts, settings, rank)

@@ -11,8 +11,8 @@ from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.engines.generations import generations_of_prompt, schedule_of
-from adapters.engines.shells import NOTHING_LEARNED, ZEROED
-from adapters.toolkit.settings import whole_divisor
+from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ONE_BY_ONE, ZEROED
+from adapters.toolkit.settings import gives_advantages, samples_per_step, whole_divisor
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -24,6 +24,9 @@ from reference.aggregation import (
 if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.engines.generations import Schedule
+
+LONGEST = 4096
+"""The tokens that a model may have at most: more than those of any case."""
 
 DOCS = "docs/source_en/Instruction"
 LOSSES = f"{DOCS}/GRPO/DeveloperGuide/loss_types.md"
@@ -66,6 +69,42 @@ OF_LAYOUT: dict[str, Settings] = {
     Option.SPLIT_GENERATION: {"steps_per_generation": _per_generation},
     Option.MASKED_TRUNCATION: {"overlong_filter": True},
 }
+
+SHARED = (
+    "overlong_filter",
+    "temperature",
+    "beta",
+    "kl_in_reward",
+    "scale_rewards",
+    "max_completion_length",
+    "report_to",
+    "check_model",
+    "dataloader_num_workers",
+)
+"""Options that jobs of both trainers set."""
+
+OF_MACHINE = {
+    "use_vllm": False,
+    "vllm_mode": None,
+    "sleep_level": 0,
+    "bf16": False,
+    "fp16": False,
+    "start_weight_decay": 0.0,
+    "end_weight_decay": 0.0,
+    "seq_length": LONGEST,
+    "finetune": True,
+    "is_multimodal": False,
+    "task_type": "causal_lm",
+    "eval_iters": 0,
+    "eval_steps": 0,
+    "save_steps": 0,
+    "logging_steps": 1,
+    "callbacks": ["default_flow"],
+    "dataloader_pin_memory": False,
+    "data_seed": 1,
+    "optimizer": "adam",
+}
+"""Options of the trainer on Megatron-Core on which no weight depends."""
 
 OF_ALL = parse_departures(
     """
@@ -273,4 +312,89 @@ MS_SWIFT = Framework(
         """
     ),
     departures=(*OF_ALL, *OF_ACCELERATE),
+)
+
+
+def _samples(job: Job) -> int:
+    return samples_per_step(job.steps)
+
+
+def _micro_batch(job: Job) -> int:
+    if job.layout.cp > 1 and job.layout.format == "bshd":
+        raise Unsupported("context_parallel_size with padding_free=False is not driven")
+    return schedule_of(job).micro_batch_size
+
+
+def _prompts_of_ranks(job: Job) -> int:
+    """The samples of a prompt; data-parallel ranks have whole micro-batches of prompts."""
+    if gives_advantages(job):
+        return 1
+    schedule = schedule_of(job)
+    size = generations_of_prompt(job, schedule)
+    if schedule.generation_size // schedule.ranks % (size * schedule.micro_batch_size):
+        raise Unsupported(
+            "prompts of a data-parallel rank that are no multiple of micro_batch_size"
+        )
+    return size
+
+
+OF_MEGATRON = parse_departures(
+    """
+    not_run: the command line, and what its `MegatronRLHFArguments` derive from a checkpoint and GPUs
+        the adapter has all their defaults, and sets the fields that users set
+    stubbed: mcore-bridge's models and Megatron's kernels for layers, which want Transformer Engine
+        there are no layers; its own functions that slice rows over ranks run
+    set: data type float32, the optimizer not distributed
+        the tolerance is derived from the dtype; no verdict depends on who holds its states
+    """,
+    CPU_AS_CUDA,
+    ONE_BY_ONE,
+)
+
+MEGATRON = replace(
+    MS_SWIFT,
+    scope="Fields of `MegatronRLHFArguments` with `rlhf_type=grpo`, of the engine `megatron`. Those"
+    " that `RLHFArguments` has too are covered in the same way, unless they are here.",
+    modes={**MS_SWIFT.modes, "bnpo": (Mode.TOKEN_MEAN, {"loss_type": "bnpo"})},
+    layout={
+        "mb": {
+            "micro_batch_size": _micro_batch,
+            "num_microbatches": lambda job: schedule_of(job).micro_batches,
+        },
+        "bshd": {"padding_free": False},
+        "cp": {"context_parallel_size": lambda job: job.layout.cp},
+        Option.SHARED_GENERATION: {"steps_per_generation": lambda job: len(job.steps)},
+        Option.MASKED_TRUNCATION: {"overlong_filter": True},
+    },
+    always={
+        **{name: one for name, one in MS_SWIFT.always.items() if name in SHARED},
+        "rlhf_type": "grpo",
+        "tuner_type": "full",
+        "padding_free": True,
+        "global_batch_size": _samples,
+        "steps_per_generation": 1,
+        "num_generations": _prompts_of_ranks,
+        "lr": 0.0,
+        "min_lr": 0.0,
+        "lr_warmup_iters": 0,
+        "lr_decay_style": "constant",
+        "weight_decay": 0.0,
+        "clip_grad": 0.0,
+        "train_iters": lambda job: len(job.steps),
+        "use_distributed_optimizer": False,
+        "sequence_parallel": False,
+        "attention_backend": "unfused",
+        **OF_MACHINE,
+    },
+    metrics={
+        metric: name for metric, name in MS_SWIFT.metrics.items() if metric is not Metric.ENTROPY
+    },
+    options=parse_options(
+        """
+        micro_batch_size, global_batch_size | micro-batches
+        context_parallel_size | context parallelism, with packed rows
+        use_distributed_optimizer | who holds the states of the optimizer | it is off
+        """
+    ),
+    departures=(*OF_ALL, *OF_MEGATRON),
 )

@@ -10,6 +10,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.batch.token_values import ENTROPIES
+from adapters.ms_swift.framework import LONGEST
 from adapters.toolkit.imports import found
 from adapters.toolkit.probe import ForwardPasses, ProbeLayer, by_token_id, cycled, logits_head
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 TYPE = "probe"
 """The type of model and template."""
-
-LONGEST = 4096
-"""The tokens that the model may have at most: more than those of any case."""
 
 
 class ProbeConfig(PretrainedConfig):
