@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Framework, Settings, parse_options
@@ -12,6 +12,7 @@ from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ONE_BY_ONE, ZEROED
+from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit.settings import gives_advantages, samples_per_step, whole_divisor
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -24,9 +25,6 @@ from reference.aggregation import (
 if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.engines.generations import Schedule
-
-LONGEST = 4096
-"""The tokens that a model may have at most: more than those of any case."""
 
 DOCS = "docs/source_en/Instruction"
 LOSSES = f"{DOCS}/GRPO/DeveloperGuide/loss_types.md"
@@ -70,47 +68,46 @@ OF_LAYOUT: dict[str, Settings] = {
     Option.MASKED_TRUNCATION: {"overlong_filter": True},
 }
 
-SHARED = (
-    "overlong_filter",
-    "temperature",
-    "beta",
-    "kl_in_reward",
-    "scale_rewards",
-    "max_completion_length",
-    "report_to",
-    "check_model",
-    "dataloader_num_workers",
-)
-"""Options that jobs of both trainers set."""
-
-OF_MACHINE = {
-    "use_vllm": False,
-    "vllm_mode": None,
-    "sleep_level": 0,
-    "bf16": False,
-    "fp16": False,
-    "start_weight_decay": 0.0,
-    "end_weight_decay": 0.0,
-    "seq_length": LONGEST,
-    "finetune": True,
-    "is_multimodal": False,
-    "task_type": "causal_lm",
-    "eval_iters": 0,
-    "eval_steps": 0,
-    "save_steps": 0,
-    "logging_steps": 1,
-    "callbacks": ["default_flow"],
-    "dataloader_pin_memory": False,
-    "data_seed": 1,
-    "optimizer": "adam",
+OF_BOTH: dict[str, Any] = {
+    "overlong_filter": False,
+    "temperature": 1.0,
+    "beta": 0.0,
+    "kl_in_reward": False,
+    "log_entropy": True,
+    "scale_rewards": "group",
+    **DIVISOR,
+    "report_to": [],
+    "check_model": False,
+    "dataloader_num_workers": 0,
 }
-"""Options of the trainer on Megatron-Core on which no weight depends."""
+"""Settings of jobs of both trainers."""
+
+OF_MACHINE: dict[str, Any] = {
+    **dict.fromkeys(("use_vllm", "bf16", "fp16", "sequence_parallel", "is_multimodal"), False),
+    **dict.fromkeys(("use_distributed_optimizer", "dataloader_pin_memory"), False),
+    **dict.fromkeys(("lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_iters"), 0.0),
+    **dict.fromkeys(("start_weight_decay", "end_weight_decay"), 0.0),
+    **dict.fromkeys(("eval_iters", "eval_steps", "save_steps", "sleep_level"), 0),
+    **dict.fromkeys(("finetune",), True),
+    **dict.fromkeys(("logging_steps", "data_seed"), 1),
+    "lr_decay_style": "constant",
+    "task_type": "causal_lm",
+    "attention_backend": "unfused",
+    "optimizer": "adam",
+    "callbacks": ["default_flow"],
+    "seq_length": 4096,
+}
+"""Settings of the trainer on Megatron-Core on which no weight depends."""
 
 OF_ALL = parse_departures(
     """
-    stubbed: the model, by one whose logits are the probe's, and the tokenizer, by one whose words
-    are token ids
-        ms-swift's own functions run on the logits; weights are read through them
+    stubbed: the model, by one with a vocabulary of one token, and the functions that take
+    log-probabilities and entropies of logits, by themselves plus an entry for every token
+        ms-swift's own functions run on the logits; weights are read through the entry
+    stubbed: the tokenizer, by one whose words are token ids
+        texts are not used but as ids
+    set: rollout importance sampling without vLLM, which ms-swift declines without its version
+        a sample has log-probabilities of the rollout policy from any engine
     set: clipping bounds and coefficients of terms
         a user may choose these values; the reference uses the same ones
     set: no gradient checkpointing, no saving, no reports to services, no look-up in a hub
@@ -141,23 +138,19 @@ OF_ACCELERATE = parse_departures(
         they look a model up; the adapter sets the fields that they would set
     set: dataset_shuffle=False
         it comes before rollouts
-    set: rollout importance sampling without vLLM, which ms-swift declines without its version
-        a sample has log-probabilities of the rollout policy from any engine
-    stubbed: entropies of logits, by themselves plus the case's entropies
-        they are logged, and have no gradient
     """
 )
 
 MS_SWIFT = Framework(
     title="ms-swift",
     scope="Fields of `RLHFArguments` with `rlhf_type=grpo`.",
-    # `bnpo`, a token mean of each micro-batch of a process, and `real` are none of the modes.
+    # `bnpo`, a token mean of each micro-batch of a process, is none of the modes; `real` and `fipo`
+    # raise an error in 4.6.0.
     modes={
         "grpo": (Mode.SAMPLE_MEAN, {"loss_type": "grpo"}),
         "dapo": (Mode.TOKEN_MEAN, {"loss_type": "dapo"}),
         "dr_grpo": (Mode.CONSTANT, {"loss_type": "dr_grpo", **DIVISOR}),
         "cispo": (Mode.TOKEN_MEAN, {"loss_type": "cispo"}),
-        "fipo": (Mode.TOKEN_MEAN, {"loss_type": "fipo"}),
         "sapo": (Mode.SAMPLE_MEAN, {"loss_type": "sapo"}),
     },
     objectives={
@@ -185,34 +178,15 @@ MS_SWIFT = Framework(
     only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
     layout=OF_LAYOUT,
     always={
-        "use_cpu": True,
-        "bf16": False,
+        **OF_RUNS,
+        **OF_BOTH,
         "optim": "adamw_torch",
-        "learning_rate": 0.0,
-        "weight_decay": 0.0,
-        "max_grad_norm": 0.0,
-        "logging_steps": 1,
-        "report_to": [],
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-        "check_model": False,
-        "dataloader_num_workers": 0,
         "dataset_shuffle": False,
         "remove_unused_columns": False,
-        "max_steps": lambda job: len(job.steps),
         "padding_free": False,
         "sequence_parallel_size": 1,
         "steps_per_generation": _per_generation,
         "num_generations": lambda job: generations_of_prompt(job, generating(job)),
-        "num_iterations": 1,
-        "overlong_filter": False,
-        "temperature": 1.0,
-        "beta": 0.0,
-        "kl_in_reward": False,
-        "scale_rewards": "group",
-        "log_entropy": True,
-        **DIVISOR,
     },
     rules={
         "default_mode": OPTIONS,
@@ -246,9 +220,9 @@ MS_SWIFT = Framework(
     },
     options=parse_options(
         """
-        loss_type | the mode, and the policy loss | `bnpo` and `real` are no modes, `cispo` and
-            `fipo` have no formula in the reference: tests of the adapter hold them against
-            ms-swift's documents
+        loss_type | the mode, and the policy loss | `bnpo` is no mode, `cispo` has no formula in the
+            reference: tests of the adapter hold them against ms-swift's documents. `real` and
+            `fipo` raise an error in 4.6.0
         max_completion_length | the divisor of `dr_grpo` | in `constant`
         epsilon, epsilon_high | clipping bounds
         delta | a bound on ratios of negative advantages
@@ -256,8 +230,8 @@ MS_SWIFT = Framework(
             `sequence_token` is not looked at yet
         tau_pos, tau_neg | temperatures of SAPO
         fipo_decay_rate, fipo_clip_range, fipo_clip_high_only, fipo_safety_threshold | the weight of
-            FIPO | a test of the adapter
-        real_tau | the temperature of REAL | a test of the adapter
+            FIPO | not looked at: it raises an error
+        real_tau | the temperature of REAL | not looked at: it raises an error
         gradient_accumulation_steps, per_device_train_batch_size | micro-batches
         padding_free | packed rows
         sequence_parallel_size | sequence parallelism
@@ -296,27 +270,13 @@ MS_SWIFT = Framework(
             cosine_min_len_value_correct, cosine_max_len_value_correct, cosine_max_len,
             repetition_n_grams, repetition_max_penalty, soft_max_length, soft_cache_length | rewards
             | they are given
-        top_k, top_p, min_p, repetition_penalty, stop_words, structured_outputs_regex, temperature,
-            num_generations_eval, dataset_shuffle, async_generate | generation | rollouts are given
-        use_vllm, vllm_mode, vllm_gpu_memory_utilization, vllm_tensor_parallel_size,
-            vllm_pipeline_parallel_size, vllm_enable_expert_parallel, vllm_max_num_seqs,
-            vllm_max_model_len, vllm_disable_custom_all_reduce, vllm_enforce_eager,
-            vllm_limit_mm_per_prompt, vllm_max_lora_rank, vllm_enable_prefix_caching,
-            vllm_use_async_engine, vllm_quantization, vllm_reasoning_parser,
-            vllm_disable_cascade_attn, vllm_mm_processor_cache_gb, vllm_speculative_config,
-            vllm_engine_kwargs, vllm_data_parallel_size, vllm_enable_lora, lora_rank,
-            vllm_server_base_url, vllm_server_host, vllm_server_port, vllm_server_timeout,
-            vllm_server_group_port, enable_flattened_weight_sync, sleep_level, move_model_batches,
-            offload_optimizer, offload_model, wandb_log_unique_prompts | vLLM's engine, a `server`
-            or `colocate` | it is replaced
+        temperature | what logits are divided by | it is 1
+        dataset_shuffle | the order of prompts | it is constant
+        num_generations_eval | evaluation | it is not run
         """
     ),
     departures=(*OF_ALL, *OF_ACCELERATE),
 )
-
-
-def _samples(job: Job) -> int:
-    return samples_per_step(job.steps)
 
 
 def _micro_batch(job: Job) -> int:
@@ -340,7 +300,7 @@ def _prompts_of_ranks(job: Job) -> int:
 
 OF_MEGATRON = parse_departures(
     """
-    not_run: the command line, and what its `MegatronRLHFArguments` derive from a checkpoint and GPUs
+    not_run: the command line, and what `MegatronRLHFArguments` derives of checkpoints and GPUs
         the adapter has all their defaults, and sets the fields that users set
     stubbed: mcore-bridge's models and Megatron's kernels for layers, which want Transformer Engine
         there are no layers; its own functions that slice rows over ranks run
@@ -367,28 +327,17 @@ MEGATRON = replace(
         Option.MASKED_TRUNCATION: {"overlong_filter": True},
     },
     always={
-        **{name: one for name, one in MS_SWIFT.always.items() if name in SHARED},
+        **OF_BOTH,
         "rlhf_type": "grpo",
         "tuner_type": "full",
         "padding_free": True,
-        "global_batch_size": _samples,
+        "global_batch_size": lambda job: samples_per_step(job.steps),
         "steps_per_generation": 1,
         "num_generations": _prompts_of_ranks,
-        "lr": 0.0,
-        "min_lr": 0.0,
-        "lr_warmup_iters": 0,
-        "lr_decay_style": "constant",
-        "weight_decay": 0.0,
-        "clip_grad": 0.0,
         "train_iters": lambda job: len(job.steps),
-        "use_distributed_optimizer": False,
-        "sequence_parallel": False,
-        "attention_backend": "unfused",
         **OF_MACHINE,
     },
-    metrics={
-        metric: name for metric, name in MS_SWIFT.metrics.items() if metric is not Metric.ENTROPY
-    },
+    metrics={**MS_SWIFT.metrics, Metric.ENTROPY: "entropy/entropy_mean"},
     options=parse_options(
         """
         micro_batch_size, global_batch_size | micro-batches

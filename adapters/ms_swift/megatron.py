@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import tempfile
 import types
-from dataclasses import MISSING, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from adapters.engines import megatron_core
-from adapters.ms_swift.driving import Rollouts, in_rows, prompts
-from adapters.ms_swift.model import template
+from adapters.engines.pretrained import logits_of, table
+from adapters.ms_swift.driving import Rollouts, in_rows, replaced, rows, template
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found, provide
-from adapters.toolkit.probe import by_token_id, logits_head
-from adapters.toolkit.settings import gives_advantages
+from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.settings import gives_advantages, with_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from adapters.contract import Job, Rank
     from adapters.contract.framework import Settings
 
-TRAINER = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
 OF_BRIDGE = ("set_random_seed", "split_cp_inputs", "unwrap_model")
 """Functions of mcore-bridge that run as they are; its models want Transformer Engine."""
+
+FUNCTIONS = ("vocab_parallel_utils", "vocab_parallel_gather_logps", "vocab_parallel_entropy")
+"""The module that computes log-probabilities and entropies of logits, and its functions."""
+
 MODELS = ("LoraParallelLinear", "ModelConfig", "GPTBridge", "get_mcore_model", "hf_to_mcore_config")
 STATES = ("main_grads", "main_params", "exp_avg", "exp_avg_sq", "params", "torch")
 
@@ -47,76 +46,60 @@ def import_trainers() -> None:
     found("swift.megatron.trainers.base").warmup_jit_function = lambda *_: None
 
 
-def arguments(settings: Settings, **of_job: Any) -> Any:
-    """The arguments of a command line, without the look at a checkpoint and at GPUs."""
-    kind = found("swift.megatron.arguments:MegatronRLHFArguments")
-    made = object.__new__(kind)
-    for one in fields(kind):
-        default = None if one.default is MISSING else one.default
-        made.__dict__[one.name] = (
-            default if one.default_factory is MISSING else one.default_factory()
-        )
-    vars(made).update({f"{name}_dtype": torch.float32 for name in STATES}, **settings, **of_job)
-    made._init_generation_batch_params()
-    return made
-
-
 class Training:
     """One run of `MegatronGRPOTrainer` and what was read from it."""
 
     def __init__(self, job: Job, rollouts: Rollouts, settings: Settings, rank: Rank) -> None:
         self.job, self.rollouts, self.rank = job, rollouts, rank
-        self.capacity = capacity = rollouts.capacity
         self.logs: list[dict[str, Any]] = []
         free, cp = settings["padding_free"], job.layout.cp
-        with tempfile.TemporaryDirectory(prefix="rl-loss-ms-swift-") as folder:
-            made = template(capacity, folder, padding_free=free, sequence_parallel_size=cp)
+        with replaced("swift.megatron.trainers", *FUNCTIONS) as folder:
+            made = template(rollouts.capacity, folder, padding_free=free, sequence_parallel_size=cp)
             made.use_megatron = True
-            of_job = {
-                "model_info": made.processor.model_info,
-                "model_meta": made.processor.model_meta,
-                "model_dir": folder,
-                "output_dir": folder,
-                "reward_funcs": [rollouts.rewards],
-            }
-            with refusals():
-                args = arguments(settings, **of_job)
-            trainer = self._trainer(args, made)
+            trainer = self._trainer(self._arguments(settings, made.processor, folder), made)
             policy = megatron_core.wrapped_policy(trainer.wrapped_models, trainer.unwrapped_models)
             gradients = megatron_core.gradients_of_steps(trainer.optimizer, policy)
-            trainer.train(prompts(len(rollouts.batch.prompts)), None)
+            trainer.train(rows(len(rollouts.batch.prompts)), None)
         self.gradients, self.passes = gradients.drain(), policy.passes
 
-    def _chunks(self, config: Any, untrained: list[Any]) -> list[Any]:
+    def _arguments(self, settings: Settings, processor: Any, folder: str) -> Any:
+        """The arguments of a command line, without the look at a checkpoint and at GPUs."""
+        of_model = {"model_info": processor.model_info, "model_meta": processor.model_meta}
+        folders = dict.fromkeys(("model_dir", "output_dir"), folder)
+        dtypes = dict.fromkeys((f"{name}_dtype" for name in STATES), torch.float32)
+        args = with_defaults(
+            found("swift.megatron.arguments:MegatronRLHFArguments"),
+            {**settings, **of_model, **folders, **dtypes, "reward_funcs": [self.rollouts.rewards]},
+        )
+        with refusals():
+            args._init_generation_batch_params()
+        return args
+
+    def _chunks(self, config: Any, log_probs: list[Any]) -> list[Any]:
         """A model that returns log-probabilities of samples where it is not trained."""
-        given = torch.zeros(self.capacity)
-        table = by_token_id(self.rollouts.batch, untrained)
-        given[: len(table)] = table
+        capacity = self.rollouts.capacity
+        given = table(self.rollouts.batch, log_probs, capacity)
 
         def head(ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
-            values = probe if torch.is_grad_enabled() else given
-            return logits_head(ids, values)["logits"] + logit
+            logits: torch.Tensor = logits_of(ids + 1, probe, given)
+            return logits + logit
 
-        return megatron_core.probed_model(config, self.capacity, self.rank, head)
+        return megatron_core.probed_model(config, capacity, self.rank, head)
 
     def _trainer(self, args: Any, of_template: Any) -> Any:
         """ms-swift's trainer with our models, the case's samples, and advantages if given."""
         run, batch = self, self.rollouts.batch
         config = megatron_core.transformer_config(self.job.layout, torch.float32)
-        of_tokens: Callable[..., Any] | None = None
-        if gives_advantages(self.job):
-            of_tokens = by_token_id(batch, batch.advantages).__getitem__
 
-        class Trainer(found(TRAINER)):  # type: ignore[misc] # loaded when run
+        class Trainer(found("swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer")):  # type: ignore[misc] # loaded when run
             def prepare_model(self) -> None:
                 megatron_core.reduce_one_by_one_over_gloo(run.rank)
+                self.config, self.bridge = config, None
                 self.unwrapped_models = run._chunks(config, batch.old_log_probs)
                 self.peft_models = self.unwrapped_models
                 self.ref_models = run._chunks(config, batch.reference_log_probs)
-                self.config, self.bridge = config, None
-                self.wrapped_models = found("swift.megatron.utils:wrap_model")(
-                    args, self.unwrapped_models
-                )
+                wrap = found("swift.megatron.utils:wrap_model")
+                self.wrapped_models = wrap(args, self.unwrapped_models)
                 self._load_teacher_model()
 
             def _move_model_to_vllm(self) -> None:
@@ -132,18 +115,16 @@ class Training:
                 super().on_log(logs, prefix)
                 run.logs.append({**self._last_logged_metrics})
 
+        class WithAdvantages(Trainer):
             def _generate_and_score_completions(self, inputs: Any) -> list[dict[str, Any]]:
                 made: list[dict[str, Any]] = super()._generate_and_score_completions(inputs)
-                for micro_batch in made if of_tokens else ():
-                    ids, grpo_batch = (
-                        micro_batch["input_ids"].roll(-1, -1),
-                        micro_batch["grpo_batch"],
-                    )
+                of_tokens = by_token_id(batch, batch.advantages)
+                for micro_batch in made:
+                    ids = micro_batch["input_ids"].roll(-1, -1)
                     if of_template.padding_free:
-                        ids = in_rows(ids[0], grpo_batch)
-                    grpo_batch.advantages = of_tokens(ids)
+                        ids = in_rows(ids[0], micro_batch["grpo_batch"])
+                    micro_batch["grpo_batch"].advantages = of_tokens[ids]
                 return made
 
-        trainer = Trainer(args, of_template, vllm_client=None)
-        trainer.disable_rollout_importance_sampling = False
-        return trainer
+        kind = WithAdvantages if gives_advantages(self.job) else Trainer
+        return kind(args, of_template, vllm_client=None)

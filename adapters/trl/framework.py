@@ -18,6 +18,7 @@ from adapters.contract.objective import (
 )
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.shells import NOTHING_LEARNED, ZEROED
+from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit.settings import whole_divisor
 from reference.aggregation import (
     AdvantageUnit,
@@ -70,20 +71,6 @@ MASKED = {**COMPARED, "vllm_importance_sampling_mode": "token_mask"}
 BONUS = {"entropy_coef": ENTROPY_COEFFICIENT}
 PENALTY = {"beta": KL_COEFFICIENT}
 
-OF_RUNS = {
-    "use_cpu": True,
-    "bf16": False,
-    "learning_rate": 0.0,
-    "weight_decay": 0.0,
-    "max_grad_norm": 0.0,
-    "logging_steps": 1,
-    "report_to": [],
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "gradient_checkpointing": False,
-    "dataloader_pin_memory": False,
-    "max_steps": _steps,
-}
 OF_GENERATIONS = {
     **OF_RUNS,
     "shuffle_dataset": False,
