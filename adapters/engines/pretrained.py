@@ -82,9 +82,10 @@ class PretrainedProbe(PreTrainedModel, GenerationMixin):
 def logits_of(predicted: torch.Tensor, probe: torch.Tensor, given: torch.Tensor) -> Any:
     """The only token's logits, 0: [*predicted, 1].
 
-    `SEAM` is told the probe, or the log-probabilities that are given if nothing is trained.
+    `SEAM` is told the probe, or the log-probabilities that are given if nothing is trained: a copy,
+    as the outputs of such a forward pass have no gradient.
     """
-    SEAM.probe = probe if torch.is_grad_enabled() else given
+    SEAM.probe = probe if torch.is_grad_enabled() else given.clone()
     SEAM.predicted = predicted
     return 0.0 * probe[predicted % len(probe)].unsqueeze(-1)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract.framework import Framework, OptionRow, Settings
     from adapters.toolkit.calls import Candidates
 
 ENVIRONMENT = {
@@ -51,6 +51,8 @@ class MsSwiftAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     framework: ClassVar[Framework]
+    elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
+    """Rows of another record that say something of this trainer's options, too."""
     arguments: ClassVar[str]
     trainer: ClassVar[str]
     """Paths of classes: the command line's arguments, and the trainer."""
@@ -82,7 +84,8 @@ class MsSwiftAdapter(Adapter):
             for name in ("GRPOArgumentsMixin", "RolloutTrainerArgumentsMixin")
         )
         losses = choices_in(found(trainer.__module__), "loss_type")
-        covered = {name for row in MS_SWIFT.options for name in row.names}
+        names = (own - others) | {f"loss_type={loss}" for loss in losses}
+        elsewhere = {name for row in self.elsewhere for name in row.names}
 
         def offers(settings: Settings) -> bool:
             loss = settings.get("loss_type")
@@ -90,7 +93,7 @@ class MsSwiftAdapter(Adapter):
 
         return self.framework.description(
             offers,
-            (own - others - covered) | {f"loss_type={loss}" for loss in losses},
+            {name for name in names if name.partition("=")[0] not in elsewhere},
             lambda name: getattr(kind, name, None),
             places=places(self.candidates()),
         )
@@ -104,6 +107,10 @@ class MsSwiftAdapter(Adapter):
             CodeLocation.TOKEN_DIVISION: ((trainer, self.divides),),
         }
 
+    def settings(self, job: Job) -> dict[str, Any]:
+        """What a user sets to train the job; raises `Unsupported`."""
+        return self.framework.settings(job)
+
     @abstractmethod
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer, with its ``gradients``, ``logs`` and ``passes``."""
@@ -111,7 +118,7 @@ class MsSwiftAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch in one run of the trainer."""
         batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
-        settings = self.framework.settings(job)
+        settings = self.settings(job)
         set_what_ray_sets(rank)
         with rank.framework():
             done = self.run(job, rank, batch, settings)
@@ -164,6 +171,7 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
 
     engine = "megatron"
     framework = MEGATRON
+    elsewhere = MS_SWIFT.options
     mode_names = MEGATRON.mode_names
     dependencies = ("accelerate", "mcore-bridge", "megatron-core", "transformers")
     arguments = "swift.megatron.arguments:MegatronRLHFArguments"
