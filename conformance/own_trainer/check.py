@@ -1,0 +1,278 @@
+"""The check of one trainer: a generator of steps, which the user's loop trains.
+
+Judges and traces ask for jobs as they do of a pool of ranks. Here a job's ranks are the user's
+loop, which cannot be called: so a judge that asks for a job which has not been run is stopped, the
+loop runs it, and the judge begins anew, with all that was run before at hand.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import adapters
+import conformance
+from adapters.contract.batch.probed_batch import ProbedBatch, painting
+from conformance.explain.causes import causes
+from conformance.findings.cause import Severity
+from conformance.own_trainer.errors import WrongLossError, WrongUseError
+from conformance.own_trainer.jobs import METRIC_SPECS, Asked
+from conformance.own_trainer.misuse import misuse
+from conformance.own_trainer.outcome import Outcome
+from conformance.own_trainer.step import Step, observation
+from conformance.own_trainer.worlds import World, launched
+from conformance.plan.matrix import MatrixCell
+from conformance.ranks.pool import Ran
+from conformance.ranks.recording.frames import LIBRARIES
+from conformance.ranks.recording.recorder import Recorder
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
+from conformance.tracing import tracer
+from conformance.tracing.trace import Trace
+from conformance.tracing.tracer import TracedJob
+from reference.aggregation import AdvantageUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from adapters.contract import Description, Job
+    from conformance.findings.cause import Cause, Clues
+    from conformance.findings.finding import Finding
+    from conformance.findings.trace import RankTrace
+    from conformance.own_trainer.step import Shown
+    from conformance.ranks.pool import RankPool
+
+_Made = TypeVar("_Made")
+_Answer = tuple[list["Shown"], "RankTrace | None"]
+
+TEST_RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "IPython", "ipykernel"})
+"""Packages below the user's frames."""
+
+
+class _JobWantedError(BaseException):
+    """A judge asked for a job that the loop has not run; nobody who judges may catch it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+
+@dataclass
+class _LoopRanks:
+    """What the loop has run, with the methods of a pool of ranks that judges and traces use."""
+
+    description: Description
+    outcomes: dict[Job, Ran] = field(default_factory=dict)
+    is_running = False
+
+    def run(self, job: Job) -> Ran:
+        """The outcome of a job that the loop has run."""
+        if job not in self.outcomes:
+            raise _JobWantedError(job)
+        return self.outcomes[job]
+
+
+class OwnTrainerCheck:
+    """Yields the steps of a check, and knows its outcome when the loop has come to its end.
+
+    ``root`` is the folder whose lines are suspected first, and ``time_limit`` the seconds that a
+    rank may wait for another.
+    """
+
+    def __init__(self, asked: Asked, root: Path, time_limit: float = 60.0) -> None:
+        self.outcome: Outcome | None = None
+        self._asked, self._root, self._time_limit = asked, root, time_limit
+        self._world: World | None = None
+        self._unit: AdvantageUnit | None = None
+        self._ranks = _LoopRanks(asked.description(AdvantageUnit.TOKEN, "float32"))
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps to train.
+
+        Raises:
+            WrongLossError: the trainer does not weigh tokens as its mode says.
+            WrongUseError: a step was not used as it has to be.
+        """
+        self._require_launched_ranks()
+        if self._is_first_rank:
+            yield from self._all()
+        else:
+            yield from self._serve()
+        self._close()
+        if self.outcome is not None and self.outcome.is_wrong:
+            raise WrongLossError(str(self.outcome))
+
+    def left(self, error: BaseException | None) -> BaseException | None:
+        """The loop was left, perhaps by an exception: returns the one to be shown.
+
+        A copy of the process that was forked for another rank ends here.
+        """
+        world, self._world = self._world, None
+        if world is None:
+            return error
+        shown = world.left(error)
+        world.close()
+        return shown
+
+    @property
+    def _is_first_rank(self) -> bool:
+        """Whether this process decides what is run; the others are those of torchrun."""
+        if launched() is None:
+            return True
+        self._enter(launched() or 1)
+        assert self._world is not None
+        return self._world.rank == 0
+
+    def _require_launched_ranks(self) -> None:
+        size = launched()
+        if size is not None and size not in self._asked.dp:
+            self._asked = replace(self._asked, dp=(size,))
+        elif size is not None:
+            self._asked = replace(self._asked, dp=tuple(dp for dp in self._asked.dp if dp == size))
+
+    def _close(self) -> None:
+        world, self._world = self._world, None
+        if world is not None:
+            if world.rank == 0:
+                world.tell(None)
+            world.close()
+
+    def _all(self) -> Generator[Step, None, None]:
+        cells = self._asked.cells()
+        findings: list[Finding] = []
+        clues: list[Clues] = []
+        for cell in cells:
+            yield from self._run(cell.job)
+            self._require_use(cell.job)
+        for cell in self._with_metrics(cells):
+            judgement = yield from self._answered(
+                lambda cell=cell: make(cell, SharedJobs(self._as_pool, [cell]))
+            )
+            finding = judgement.finding(cell.id, cell.depth)
+            if judgement.clues is not None:
+                finding = finding.model_copy(update={"clues": len(clues)})
+                clues.append(judgement.clues)
+            findings.append(finding)
+        found = causes(findings, clues, {})
+        trace = yield from self._trace(found, cells)
+        self.outcome = Outcome(cells=tuple(cells), findings=findings, causes=found, trace=trace)
+
+    def _with_metrics(self, cells: list[MatrixCell]) -> Iterator[MatrixCell]:
+        yield from cells
+        for cell in cells:
+            reported = self._ranks.outcomes[cell.job].observations[0].reported
+            for metric, spec in METRIC_SPECS.items():
+                if metric in reported:
+                    yield replace(cell, spec=spec)
+
+    def _trace(
+        self, found: list[Cause], cells: list[MatrixCell]
+    ) -> Generator[Step, None, Trace | None]:
+        """The trace of the worst wrong gradient, at its smallest step."""
+        by_id = {cell.id: cell for cell in cells}
+        wrong = [one for one in found if one.severity is Severity.GRADIENT]
+        for name in (name for cause in wrong for name in cause.findings if name in by_id):
+            job = by_id[name].job
+            traced = yield from self._answered(lambda job=job: tracer.trace(job, self._as_pool))
+            if isinstance(traced, TracedJob):
+                return Trace.of(name, traced, str(self._root).strip("/"), self._root)
+        return None
+
+    @property
+    def _as_pool(self) -> RankPool:
+        """The loop as what a judge takes it for."""
+        return cast("RankPool", self._ranks)
+
+    def _answered(self, asks: Callable[[], _Made]) -> Generator[Step, None, _Made]:
+        """What a judge says, once the loop has run all that it asks for."""
+        while True:
+            try:
+                return asks()
+            except _JobWantedError as wanted:
+                job = wanted.job
+            yield from self._run(job)
+
+    def _run(self, job: Job) -> Generator[Step, None, None]:
+        """Have the loop run a job, on all ranks."""
+        if job in self._ranks.outcomes:
+            return
+        self._enter(job.layout.dp)
+        world = self._world
+        assert world is not None
+        if world.rank:  # forked just now
+            yield from self._serve()
+        world.tell((job, self._unit))
+        answer = yield from self._train(job)
+        answers: list[_Answer] = world.gather(answer)
+        self._require_use_of(job, [shown for rank in answers for shown in rank[0]])
+        with painting(job.painted):
+            batch = ProbedBatch.of(job, self._ranks.description.conventions)
+            observations = tuple(observation(batch, shown) for shown, _ in answers)
+        traces = tuple(trace for _, trace in answers if trace is not None)
+        self._ranks.outcomes[job] = Ran(observations, traces)
+
+    def _serve(self) -> Generator[Step, None, None]:
+        """On another rank than the first: train what that one says, until it ends."""
+        world = self._world
+        assert world is not None
+        while (told := world.tell()) is not None:
+            job, self._unit = told
+            answer = yield from self._train(job)
+            world.gather(answer)
+        self._close()
+
+    def _train(self, job: Job) -> Generator[Step, None, _Answer]:
+        """Hand this rank's part of a job's steps to the loop."""
+        assert self._world is not None
+        recorder = Recorder(self._passes_by) if job.painted is not None else None
+        shown = []
+        with ExitStack() as stack:
+            if recorder is not None:
+                stack.enter_context(recorder)
+            for index in range(len(job.steps)):
+                step = Step(job, index, self._world.rank, self._unit or AdvantageUnit.TOKEN)
+                yield step
+                shown.append(step.shown())
+        return shown, recorder.trace if recorder is not None else None
+
+    def _require_use_of(self, job: Job, shown: list[Shown]) -> None:
+        """Require all ranks to have used their steps as they have to.
+
+        Raises:
+            WrongUseError: one has not.
+        """
+        for one in shown:
+            if one.misuse is not None:
+                raise WrongUseError(one.misuse)
+        units = {one.unit for one in shown} | ({self._unit} - {None})
+        if len(units) > 1:
+            raise WrongUseError(
+                "advantages are per token in one step and per sample in another",
+                "use step.advantages(per=…) in one way",
+            )
+        [self._unit] = units
+        self._ranks.description = self._asked.description(self._unit, shown[0].dtype)
+
+    def _require_use(self, job: Job) -> None:
+        """Require a job to show that what it was given was used.
+
+        Raises:
+            WrongUseError: it was not.
+        """
+        observations = self._ranks.outcomes[job].observations
+        words = misuse(job, observations, self._ranks.description)
+        if words is not None:
+            raise WrongUseError(words)
+
+    def _enter(self, size: int) -> None:
+        if self._world is None or self._world.size != size:
+            self._close()
+            self._world = World(size, self._time_limit)
+
+    @cached_property
+    def _passes_by(self) -> Callable[[str], bool]:
+        """Whether frames of a module are none of the trainer's."""
+        passed = LIBRARIES | TEST_RUNNERS | {adapters.__name__, conformance.__name__}
+        return lambda module: module.partition(".")[0] in passed
