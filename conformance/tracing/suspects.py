@@ -54,6 +54,7 @@ class Why(IntEnum):
     ASSIGNED = 12  # where a wrong number got its name
     UNUSED = 13  # the right count is made, and not used
     CHANGED = 14  # a count is not what it is made of
+    UNMASKED = 15  # losses are added up with those that no mask has made 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ class Suspects:
         return self.package is None or f"/{self.package}/" in line.file
 
     def _all(self) -> Iterator[_Ranked]:
+        if self.traced.observed and not self.traced.expected:
+            yield from self._of_unmasked()
         if not self.traced.observed or not self.traced.expected:
             return
         for factor in self.chain.factors:
@@ -143,6 +146,17 @@ class Suspects:
             yield from self._at(
                 factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
             )
+
+    def _of_unmasked(self) -> Iterator[_Ranked]:
+        """Yield the line that first adds a masked token's loss to others, and who called it."""
+        sizes = [self._operation(node).contents.size for node in self.chain.way]
+        for node, before, after in zip(self.chain.way[1:], sizes, sizes[1:], strict=False):
+            if after == 1 < before and self._operation(node).backward_pass is None:
+                words = "adds up the loss of a masked token, which no mask has made 0"
+                yield from self._at(node, Why.UNMASKED, 0, words)
+                for place, line in enumerate(self._callers(node), 1):
+                    yield _Ranked(Why.UNMASKED, -place, Suspect(line, words))
+                return
 
     def _of_idle(self, factor: Factor) -> Iterator[_Ranked]:
         """Yield the line of a factor of 1, best where its function knows the missing one."""
