@@ -21,6 +21,7 @@ from conformance.findings.cause import Severity
 from conformance.own_trainer.errors import WrongLossError, WrongUseError
 from conformance.own_trainer.jobs import METRIC_SPECS, Asked
 from conformance.own_trainer.misuse import misuse
+from conformance.own_trainer.model import SCALE
 from conformance.own_trainer.outcome import Outcome
 from conformance.own_trainer.step import Step, observation
 from conformance.own_trainer.worlds import World, launched
@@ -50,6 +51,14 @@ _Answer = tuple[list["Shown"], "RankTrace | None"]
 
 TEST_RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "IPython", "ipykernel"})
 """Packages below the user's frames."""
+
+
+def without_scale(trace: Trace) -> Trace:
+    """The trace without the factor of the stand-in model, which reading its gradient undoes."""
+    if trace.chain is None:
+        return trace
+    kept = [one for one in trace.chain.factors if one.value not in (SCALE, 1 / SCALE)]
+    return replace(trace, chain=replace(trace.chain, factors=tuple(kept)))
 
 
 class _JobWantedError(BaseException):
@@ -177,7 +186,8 @@ class OwnTrainerCheck:
             job = by_id[name].job
             traced = yield from self._answered(lambda job=job: tracer.trace(job, self._as_pool))
             if isinstance(traced, TracedJob):
-                return Trace.of(name, traced, str(self._root).strip("/"), self._root)
+                trace = Trace.of(name, traced, str(self._root).strip("/"), self._root)
+                return without_scale(trace)
         return None
 
     @property

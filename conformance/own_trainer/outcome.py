@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conformance.findings.badness import explain
+from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import WRONG
 from conformance.views.formatting import SYMBOLS
 from conformance.views.traces import as_text
@@ -33,6 +34,17 @@ class Outcome:
         """Whether the trainer is wrong; advice is not."""
         return any(finding.verdict in WRONG for finding in self.findings)
 
+    @property
+    def _consequences(self) -> list[Cause]:
+        """Wrong logged numbers that no known mistake explains, where gradients are wrong too."""
+        if not any(cause.severity is Severity.GRADIENT for cause in self.causes):
+            return []
+        return [
+            cause
+            for cause in self.causes
+            if cause.severity is Severity.LOGGED and cause.name == UNEXPLAINED
+        ]
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -44,7 +56,11 @@ class Outcome:
         else:
             yield f"the trainer is not {mode}: {wrong} of {total} findings are wrong"
         for cause in self.causes:
-            yield from self._of_cause(cause)
+            if cause not in self._consequences:
+                yield from self._of_cause(cause)
+        if self._consequences:
+            logged = sum(len(cause.findings) for cause in self._consequences)
+            yield f"{logged} logged numbers are wrong as well, which may follow from it"
         if self.trace is not None:
             yield "the worst token of the smallest step that shows it:"
             yield from (f"  {line}" for line in as_text(self.trace))

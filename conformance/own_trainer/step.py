@@ -86,8 +86,7 @@ class Step:
         self._logged: dict[Metric, float] = {}
         self.batch = [self._sample(i) for i in range(self._of_step.start, self._of_step.stop)]
         size = len(self.batch) // self.dp
-        self._mine = slice(rank * size, (rank + 1) * size)
-        self.samples = self.batch[self._mine]
+        self.samples = self.batch[rank * size : (rank + 1) * size]
 
     def _sample(self, index: int) -> Sample:
         probed = self._probed
@@ -117,8 +116,10 @@ class Step:
         self._stand_in = StandIn(returns, vocabulary, self._probed.probe_size)
         return self._stand_in.module
 
-    def advantages(self, per: str = "token") -> list[torch.Tensor] | torch.Tensor:
-        """The advantages of this rank's samples: float32 [samples], or [R] for each sample.
+    def advantages(
+        self, per: str = "token", samples: Sequence[Sample] | None = None
+    ) -> list[torch.Tensor] | torch.Tensor:
+        """The advantages of samples, this rank's by default: float32 [R] for each, or [samples].
 
         Raises:
             WrongUseError: ``per`` is neither ``token`` nor ``sample``.
@@ -126,7 +127,9 @@ class Step:
         if per not in UNITS:
             raise WrongUseError(f"advantages per {per!r} are unknown", "say token or sample")
         self._unit = UNITS[per]
-        of_tokens = self._of_unit(self._unit)[self._mine]
+        every = self._of_unit(self._unit)
+        chosen = self.samples if samples is None else samples
+        of_tokens = [every[self.batch.index(sample)] for sample in chosen]
         if self._unit is AdvantageUnit.TOKEN:
             return [torch.from_numpy(one.copy()).float() for one in of_tokens]
         return torch.tensor([float(max(one, key=abs)) for one in of_tokens])

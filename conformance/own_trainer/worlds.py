@@ -114,6 +114,7 @@ class World:
             )
         if self._report is None:
             self.rank = dist.get_rank()
+        _forget_accelerate()
         self._group = dist.new_group(backend="gloo", timeout=time_limit)
 
     def tell(self, what: Any = None) -> Any:
@@ -183,6 +184,12 @@ class World:
                 if reader.poll(GRACE):
                     return rank, reader.recv()
         return None
+
+
+def _forget_accelerate() -> None:
+    """Have Accelerate, which keeps the ranks of the first world for ever, look at this one."""
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def _end(status: int) -> None:

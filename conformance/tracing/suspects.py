@@ -39,6 +39,7 @@ CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
+    DIVISOR = -1  # nothing else is suspected, and this divides by no count of the step
     CONSEQUENCE = 0  # a count is made of one that is suspected
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
     IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
@@ -94,7 +95,7 @@ class Suspects:
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
         by_line: dict[tuple[str, int], Suspect] = {}
-        found = [*self._all()]
+        found = [*self._all()] or [*self._of_divisors()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
         for one in sorted(told or found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
@@ -146,6 +147,15 @@ class Suspects:
             yield from self._at(
                 factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
             )
+
+    def _of_divisors(self) -> Iterator[_Ranked]:
+        """Yield the lines that divide by something else than the tokens that are to be counted."""
+        for factor in self.chain.factors if self.traced.is_wrong else ():
+            divisor = 1 / factor.value if factor.value else math.inf
+            is_forward = self._operation(factor.node).backward_pass is None
+            if is_forward and divisor > 1 and not is_close(divisor, self._right.tokens):
+                words = f"divides by {divisor:.6g}, where there are {self._right.tokens:g} tokens"
+                yield from self._at(factor.node, Why.DIVISOR, 0, words)
 
     def _of_unmasked(self) -> Iterator[_Ranked]:
         """Yield the line that first adds a masked token's loss to others, and who called it."""

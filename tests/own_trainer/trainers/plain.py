@@ -1,8 +1,9 @@
-"""GRPO with gradient accumulation, in plain PyTorch."""
+"""GRPO with gradient accumulation in plain PyTorch; ranks add up their gradients."""
 
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 
 
@@ -23,18 +24,25 @@ class GRPOTrainer:
 
     def train_step(self, rollouts, advantages):
         size = len(rollouts) // self.accumulation_steps
-        tokens = sum(rollout.mask.sum() for rollout in rollouts)
-        total = 0.0
+        tokens = self.count(rollouts)
+        total = torch.zeros(())
         for start in range(0, len(rollouts), size):
             batch = collate(rollouts[start : start + size], advantages[start : start + size])
-            losses = self.token_losses(batch)
-            loss = self.reduce(losses, batch["mask"], tokens)
+            loss = self.reduce(self.token_losses(batch), batch["mask"], tokens)
             loss.backward()
-            total += loss.item()
+            total += loss.detach()
+        for parameter in self.model.parameters():
+            dist.all_reduce(parameter.grad)
+        dist.all_reduce(total)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return {"loss": total}
+        return {"loss": total.item()}
+
+    def count(self, rollouts):
+        tokens = torch.stack([rollout.mask.sum() for rollout in rollouts]).sum()
+        dist.all_reduce(tokens)
+        return tokens
 
     def token_losses(self, batch):
         logits = self.model(batch["ids"])[:, :-1]
@@ -48,7 +56,7 @@ class GRPOTrainer:
 
 
 def collate(rollouts, advantages):
-    """Rows of prompt and response, padded on the right; columns of losses begin one token later."""
+    """Rows of prompt and response, padded on the right; losses begin with the second token."""
     ids = [torch.cat([rollout.prompt, rollout.response]) for rollout in rollouts]
     return {
         "ids": pad_sequence(ids, batch_first=True),
@@ -66,19 +74,32 @@ def _shifted(rollouts, values):
 
 class MeanOfMeans(GRPOTrainer):
     def reduce(self, losses, mask, tokens):
-        return (losses * mask).sum() / mask.sum().clamp(min=1) / self.accumulation_steps
+        mean = (losses * mask).sum() / mask.sum()  # bug
+        return mean / self.accumulation_steps / dist.get_world_size()
+
+
+class LocalCount(GRPOTrainer):
+    def count(self, rollouts):
+        return torch.stack([rollout.mask.sum() for rollout in rollouts]).sum()  # bug
+
+    def reduce(self, losses, mask, tokens):
+        return super().reduce(losses, mask, tokens) / dist.get_world_size()
 
 
 class MaskForgotten(GRPOTrainer):
     def reduce(self, losses, mask, tokens):
-        return losses.sum() / tokens
+        return losses.sum() / tokens  # bug
 
 
 class PaddedWidth(GRPOTrainer):
     def reduce(self, losses, mask, tokens):
-        return (losses * mask).sum(-1).mean() / mask.shape[-1] / self.accumulation_steps
+        mean = (losses * mask).mean()  # bug
+        return mean / self.accumulation_steps / dist.get_world_size()
 
 
 class DividedTwice(GRPOTrainer):
     def reduce(self, losses, mask, tokens):
-        return (losses * mask).sum() / tokens / self.accumulation_steps
+        return super().reduce(losses, mask, tokens) / self.accumulation_steps  # bug
+
+
+BUGS = [MeanOfMeans, LocalCount, MaskForgotten, PaddedWidth, DividedTwice]
