@@ -24,7 +24,7 @@ from conformance.own_trainer.misuse import misuse
 from conformance.own_trainer.model import SCALE
 from conformance.own_trainer.outcome import Outcome
 from conformance.own_trainer.step import Step, observation
-from conformance.own_trainer.worlds import World, launched
+from conformance.own_trainer.worlds import Copies, Launched, launched
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran
 from conformance.ranks.recording.frames import LIBRARIES
@@ -93,9 +93,9 @@ class OwnTrainerCheck:
     def __init__(self, asked: Asked, root: Path, time_limit: float = 60.0) -> None:
         self.outcome: Outcome | None = None
         self._asked, self._root, self._time_limit = asked, root, time_limit
-        self._world: World | None = None
+        self._ranks: Copies | Launched | None = None
         self._unit: AdvantageUnit | None = None
-        self._ranks = _LoopRanks(asked.description(AdvantageUnit.TOKEN, "float32"))
+        self._loop = _LoopRanks(asked.description(AdvantageUnit.TOKEN, "float32"))
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps to train.
@@ -104,12 +104,18 @@ class OwnTrainerCheck:
             WrongLossError: the trainer does not weigh tokens as its mode says.
             WrongUseError: a step was not used as it has to be.
         """
-        self._require_launched_ranks()
-        if self._is_first_rank:
+        asked = self._asked
+        if (size := launched()) is not None:
+            self._asked = asked = replace(asked, dp=(size,))
+            self._ranks = Launched(size, self._time_limit)
+        else:
+            self._ranks = Copies(max(asked.dp), self._time_limit)
+        if self._ranks.rank == 0:
             yield from self._all()
         else:
             yield from self._serve()
-        self._close()
+        ranks, self._ranks = self._ranks, None
+        ranks.close()
         if self.outcome is not None and self.outcome.is_wrong:
             raise WrongLossError(str(self.outcome))
 
@@ -118,35 +124,12 @@ class OwnTrainerCheck:
 
         A copy of the process that was forked for another rank ends here.
         """
-        world, self._world = self._world, None
-        if world is None:
+        ranks, self._ranks = self._ranks, None
+        if ranks is None:
             return error
-        shown = world.left(error)
-        world.close()
+        shown = ranks.left(error)
+        ranks.drop()
         return shown
-
-    @property
-    def _is_first_rank(self) -> bool:
-        """Whether this process decides what is run; the others are those of torchrun."""
-        if launched() is None:
-            return True
-        self._enter(launched() or 1)
-        assert self._world is not None
-        return self._world.rank == 0
-
-    def _require_launched_ranks(self) -> None:
-        size = launched()
-        if size is not None and size not in self._asked.dp:
-            self._asked = replace(self._asked, dp=(size,))
-        elif size is not None:
-            self._asked = replace(self._asked, dp=tuple(dp for dp in self._asked.dp if dp == size))
-
-    def _close(self) -> None:
-        world, self._world = self._world, None
-        if world is not None:
-            if world.rank == 0:
-                world.tell(None)
-            world.close()
 
     def _all(self) -> Generator[Step, None, None]:
         cells = self._asked.cells()
@@ -171,7 +154,7 @@ class OwnTrainerCheck:
     def _with_metrics(self, cells: list[MatrixCell]) -> Iterator[MatrixCell]:
         yield from cells
         for cell in cells:
-            reported = self._ranks.outcomes[cell.job].observations[0].reported
+            reported = self._loop.outcomes[cell.job].observations[0].reported
             for metric, spec in METRIC_SPECS.items():
                 if metric in reported:
                     yield replace(cell, spec=spec)
@@ -193,7 +176,7 @@ class OwnTrainerCheck:
     @property
     def _as_pool(self) -> RankPool:
         """The loop as what a judge takes it for."""
-        return cast("RankPool", self._ranks)
+        return cast("RankPool", self._loop)
 
     def _answered(self, asks: Callable[[], _Made]) -> Generator[Step, None, _Made]:
         """What a judge says, once the loop has run all that it asks for."""
@@ -206,43 +189,39 @@ class OwnTrainerCheck:
 
     def _run(self, job: Job) -> Generator[Step, None, None]:
         """Have the loop run a job, on all ranks."""
-        if job in self._ranks.outcomes:
+        if job in self._loop.outcomes:
             return
-        self._enter(job.layout.dp)
-        world = self._world
-        assert world is not None
-        if world.rank:  # forked just now
-            yield from self._serve()
-        world.tell((job, self._unit))
+        ranks, dp = self._ranks, job.layout.dp
+        assert ranks is not None
+        ranks.run(dp, (job, self._unit))
         answer = yield from self._train(job)
-        answers: list[_Answer] = world.gather(answer)
+        answers: list[_Answer] = ranks.gather(dp, answer)
         self._require_use_of(job, [shown for rank in answers for shown in rank[0]])
         with painting(job.painted):
-            batch = ProbedBatch.of(job, self._ranks.description.conventions)
+            batch = ProbedBatch.of(job, self._loop.description.conventions)
             observations = tuple(observation(batch, shown) for shown, _ in answers)
         traces = tuple(trace for _, trace in answers if trace is not None)
-        self._ranks.outcomes[job] = Ran(observations, traces)
+        self._loop.outcomes[job] = Ran(observations, traces)
 
     def _serve(self) -> Generator[Step, None, None]:
         """On another rank than the first: train what that one says, until it ends."""
-        world = self._world
-        assert world is not None
-        while (told := world.tell()) is not None:
+        ranks = self._ranks
+        assert ranks is not None
+        while (told := ranks.told()) is not None:
             job, self._unit = told
             answer = yield from self._train(job)
-            world.gather(answer)
-        self._close()
+            ranks.gather(job.layout.dp, answer)
 
     def _train(self, job: Job) -> Generator[Step, None, _Answer]:
         """Hand this rank's part of a job's steps to the loop."""
-        assert self._world is not None
+        assert self._ranks is not None
         recorder = Recorder(self._passes_by) if job.painted is not None else None
         shown = []
         with ExitStack() as stack:
             if recorder is not None:
                 stack.enter_context(recorder)
             for index in range(len(job.steps)):
-                step = Step(job, index, self._world.rank, self._unit or AdvantageUnit.TOKEN)
+                step = Step(job, index, self._ranks.rank, self._unit or AdvantageUnit.TOKEN)
                 yield step
                 shown.append(step.shown())
         return shown, recorder.trace if recorder is not None else None
@@ -263,7 +242,7 @@ class OwnTrainerCheck:
                 "use step.advantages(per=…) in one way",
             )
         [self._unit] = units
-        self._ranks.description = self._asked.description(self._unit, shown[0].dtype)
+        self._loop.description = self._asked.description(self._unit, shown[0].dtype)
 
     def _require_use(self, job: Job) -> None:
         """Require a job to show that what it was given was used.
@@ -271,15 +250,10 @@ class OwnTrainerCheck:
         Raises:
             WrongUseError: it was not.
         """
-        observations = self._ranks.outcomes[job].observations
-        words = misuse(job, observations, self._ranks.description)
+        observations = self._loop.outcomes[job].observations
+        words = misuse(job, observations, self._loop.description)
         if words is not None:
             raise WrongUseError(words)
-
-    def _enter(self, size: int) -> None:
-        if self._world is None or self._world.size != size:
-            self._close()
-            self._world = World(size, self._time_limit)
 
     @cached_property
     def _passes_by(self) -> Callable[[str], bool]:

@@ -11,3 +11,7 @@ class WrongUseError(ConformanceError):
 
 class WrongLossError(AssertionError):
     """The trainer does not weigh tokens as its mode says; the message has the mistakes."""
+
+
+class RankFailedError(RuntimeError):
+    """The loop's body raised on another rank; the message has its traceback."""

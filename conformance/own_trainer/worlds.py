@@ -1,16 +1,21 @@
-"""The ranks of a step: this process, and copies of it that are made in the midst of the user's loop.
+"""The ranks of a loop: this process, and copies of it that are made when the loop begins.
 
-Forked copies go on where this process is: they hold the user's trainer, fixtures and imports, run
-the loop's body at the same time on their own samples, and end when their world does. A fork takes
-30 ms, where a fresh interpreter that imports torch and the test's modules takes 4 s (measured on
-two cores), and cannot have what the test made before the loop. It is safe as long as the copy
-starts no thread pool that its parent had: torch uses one thread in it, as in workers of its data
-loader. What does not survive a fork is CUDA, and autograd's threads for GPUs; both are refused, and
-`torchrun` starts the ranks instead. Then this process is one of torchrun's and forks nothing.
+Forked copies go on where this process is: they hold the test's imports and fixtures, run the loop's
+body at the same time on their own samples, and end with the loop. A fork takes 30 ms, where a fresh
+interpreter that imports torch and the test's modules takes 4 s (measured on two cores), and cannot
+have what the test made before the loop. What makes it safe:
+
+- A copy uses one thread, as workers of torch's data loader do, and starts no pool that its parent
+  had.
+- It never destroys what its parent's threads belong to, such as a process group of an earlier loop:
+  that waits for threads which a copy has not got.
+- CUDA, and autograd's threads for GPUs, do not survive a fork. Both are refused, and `torchrun`
+  starts the ranks instead; then nothing is forked.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -21,13 +26,14 @@ import traceback
 import warnings
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from multiprocessing import Pipe
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from conformance.own_trainer.errors import WrongUseError
+from conformance.own_trainer.errors import RankFailedError, WrongUseError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -46,112 +52,208 @@ USE_TORCHRUN = (
 GRACE = 5.0
 """Seconds that a copy has to end, or to say what it died of."""
 
+_FORMER: list[Any] = []
+"""The process groups of the loop before, which no copy may destroy."""
+
 
 def launched() -> int | None:
     """The number of ranks that torchrun started; None if it started none."""
-    if dist.is_initialized():
-        return dist.get_world_size()
-    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    return dist.get_world_size() if dist.is_initialized() else None
 
 
-class World:
-    """The ranks that run a step at the same time, in a process group.
+class Launched:
+    """Ranks that torchrun started, or a program that has made their process group itself."""
 
-    ``rank`` is that of this process. Ranks other than the first are told what to run.
+    is_copy = False
+
+    def __init__(self, size: int, time_limit: float) -> None:
+        self._is_owner = not dist.is_initialized()
+        limit = timedelta(seconds=time_limit)
+        if self._is_owner:
+            dist.init_process_group("gloo", timeout=limit)
+        self.rank, self._size = dist.get_rank(), size
+        self._group = dist.new_group(backend="gloo", timeout=limit)
+
+    def run(self, size: int, what: Any) -> None:
+        """On the first rank: tell all others what to run."""
+        dist.broadcast_object_list([what], src=0, group=self._group)
+
+    def told(self) -> Any:
+        """On another rank: what to run; None at the end."""
+        told = [None]
+        dist.broadcast_object_list(told, src=0, group=self._group)
+        return told[0]
+
+    def gather(self, size: int, mine: Any) -> list[Any]:
+        """What every rank has, on every rank."""
+        found: list[Any] = [None] * self._size
+        dist.all_gather_object(found, mine, group=self._group)
+        return found
+
+    def close(self) -> None:
+        """Tell the others that this is the end."""
+        if self.rank == 0:
+            self.run(self._size, None)
+        self.drop()
+
+    def drop(self) -> None:
+        """Leave the process group if the loop made it."""
+        if self._is_owner and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def left(self, error: BaseException | None) -> BaseException | None:
+        """The exception to be shown."""
+        return error
+
+
+class Copies:
+    """This process as the first rank, and copies of it for the others.
 
     Raises:
         WrongUseError: this process cannot be forked.
     """
 
     def __init__(self, size: int, time_limit: float) -> None:
-        self.size, self.rank = size, 0
+        if size > 1 and torch.cuda.is_initialized():
+            raise WrongUseError(
+                "CUDA is initialised in this process, and cannot be used in a copy of it",
+                USE_TORCHRUN.format(size=size),
+            )
+        self.rank, self._size = 0, 1
+        self._time_limit = timedelta(seconds=time_limit)
+        self._folder = tempfile.mkdtemp(prefix="rl-loss-conformance-")
+        self._environment = dict(os.environ)
+        self._worlds = count()
         self._children: dict[int, tuple[int, Connection]] = {}
-        self._report: Connection | None = None
-        self._folder: str | None = None
-        self._before = dict(os.environ)
-        self._owns_group = not dist.is_initialized()
-        self._group: Any = None
-        if launched() is None:
-            self._folder = tempfile.mkdtemp(prefix="rl-loss-conformance-")
-            self._fork()
-        self._join(timedelta(seconds=time_limit))
+        self._parent: Connection | None = None
+        gc.collect()  # what is destroyed here need not be kept from copies
+        for rank in range(1, size):
+            if self._fork(rank):
+                break
+        else:
+            _FORMER.clear()
 
     @property
     def is_copy(self) -> bool:
-        """Whether this process ends with the world."""
-        return self._report is not None
+        """Whether this process ends with the loop."""
+        return self._parent is not None
 
-    def _fork(self) -> None:
-        if self.size > 1 and torch.cuda.is_initialized():
-            raise WrongUseError(
-                "CUDA is initialised in this process, and cannot be used in a copy of it",
-                USE_TORCHRUN.format(size=self.size),
-            )
-        for rank in range(1, self.size):
-            reader, writer = Pipe(duplex=False)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # threads: see above
-                pid = os.fork()
-            if pid == 0:
-                self.rank, self._report, self._children = rank, writer, {}
-                torch.set_num_threads(1)
-                return
-            writer.close()
-            self._children[rank] = pid, reader
+    def _fork(self, rank: int) -> bool:
+        """Make a copy; returns whether this is it."""
+        here, there = Pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads: see above
+            pid = os.fork()
+        if pid:
+            there.close()
+            self._children[rank] = pid, here
+            return False
+        gc.freeze()
+        torch.set_num_threads(1)
+        self.rank, self._parent, self._children = rank, there, {}
+        return True
 
-    def _join(self, time_limit: timedelta) -> None:
-        if self._owns_group and self._folder is None:
-            dist.init_process_group("gloo", timeout=time_limit)
-        elif self._owns_group:
-            if self.size > 1:
-                names = ("RANK", "LOCAL_RANK")
-                os.environ.update(dict.fromkeys(names, str(self.rank)), WORLD_SIZE=str(self.size))
-            store = dist.FileStore(f"{self._folder}/world", self.size)
-            dist.init_process_group(
-                "gloo", store=store, rank=self.rank, world_size=self.size, timeout=time_limit
-            )
-        if self._report is None:
-            self.rank = dist.get_rank()
+    def run(self, size: int, what: Any) -> None:
+        """On the first rank: enter a world of a size, and tell its other ranks what to run."""
+        is_entered = size == self._size and dist.is_initialized()
+        store = "" if is_entered else f"{self._folder}/world-{next(self._worlds)}"
+        for rank in range(1, size):
+            self._children[rank][1].send((size, store, what))
+        if store:
+            self._join(size, store)
+
+    def told(self) -> Any:
+        """On another rank: what to run, in the world that it belongs to; None at the end."""
+        assert self._parent is not None
+        try:
+            size, store, what = self._parent.recv()
+        except EOFError:
+            return None
+        if store:
+            self._join(size, store)
+        return what
+
+    def gather(self, size: int, mine: Any) -> list[Any]:
+        """What every rank has, on the first.
+
+        Raises:
+            RankFailedError: a copy has raised, or died.
+        """
+        if self._parent is not None:
+            self._parent.send((mine, ""))
+            return []
+        return [mine, *(self._answer(rank) for rank in range(1, size))]
+
+    def _answer(self, rank: int) -> Any:
+        try:
+            answer, failure = self._children[rank][1].recv()
+        except (EOFError, OSError):
+            answer, failure = None, "it died without a word"
+        if failure:
+            raise RankFailedError(self._words(rank, failure))
+        return answer
+
+    def _words(self, rank: int, failure: str) -> str:
+        hint = USE_TORCHRUN.format(size=self._size) if AUTOGRAD_AND_FORK in failure else ""
+        return "\n".join([f"rank {rank} of {self._size} raised:", failure, hint]).rstrip()
+
+    def _join(self, size: int, store: str) -> None:
+        """Leave the world of before, and join another."""
+        self._leave()
+        self._size = size
+        if size > 1:
+            os.environ |= {
+                "RANK": str(self.rank),
+                "LOCAL_RANK": str(self.rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_WORLD_SIZE": str(size),
+                "MASTER_ADDR": "localhost",  # some only look whether it is set
+                "MASTER_PORT": "29500",
+            }
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(store, size),
+            rank=self.rank,
+            world_size=size,
+            timeout=self._time_limit,
+        )
         _forget_accelerate()
-        self._group = dist.new_group(backend="gloo", timeout=time_limit)
 
-    def tell(self, what: Any = None) -> Any:
-        """Send something from the first rank to all others; returns it on every rank."""
-        sent = [what]
-        dist.broadcast_object_list(sent, src=0, group=self._group)
-        return sent[0]
-
-    def gather(self, mine: Any) -> list[Any]:
-        """What every rank has."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, mine, group=self._group)
-        return found
-
-    def close(self) -> None:
-        """Leave the process group; copies end, whatever they do."""
-        if self.is_copy:
-            _end(0)
-        if self._owns_group and dist.is_initialized():
+    def _leave(self) -> None:
+        if dist.is_initialized():
+            _FORMER.extend(dist.distributed_c10d._world.pg_map)
             with suppress(RuntimeError):
                 dist.destroy_process_group()
         os.environ.clear()
-        os.environ.update(self._before)
+        os.environ.update(self._environment)
+
+    def close(self) -> None:
+        """End the copies, in which this does not return."""
+        if self._parent is not None:
+            _end(0)
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of the copies, which may have ended, and of the process group."""
+        for _, connection in self._children.values():
+            connection.close()
+        self._leave()
         self._reap()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _reap(self) -> None:
         deadline = time.monotonic() + GRACE
-        for pid, reader in self._children.values():
+        for pid, _ in self._children.values():
             while os.waitpid(pid, os.WNOHANG) == (0, 0):
                 if time.monotonic() > deadline:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
                     break
                 time.sleep(0.001)
-            reader.close()
         self._children = {}
 
     def left(self, error: BaseException | None) -> BaseException | None:
@@ -160,29 +262,26 @@ class World:
         A copy hands its exception over and ends here. The first rank shows it if its own is only
         that it waited in vain.
         """
-        if self._report is not None:
+        if self._parent is not None:
             if error is not None:
                 with suppress(OSError):
-                    self._report.send("".join(traceback.format_exception(error)))
+                    self._parent.send((None, "".join(traceback.format_exception(error))))
             _end(1 if error else 0)
-        told = None
+        shown = error
         if error is not None and any(word in str(error) for word in WAITED):
-            told = self._told()
+            shown = self._first_failure() or error
         for pid, _ in self._children.values():  # they may wait for this rank
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if told is None:
-            return error
-        rank, words = told
-        hint = f"\n{USE_TORCHRUN.format(size=self.size)}" if AUTOGRAD_AND_FORK in words else ""
-        return RuntimeError(f"rank {rank} of {self.size} raised:\n{words}{hint}")
+            os.kill(pid, signal.SIGKILL)
+        return shown
 
-    def _told(self) -> tuple[int, str] | None:
-        """The first copy that handed an exception over, and its traceback."""
-        for rank, (_, reader) in self._children.items():
+    def _first_failure(self) -> RankFailedError | None:
+        """What the first copy raised that handed its exception over."""
+        for rank, (_, connection) in self._children.items():
             with suppress(EOFError, OSError):
-                if reader.poll(GRACE):
-                    return rank, reader.recv()
+                if connection.poll(GRACE):
+                    _, failure = connection.recv()
+                    if failure:
+                        return RankFailedError(self._words(rank, failure))
         return None
 
 
