@@ -7,6 +7,7 @@ loop runs it, and the judge begins anew, with all that was run before at hand.
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +19,7 @@ import conformance
 from adapters.contract.batch.probed_batch import ProbedBatch, painting
 from conformance.explain.causes import causes
 from conformance.findings.cause import Severity
-from conformance.own_trainer.errors import WrongLossError, WrongUseError
+from conformance.own_trainer.errors import RankFailedError, WrongLossError, WrongUseError
 from conformance.own_trainer.jobs import METRIC_SPECS, Asked
 from conformance.own_trainer.misuse import misuse
 from conformance.own_trainer.model import SCALE
@@ -92,6 +93,9 @@ class OwnTrainerCheck:
 
     def __init__(self, asked: Asked, root: Path, time_limit: float = 60.0) -> None:
         self.outcome: Outcome | None = None
+        self.is_unfinished = False
+        """Whether the loop has begun, and was not told the outcome, or what to change."""
+
         self._asked, self._root, self._time_limit = asked, root, time_limit
         self._ranks: Copies | Launched | None = None
         self._unit: AdvantageUnit | None = None
@@ -104,6 +108,17 @@ class OwnTrainerCheck:
             WrongLossError: the trainer does not weigh tokens as its mode says.
             WrongUseError: a step was not used as it has to be.
         """
+        self.is_unfinished = True
+        try:
+            yield from self._every_step()
+        except (WrongUseError, RankFailedError):
+            self.is_unfinished = False
+            raise
+        self.is_unfinished = False
+        if self.outcome is not None and self.outcome.is_wrong:
+            raise WrongLossError(str(self.outcome))
+
+    def _every_step(self) -> Iterator[Step]:
         asked = self._asked
         if (size := launched()) is not None:
             self._asked = asked = replace(asked, dp=(size,))
@@ -116,8 +131,6 @@ class OwnTrainerCheck:
             yield from self._serve()
         ranks, self._ranks = self._ranks, None
         ranks.close()
-        if self.outcome is not None and self.outcome.is_wrong:
-            raise WrongLossError(str(self.outcome))
 
     def left(self, error: BaseException | None) -> BaseException | None:
         """The loop was left, perhaps by an exception: returns the one to be shown.
@@ -259,4 +272,5 @@ class OwnTrainerCheck:
     def _passes_by(self) -> Callable[[str], bool]:
         """Whether frames of a module are none of the trainer's."""
         passed = LIBRARIES | TEST_RUNNERS | {adapters.__name__, conformance.__name__}
+        passed |= {"__main__"} if "_pytest" in sys.modules else set()
         return lambda module: module.partition(".")[0] in passed

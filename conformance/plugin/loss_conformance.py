@@ -61,7 +61,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         shown = check.left(error)
         if shown is not None and shown is not error:
             raise shown from error
-        if error is None and check.outcome is None:
+        if error is None and check.is_unfinished:
             pytest.fail(
                 "the loop over loss_conformance was left before its last step, so that nothing"
                 " was judged; let it go through all steps",

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.own_trainer.trainers import hugging_face, lightning, plain
+from tests.own_trainer.trainers import lightning, plain, rows
 from tests.own_trainer.trainers.plain import Rollout
 
 
@@ -38,22 +38,23 @@ def fsdp_loop(loss_conformance, trainer_class):
 
 
 def hugging_face_loop(loss_conformance, trainer_class):
-    for step in loss_conformance(mode="token_mean", dp=2, micro_batches=(1, 2)):
+    sizes = {"dp": 2, "micro_batches": (1, 4), "cases": ["padded_widths"]}
+    for step in loss_conformance(mode="token_mean", **sizes):
         advantages = step.advantages(samples=step.batch)
-        rows = [hugging_face.row(*pair) for pair in zip(step.batch, advantages, strict=True)]
+        dataset = [rows.row(*pair) for pair in zip(step.batch, advantages, strict=True)]
         size = len(step.samples) // step.micro_batches
         model = step.model(returns="hugging_face", vocabulary=1000)
-        trainer = trainer_class(model, rows, step.micro_batches, size)
+        trainer = trainer_class(model, dataset, step.micro_batches, size)
         with step.watch():
             trainer.train()
 
 
 def lightning_loop(loss_conformance, trainer_class):
     for step in loss_conformance(mode="token_mean", dp=(1, 2), micro_batches=(1, 2)):
-        rows = [hugging_face.row(*p) for p in zip(step.samples, step.advantages(), strict=True)]
+        every = [rows.row(*p) for p in zip(step.samples, step.advantages(), strict=True)]
         tokens = sum(s.mask.sum() for s in step.samples)
-        size = len(rows) // step.micro_batches
-        batches = [hugging_face.collate(rows[i : i + size]) for i in range(0, len(rows), size)]
+        size = len(every) // step.micro_batches
+        batches = [rows.collate(every[i : i + size]) for i in range(0, len(every), size)]
         for batch in batches:
             batch |= {"mask": batch.pop("labels") != -100, "tokens_of_step": tokens}
         module = trainer_class(step.model(returns="dict"))

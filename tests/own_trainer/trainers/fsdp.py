@@ -66,6 +66,3 @@ class DividedTwice(Policy):
     def normalise(self, per_token, mask, total):
         loss = super().normalise(per_token, mask, total)
         return loss / self.grad_accum  # bug
-
-
-BUGS = [MeanOfMeans, LocalCount, MaskForgotten, PaddedWidth, DividedTwice]

@@ -3,8 +3,9 @@
 import tempfile
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainingArguments
+
+from tests.own_trainer.trainers.rows import collate
 
 
 class GRPOTrainer(Trainer):
@@ -34,28 +35,6 @@ class GRPOTrainer(Trainer):
 
     def reduced(self, losses, mask, tokens):
         return (losses * mask).sum() / tokens * self.accelerator.num_processes
-
-
-def collate(rows):
-    padding = {"labels": -100}
-    return {
-        name: pad_sequence(
-            [row[name] for row in rows], batch_first=True, padding_value=padding.get(name, 0)
-        )
-        for name in rows[0]
-    }
-
-
-def row(sample, advantages):
-    ids = torch.cat([sample.prompt, sample.response])
-    before = torch.zeros(len(sample.prompt))
-    active = torch.cat([before.bool(), sample.mask])
-    return {
-        "input_ids": ids,
-        "labels": torch.where(active, ids, -100),
-        "old_log_probs": torch.cat([before, sample.old_log_probs]),
-        "advantages": torch.cat([before, advantages]),
-    }
 
 
 class MeanOfMeans(GRPOTrainer):
@@ -88,6 +67,3 @@ class DividedTwice(GRPOTrainer):
     def reduced(self, losses, mask, tokens):
         loss = super().reduced(losses, mask, tokens)
         return loss / self.current_gradient_accumulation_steps  # bug
-
-
-BUGS = [MeanOfMeans, LocalCount, MaskForgotten, PaddedWidth, DividedTwice]

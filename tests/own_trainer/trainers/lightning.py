@@ -82,6 +82,3 @@ class DividedTwice(GRPOModule):
     def mean(self, losses, mask, tokens_of_step):
         loss = super().mean(losses, mask, tokens_of_step)
         return loss / self.trainer.accumulate_grad_batches  # bug
-
-
-BUGS = [MeanOfMeans, LocalCount, MaskForgotten, PaddedWidth, DividedTwice]

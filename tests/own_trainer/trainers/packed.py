@@ -84,14 +84,11 @@ class MaskForgotten(PackedTrainer):
 class PaddedWidth(PackedTrainer):
     def loss(self, token_loss, packed):
         cu_seqlens = packed["cu_seqlens"]
-        width = cu_seqlens.diff().max() * (len(cu_seqlens) - 1)
-        mean = (token_loss * packed["mask"]).sum() / width  # bug
+        padded = cu_seqlens.diff().max() * (len(cu_seqlens) - 1)  # bug
+        mean = (token_loss * packed["mask"]).sum() / padded
         return mean / self.num_micro_batches / dist.get_world_size()
 
 
 class DividedTwice(PackedTrainer):
     def loss(self, token_loss, packed):
         return super().loss(token_loss, packed) / self.num_micro_batches  # bug
-
-
-BUGS = [MeanOfMeans, LocalCount, MaskForgotten, PaddedWidth, DividedTwice]

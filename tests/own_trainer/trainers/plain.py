@@ -100,6 +100,3 @@ class PaddedWidth(GRPOTrainer):
 class DividedTwice(GRPOTrainer):
     def reduce(self, losses, mask, tokens):
         return super().reduce(losses, mask, tokens) / self.accumulation_steps  # bug
-
-
-BUGS = [MeanOfMeans, LocalCount, MaskForgotten, PaddedWidth, DividedTwice]
