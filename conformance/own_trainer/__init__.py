@@ -6,9 +6,3 @@ chooses the steps, `model` and `step` are what the user is given, `worlds` are t
 `check` asks for the jobs that judges and traces want, `outcome` puts into words what came of them.
 `in_place` looks at one step of a real run.
 """
-
-from conformance.own_trainer.check import OwnTrainerCheck
-from conformance.own_trainer.errors import WrongLossError, WrongUseError
-from conformance.own_trainer.step import Step
-
-__all__ = ["OwnTrainerCheck", "Step", "WrongLossError", "WrongUseError"]

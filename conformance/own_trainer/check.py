@@ -8,22 +8,20 @@ loop runs it, and the judge begins anew, with all that was run before at hand.
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import adapters
-import conformance
 from adapters.contract.batch.probed_batch import ProbedBatch, painting
 from conformance.explain.causes import causes
 from conformance.findings.cause import Severity
-from conformance.own_trainer.errors import RankFailedError, WrongLossError, WrongUseError
-from conformance.own_trainer.jobs import METRIC_SPECS, Asked
+from conformance.findings.errors import RankFailedError, WrongUseError
+from conformance.own_trainer.jobs import METRIC_SPECS, TELLING, Asked, asked
 from conformance.own_trainer.misuse import misuse
 from conformance.own_trainer.model import SCALE
-from conformance.own_trainer.outcome import Outcome
+from conformance.own_trainer.outcome import LEFT_EARLY, Outcome, WrongLossError
 from conformance.own_trainer.step import Step, observation
 from conformance.own_trainer.worlds import Copies, Launched, launched
 from conformance.plan.matrix import MatrixCell
@@ -38,7 +36,7 @@ from conformance.tracing.tracer import TracedJob
 from reference.aggregation import AdvantageUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from adapters.contract import Description, Job
     from conformance.findings.cause import Cause, Clues
@@ -93,6 +91,7 @@ class OwnTrainerCheck:
 
     def __init__(self, asked: Asked, root: Path, time_limit: float = 60.0) -> None:
         self.outcome: Outcome | None = None
+        self.is_first_rank = True
         self.is_unfinished = False
         """Whether the loop has begun, and was not told the outcome, or what to change."""
 
@@ -119,13 +118,13 @@ class OwnTrainerCheck:
             raise WrongLossError(str(self.outcome))
 
     def _every_step(self) -> Iterator[Step]:
-        asked = self._asked
         if (size := launched()) is not None:
-            self._asked = asked = replace(asked, dp=(size,))
+            self._asked = replace(self._asked, dp=(size,))
             self._ranks = Launched(size, self._time_limit)
         else:
-            self._ranks = Copies(max(asked.dp), self._time_limit)
-        if self._ranks.rank == 0:
+            self._ranks = Copies(max(self._asked.dp), self._time_limit)
+        self.is_first_rank = self._ranks.rank == 0
+        if self.is_first_rank:
             yield from self._all()
         else:
             yield from self._serve()
@@ -271,6 +270,55 @@ class OwnTrainerCheck:
     @cached_property
     def _passes_by(self) -> Callable[[str], bool]:
         """Whether frames of a module are none of the trainer's."""
-        passed = LIBRARIES | TEST_RUNNERS | {adapters.__name__, conformance.__name__}
+        passed = LIBRARIES | TEST_RUNNERS | {"adapters", "conformance"}
         passed |= {"__main__"} if "_pytest" in sys.modules else set()
         return lambda module: module.partition(".")[0] in passed
+
+
+@contextmanager
+def check(
+    *,
+    mode: str,
+    divisor: float | None = None,
+    micro_batches: int | Sequence[int] = (1, 2, 4),
+    packed: bool = False,
+    cases: Sequence[str] = TELLING,
+    time_limit: float = 60.0,
+) -> Iterator[Steps]:
+    """Yields steps to train in a script or a notebook, and prints what a failing test would.
+
+    The arguments are those of the fixture `loss_conformance`. Several data-parallel ranks are those
+    that torchrun started.
+    """
+    what = asked(mode, divisor, 1, micro_batches, packed, cases)
+    steps = Steps(OwnTrainerCheck(what, Path.cwd(), time_limit))
+    try:
+        yield steps
+    except (WrongLossError, WrongUseError) as error:
+        steps.told = str(error)
+        steps.check.left(error)
+    except BaseException as error:
+        steps.check.left(error)
+        raise
+    if steps.check.is_unfinished:
+        steps.told = LEFT_EARLY
+        steps.check.left(None)
+    if steps.check.is_first_rank:
+        print(steps.told or steps.check.outcome)
+
+
+@dataclass
+class Steps:
+    """The steps of a check, to be gone through once."""
+
+    check: OwnTrainerCheck
+    told: str = ""
+    """What is wrong."""
+
+    def __iter__(self) -> Iterator[Step]:
+        return self.check.steps()
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the trainer is wrong, or was not given its steps."""
+        return bool(self.told)

@@ -8,7 +8,7 @@ from torch import nn
 
 from adapters.toolkit.outputs import FORMS, head
 from adapters.toolkit.probe import ForwardPasses, ProbedModel, as_array, probe_capacity
-from conformance.own_trainer.errors import WrongUseError
+from conformance.findings.errors import WrongUseError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from conformance.tracing.trace import Trace
 
 
+LEFT_EARLY = (
+    "the loop was left before its last step, so that nothing was judged; let it go through all"
+    " steps"
+)
+
+
+class WrongLossError(AssertionError):
+    """The trainer does not weigh tokens as its mode says; the message has the mistakes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a check found: all of its findings, their causes, and the trace of the worst."""

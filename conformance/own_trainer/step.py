@@ -14,7 +14,7 @@ from adapters.contract import Observation
 from adapters.contract.batch.probed_batch import ProbedBatch, painting
 from adapters.contract.objective import Metric
 from adapters.toolkit.probe import CERTAIN_LOGIT
-from conformance.own_trainer.errors import WrongUseError
+from conformance.findings.errors import WrongUseError
 from conformance.own_trainer.jobs import METRIC_SPECS
 from conformance.own_trainer.model import StandIn
 from reference.aggregation import AdvantageUnit
@@ -188,7 +188,7 @@ class Step:
         return Shown(
             gradient=self._gradients[0] if self._gradients else None,
             dtype="float32" if stand_in is None else str(stand_in.probe.dtype).partition(".")[2],
-            passes=[] if stand_in is None else stand_in.passes.drain(),
+            passes=[] if stand_in is None else [*stand_in.passes],
             logged=self._logged,
             unit=self._unit or AdvantageUnit.TOKEN,
             misuse=misuse,

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from conformance.own_trainer.errors import RankFailedError, WrongUseError
+from conformance.findings.errors import RankFailedError, WrongUseError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -9,7 +9,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from conformance.own_trainer import OwnTrainerCheck, Step
+    from conformance.own_trainer.check import OwnTrainerCheck
+    from conformance.own_trainer.step import Step
 
 CHECKS: pytest.StashKey[list[OwnTrainerCheck]] = pytest.StashKey()
 """The checks that a test has begun."""
@@ -23,8 +24,10 @@ def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[S
     and ``micro_batches`` are numbers of data-parallel ranks, and of micro-batches on each, to try.
     ``packed`` says that micro-batches are packed rows; ``cases`` are names of the corpus.
     """
-    from conformance.own_trainer import OwnTrainerCheck, WrongLossError, WrongUseError
+    from conformance.findings.errors import WrongUseError
+    from conformance.own_trainer.check import OwnTrainerCheck
     from conformance.own_trainer.jobs import TELLING, asked
+    from conformance.own_trainer.outcome import WrongLossError
 
     def steps(
         *,
@@ -51,6 +54,10 @@ def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[S
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """End the copies of this process that a check has made, if a test leaves its loop early."""
+    if loss_conformance.__name__ not in pyfuncitem.fixturenames:
+        return (yield)
+    from conformance.own_trainer.outcome import LEFT_EARLY
+
     error: BaseException | None = None
     result = None
     try:
@@ -62,11 +69,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         if shown is not None and shown is not error:
             raise shown from error
         if error is None and check.is_unfinished:
-            pytest.fail(
-                "the loop over loss_conformance was left before its last step, so that nothing"
-                " was judged; let it go through all steps",
-                pytrace=False,
-            )
+            pytest.fail(LEFT_EARLY, pytrace=False)
     if error is not None:
         raise error
     return result

@@ -17,12 +17,16 @@ def plain_loop(loss_conformance, trainer_class=plain.GRPOTrainer):
 
 def ddp_loop(loss_conformance, trainer_class):
     for step in loss_conformance(mode="token_mean", dp=(1, 2), micro_batches=(1, 2)):
-        trainer = trainer_class(step.model(returns="output"), step.micro_batches)
-        sequences = [torch.cat([s.prompt, s.response]) for s in step.samples]
-        lengths = [len(s.prompt) for s in step.samples]
-        masks = [s.mask for s in step.samples]
-        with step.watch(trainer.optimizer):
-            trainer.step(sequences, lengths, masks, step.advantages(per="sample"))
+        ddp_step(step, trainer_class)
+
+
+def ddp_step(step, trainer_class):
+    trainer = trainer_class(step.model(returns="output"), step.micro_batches)
+    sequences = [torch.cat([s.prompt, s.response]) for s in step.samples]
+    lengths = [len(s.prompt) for s in step.samples]
+    masks = [s.mask for s in step.samples]
+    with step.watch(trainer.optimizer):
+        trainer.step(sequences, lengths, masks, step.advantages(per="sample"))
 
 
 def fsdp_loop(loss_conformance, trainer_class):

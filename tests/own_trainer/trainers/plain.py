@@ -44,10 +44,12 @@ class GRPOTrainer:
         dist.all_reduce(tokens)
         return tokens
 
+    def log_probs(self, ids):
+        logits = self.model(ids)[:, :-1]
+        return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+
     def token_losses(self, batch):
-        logits = self.model(batch["ids"])[:, :-1]
-        log_probs = logits.log_softmax(-1).gather(-1, batch["ids"][:, 1:, None]).squeeze(-1)
-        ratio = torch.exp(log_probs - batch["old_log_probs"])
+        ratio = torch.exp(self.log_probs(batch["ids"]) - batch["old_log_probs"])
         clipped = ratio.clamp(1 - self.clip, 1 + self.clip)
         return -torch.min(ratio * batch["advantages"], clipped * batch["advantages"])
 
