@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from adapters.contract.batch.probed_batch import ProbedBatch, painting
 from conformance.explain.causes import causes
@@ -24,7 +24,6 @@ from conformance.own_trainer.model import SCALE
 from conformance.own_trainer.outcome import LEFT_EARLY, Outcome, WrongLossError
 from conformance.own_trainer.step import Step, observation
 from conformance.own_trainer.worlds import Copies, Launched, launched
-from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran
 from conformance.ranks.recording.frames import LIBRARIES
 from conformance.ranks.recording.recorder import Recorder
@@ -43,12 +42,13 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
     from conformance.findings.trace import RankTrace
     from conformance.own_trainer.step import Shown
+    from conformance.plan.matrix import MatrixCell
     from conformance.ranks.pool import RankPool
 
 _Made = TypeVar("_Made")
 _Answer = tuple[list["Shown"], "RankTrace | None"]
 
-TEST_RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "IPython", "ipykernel"})
+RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "IPython", "ipykernel"})
 """Packages below the user's frames."""
 
 
@@ -270,7 +270,7 @@ class OwnTrainerCheck:
     @cached_property
     def _passes_by(self) -> Callable[[str], bool]:
         """Whether frames of a module are none of the trainer's."""
-        passed = LIBRARIES | TEST_RUNNERS | {"adapters", "conformance"}
+        passed = LIBRARIES | RUNNERS | {"adapters", "conformance"}
         passed |= {"__main__"} if "_pytest" in sys.modules else set()
         return lambda module: module.partition(".")[0] in passed
 

@@ -18,9 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from adapters.contract import Depth, Job, Layout, Observation, PendingReduction
+from conformance.findings.errors import WrongUseError
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import final_weights, judge_weights, step_context
-from conformance.findings.errors import WrongUseError
 from conformance.own_trainer.jobs import Asked
 from conformance.views.formatting import text_table
 from reference.aggregation import AdvantageUnit, Aggregation
@@ -247,8 +247,10 @@ def _lines(
     judgement = seen.judgement
     assert judgement is not None
     is_right = judgement.verdict is not Verdict.MISMATCH
-    yield f"every token weighs as {aggregation.mode} says" if is_right else (
-        f"tokens do not weigh as {aggregation.mode} says"
+    yield (
+        f"every token weighs as {aggregation.mode} says"
+        if is_right
+        else (f"tokens do not weigh as {aggregation.mode} says")
     )
     if judgement.diagnosis is not None:
         yield f"  {judgement.diagnosis.explanation} [{judgement.diagnosis.name}]"

@@ -9,8 +9,8 @@ from adapters.contract import Depth, Description, Layout
 from adapters.contract.description import Assumed
 from adapters.contract.objective import Metric, Objective
 from conformance.corpus.cases import CASES_BY_NAME
-from conformance.findings.verdict import Check
 from conformance.findings.errors import WrongUseError
+from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.quick import quick_jobs

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from adapters.toolkit.outputs import FORMS, head
 from adapters.toolkit.probe import ForwardPasses, ProbedModel, as_array, probe_capacity
 from conformance.findings.errors import WrongUseError
@@ -14,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+    from torch import nn
 
 HUGGING_FACE = "hugging_face"
 """The form that is a `transformers.PreTrainedModel`."""

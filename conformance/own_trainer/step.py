@@ -176,9 +176,10 @@ class Step:
         """
         for name, number in numbers.items():
             if name not in [*METRIC_SPECS]:
+                taken = ", ".join(map(str, METRIC_SPECS))
                 raise WrongUseError(
                     f"{name} is no number that is compared",
-                    f"leave it out of step.logged(), which takes {', '.join(map(str, METRIC_SPECS))}",
+                    f"leave it out of step.logged(), which takes {taken}",
                 )
             self._logged[Metric(name)] = float(number)
 

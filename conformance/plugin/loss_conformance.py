@@ -20,9 +20,10 @@ CHECKS: pytest.StashKey[list[OwnTrainerCheck]] = pytest.StashKey()
 def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[Step]]:
     """Yields steps to train with a trainer of one's own, and fails the test if it is wrong.
 
-    ``mode`` is `sample_mean`, `prompt_mean`, `token_mean` or `constant` with its ``divisor``. ``dp``
-    and ``micro_batches`` are numbers of data-parallel ranks, and of micro-batches on each, to try.
-    ``packed`` says that micro-batches are packed rows; ``cases`` are names of the corpus.
+    ``mode`` is `sample_mean`, `prompt_mean`, `token_mean`, or `constant` with its ``divisor``.
+    ``dp`` and ``micro_batches`` are numbers of data-parallel ranks, and of micro-batches on each,
+    to try. ``packed`` says that micro-batches are packed rows; ``cases`` are names of the corpus,
+    and ``time_limit`` the seconds that a rank may wait for another.
     """
     from conformance.findings.errors import WrongUseError
     from conformance.own_trainer.check import OwnTrainerCheck

@@ -3,8 +3,8 @@
 import sys
 
 import conformance
-from tests.own_trainer.trainers import ddp
 from tests.own_trainer.loops import ddp_step
+from tests.own_trainer.trainers import ddp
 
 with conformance.check(mode="token_mean", micro_batches=(1, 2)) as steps:
     for step in steps:

@@ -59,7 +59,8 @@ def test_weights_are_those_of_the_fixture(loss_conformance, capsys):
             trainer.train_step(rollouts_of(step), advantages)
 
         gradient, own = step.shown().gradient, step.advantages("sample", step.batch)
-        of_fixture = [-gradient[s.response.numpy()] / one for s, one in zip(step.batch, own.numpy())]
+        pairs = zip(step.batch, own.numpy(), strict=True)
+        of_fixture = [-gradient[s.response.numpy()] / one for s, one in pairs]
         active = torch.cat([s.mask for s in step.batch]).numpy()
         of_fixture = np.concatenate(of_fixture)[active]
         assert np.allclose(seen.weights[seen.expected > 0], of_fixture, rtol=1e-4)
@@ -115,7 +116,7 @@ def test_the_table_has_a_factor_for_each_sample(capsys):
 
 
 def test_what_is_watched_must_be_trained():
-    with pytest.raises(ValueError, match="was not called with gradients.*the one that the loss"):
+    with pytest.raises(ValueError, match=r"not called with gradients.*the one that the loss"):
         watch_rows(Untrained(), [[True]])
     with pytest.raises(ValueError, match="trained 2 rows, and there are 1 masks"):
         watch_rows(rows(1.0), [[True]])

@@ -15,12 +15,22 @@ def train(step, model=None, optimizer=None, advantages=None, epochs=1):
             trainer.train_step(rollouts, given)
 
 
+def train_all(loss_conformance, **changed):
+    for step in loss_conformance(mode="token_mean"):
+        train(step, **changed)
+
+
+def train_outside(loss_conformance):
+    for step in loss_conformance(mode="token_mean"):
+        trainer = GRPOTrainer(step.model(), step.micro_batches)
+        rollouts = [Rollout(s.prompt, s.response, s.old_log_probs, s.mask) for s in step.samples]
+        trainer.train_step(rollouts, step.advantages(per="sample"))
+
+
 def another_model(step):
     step.model()
     vocabulary = 512
-    layers = torch.nn.Sequential(
-        torch.nn.Embedding(vocabulary, 4), torch.nn.Linear(4, vocabulary)
-    )
+    layers = torch.nn.Sequential(torch.nn.Embedding(vocabulary, 4), torch.nn.Linear(4, vocabulary))
     return GRPOTrainer(layers, step.micro_batches)
 
 
@@ -54,8 +64,14 @@ def never_asked_for(step):
     ("changed", "words"),
     [
         ({"model": no_model}, "build the trainer around step.model()"),
-        ({"model": another_model}, "let the trainer train step.model(), and not a model of its own"),
-        ({"optimizer": another_optimizer}, "give step.watch() the optimizer that the trainer steps"),
+        (
+            {"model": another_model},
+            "let the trainer train step.model(), and not",
+        ),
+        (
+            {"optimizer": another_optimizer},
+            "give step.watch() the optimizer that the",
+        ),
         ({"advantages": ones}, "let the trainer train on step.advantages(per=…)"),
         ({"advantages": never_asked_for}, "train on step.advantages(per=…)"),
         ({"advantages": shuffled}, "turn the trainer's shuffling off"),
@@ -65,8 +81,7 @@ def never_asked_for(step):
 )
 def test_one_line_says_what_to_change(loss_conformance, changed, words):
     with pytest.raises(pytest.fail.Exception) as failure:
-        for step in loss_conformance(mode="token_mean"):
-            train(step, **changed)
+        train_all(loss_conformance, **changed)
 
     assert words in str(failure.value)
     assert len(str(failure.value).splitlines()) == 1
@@ -74,17 +89,14 @@ def test_one_line_says_what_to_change(loss_conformance, changed, words):
 
 def test_an_optimizer_that_steps_outside_is_not_watched(loss_conformance):
     with pytest.raises(pytest.fail.Exception, match="make the train step inside"):
-        for step in loss_conformance(mode="token_mean"):
-            trainer = GRPOTrainer(step.model(), step.micro_batches)
-            rollouts = [
-                Rollout(s.prompt, s.response, s.old_log_probs, s.mask) for s in step.samples
-            ]
-            trainer.train_step(rollouts, step.advantages(per="sample"))
+        train_outside(loss_conformance)
 
 
 def test_a_model_may_not_fit(loss_conformance):
     for step in loss_conformance(mode="token_mean"):
-        with pytest.raises(ValueError, match="vocabulary of 32 is too small.*leave vocabulary out"):
+        with pytest.raises(
+            ValueError, match=r"vocabulary of 32 is too small.*leave vocabulary out"
+        ):
             step.model(vocabulary=32)
         with pytest.raises(ValueError, match="choose one of logits, output"):
             step.model(returns="hidden_states")

@@ -56,9 +56,7 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
                 yield from _divided_by(context, widths - 1, words)
 
 
-def _means_over_rows(
-    context: StepContext, micro_batch: NDArray[np.int64]
-) -> Iterator[Prediction]:
+def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> Iterator[Prediction]:
     """Yield means of what `mean()` makes of the padded rows of each micro-batch."""
     rows = np.bincount(micro_batch)[micro_batch] * len(np.unique(micro_batch))
     for what, lengths in _lengths(context):
@@ -66,7 +64,7 @@ def _means_over_rows(
         for words, width in ((what, widths), (f"{what}, less a token", widths - 1)):
             yield Prediction(
                 name="padded_width_as_divisor",
-                words=f"a micro-batch is divided by its rows times their width, the longest {words}",
+                words=f"a micro-batch is divided by its rows times the longest {words}",
                 weights=context.weights(np.maximum(rows * width, 1).astype(np.float64), 1.0),
             )
 

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -37,13 +37,14 @@ class Trainer:
 
     def loss(self, rows, count):
         width = max(len(sequence) for sequence, *_ in rows)
-        ids = torch.stack([F.pad(sequence, (0, width - len(sequence))) for sequence, *_ in rows])
+        padded = [functional.pad(ids, (0, width - len(ids))) for ids, *_ in rows]
+        ids = torch.stack(padded)
         mask, weight = torch.zeros(ids.shape), torch.zeros(ids.shape)
         for row, (sequence, start, active, advantage) in enumerate(rows):
             mask[row, start : len(sequence)] = active.float()
             weight[row, start:] = advantage
         logits = self.model(ids).logits[:, :-1]
-        nll = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        nll = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         losses = nll.view(len(rows), -1) * weight[:, 1:]
         return self.aggregate(losses, mask[:, 1:], count)
 
