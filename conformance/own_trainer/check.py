@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from conformance.findings.cause import Cause, Clues
     from conformance.findings.finding import Finding
     from conformance.findings.trace import RankTrace
+    from conformance.judging.weights import Judgement
     from conformance.own_trainer.step import Shown
     from conformance.plan.matrix import MatrixCell
     from conformance.ranks.pool import RankPool
@@ -151,9 +152,7 @@ class OwnTrainerCheck:
             yield from self._run(cell.job)
             self._require_use(cell.job)
         for cell in self._with_metrics(cells):
-            judgement = yield from self._answered(
-                lambda cell=cell: make(cell, SharedJobs(self._as_pool, [cell]))
-            )
+            judgement = yield from self._answered(partial(self._judged, cell))
             finding = judgement.finding(cell.id, cell.depth)
             if judgement.clues is not None:
                 finding = finding.model_copy(update={"clues": len(clues)})
@@ -179,11 +178,14 @@ class OwnTrainerCheck:
         wrong = [one for one in found if one.severity is Severity.GRADIENT]
         for name in (name for cause in wrong for name in cause.findings if name in by_id):
             job = by_id[name].job
-            traced = yield from self._answered(lambda job=job: tracer.trace(job, self._as_pool))
+            traced = yield from self._answered(partial(tracer.trace, job, self._as_pool))
             if isinstance(traced, TracedJob):
                 trace = Trace.of(name, traced, str(self._root).strip("/"), self._root)
                 return without_scale(trace)
         return None
+
+    def _judged(self, cell: MatrixCell) -> Judgement:
+        return make(cell, SharedJobs(self._as_pool, [cell]))
 
     @property
     def _as_pool(self) -> RankPool:
@@ -247,14 +249,15 @@ class OwnTrainerCheck:
         for one in shown:
             if one.misuse is not None:
                 raise WrongUseError(one.misuse)
-        units = {one.unit for one in shown} | ({self._unit} - {None})
-        if len(units) > 1:
+        units = {one.unit for one in shown}
+        if len(units | ({self._unit} - {None})) > 1:
             raise WrongUseError(
                 "advantages are per token in one step and per sample in another",
                 "use step.advantages(per=…) in one way",
             )
-        [self._unit] = units
-        self._loop.description = self._asked.description(self._unit, shown[0].dtype)
+        [unit] = units
+        self._unit = unit
+        self._loop.description = self._asked.description(unit, shown[0].dtype)
 
     def _require_use(self, job: Job) -> None:
         """Require a job to show that what it was given was used.

@@ -72,8 +72,19 @@ class Outcome:
             logged = sum(len(cause.findings) for cause in self._consequences)
             yield f"{logged} logged numbers are wrong as well, which may follow from it"
         if self.trace is not None:
-            yield "the worst token of the smallest step that shows it:"
+            yield self._smallest(self.trace.finding)
             yield from (f"  {line}" for line in as_text(self.trace))
+
+    def _smallest(self, finding: str) -> str:
+        """What the step of a trace is made of."""
+        [cell] = [one for one in self.cells if one.id == finding]
+        tokens = ", ".join(map(str, cell.case.steps[0].active_tokens))
+        ranks, micro_batches = cell.layout.dp, cell.layout.micro_batches
+        return (
+            f"the smallest step that shows it has samples of {tokens} active tokens, on"
+            f" {ranks} {'rank' if ranks == 1 else 'ranks'}, each with {micro_batches}"
+            f" {'micro-batch' if micro_batches == 1 else 'micro-batches'}:"
+        )
 
     def _of_cause(self, cause: Cause) -> Iterator[str]:
         by_id = {finding.id: finding for finding in self.findings}

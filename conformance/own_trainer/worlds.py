@@ -116,7 +116,7 @@ class Copies:
     """
 
     def __init__(self, size: int, time_limit: float) -> None:
-        if size > 1 and torch.cuda.is_initialized():
+        if size > 1 and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise WrongUseError(
                 "CUDA is initialised in this process, and cannot be used in a copy of it",
                 USE_TORCHRUN.format(size=size),
@@ -216,7 +216,7 @@ class Copies:
             }
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(store, size),
+            store=dist.FileStore(store, size),  # type: ignore[attr-defined]
             rank=self.rank,
             world_size=size,
             timeout=self._time_limit,
