@@ -228,6 +228,7 @@ def test_mistakes_of_the_trainer_of_the_complete_adapter_are_named_as_shown(
     assert result.status == 1, result.output
     assert shown in result.output
 
+
 @pytest.fixture
 def own_trainer() -> tuple[str, str]:
     """The trainer and the test of the page on one's own trainer, once torch's parts are loaded."""

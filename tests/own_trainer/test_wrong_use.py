@@ -94,9 +94,7 @@ def test_an_optimizer_that_steps_outside_is_not_watched(loss_conformance):
 
 def test_a_model_may_not_fit(loss_conformance):
     for step in loss_conformance(mode="token_mean"):
-        with pytest.raises(
-            ValueError, match=r"vocabulary of 32 is too small.*leave voc"
-        ):
+        with pytest.raises(ValueError, match=r"vocabulary of 32 is too small.*leave voc"):
             step.model(vocabulary=32)
         with pytest.raises(ValueError, match="choose one of logits, output"):
             step.model(returns="hidden_states")

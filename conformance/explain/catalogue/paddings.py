@@ -59,14 +59,15 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
 def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> Iterator[Prediction]:
     """Yield means of what `mean()` makes of the padded rows of each micro-batch."""
     rows = np.bincount(micro_batch)[micro_batch] * len(np.unique(micro_batch))
-    for what, lengths in _lengths(context):
-        widths = _widest(lengths, micro_batch)
-        for words, width in ((what, widths), (f"{what}, less a token", widths - 1)):
-            yield Prediction(
-                name="padded_width_as_divisor",
-                words=f"a micro-batch is divided by its rows times the longest {words}",
-                weights=context.weights(np.maximum(rows * width, 1).astype(np.float64), 1.0),
-            )
+    named = dict(_lengths(context))
+    named["sequence, less a token"] = named["sequence"] - 1
+    for words, lengths in named.items():
+        divisors = np.maximum(rows * _widest(lengths, micro_batch), 1)
+        yield Prediction(
+            name="padded_width_as_divisor",
+            words=f"a micro-batch is divided by its rows times the longest {words}",
+            weights=context.weights(divisors.astype(np.float64), 1.0),
+        )
 
 
 def _lengths(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
