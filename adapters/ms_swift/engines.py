@@ -54,7 +54,6 @@ class MsSwiftAdapter(Adapter):
     arguments: ClassVar[str]
     trainer: ClassVar[str]
     """Paths of classes: the command line's arguments, and the trainer."""
-    """Methods of the trainer that count tokens, and that divide by them."""
 
     def load(self, source: Path | None) -> None:
         """Import ms-swift and its trainer."""

@@ -41,6 +41,7 @@ CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
+    DIVISOR = -1  # nothing else is suspected, and this divides by no count of the step
     CONSEQUENCE = 0  # a count is made of one that is suspected
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
     IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
@@ -60,6 +61,7 @@ class Why(IntEnum):
     ASSIGNED = 16  # where a wrong number got its name
     UNUSED = 17  # the right count is made, and not used
     CHANGED = 18  # a count is not what it is made of
+    UNMASKED = 19  # losses are added up with those that no mask has made 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Suspects:
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
         by_line: dict[tuple[str, int], Suspect] = {}
-        found = [*self._all()]
+        found = [*self._all()] or [*self._of_divisors()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
         for one in sorted(told or found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
@@ -113,6 +115,8 @@ class Suspects:
         return self.package is None or f"/{self.package}/" in line.file
 
     def _all(self) -> Iterator[_Ranked]:
+        if self.traced.observed and not self.traced.expected:
+            yield from self._of_unmasked()
         if not self.traced.observed or not self.traced.expected:
             return
         for factor in self.chain.factors:
@@ -161,6 +165,26 @@ class Suspects:
             yield from self._at(
                 factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
             )
+
+    def _of_divisors(self) -> Iterator[_Ranked]:
+        """Yield the lines that divide by something else than the tokens that are to be counted."""
+        for factor in self.chain.factors if self.traced.is_wrong else ():
+            divisor = 1 / factor.value if factor.value else math.inf
+            is_forward = self._operation(factor.node).backward_pass is None
+            if is_forward and divisor > 1 and not is_close(divisor, self._right.tokens):
+                words = f"divides by {divisor:.6g}, where there are {self._right.tokens:g} tokens"
+                yield from self._at(factor.node, Why.DIVISOR, 0, words)
+
+    def _of_unmasked(self) -> Iterator[_Ranked]:
+        """Yield the line that first adds a masked token's loss to others, and who called it."""
+        sizes = [self._operation(node).contents.size for node in self.chain.way]
+        for node, before, after in zip(self.chain.way[1:], sizes, sizes[1:], strict=False):
+            if after == 1 < before and self._operation(node).backward_pass is None:
+                words = "adds up the loss of a masked token, which no mask has made 0"
+                yield from self._at(node, Why.UNMASKED, 0, words)
+                for place, line in enumerate(self._callers(node), 1):
+                    yield _Ranked(Why.UNMASKED, -place, Suspect(line, words))
+                return
 
     def _of_idle(self, factor: Factor) -> Iterator[_Ranked]:
         """Yield the line of a factor of 1, best where its function knows the missing one."""

@@ -120,6 +120,11 @@ class ProbedBatch(Sequences):
         return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
 
     @property
+    def sample_advantages(self) -> NDArray[np.float64]:
+        """One advantage for each sample, [N], for a framework whose `AdvantageUnit` is that."""
+        return np.array([max(one, key=abs) for one in self.advantages])
+
+    @property
     def log_prob_table(self) -> NDArray[np.float64]:
         """Log-probabilities of the new policy, which the probe is added to, cycled over ids."""
         return LOG_PROBS if self.objective in OF_LOG_PROBS else NO_LOG_PROBS

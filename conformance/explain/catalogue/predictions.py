@@ -34,7 +34,6 @@ from conformance.explain.catalogue.miscounts import (
     other_steps,
     other_tokens,
     other_units,
-    padded_widths,
     rejection_left_out,
     rejection_put_in,
     rounded_counts,
@@ -42,6 +41,7 @@ from conformance.explain.catalogue.miscounts import (
 )
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, known
+from conformance.explain.catalogue.paddings import padded_widths
 from conformance.explain.catalogue.parts import (
     carried_over,
     filled_up,
