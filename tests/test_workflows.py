@@ -115,7 +115,7 @@ def test_a_file_is_as_it_should_be(pytestconfig: pytest.Config, text: str) -> No
         (GPU_GATE, "nvidia-smi", "echo ${{ inputs.ref }}", "SC2296"),
         (GPU_GATE, "nvidia-smi", "cat $RUNNER_TEMP/x", "SC2086"),
         (GPU_GATE, 'bin/tox" -e', "bin/tox -e", "SC1073"),
-        (ACTION, "pytest --adapter", "py.tests --adapter", "--adapter is no option"),
+        (ACTION, "conformance review", "conformance revue", "--adapter is no option"),
         (ACTION, '"--backend=', '"--transport=', "--transport is no option"),
         (ACTION, "conformance diff", "conformance dif", "--format is no option"),
         (ACTION, "--format=", "--layout=", "--layout is no option"),
