@@ -234,7 +234,8 @@ class Expectations:
 
     def of(self, cause: Cause) -> KnownMistake | KnownFailure | None:
         """What is known of a cause; None if nothing is."""
-        return next((one for one in (*self.failures, *self.mistakes) if one.is_of(cause)), None)
+        entries: tuple[KnownMistake | KnownFailure, ...] = (*self.failures, *self.mistakes)
+        return next((one for one in entries if one.is_of(cause)), None)
 
     def known_failure(self, finding: Finding) -> KnownFailure | None:
         """The failure that a finding shows, of those that list no findings."""
