@@ -62,7 +62,7 @@ def without_scale(trace: Trace) -> Trace:
     return replace(trace, chain=replace(trace.chain, factors=tuple(kept)))
 
 
-class _JobWantedError(BaseException):
+class _JobWanted(BaseException):
     """A judge asked for a job that the loop has not run; nobody who judges may catch it."""
 
     def __init__(self, job: Job) -> None:
@@ -80,7 +80,7 @@ class _LoopRanks:
     def run(self, job: Job) -> Ran:
         """The outcome of a job that the loop has run."""
         if job not in self.outcomes:
-            raise _JobWantedError(job)
+            raise _JobWanted(job)
         return self.outcomes[job]
 
 
@@ -198,7 +198,7 @@ class OwnTrainerCheck:
         while True:
             try:
                 return asks()
-            except _JobWantedError as wanted:
+            except _JobWanted as wanted:
                 job = wanted.job
             yield from self._run(job)
 
