@@ -228,6 +228,47 @@ def test_mistakes_of_the_trainer_of_the_complete_adapter_are_named_as_shown(
     assert shown in result.output
 
 
+@pytest.fixture
+def own_trainer() -> tuple[str, str]:
+    """The trainer and the test of the page on one's own trainer, once torch's parts are loaded."""
+    import torch._dynamo  # noqa: F401 - pytester forgets what a run imports, and torch may not
+
+    [trainer] = blocks("python", '"""A small GRPO')
+    [test] = blocks("python", "import torch\nfrom grpo")
+    return trainer, test
+
+
+def test_mistake_of_ones_own_trainer_is_named_as_shown(
+    own_trainer: tuple[str, str], pytester: pytest.Pytester
+) -> None:
+    trainer, test = own_trainer
+    [shown] = blocks("text", "the trainer is not token_mean")
+    pytester.makepyfile(grpo=trainer, test_grpo=test)
+
+    result = pytester.runpytest("-p", "no:cacheprovider")
+
+    assert shown in result.stdout.str() + "\n"
+    [of_readme] = [one for one in blocks("text", "MISMATCH 16 ") if "suspect 1: grpo.py" in one]
+    assert all(line in result.stdout.str() for line in of_readme.splitlines())
+
+
+def test_ones_own_trainer_is_mended_as_the_page_says(
+    own_trainer: tuple[str, str], pytester: pytest.Pytester
+) -> None:
+    trainer, test = own_trainer
+    [mended] = re.findall(r"`(\(losses \* mask.*?) / tokens_of_the_step`", TEXT)
+    trainer = trainer.replace(f"{mended} / mask.sum()", f"{mended} / self.tokens")
+    trainer = trainer.replace(
+        "        total = 0.0\n",
+        "        self.tokens = sum(mask.sum() for _, mask, *_ in rollouts)\n        total = 0.0\n",
+    ).replace(" / self.accumulation_steps\n", "\n")
+    pytester.makepyfile(grpo=trainer, test_grpo=test)
+
+    result = pytester.runpytest("-p", "no:cacheprovider")
+
+    result.assert_outcomes(passed=1)
+
+
 def run_mine(folder: Path, code: str) -> command.Result:
     """Run the command where a package with the code and the entry point shown is installed."""
     [line], [shown] = MINE, blocks("toml", r"\[project")

@@ -215,15 +215,19 @@ def trace(options: argparse.Namespace) -> Iterator[str]:
     from conformance.tracing.finding import trace_finding
     from conformance.views import traces
 
-    found = trace_finding(
-        options.finding,
-        adapter=options.adapter,
-        engine=options.engine,
-        source=options.source,
-        token=options.token,
-        time_limit=options.time_limit,
-    )
-    yield from getattr(traces, f"as_{options.format}")(found, whole=options.all)
+    names = [options.finding] if options.against is None else [options.finding, options.against]
+    found = [
+        trace_finding(
+            name,
+            adapter=options.adapter,
+            engine=options.engine,
+            source=options.source,
+            token=options.token,
+            time_limit=options.time_limit,
+        )
+        for name in names
+    ]
+    yield from getattr(traces, f"as_{options.format}")(*found, whole=options.all)
 
 
 def watch(options: argparse.Namespace) -> Iterator[str]:

@@ -117,6 +117,9 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
         metavar="SAMPLE:TOKEN",
         help="the token to trace, each counted from 0 (the one whose weight is most wrong)",
     )
+    parser.add_argument(
+        "--against", metavar="FINDING", help="one that conforms: say which factors differ"
+    )
     parser.add_argument("--all", action="store_true", help="of text: the whole tree")
     _add_format(parser, "text", "markdown", "json")
 

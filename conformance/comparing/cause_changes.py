@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from conformance.comparing.diff import Difference
     from conformance.explain.groups import SharedCause
-    from conformance.findings.cause import Cause
+    from conformance.findings.cause import Cause, SuspectedLine
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
 
@@ -70,6 +70,13 @@ class CauseChange(NamedTuple):
         if self.old is None or self.new is None or self.fate is Fate.SAME:
             return one.statement
         return f"{self.new.statement} (it was: {self.old.statement})"
+
+    @property
+    def suspects(self) -> list[SuspectedLine]:
+        """The lines to look at, in the report that has it last."""
+        one = self.new or self.old
+        assert one is not None
+        return one.suspects
 
     @property
     def findings(self) -> str:

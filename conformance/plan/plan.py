@@ -204,7 +204,7 @@ class Plan:
             for layout in layouts
             for mode in self.aggregations
             for spec in (*POISONED, *ATTACHED)
-            if not spec.is_of_advantages or mode is self.mode_of_advantages
+            if spec.is_seen_in_every_mode or mode is self.mode_of_advantages
             for case in spec.cases
             if self._runs(case, layout)
         ]

@@ -73,12 +73,12 @@ class Controller:
 
     def trace(self, pool: RankPool) -> None:
         """Trace the causes of a run that came to its end, on ranks such as made its findings."""
-        from conformance.tracing.finding import suspected_lines
+        from conformance.tracing.finding import traces_of_causes
 
         is_asked = self._came_to_its_end and not self._config.getoption("no_trace")
         if self._recorder is not None and is_asked:
             causes = self._recorder.causes()
-            self._recorder.suspects = suspected_lines(causes, self._recorder.settings, pool)
+            self._recorder.traces = traces_of_causes(causes, self._recorder.settings, pool)
 
     @property
     def _came_to_its_end(self) -> bool:

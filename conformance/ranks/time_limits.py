@@ -17,7 +17,7 @@ TIMES = 20
 """How often the slowest job so far fits into the time limit of one that is like a hang."""
 
 LEAST = 10.0
-"""Seconds, doubled until they are enough, so that reports of the same hang are the same."""
+"""Seconds, doubled until they are enough."""
 
 
 class TimeLimits:

@@ -294,7 +294,14 @@ def error_commands(
     for group in found[:MOST_ANNOTATIONS]:
         name = f"{group.cause.name} ({len(group.findings)})"
         words = f"{group.example.id}: {group.cause.statement}"
-        yield f"::error title={_property(name)}::{_data(words)}"
+        yield f"::error {_suspected(group)}title={_property(name)}::{_data(words)}"
+
+
+def _suspected(group: FindingGroup) -> str:
+    """Returns the properties that put an annotation at the line to look at first, if there is."""
+    for suspect in group.cause.suspects[:1]:
+        return f"file={_property(suspect.file)},line={suspect.line},"
+    return ""
 
 
 def _data(text: str) -> str:

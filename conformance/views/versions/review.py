@@ -176,7 +176,7 @@ def _not_trained(group: FindingGroup, head: Report) -> str:
     cause, verdict = group.cause, group.example.verdict
     typed = cause.reach.options
     subject = f"`{' '.join(typed)}`" if typed else "training"
-    hangs = "gave no answer" in cause.statement
+    hangs = cause.statement.startswith("hang: ")
     verb = "hangs" if hangs else "is declined" if verdict is Verdict.DECLINED else "crashes"
     steps = {_step(finding) for finding in group.findings}
     others = {
