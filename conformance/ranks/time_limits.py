@@ -34,7 +34,7 @@ class TimeLimits:
         if _tokens(job) > self._hung.get(job.objective, -1):
             return self._longest
         doublings = max(0, math.ceil(math.log2(max(TIMES * self._slowest / LEAST, 1))))
-        return min(self._longest, LEAST * 2**doublings)
+        return min(self._longest, LEAST * 2.0**doublings)
 
     def ran(self, seconds: float) -> None:
         """Note how long a job took that every rank ran."""
