@@ -351,21 +351,24 @@ def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]
 def padded_widths(context: StepContext) -> Iterator[Prediction]:
     """Divides by the width of a micro-batch's rows, where users would have one divisor for all.
 
-    All ranks may cut their rows to one width, and rows of tokens that are predicted lack the first.
+    All ranks may cut rows to one width, packed samples have their own, multiples of 16, and rows of
+    tokens that are predicted lack the first.
     """
     placement = context.placement
     if context.mode is not Mode.CONSTANT or placement is None:
         return
-    for whose, micro_batch in (
-        ("", placement.micro_batch_number),
-        (" of all ranks", placement.micro_batch),
-    ):
+    [_, (_, sequences)] = _lengths(context)
+    if context.layout.format == "thd":
+        words = "a sample's own padded length, less a token"
+        yield from _by_width(context, -(-sequences // 16) * 16 - 1, words)
+    parts = {"": placement.micro_batch_number, " of all ranks": placement.micro_batch}
+    for whose, micro_batch in parts.items():
         for what, lengths in _lengths(context):
             widths = _widest(lengths, of_samples(context, micro_batch))
-            yield from _divided_by(context, widths, f"the longest {what} of a micro-batch{whose}")
+            words = f"the longest {what} of a micro-batch{whose}"
+            yield from _by_width(context, widths, words)
             if what == "sequence":
-                words = f"the longest sequence of a micro-batch{whose}, less a token"
-                yield from _divided_by(context, widths - 1, words)
+                yield from _by_width(context, widths - 1, f"{words}, less a token")
 
 
 def of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -386,9 +389,7 @@ def _widest(lengths: NDArray[np.int64], micro_batch: NDArray[np.int64]) -> NDArr
     return widest[micro_batch]
 
 
-def _divided_by(
-    context: StepContext, widths: NDArray[np.int64], words: str
-) -> Iterator[Prediction]:
+def _by_width(context: StepContext, widths: NDArray[np.int64], words: str) -> Iterator[Prediction]:
     """Yield the mean over samples, and their sum, of what is divided by widths."""
     divisors = widths.astype(np.float64)
     for units, together in ((context.units, ()), (1, ("samples_not_averaged",))):
