@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.framework import parts_of
 from adapters.contract.objective import FROM_REWARDS, Objective
+from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED
 from conformance.explain.conditions import EMPTY_SAMPLE, METRIC_CHECKS
 from conformance.explain.cover import Table, cover, explanation
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from conformance.explain.cover import Pair
     from conformance.findings.cause import Clues
-    from conformance.findings.finding import Finding
+    from conformance.findings.finding import Finding, FindingId
 
 
 RARE = (
@@ -32,6 +33,10 @@ RARE = (
     "where prompt groups differ in size",
     "where a batch is no multiple of the data-parallel ranks",
     "where rows are repeated to fill up a batch",
+    "where a rollout has several samples",
+    "where a reward is compared with no other",
+    "where rewards are large",
+    "where rewards of a prompt hardly differ",
 )
 """Facts of a condition that an ordinary batch does not have."""
 
@@ -44,6 +49,15 @@ PARALLELISM = {
 
 OF_EVERY_STEP = ("dp", "mb")
 """Parts of layouts whose options every user sets."""
+
+NAMED_INPUTS = 3
+"""Bad inputs that a statement names; the others are counted."""
+
+INPUTS = {
+    **{f"{case.check}.{case.name}": case.says for case in CONFIG_CASES},
+    **{case.name: case.says for case in LOG_CASES},
+}
+"""What is configured or logged, by the check's slug or by the case of a log."""
 
 OBJECTIVES = {spec.slug: spec.objective for spec in ALL_SPECS}
 
@@ -76,30 +90,57 @@ def causes(
 
 
 def _reach(
-    findings: Iterable[Finding], condition: Sequence[str], chosen_by: Mapping[str, Sequence[str]]
+    findings: Sequence[Finding], condition: Sequence[str], chosen_by: Mapping[str, Sequence[str]]
 ) -> Reach:
-    """The options of the finding that needs fewest, and the rare facts of the condition."""
-    needed = (options(finding, chosen_by) for finding in findings)
+    """Who meets a cause: users of one of its losses, with the layout options all findings have.
+
+    Of several losses, the one with the fewest options counts.
+    """
+    losses = (_of_the_loss(finding, chosen_by) for finding in findings)
+    first, *others = (_of_the_layout(finding, chosen_by) for finding in findings)
+    shared = [option for option in first if all(option in each for each in others)]
+    fewest = min(losses, key=lambda each: (len(each), each))
     return Reach(
-        options=min(needed, key=lambda each: (len(each), each)),
+        options=[*dict.fromkeys([*fewest, *shared])],
         rare=[fact for fact in condition if fact in RARE],
     )
 
 
 def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
-    """What a user types to train the step of a finding, besides what everybody types.
+    """What a user types to train the step of a finding, besides what everybody types."""
+    typed = (*_of_the_loss(finding, chosen_by), *_of_the_layout(finding, chosen_by))
+    return [*dict.fromkeys(typed)]
+
+
+def _of_the_loss(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+    """What chooses the mode and the objective.
 
     No mode changes advantages, and whatever the bounds of clipping, ratios are not 1.
     """
-    layout, objective = finding.layout, OBJECTIVES.get(finding.identity.slug, Objective.POLICY)
+    objective = OBJECTIVES.get(finding.identity.slug, Objective.POLICY)
     modes = () if objective in FROM_REWARDS else (finding.mode,)
     objectives = () if objective is Objective.OFF_POLICY else (objective,)
+    return _typed((*modes, *objectives), chosen_by)
+
+
+def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+    """What chooses the layout."""
+    layout = finding.layout
     used = [part for part in PARALLELISM if getattr(layout, part) > 1]
     others = sorted(parts_of(layout) - {*PARALLELISM, *OF_EVERY_STEP})
-    of_every_step = {*chain.from_iterable(chosen_by.get(one, ()) for one in OF_EVERY_STEP)}
-    parts = (*modes, *objectives, *used, *others)
+    return _typed((*used, *others), chosen_by)
+
+
+def _typed(parts: Iterable[str], chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+    """The options that choose these, without those that every user sets."""
+    of_every_step = {
+        option
+        for part, options in chosen_by.items()
+        if part.partition("-")[0] in OF_EVERY_STEP
+        for option in options
+    }
     typed = chain.from_iterable(chosen_by.get(one, PARALLELISM.get(one, ())) for one in parts)
-    return [*dict.fromkeys(one for one in typed if one not in of_every_step)]
+    return [one for one in typed if one not in of_every_step]
 
 
 def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]:
@@ -115,13 +156,16 @@ def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]
 
 def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
     """Yield a cause for all findings that failed in the same way."""
-    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    groups: dict[tuple[str, str, Check | None], list[Finding]] = defaultdict(list)
     for finding in findings:
         if finding.verdict in (*WRONG, Verdict.ADVICE):
-            groups[_kind(finding)].append(finding)
-    for (name, form), group in groups.items():
+            of_input = finding.check if finding.is_of_bad_input else None
+            groups[*_kind(finding), of_input].append(finding)
+    for (name, form, of_input), group in groups.items():
         statements = {failure(finding) for finding in group if finding.diagnosis is None}
         statement = statements.pop() if len(statements) == 1 else form
+        if of_input and name in MISTAKES:
+            statement = f"{form}: {_inputs(group)}"
         claims = sum(table.bits.get(finding.id, 0) for finding in group)
         condition = table.described(claims) if claims else ()
         yield _cause(name, statement, condition, group)
@@ -132,19 +176,28 @@ def _kind(finding: Finding) -> tuple[str, str]:
     diagnosis = finding.diagnosis
     if diagnosis is None:
         return finding.verdict, numberless(failure(finding))
-    if finding.is_of_bad_input:
-        is_advice = finding.verdict is Verdict.ADVICE
-        rule = ", against a rule of another framework" if is_advice else ""
-        stated = _stated(diagnosis.name)
-        return diagnosis.name, f"{finding.check}: {stated}{rule}"
-    if finding.check is Check.POISON and finding.verdict is Verdict.ADVICE:
-        return diagnosis.name, f"{_stated(diagnosis.name)}, against no rule that it states"
     if diagnosis.name == OPTION_IGNORED and finding.verdict is Verdict.MISMATCH:
         return diagnosis.name, diagnosis.explanation.partition(": ")[0]
     if diagnosis.name == UNEXPLAINED:
         pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
         return UNEXPLAINED, f"{MISTAKES[UNEXPLAINED].says}: {pattern}"
-    return diagnosis.name, _stated(diagnosis.name)
+    is_about_rules = finding.is_of_bad_input or finding.check is Check.POISON
+    has_rule = not is_about_rules or finding.verdict is not Verdict.ADVICE
+    stated = _stated(diagnosis.name)
+    return diagnosis.name, stated if has_rule else f"{stated}, against no rule that it states"
+
+
+def _inputs(findings: Iterable[Finding]) -> str:
+    """What was configured or logged, once each, the first three by name."""
+    said = {_input(finding.identity) for finding in findings}
+    first, others = sorted(said)[:NAMED_INPUTS], len(said) - NAMED_INPUTS
+    return "; ".join([*first, *([f"and {others} more"] if others > 0 else [])])
+
+
+def _input(identity: FindingId) -> str:
+    """What was configured or logged; its name if this version has no such case."""
+    named = (INPUTS.get(name) for name in (identity.slug, identity.case))
+    return next(filter(None, named), f"{identity.slug} of {identity.case}")
 
 
 def _stated(name: str) -> str:

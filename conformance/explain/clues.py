@@ -10,7 +10,7 @@ import numpy as np
 
 from adapters.contract.objective import Metric
 from conformance.explain.catalogue.missing_tokens import of_untrained
-from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind
 from conformance.explain.catalogue.predictions import predictions
 from conformance.explain.diagnosis import read_off
 from conformance.explain.engine import Explained, without_factors
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 ALL_LOST = ("tokens_lost", "samples_lost")
 """What may be the matter where all numbers are 0, besides what gives 0 wherever it is."""
-
-INACTIVE = "inactive_tokens_weigh"
-"""The mistake that is read off tokens which no other mistake is about."""
 
 LARGEST = 2**20
 """Tokens of the largest step that is held against all known mistakes."""

@@ -47,7 +47,15 @@ LOGGED_LOSSES = (Check.METRIC, WHOLE_LOSS)
 Other logged numbers are diagnostics, which frameworks reduce apart.
 """
 
-LOGGED_TERMS = (*LOGGED_LOSSES, *(f"{Check.METRIC}.{term}" for term in (Metric.ENTROPY, Metric.KL)))
+LOGGED_TERMS = (
+    *LOGGED_LOSSES,
+    f"{Check.REJECTION}.{Metric.POLICY_LOSS}",
+    *(
+        f"{check}.{term}"
+        for check in (Check.METRIC, Check.REJECTION)
+        for term in (Metric.ENTROPY, Metric.KL)
+    ),
+)
 """Slugs of the checks of the logged terms of the loss and of their sum."""
 
 NEGATIVE = (
@@ -65,7 +73,7 @@ NEGATIVE = (
 def plainness(fact: str) -> tuple[bool, int, str]:
     """A sort key, the plainest facts first: modes and terms, checks, layouts, then steps."""
     sizes = ("where dp ", "where cp ", "where tp ", "where pp ")
-    kinds = ("in ", "of ", *sizes, "with ", "where ", "")
+    kinds = ("in ", "of the ", "of ", *sizes, "with ", "where ", "")
     kind = next(place for place, start in enumerate(kinds) if fact.startswith(start))
     return fact.startswith(NEGATIVE), kind, fact
 
@@ -90,6 +98,8 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
         yield "in logged terms of the loss"
     if slug.startswith(Check.ROLLOUTS):
         yield "in what is logged of rollouts"
+    if not is_logged or slug in LOGGED_TERMS:
+        yield "except in logged diagnostics"
     if not is_logged or slug == WHOLE_LOSS:
         yield "in gradients and the logged loss"
     yield f"in {slug}"

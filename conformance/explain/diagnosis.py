@@ -15,7 +15,7 @@ import numpy as np
 
 from adapters.contract import CodeLocation
 from conformance.explain.catalogue import missing_tokens
-from conformance.explain.catalogue.mistake import MISTAKES, Kind, doubt
+from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, doubt
 from conformance.explain.engine import Explained
 from conformance.explain.measurement import ObservedWeights
 from conformance.findings.cause import UNEXPLAINED
@@ -185,7 +185,7 @@ def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis 
     inactive = weights.observed[weights.expected == 0]
     if not (weighed := int(np.count_nonzero(inactive))):
         return None
-    name, words = "inactive_tokens_weigh", f"{weighed} masked tokens have a weight"
+    name, words = INACTIVE, f"{weighed} masked tokens have a weight"
     if known := _alone(explained):
         name, words = known[0].name, f"{known[0].says}: {words}"
     numbers = {"tokens": weighed, "largest": float(np.abs(inactive).max())}
@@ -289,7 +289,8 @@ def _of_several(explained: Explained) -> Diagnosis:
     alone = likeliest(
         (term.metric, diagnose(measurement.of_term(term))) for term in measurement.terms
     )
-    if alone.name != UNEXPLAINED:
+    # What another term has at tokens that one term masks seems to be that term's.
+    if alone.name not in (UNEXPLAINED, INACTIVE):
         return alone
     return _lost_in_all(measurement) or _shared(explained) or alone
 
@@ -319,7 +320,7 @@ def _shared(explained: Explained) -> Diagnosis | None:
 
     Auxiliary losses often share one path through a framework, and a mistake: the policy loss is
     right if that explains the sum. Else each has a mistake in what it averages. Else the policy
-    loss shares the mistake of those that are aggregated with it, or has one of its own besides.
+    loss shares the mistake of those that are wrong, or has one of its own besides.
     """
     terms = explained.measurement.terms
     found = [
@@ -356,8 +357,8 @@ def _shared_by_others(
 
 
 def _of_each(terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]) -> Iterator[Ranked]:
-    """Yield a mistake of each auxiliary term, or of those aggregated as the policy loss."""
-    policy, *others = terms
+    """Yield a mistake of each auxiliary term, or of the policy loss and some of them."""
+    _, *others = terms
     own, *of_others = choice
     averaged = [[one for one in found if one.kind in OF_A_MEAN] for found in of_others]
     if not own and all(averaged):
@@ -371,17 +372,11 @@ def _of_each(terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]) 
                 ),
             ),
         )
-    together = [term.context == policy.context for term in others]
-    is_apart_right = not any(
-        found for found, shares in zip(of_others, together, strict=True) if not shares
-    )
-    if any(together) and not all(together) and is_apart_right:
-        sharing = [policy, *(t for t, shares in zip(others, together, strict=True) if shares)]
-        shared = _common(
-            [own, *(found for found, shares in zip(of_others, together, strict=True) if shares)]
-        )
+    sharing = [pair for pair in zip(terms, choice, strict=True) if pair[1]]
+    if own and 1 < len(sharing) < len(terms):
+        shared = _common([found for _, found in sharing])
         if shared is not None:
-            words = f"{' and '.join(term.metric for term in sharing)}: {shared.says}"
+            words = f"{' and '.join(term.metric for term, _ in sharing)}: {shared.says}"
             yield (2, shared.order), Diagnosis(name=shared.name, explanation=words)
 
 

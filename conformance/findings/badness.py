@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "off by a factor: the larger of observed and expected divided by the smaller, where they differ"
-    " most; infinite where a weight is lost or has the wrong sign"
+    " most"
 )
 
 
@@ -68,7 +68,7 @@ def off_by(finding: Finding) -> str:
     if finding.agreement is None:
         return f"relative error {finding.error:.3g}"
     if not finding.agreement:
-        return "off by an infinite factor"
+        return "a value is 0, should be 0, or has the wrong sign"
     return f"off by a factor of {factor_text(1 / finding.agreement)}"
 
 

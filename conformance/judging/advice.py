@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Observation
     from adapters.contract.objective import Objective
     from conformance.findings.cause import Clues
-    from reference.aggregation import Conventions
+    from reference.aggregation import Conventions, Mode
 
     Judge = Callable[[Job, Sequence[Observation], Description], Judgement]
 
@@ -121,7 +121,7 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
     typed: tuple[str, ...] = ()
     if OPTION_IGNORED in (diagnosis.name, *diagnosis.also) or besides:
         typed = description.chosen_by.get(job.objective, ())
-    elif diagnosis.name == f"weights_of_{description.default_mode}":
+    elif _is_of_the_mode(judgement, description.default_mode):
         typed = description.chosen_by.get(job.aggregation.mode, ())
     if not typed:
         return judgement
@@ -136,6 +136,14 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
     )
     clues = judgement.clues and judgement.clues.model_copy(update={"explanations": []})
     return replace(judgement, diagnosis=named, clues=clues)
+
+
+def _is_of_the_mode(judgement: Judgement, mode: Mode) -> bool:
+    """Whether the step was reduced by another mode, and a number is explained by nothing else."""
+    name = f"weights_of_{mode}"
+    explanations = [] if judgement.clues is None else judgement.clues.by_mistake
+    is_only = judgement.logged is None or all({name} in parts for parts in explanations)
+    return judgement.diagnosis is not None and judgement.diagnosis.name == name and is_only
 
 
 def _besides_an_ignored_option(clues: Clues | None) -> str | None:

@@ -15,6 +15,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
+from conformance.explain.catalogue.mistake import INACTIVE
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
@@ -200,7 +201,7 @@ def _term_words(
     if measurement.is_given_by(context.expected):
         return f"its {name} term is a mean over samples"
     found = diagnose(measurement)
-    if found.name in ("unexplained", "inactive_tokens_weigh", "not_finite"):
+    if found.name in ("unexplained", INACTIVE, "not_finite"):
         return f"no known aggregation of its {name} term explains the gradient"
     return f"of its {name} term, which would be a mean over samples, {found.explanation}"
 

@@ -126,7 +126,12 @@ DERIVATIVES = {
 ADVANTAGES = {
     Objective.GROUP_NORMALISED: _NORMALISED,
     Objective.GROUP_CENTRED: _CENTRED,
+    Objective.MEAN_NORMALISED: f"{_CENTRED}, divided by this mean plus 1e-6",
     Objective.LEAVE_ONE_OUT: f"{_CENTRED}, times n / (n - 1)",
+    Objective.OTHERS_NORMALISED: (
+        "the sample's reward minus the mean of its prompt's other rewards, divided by their"
+        " standard deviation (n - 1) plus 1e-6 unless it is 0"
+    ),
     Objective.GROUP_WHITENED: _NORMALISED,
     Objective.REINFORCE_PP: "G_t = ρ_t + γ·G_{t+1}",
     Objective.REINFORCE_PP_BASELINE: f"{_CENTRED}, minus β·kl_t",

@@ -147,6 +147,18 @@ def test_the_logged_loss_goes_with_gradients_and_with_the_logged_policy_loss(
     assert named(*of_checks) == [("multiplied_by_cp", (fact,), len(slugs))]
 
 
+def test_losses_and_what_is_logged_of_them_are_one_cause_if_diagnostics_are_right() -> None:
+    """verl counts the mask before rejection sampling in every term, and not in its diagnostics."""
+    wrong_ones = ("", ".combined", ".policy_loss", ".entropy", ".kl")
+    right_ones = (".clip_fraction", ".policy_kl")
+    said = [
+        *(wrong(f"rejection{name}/token_mean/a/dp1-cp2-mb1-thd", CP) for name in wrong_ones),
+        *(right(f"rejection{name}/token_mean/a/dp1-cp2-mb1-thd", CP) for name in right_ones),
+    ]
+
+    assert named(*said) == [("multiplied_by_cp", ("except in logged diagnostics",), 5)]
+
+
 def test_two_causes_that_only_together_explain_are_both_named() -> None:
     together = explained(
         "auxiliary.combined/token_mean/a/dp1-cp2-mb1-thd",
@@ -207,7 +219,10 @@ def test_good_configuration_that_trains_wrong_weights_is_a_wrong_gradient() -> N
     [cause] = found((divided, Clues(terms=[])))
 
     assert cause.severity is Severity.GRADIENT
-    assert cause.statement == "arguments: tokens of one step are divided by different numbers"
+    assert cause.statement == (
+        "tokens of one step are divided by different numbers:"
+        " constant with a divisor that is left to the framework"
+    )
 
 
 def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() -> None:
@@ -218,10 +233,33 @@ def test_advice_is_never_one_cause_with_what_breaks_a_rule_of_the_framework() ->
     )
 
     assert {(cause.severity, cause.statement) for cause in causes} == {
-        (Severity.ACCEPTED, "arguments: bad input is accepted"),
-        (Severity.ACCEPTED, "sharding: bad input is accepted"),
-        (Severity.ADVICE, "arguments: bad input is accepted, against a rule of another framework"),
+        (Severity.ACCEPTED, "bad input is accepted: constant with a divisor that is NaN"),
+        (
+            Severity.ACCEPTED,
+            "bad input is accepted: prompt_mean with a sample between two groups",
+        ),
+        (
+            Severity.ADVICE,
+            "bad input is accepted, against no rule that it states:"
+            " constant with a divisor that is 0",
+        ),
     }
+
+
+def test_a_statement_names_three_bad_inputs_and_counts_the_others() -> None:
+    names = ("zero", "negative", "nan", "infinite", "bool")
+    [cause] = found(
+        *(
+            of_input(f"arguments.divisor_{name}/constant/a/dp1-cp1-mb1-thd", Verdict.MISMATCH)
+            for name in names
+        )
+    )
+
+    assert cause.statement == (
+        "bad input is accepted: constant with a divisor that is 0;"
+        " constant with a divisor that is NaN; constant with a divisor that is a bool;"
+        " and 2 more"
+    )
 
 
 def test_lost_tokens_come_before_bad_input() -> None:

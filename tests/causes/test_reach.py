@@ -16,6 +16,7 @@ CHOSEN_BY = {
     "allgather_cp": ("--allgather-cp",),
     "cp": ("--context-parallel-size",),
     "mb": ("--micro-batch-size",),
+    "mb-bshd": ("--rows-per-micro-batch",),
 }
 
 
@@ -37,6 +38,7 @@ def found(*said: Said, chosen_by: Mapping[str, Sequence[str]] = CHOSEN_BY) -> li
         ("advantages.gae/token_mean/a/dp1-cp1-mb1-thd", "by default", Harm.GRADIENT_BY_DEFAULT),
         ("metric.entropy/sample_mean/a/dp1-cp1-mb1-thd", "by default", Harm.NUMBER_BY_DEFAULT),
         ("metric/token_mean/a/dp1-cp1-mb1-thd", "with --per-token", Harm.NUMBER_OTHERWISE),
+        ("weights/sample_mean/a/dp1-cp1-mb2-bshd", "by default", Harm.GRADIENT_BY_DEFAULT),
     ],
 )
 def test_options_are_those_that_the_step_needs(identity: str, reach: str, harm: Harm) -> None:
@@ -52,6 +54,14 @@ def test_the_finding_that_needs_fewest_options_says_whom_a_cause_reaches() -> No
         wrong("weights/sample_mean/a/dp1-cp2-mb2-thd", EMPTY),
     )
     assert cause.reach.options == ["--context-parallel-size"]
+
+
+def test_layout_options_are_named_only_if_all_findings_have_them() -> None:
+    [cause] = found(
+        wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY),
+        wrong("weights/token_mean/a/dp1-cp1-mb2-thd+allgather_cp", EMPTY),
+    )
+    assert cause.reach.options == ["--per-token"]
 
 
 def test_parallelism_is_named_where_no_record_says_what_sets_it() -> None:

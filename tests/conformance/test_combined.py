@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from adapters.contract import Description, Layout, Observation
+from adapters.contract import Assumed, Description, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_combined
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
-from reference.aggregation import Aggregation, Mode
+from reference.aggregation import Aggregation, DenominatorMask, Mode
 from reference.weights import token_weights
 from tests.jobs import job_of, step_of
 
@@ -21,6 +22,9 @@ JOB = job_of(STEP, mode=Mode.PROMPT_MEAN, objective=Objective.COMBINED)
 BATCH = ProbedBatch(JOB.steps, JOB.objective)
 POLICY = token_weights(STEP, JOB.aggregation)
 AUXILIARY = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
+REJECTED = replace(STEP, original_mask=np.ones(11, bool))
+ALL_TOKENS = token_weights(replace(STEP, mask=np.ones(11, bool)), Aggregation(Mode.SAMPLE_MEAN))
+"""The weights of an auxiliary term over the mask before rejection."""
 
 
 def judged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement:
@@ -131,6 +135,31 @@ def test_mistake_that_terms_share_is_named_with_the_policy_losss_own() -> None:
         ("weights_of_token_mean", words),
         ("weights_of_token_mean", f"{words}; policy_loss: reduced as sample_mean"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("entropy", "words"),
+    [
+        (
+            np.ones(11),
+            "entropy and kl: token losses are summed but never normalised;"
+            " policy_loss: token losses are summed but never normalised",
+        ),
+        (ALL_TOKENS, "policy_loss and kl: token losses are summed but never normalised"),
+    ],
+)
+def test_rejected_tokens_of_other_terms_are_no_masked_tokens_of_the_policy_loss(
+    entropy: NDArray[np.float64], words: str
+) -> None:
+    original = Assumed(DenominatorMask.ORIGINAL)
+    description = Description(declared={"entropy_mask": original, "kl_mask": original})
+    job = replace(JOB, steps=(REJECTED,), objective=Objective.REJECTION_COMBINED)
+    batch = ProbedBatch(job.steps, job.objective)
+    undivided = batch.dloss_dlogprob * REJECTED.mask + KL_COEFFICIENT * np.ones(11)
+    gradient = undivided - ENTROPY_COEFFICIENT * entropy
+    observation = Observation(token_weights=(gradient / batch.dloss_dlogprob,))
+
+    assert explained(judge_combined(job, [observation], description)) == ("not_divided", words)
 
 
 @pytest.mark.parametrize("averaged", [1.0, 0.5])

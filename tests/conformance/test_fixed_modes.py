@@ -13,6 +13,7 @@ from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
 from conformance.explain.causes import causes
 from conformance.findings.cause import TermMistake
+from conformance.findings.finding import Logged
 from conformance.findings.verdict import Verdict
 from conformance.judging.advice import named_after_option
 from conformance.judging.weights import Judgement
@@ -146,4 +147,18 @@ def test_option_is_not_accused_where_there_is_an_explanation_without_it() -> Non
     unclear = replace(wrong, clues=wrong.clues.model_copy(update={"explanations": explanations}))
 
     assert named_after_option(wrong, job, described).diagnosis.name == "option_ignored"
+    assert named_after_option(unclear, job, described) is unclear
+
+
+def test_a_logged_number_names_no_option_if_another_mistake_gives_it_too() -> None:
+    wrong = finding(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
+    assert wrong.clues is not None
+    described = replace(NativeAdapter().describe(), chosen_by=OPTIONS)
+    job = steps.job(CASE.name, Mode.TOKEN_MEAN, str(Layout()))
+    number = replace(wrong, logged=Logged(expected=1.0, reported=2.0))
+    averaged = [[TermMistake.of("policy_loss", "shares_averaged_by_tokens")]]
+    explanations = [*wrong.clues.explanations, averaged]
+    unclear = replace(number, clues=wrong.clues.model_copy(update={"explanations": explanations}))
+
+    assert named_after_option(number, job, described).diagnosis.name == "option_ignored"
     assert named_after_option(unclear, job, described) is unclear

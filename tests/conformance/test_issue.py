@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from adapters.contract.objective import FROM_REWARDS, OFF_POLICY
 from conformance import cli
 from conformance.comparing.report_file import load, write
 from conformance.explain.groups import find_cause
@@ -18,6 +19,7 @@ from conformance.findings.finding import Diagnosis, Finding, Picture, PicturedSa
 from conformance.findings.report import Report, Request
 from conformance.findings.verdict import Verdict
 from conformance.views import issue
+from conformance.worked.factors import ADVANTAGES, DERIVATIVES
 from tests import command
 from tests.causes.test_find import CP, MICRO, Said, right, wrong
 from tests.conformance.pages import report_of
@@ -386,3 +388,8 @@ def test_gradient_of_own_advantages_is_worked_out_with_the_advantage_of_each_tok
     observed = -(math.sqrt(0.5) - padded) / math.sqrt(variance) / 8
     assert f"| 0 | 1 | 0 | 1 | 2 | {-advantage / 8:.6g} | {observed:.6g} |" in markdown
     assert "Single active tokens weigh" not in markdown
+
+
+def test_every_loss_and_estimator_has_a_formula_in_words() -> None:
+    assert {*DERIVATIVES} == {*OFF_POLICY}
+    assert {*ADVANTAGES} == {*FROM_REWARDS}

@@ -37,7 +37,7 @@ def test_causes_of_several_versions_are_one_row_the_worst_first() -> None:
 
     assert [row[1:3] for row in rows] == [
         ["wrong gradient by default", "token losses are summed but never normalised"],
-        ["bad input accepted", "arguments: bad input is accepted"],
+        ["bad input accepted", "bad input is accepted: arguments of accepted"],
     ]
     assert rows[0][-1] == "torch: v1 (1), v2 (1)"
 

@@ -58,6 +58,9 @@ class Mistake:
         return self.kind in (Kind.READ_OFF, Kind.COUNT)
 
 
+INACTIVE = "inactive_tokens_weigh"
+"""The mistake that is read off tokens which no other mistake is about."""
+
 OPTION_IGNORED = "option_ignored"
 """The mistake that is named together with the option."""
 
@@ -105,7 +108,7 @@ known(
 )
 known(
     {
-        "inactive_tokens_weigh": "masked tokens have a weight",
+        INACTIVE: "masked tokens have a weight",
         "not_finite": "numbers are NaN or infinite",
         "step_skipped": "an optimizer step with a NaN or infinite gradient is skipped",
     },
@@ -186,7 +189,7 @@ def doubt(name: str) -> int:
     if name in (UNEXPLAINED, "nothing_reported"):
         return 2
     is_count = name in MISTAKES and MISTAKES[name].kind is Kind.COUNT
-    return int(is_count or name == "inactive_tokens_weigh")
+    return int(is_count or name == INACTIVE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

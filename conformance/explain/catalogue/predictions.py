@@ -42,7 +42,7 @@ from conformance.explain.catalogue.miscounts import (
     rounded_shares,
 )
 from conformance.explain.catalogue.missing_tokens import shares
-from conformance.explain.catalogue.mistake import MISTAKES, Kind, Prediction, known
+from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, known
 from conformance.explain.catalogue.parts import (
     carried_over,
     filled_up,
@@ -143,7 +143,7 @@ def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
         unmasked = replace(step, mask=np.ones_like(step.mask), original_mask=None)
         steps = [unmasked if one is step else one for one in context.steps]
         yield Prediction(
-            name="inactive_tokens_weigh",
+            name=INACTIVE,
             weights=replace(context, steps=tuple(steps)).expected,
         )
 
