@@ -104,6 +104,7 @@ K1 = {"--kl-loss-type": "k1", REFERENCE: "."}
 KL = {"--use-kl-loss": True, "--kl-loss-coef": KL_COEFFICIENT, **K1}
 PENALISED = {"--kl-coef": ADVANTAGE_CONSTANTS.penalty, **K1}
 DISCOUNTED = {WHITENED: True, "--gamma": ADVANTAGE_CONSTANTS.discount}
+CENTRED = {ESTIMATOR: "grpo", "--disable-grpo-std-normalization": True}
 DISTILLED = {"--use-opd": True, "--opd-type": "sglang", "--opd-kl-coef": KL_COEFFICIENT}
 GAE = {ESTIMATOR: "ppo", **DISCOUNTED, "--lambd": ADVANTAGE_CONSTANTS.trace}
 TOGETHER = "rollout functions return list[list[Sample]]"
@@ -147,7 +148,8 @@ FAMILY = Framework(
         Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
-        Objective.GROUP_CENTRED: {ESTIMATOR: "grpo", "--disable-grpo-std-normalization": True},
+        Objective.GROUP_CENTRED: CENTRED,
+        Objective.DISTILLED: {**CENTRED, **DISTILLED},
         Objective.GROUP_WHITENED: {ESTIMATOR: "grpo", WHITENED: True},
         Objective.REINFORCE_PP: {ESTIMATOR: "reinforce_plus_plus", **DISCOUNTED, **PENALISED},
         Objective.REINFORCE_PP_BASELINE: {
