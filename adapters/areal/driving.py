@@ -13,10 +13,9 @@ from adapters.areal.framework import AREAL, of_version
 from adapters.areal.importing import module
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Refused, Unsupported
 from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_VALUES, Objective
-from adapters.toolkit.calls import Candidates, places, refusals, refusals_of_configuration
+from adapters.toolkit.calls import refusals, refusals_of_configuration
 from adapters.toolkit.settings import given_values, has_reference
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from reference.aggregation import Mode
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Observation
+    from adapters.contract.description import Description
     from adapters.contract.framework import Framework
 
 
@@ -66,7 +66,6 @@ class ArealAdapter(Adapter):
             importing.offers,
             importing.option_names(),
             importing.default,
-            places=places(_candidates(self.class_of("Engine"))),
             stubs=tuple(importing.STUBBED),
         )
 
@@ -249,20 +248,3 @@ def _together(
         concatenated([trajectories[index] for index in np.flatnonzero(groups == group).tolist()])
         for group in dict.fromkeys(groups.tolist())
     ]
-
-
-def _candidates(engine_class: Any) -> Candidates:
-    """Where AReaL counts tokens, divides by them, logs, and deals samples to ranks."""
-    actor, engine = module("trainer.ppo.actor"), module("engine.core")
-    controller = module("infra.controller.train_controller")
-    tracker = module("utils.stats_tracker").DistributedStatsTracker
-    return {
-        CodeLocation.TOKEN_COUNT: ((engine, "compute_total_loss_weight"),),
-        CodeLocation.TOKEN_DIVISION: (
-            (engine_class, "_compute_logprobs_and_loss"),
-            (actor, "grpo_loss_fn"),
-        ),
-        CodeLocation.ARGUMENTS: ((module("api.cli_args"), "PPOActorConfig"),),
-        CodeLocation.LOG: ((tracker, "_aggregate"),),
-        CodeLocation.SHARDING: ((controller, "_dispatch_tensors"),),
-    }

@@ -201,6 +201,7 @@ class ProbeSeam:
         """A framework's function of logits and labels, with the probe added to what it returns."""
 
         def log_probs(logits: Any, labels: torch.Tensor, *rest: Any, **options: Any) -> Any:
+            __tracebackhide__ = True  # what the function raises is its caller's, not the adapter's
             real = function(logits, labels % self.VOCABULARY, *rest, **options)
             return real + self.log_probs(labels)
 
@@ -213,6 +214,7 @@ class ProbeSeam:
         """
 
         def entropies(logits: Any, *rest: Any, **options: Any) -> Any:
+            __tracebackhide__ = True
             real = function(logits, *rest, **options)
             assert self.predicted is not None
             predicted = self.predicted.reshape(real.shape)

@@ -25,6 +25,7 @@ from conformance.ranks import preload
 from conformance.ranks.blame import blame
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
 from conformance.ranks.messages import Answered, Declined, Observed, Ready, Reply
+from conformance.ranks.recording.stacks import PRINTS_STACKS, passes_by
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -116,7 +117,6 @@ def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
 
 
 def _traced(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
-    from conformance.ranks.recording.frames import passes_by
     from conformance.ranks.recording.recorder import Recorder
 
     recorder = Recorder(passes_by(spec.adapter))
@@ -172,7 +172,8 @@ def _settle(slot: HostSlot) -> None:
                 stream.flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    faulthandler.enable(all_threads=False)
+    faulthandler.enable()
+    faulthandler.register(PRINTS_STACKS, file=2)
     torch.set_num_threads(1)
     # Each is shown once in a process, so that last words would depend on the jobs before.
     warnings.showwarning = _ignore

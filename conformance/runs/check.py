@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from adapters.contract import CodeLocation
 from adapters.contract.batch.formulas import estimator_conventions
 from adapters.contract.job import DEFAULT_CONFIGURATION, Column, Place
 from adapters.contract.objective import (
@@ -18,7 +17,6 @@ from adapters.contract.objective import (
 )
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.explain.clues import clues_of_failure
-from conformance.explain.diagnosis import place
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.advice import (
     advice_on_crash,
@@ -82,14 +80,12 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
         case MatrixCell() if (missing := _missing(cell, description)) is not None:
             return unjudged(Verdict.UNSUPPORTED, missing)
         case StartupCell():
-            judgement = _check_startup(cell, jobs)
+            return _check_startup(cell, jobs)
         case MatrixCell() if cell.spec.poisoned:
-            judgement = judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
+            return judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
         case MatrixCell() if cell.spec.attached:
-            judgement = judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
-        case _:
-            judgement = _check_job(cell, jobs)
-    return replace(judgement, place=_place(cell, judgement, description))
+            return judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
+    return _check_job(cell, jobs)
 
 
 def job_cell(cell: AnyMatrixCell | None, description: Description) -> MatrixCell | None:
@@ -299,11 +295,9 @@ def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
     if outcome.kind in VERDICTS_ON_LOGS:
         return unjudged(VERDICTS_ON_LOGS[outcome.kind], outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
-    is_wrong = judgement.verdict is Verdict.MISMATCH
     return replace(
         judgement,
         tolerance=None,
-        place=description.places.get(CodeLocation.LOG) if is_wrong else None,
         message=outcome.message or None,
     )
 
@@ -351,13 +345,3 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         | cell.job.configuration.settings - description.configurations.keys()
     )
     return f"no option {', '.join(lacking)}" if lacking else None
-
-
-def _place(cell: MatrixCell, judgement: Judgement, description: Description) -> str | None:
-    """Where the framework raised, or must have made the mistake if that and the check tell."""
-    if judgement.place is not None:
-        return judgement.place
-    if judgement.verdict is not Verdict.MISMATCH or judgement.diagnosis is None:
-        return None
-    determined = place(cell.spec, cell.aggregation.mode, judgement.diagnosis)
-    return None if determined is None else description.places.get(determined)

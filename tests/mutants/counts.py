@@ -140,6 +140,10 @@ class PackedWidthAsDivisor(
         return [float(width * len(samples)) for width in widths]
 
 
+class MeanOfPaddedRows(PaddedRowsAveraged, diagnosis="padded_width_as_divisor", modes=TOKEN):
+    """`mean()` over the padded rows of a micro-batch, where all tokens would have one divisor."""
+
+
 class EmptySamplesLeftOut(
     Counting,
     diagnosis="sample_units_excluded",

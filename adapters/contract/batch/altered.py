@@ -33,7 +33,10 @@ PAINTED: ContextVar[tuple[int, int] | None] = ContextVar("painted", default=None
 
 @contextmanager
 def painting(token: tuple[int, int] | None) -> Iterator[None]:
-    """Give one token of every batch made in the context an advantage, and all others none."""
+    """Give one token of every batch made in the context an advantage, and all others none.
+
+    It has the sign of its own, which clipping depends on.
+    """
     reset = PAINTED.set(token)
     try:
         yield

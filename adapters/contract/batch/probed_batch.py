@@ -108,14 +108,21 @@ class ProbedBatch(Sequences):
     def raw_advantages(self) -> list[NDArray[np.float64]]:
         """An advantage for each token, never 0: a framework must mask by the mask alone."""
         if (painted := PAINTED.get()) is not None:
+            sample, token = painted
             advantages = [np.zeros(len(ids)) for ids in self.responses]
-            advantages[painted[0]][painted[1]] = PAINT
+            own = ADVANTAGES[self.responses[sample][token] % len(ADVANTAGES)]
+            advantages[sample][token] = np.copysign(PAINT, own)
             return advantages
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
             pairs = zip(self.responses, of_sample, strict=True)
             return [np.full(len(ids), advantage) for ids, advantage in pairs]
         return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
+
+    @property
+    def sample_advantages(self) -> NDArray[np.float64]:
+        """One advantage for each sample, [N], for a framework whose `AdvantageUnit` is that."""
+        return np.array([max(one, key=abs) for one in self.advantages])
 
     @property
     def log_prob_table(self) -> NDArray[np.float64]:
