@@ -1,8 +1,8 @@
 """Advantages of the tokens of a batch of rollouts, from the rewards of its samples, in float64.
 
 r is the reward of a sample; mean and std are taken over the rewards of its prompt group; β·kl_t is
-the penalty on the divergence of token t from the reference policy. ρ_t is -β·kl_t, plus r at the
-last token. Token t of a sample has the advantage
+the penalty on the divergence of token t from the reference policy, or from a teacher. ρ_t is
+-β·kl_t, plus r at the last token. Token t of a sample has the advantage
 
     group_normalised    (r - mean) / (std + ε)                   arXiv:2402.03300 (GRPO)
     group_centred       r - mean                                 arXiv:2503.20783 (Dr. GRPO)

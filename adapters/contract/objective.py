@@ -70,6 +70,8 @@ class Objective(StrEnum):
     GROUP_WHITENED = "group_whitened"
     REINFORCE_PP = "reinforce_pp"
     REINFORCE_PP_BASELINE = "reinforce_pp_baseline"
+    # On-policy distillation: the divergence from a teacher is subtracted from centred rewards.
+    DISTILLED = "distilled"
     GAE = "gae"
     PENALISED_GAE = "penalised_gae"  # with the divergence from the reference policy in rewards
     SFT = "sft"  # negative log-likelihood
@@ -185,6 +187,7 @@ OF_GROUPS = (
     Objective.OTHERS_NORMALISED,
     Objective.GROUP_WHITENED,
     Objective.REINFORCE_PP_BASELINE,
+    Objective.DISTILLED,
 )
 """Estimators of advantages that compare the samples of a prompt."""
 

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.description import parse_departures
 from adapters.contract.job import Column
+from adapters.contract.objective import Objective
 from adapters.engines.shells import ZEROED
-from adapters.slime_family.framework import FAMILY, OBSERVED_ENTROPY, ON_MEGATRON
+from adapters.slime_family.framework import (
+    BOUNDED,
+    CORRECTION,
+    FAMILY,
+    OBSERVED_ENTROPY,
+    ON_MEGATRON,
+)
 from adapters.toolkit.settings import WITH_CRITIC
 
 if TYPE_CHECKING:
@@ -54,8 +61,14 @@ OBSERVED = parse_departures(
     """
 )
 
+ICEPOP = {
+    **BOUNDED,
+    CORRECTION: "miles.backends.training_utils.loss_hub.corrections.icepop_function",
+}
+
 MEGATRON = replace(
     ON_MEGATRON,
+    objectives={**ON_MEGATRON.objectives, Objective.ICEPOP: ICEPOP},
     always={**ON_MEGATRON.always, OBSERVED_ENTROPY: True},
     departures=(
         *ON_MEGATRON.departures,
@@ -73,7 +86,10 @@ MEGATRON = replace(
 
 FSDP = replace(
     FAMILY,
-    objectives={one: chosen for one, chosen in FAMILY.objectives.items() if one not in WITH_CRITIC},
+    objectives={
+        Objective.ICEPOP: ICEPOP,
+        **{one: chosen for one, chosen in FAMILY.objectives.items() if one not in WITH_CRITIC},
+    },
     always={
         **FAMILY.always,
         OBSERVED_ENTROPY: True,

@@ -49,7 +49,7 @@ class NativeEstimator(OverRanks):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.objective = job.objective
-        self.distils = job.configuration.distils
+        self.distils = job.configuration.distils or self.objective is Objective.DISTILLED
         self.constants = ESTIMATORS[job.objective].constants
 
     def estimate(

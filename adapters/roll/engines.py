@@ -96,19 +96,21 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
         return Trained(worker=worker, passes=passes, gradients=gradients)
 
 
+def _rows_differ(layout: Layout) -> bool:
+    """Whether rows have widths of their own: with dynamic batching, or packed."""
+    return layout.micro_batches == "tokens" or layout.format == "thd"
+
+
 def _slices(job: Job) -> int:
     """Two for each context-parallel rank, one of the beginning and one of the end.
 
-    Raises `Unsupported` where widths of micro-batches would come on top of another mistake: dynamic
-    batching cuts the rows of each micro-batch to a width of its own, by which
+    Raises `Unsupported` where widths of rows would come on top of another mistake: dynamic batching
+    cuts the rows of each micro-batch to a width of its own, and packing each row, by which
     `seq-mean-token-sum-norm` divides.
     """
     divides_by_width = job.aggregation.divisor not in (None, 1)
-    by_tokens = job.layout.micro_batches == "tokens"
-    if divides_by_width and by_tokens and job.objective is not Objective.POLICY:
-        raise Unsupported(
-            "micro-batches by tokens differ in width, the divisor: looked at without other terms"
-        )
+    if divides_by_width and _rows_differ(job.layout) and job.objective is not Objective.POLICY:
+        raise Unsupported("rows differ in width, the divisor: looked at without other terms")
     return 2 * job.layout.cp if job.layout.cp > 1 else 1
 
 
@@ -119,6 +121,7 @@ MEGATRON = replace(
     layout={
         **ROLL.layout,
         **of_rows(_slices, {f"{ENGINE}.context_parallel_size": lambda job: job.layout.cp}),
+        "thd": {"actor_train.use_sequence_packing": True},
         "pp": {f"{ENGINE}.pipeline_model_parallel_size": lambda job: job.layout.pp},
         Option.INTERLEAVED: {f"{ENGINE}.virtual_pipeline_model_parallel_size": 2},
         Option.DISTRIBUTED_OPTIMIZER: {f"{ENGINE}.use_distributed_optimizer": True},
@@ -143,8 +146,8 @@ MEGATRON = replace(
                 bfloat16 logits to float32 themselves, and overwrite the copy
             stubbed: moving weights, gradients and optimizer states to host memory and back
                 a step computes only on the device
-            set: with dynamic batching, an attention mask of 1 on masked tokens at the end of a
-            response, except in checks on ROLL's own advantages
+            set: with dynamic batching or packed rows, an attention mask of 1 on masked tokens at
+            the end of a response, except in checks on ROLL's own advantages
                 rows are cut to the attended tokens, and these are tokens of a case
             set: lr_decay_steps=1
                 the learning rate is 0, and ROLL derives no decay from so few steps
@@ -178,6 +181,8 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
                 *(replace(of_four, options=(option,)) for option in OF_REPLICAS),
                 *(replace(pipeline, format="bshd") for pipeline in PIPELINES),
                 Layout(pp=2, micro_batches=2, options=(Option.INTERLEAVED,)),
+                Layout(dp=2, micro_batches=2, format="thd"),
+                Layout(cp=2, micro_batches=2, format="thd"),
             ]
         )
 
@@ -195,8 +200,8 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         return super().observe(job, rank)
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
-        """All, if advantages are given, with dynamic batching, which cuts off the others."""
-        is_cut = job.layout.micro_batches == "tokens" and gives_advantages(job)
+        """All, if advantages are given and rows are cut or packed, which leaves out the others."""
+        is_cut = _rows_differ(job.layout) and gives_advantages(job)
         return np.ones_like if is_cut else super().attended(job)
 
     def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:

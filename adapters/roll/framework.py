@@ -319,7 +319,7 @@ ROLL = Framework(
         actor_train.use_dynamic_batching_in_train, actor_train.max_tokens_per_microbatch_in_train,
             actor_train.sequence_length_round_in_train | which samples a rank has, and on Megatron
             micro-batches and their widths | FSDP2 does not cut by tokens
-        actor_train.use_sequence_packing | packed rows, on Megatron | not looked at yet
+        actor_train.use_sequence_packing | packed rows, on Megatron
         actor_train.apply_loss_scale | the factor that undoes averages over micro-batches and ranks
             | `weights` has the default
         actor_train.model_args.ulysses_size | sequences split over ranks, on FSDP2

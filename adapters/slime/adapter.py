@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Layout
+from adapters.contract.objective import Objective
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit
 from adapters.slime_family.driving import LOG, as_dictionaries
-from adapters.slime_family.framework import ON_MEGATRON, TOGETHER
+from adapters.slime_family.framework import BOUNDED, CORRECTION, ON_MEGATRON, TOGETHER
 from adapters.slime_family.megatron import MegatronAdapter
 from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.imports import import_from
@@ -41,6 +42,13 @@ LOGS = tuple(
 
 SLIME = replace(
     ON_MEGATRON,
+    objectives={
+        **ON_MEGATRON.objectives,
+        Objective.ICEPOP: {
+            **BOUNDED,
+            CORRECTION: "slime.backends.megatron_utils.loss.icepop_function",
+        },
+    },
     departures=(
         *ON_MEGATRON.departures,
         *parse_departures(

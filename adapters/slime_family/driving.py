@@ -159,7 +159,7 @@ def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]
     objective, reference = batch.objective, {"ref_log_probs": batch.reference_log_probs}
     if objective in FROM_REWARDS:
         values = {"values": batch.values} if objective in OF_VALUES else {}
-        if job.configuration.distils:
+        if job.configuration.distils or objective is Objective.DISTILLED:
             values["teacher_log_probs"] = batch.teacher_log_probs
         return values | (reference if objective in PENALISING else {})
     columns = {"advantages": batch.advantages, "returns": batch.returns}

@@ -97,12 +97,14 @@ def _older_divisor(job: Job) -> str | None:
 REJECTED = {"--use-tis": True, CORRECTION: user_code.path(user_code.reject)}
 CLIPPED = {"--eps-clip": CONSTANTS.clip_low, "--eps-clip-high": CONSTANTS.clip_high}
 TRUNCATED = {**CLIPPED, "--use-tis": True, "--tis-clip": CONSTANTS.truncation}
+BOUNDED = {**TRUNCATED, "--tis-clip-low": CONSTANTS.kept_low}
 ENTROPY = {"--entropy-coef": ENTROPY_COEFFICIENT}
 # The reference policy's folder must exist, and is not read.
 K1 = {"--kl-loss-type": "k1", REFERENCE: "."}
 KL = {"--use-kl-loss": True, "--kl-loss-coef": KL_COEFFICIENT, **K1}
 PENALISED = {"--kl-coef": ADVANTAGE_CONSTANTS.penalty, **K1}
 DISCOUNTED = {WHITENED: True, "--gamma": ADVANTAGE_CONSTANTS.discount}
+CENTRED = {ESTIMATOR: "grpo", "--disable-grpo-std-normalization": True}
 DISTILLED = {"--use-opd": True, "--opd-type": "sglang", "--opd-kl-coef": KL_COEFFICIENT}
 GAE = {ESTIMATOR: "ppo", **DISCOUNTED, "--lambd": ADVANTAGE_CONSTANTS.trace}
 TOGETHER = "rollout functions return list[list[Sample]]"
@@ -130,7 +132,7 @@ FAMILY = Framework(
         Objective.OFF_POLICY: CLIPPED,
         Objective.DUAL_CLIP: {**CLIPPED, "--eps-clip-c": CONSTANTS.dual_clip},
         Objective.TIS_TOKEN: TRUNCATED,
-        Objective.TIS_BOUNDED: {**TRUNCATED, "--tis-clip-low": CONSTANTS.kept_low},
+        Objective.TIS_BOUNDED: BOUNDED,
         Objective.OPSM: {
             **CLIPPED,
             "--use-opsm": True,
@@ -146,7 +148,8 @@ FAMILY = Framework(
         Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
-        Objective.GROUP_CENTRED: {ESTIMATOR: "grpo", "--disable-grpo-std-normalization": True},
+        Objective.GROUP_CENTRED: CENTRED,
+        Objective.DISTILLED: {**CENTRED, **DISTILLED},
         Objective.GROUP_WHITENED: {ESTIMATOR: "grpo", WHITENED: True},
         Objective.REINFORCE_PP: {ESTIMATOR: "reinforce_plus_plus", **DISCOUNTED, **PENALISED},
         Objective.REINFORCE_PP_BASELINE: {
@@ -234,7 +237,7 @@ FAMILY = Framework(
         --eps-clip, --eps-clip-high | clipping bounds | with two different ones
         --eps-clip-c | the bound of dual clip
         --use-tis, --tis-clip, --custom-tis-function-path | truncated importance sampling of tokens,
-            or a user's correction, which may mask tokens | not `icepop_function`
+            or the correction of a function, which may mask tokens
         --tis-clip-low | its lower bound | there is none, as by default, and one
         --get-mismatch-metrics | logs of the mismatch between policies | they are no part of the
             loss

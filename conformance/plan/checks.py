@@ -54,6 +54,7 @@ OF_ESTIMATORS = {
     Objective.GROUP_WHITENED: _cases("split_groups", "two_steps"),
     Objective.REINFORCE_PP: _cases("fully_masked_sample", "short_responses", "long_prompts"),
     Objective.REINFORCE_PP_BASELINE: _cases("fully_masked_sample", "two_steps"),
+    Objective.DISTILLED: _cases("split_groups"),
     Objective.GAE: _cases("short_responses", "long_prompts", "nine_samples"),
     Objective.PENALISED_GAE: _cases("long_prompts", "two_steps"),
 }
@@ -94,6 +95,7 @@ WITHOUT_PAIRS = frozenset(
         *CORRECTIONS,
         Objective.GROUP_NORMALISED,
         Objective.GROUP_CENTRED,
+        Objective.DISTILLED,
         Objective.MEAN_NORMALISED,
         Objective.LEAVE_ONE_OUT,
         Objective.OTHERS_NORMALISED,

@@ -135,6 +135,7 @@ ADVANTAGES = {
     Objective.GROUP_WHITENED: _NORMALISED,
     Objective.REINFORCE_PP: "G_t = ρ_t + γ·G_{t+1}",
     Objective.REINFORCE_PP_BASELINE: f"{_CENTRED}, minus β·kl_t",
+    Objective.DISTILLED: f"{_CENTRED}, minus β·kl_t of a teacher",
     Objective.GAE: _GAE,
     Objective.PENALISED_GAE: _GAE,
 }
@@ -184,8 +185,8 @@ def _advantage(term: LossTerm, objective: Objective) -> Formula:
     of_batch = {"reward": batch.rewards[batch.sample]}
     if objective in OF_VALUES:
         of_batch["V"] = np.concatenate(batch.values)
-    if objective in PENALISING:
-        of_batch["kl"] = -np.concatenate(batch.reference_log_probs)
+    if objective in (*PENALISING, Objective.DISTILLED):
+        of_batch["kl"] = batch.rollouts.divergences
     columns = {name: batch.split(of)[context.step_index] for name, of in of_batch.items()}
     return _tabulated(_advantage_words(term, objective), term, columns, "A", -term.factors)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from adapters.contract import Layout
 from adapters.native.packing import Packed, SampleTensors
 from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
 from conformance.corpus.cases import CORPUS, Case
@@ -122,6 +123,21 @@ class PaddedRowsAveraged(Mutant, diagnosis="padding_counted", modes=SAMPLE):
 
 class WidthAsDivisor(PaddedRowsAveraged, diagnosis="padded_width_as_divisor", modes=CONSTANT):
     """The divisor is the width of a micro-batch's padded rows instead of the given one."""
+
+
+class PackedWidthAsDivisor(
+    Counting,
+    diagnosis="padded_width_as_divisor",
+    modes=CONSTANT,
+    further_layouts=(Layout(micro_batches=2, format="thd"),),
+):
+    """Packed samples are padded to multiples of 16 tokens, and divided by their own length."""
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        if self.layout.format != "thd":
+            return denominators(samples, self.aggregation)
+        widths = [-(-len(sample.ids) // 16) * 16 - 1 for sample in samples]
+        return [float(width * len(samples)) for width in widths]
 
 
 class MeanOfPaddedRows(PaddedRowsAveraged, diagnosis="padded_width_as_divisor", modes=TOKEN):

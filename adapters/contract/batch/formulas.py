@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.objective import ADVANTAGE_CONSTANTS, OF_VALUES, Objective
 from reference import advantages
-from reference.aggregation import EstimatorConventions
+from reference.aggregation import EstimatorConventions, Penalties, TokenSet
 from reference.losses import corrections, policy_losses
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ ESTIMATORS = {
     Objective.REINFORCE_PP_BASELINE: AdvantageEstimator(
         raw=advantages.penalised_centred, whitens=True
     ),
+    Objective.DISTILLED: AdvantageEstimator(raw=advantages.penalised_centred),
     Objective.GAE: AdvantageEstimator(raw=advantages.gae, whitens=True, constants=WITHOUT_PENALTY),
     Objective.PENALISED_GAE: AdvantageEstimator(raw=advantages.gae, whitens=True),
 }
@@ -101,6 +102,8 @@ def estimator_conventions(objective: Objective, conventions: Conventions) -> Est
     else:
         declared = conventions.of_groups
     usual = declared or EstimatorConventions()
+    if objective is Objective.DISTILLED:  # a penalty on tokens, as of no reference policy
+        usual = replace(usual, penalties=Penalties.TOKEN, penalised=TokenSet.ACTIVE)
     return replace(
         usual,
         compared=conventions.compared or usual.compared,

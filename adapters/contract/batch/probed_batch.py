@@ -306,8 +306,14 @@ class ProbedBatch(Sequences):
             sample=self.sample,
             mask=np.concatenate(self.masks),
             values=np.concatenate(self.values),
-            divergences=-np.concatenate(self.reference_log_probs),
+            divergences=-np.concatenate(self._penalising),
         )
+
+    @property
+    def _penalising(self) -> list[NDArray[np.float64]]:
+        """Log-probabilities of the policy that advantages penalise the divergence from."""
+        is_distilled = self.objective is Objective.DISTILLED
+        return self.teacher_log_probs if is_distilled else self.reference_log_probs
 
     def _is_rejected(self, index: int) -> bool:
         """Whether rejection sampling has removed all tokens of a sample."""

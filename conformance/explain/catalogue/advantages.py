@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.batch.token_values import PADDING_VALUE
-from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING
+from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
 from conformance.explain.catalogue.groups import wrong_groups
 from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
@@ -74,7 +74,7 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
         yield from wrong_groups(estimate, placement)
     else:
         yield from _of_discounts(estimate, placement)
-    if estimate.objective in PENALISING:
+    if estimate.objective in (*PENALISING, Objective.DISTILLED):
         yield from _of_penalties(estimate)
     if estimate.objective in OF_VALUES:
         yield from _of_values(estimate, placement)

@@ -36,6 +36,7 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
     """Divides by the width of a micro-batch's rows, where all tokens would have one divisor.
 
     All ranks may cut their rows to one width, and rows of tokens that are predicted lack the first.
+    Samples of packed rows have widths of their own, multiples of 16.
     """
     placement = context.placement
     if placement is None:
@@ -44,6 +45,10 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
         yield from _means_over_rows(context, of_samples(context, placement.micro_batch_number))
     if context.mode is not Mode.CONSTANT:
         return
+    if context.layout.format == "thd":
+        lengths = context.step.prompt_lengths + context.step.response_lengths
+        words = "a sample's own padded length, less a token"
+        yield from _divided_by(context, -(-lengths // 16) * 16 - 1, words)
     for whose, micro_batch in (
         ("", placement.micro_batch_number),
         (" of all ranks", placement.micro_batch),
