@@ -191,9 +191,11 @@ class Unfolding:
             yield from self._entries(operand)
 
     def _entries(self, node: Node) -> Iterator[Entry]:
-        """Yield all entries of a tensor, and the sum of several."""
+        """Yield all entries of a tensor, or the one that a large one repeats, and their sum."""
         held = self._contents(node)
         yield from (Entry(node, at, value) for at, value in enumerate(held.values))
+        if not held.values and held.size and is_close(held.total, held.size * held.largest):
+            yield Entry(node, 0, held.largest)
         if held.size != 1:
             yield Entry(node, None, held.total)
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN, READ
+from conformance.tracing.chain import SUMMING
 from conformance.tracing.counts import Count, How, Unfolding
 from conformance.tracing.graph import Node, is_close
 from conformance.tracing.right_counts import RightCounts
@@ -41,6 +42,7 @@ CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
+    UNDIVIDED = -1  # nothing else is suspected, and losses are added up but not divided
     CONSEQUENCE = 0  # a count is made of one that is suspected
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
     IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
@@ -48,18 +50,19 @@ class Why(IntEnum):
     CHOSEN = 4  # where what is counted was chosen
     AVERAGED = 5  # a reduction averages, and nothing takes that back
     COUNTED = 6  # a count had to be another
-    IDLE = 7  # a number is 1 where a factor is missing
-    WITHOUT_PARTNER = 8
-    INVERSE = 9  # a factor multiplies where it had to divide
-    KNOWING = 10  # the same as `IDLE`, where the function has a variable with the missing factor
-    SIZE = 11  # a number of ranks or micro-batches had to be another
-    MEAN = 12  # a mean of entries that are not those of the unit
-    PART = 13  # the count of a part of the step stands for the whole
-    GROUP = 14  # a reduction goes over another number of ranks
-    WRITTEN = 15  # a count is multiplied or divided by a 1 that is written out
-    ASSIGNED = 16  # where a wrong number got its name
-    UNUSED = 17  # the right count is made, and not used
-    CHANGED = 18  # a count is not what it is made of
+    COUNTED_BY_PYTHON = 7  # the same, where a function of Python counts
+    IDLE = 8  # a number is 1 where a factor is missing
+    WITHOUT_PARTNER = 9
+    INVERSE = 10  # a factor multiplies where it had to divide
+    KNOWING = 11  # the same as `IDLE`, where the function has a variable with the missing factor
+    SIZE = 12  # a number of ranks or micro-batches had to be another
+    MEAN = 13  # a mean of entries that are not those of the unit
+    PART = 14  # the count of a part of the step stands for the whole
+    GROUP = 15  # a reduction goes over another number of ranks
+    WRITTEN = 16  # a count is multiplied or divided by a 1 that is written out
+    ASSIGNED = 17  # where a wrong number got its name
+    UNUSED = 18  # the right count is made, and not used
+    CHANGED = 19  # a count is not what it is made of
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Suspects:
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
         by_line: dict[tuple[str, int], Suspect] = {}
-        found = [*self._all()]
+        found = [*self._all()] or [*self._of_sums()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
         for one in sorted(told or found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
@@ -161,6 +164,18 @@ class Suspects:
             yield from self._at(
                 factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
             )
+
+    def _of_sums(self) -> Iterator[_Ranked]:
+        """Yield the lines that add up losses which nothing divides, and who called them."""
+        needed = self._right.needed(self._off) if self.traced.is_wrong else None
+        if needed is None:
+            return
+        words = f"adds up losses, and nothing divides them by {self._off:.6g} {needed}"
+        for depth, node in enumerate(self.chain.way):
+            operation = self._operation(node)
+            if operation.name.startswith(SUMMING) and operation.backward_pass is None:
+                for place, line in enumerate(operation.stack[:MOST]):
+                    yield _Ranked(Why.UNDIVIDED, depth * LATER - place, Suspect(line, words))
 
     def _of_idle(self, factor: Factor) -> Iterator[_Ranked]:
         """Yield the line of a factor of 1, best where its function knows the missing one."""
@@ -297,7 +312,7 @@ class Suspects:
         if made.name == GIVEN and wrong.made.how is How.GIVEN:
             counting = [one.line for one in sources if one.counts]
             for place, line in enumerate(counting):
-                yield _Ranked(Why.ASSIGNED, -place, Suspect(line, words))
+                yield _Ranked(Why.COUNTED_BY_PYTHON, -place, Suspect(line, words))
 
     def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
         """Yield the line of a reduction over too many or too few ranks, and who chose them."""
