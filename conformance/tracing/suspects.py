@@ -350,10 +350,14 @@ class Suspects:
         if number == 1 and not (assigned or knows):
             return
         why = Why.CALLER if wrong.made.parts else Why.SIZE if is_size else Why.ASSIGNED
+        if number != 1 and self._right.is_size(number) and not is_size:
+            why = Why.CONSEQUENCE  # it is right for what it counts
         before = -LATER if is_written else LATER
         for place, line in enumerate(assigned):
             yield _Ranked(why, before - place, Suspect(line, words))
-        yield from self._at(wrong.user, Why.SIZE if is_size else Why.COUNTED, wrong.depth, words)
+        is_right = why is Why.CONSEQUENCE
+        at = Why.SIZE if is_size else why if is_right else Why.COUNTED
+        yield from self._at(wrong.user, at, wrong.depth, words)
 
     def _at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[_Ranked]:
         line = None if node is None else self._operation(node).line

@@ -38,6 +38,26 @@ BUILDING = frozenset({"append", "extend"})
 """Methods by which a list gets what it holds."""
 
 
+SHAPES = frozenset({"shape", "ndim"})
+"""Attributes that count."""
+
+
+def counts_itself(line: Line | None) -> bool:
+    """Whether a line counts entries, such as by a shape, in what it was evaluating."""
+    around = None if line is None else scope_of(line)
+    if line is None or around is None:
+        return False
+    for value in around.evaluated(line.columns):
+        for node in ast.walk(value):
+            match node:
+                case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
+                    if name in COUNTING - {"sum", "count_nonzero"}:
+                        return True
+                case ast.Attribute(attr=name) if name in SHAPES:
+                    return True
+    return False
+
+
 class Assigned(NamedTuple):
     """A line that gives a name its value."""
 
