@@ -431,6 +431,6 @@ def suspects_of_loss(graph: Graph) -> list[Suspect]:
         for place, operation in enumerate(graph.traces[end.rank].operations)
         if end.place in operation.inputs
     ]
-    words = "the token's value is not found behind it"
+    words = "no operation after this line holds the value of the token"
     lines = [graph.operation(node).line for node in [*readers, *ends]]
     return [Suspect(line, words) for line in dict.fromkeys(lines) if line is not None][:MOST]
