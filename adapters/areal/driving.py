@@ -14,8 +14,9 @@ from adapters.areal.importing import module
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Refused, Unsupported
-from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, Objective
+from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_VALUES, Objective
 from adapters.toolkit.calls import refusals, refusals_of_configuration
+from adapters.toolkit.settings import given_values, has_reference
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from reference.aggregation import Mode
 
@@ -71,7 +72,10 @@ class ArealAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch, each by an update of AReaL's engine."""
         set_what_ray_sets(rank)
+        from adapters.areal.model import SEAM
+
         batch, settings = ProbedBatch.of(job), self._record.settings(job)
+        SEAM.start(batch)
         with rank.framework():
             with refusals_of_configuration(job):
                 config = importing.configured(settings)
@@ -131,6 +135,9 @@ def _train(engine: Any, config: Any, rollouts: Rollouts, trajectories: Any) -> M
     return logged
 
 
+WHITENING = (Objective.REINFORCE_PP, *OF_VALUES)
+
+
 class Rollouts:
     """The samples of each optimizer step as AReaL's workflows return trajectories.
 
@@ -146,6 +153,8 @@ class Rollouts:
 
         Raises `Refused` if it does not deal so many.
         """
+        if self._job.objective in WHITENING and len(self._job.steps) > 1:
+            raise Unsupported("each optimizer step is a batch, whose advantages are whitened alone")
         deal = module("infra.controller.train_controller")._dispatch_tensors
         samples = iter(range(len(self._batch.responses)))
         for step in self._job.steps:
@@ -175,10 +184,8 @@ class Rollouts:
         """
         if self._job.objective in FROM_REWARDS:
             return trajectories
-        from adapters.toolkit.probe import by_token_id
-
-        advantages = by_token_id(self._batch, self._batch.advantages)
-        returns = by_token_id(self._batch, [2 * returns for returns in self._batch.returns])
+        advantages = self._by_token_id(self._batch.advantages)
+        returns = self._by_token_id([2 * returns for returns in self._batch.returns])
         for trajectory in trajectories:  # each token's are at the position before it
             ids = trajectory["input_ids"]
             trajectory["advantages"] = advantages[ids].roll(-1, dims=-1)
@@ -188,29 +195,48 @@ class Rollouts:
     def _trajectory(self, index: int) -> dict[str, torch.Tensor]:
         """A prompt and its response: [1, tokens] each, and its reward."""
         import torch
+        from torch.nn.functional import pad
 
-        batch = self._batch
-        prompt, old = batch.prompts[index], batch.old_log_probs[index]
-        rollout = batch.rollout_log_probs[index] if self._config.actor.use_decoupled_loss else old
-
-        def whole(values: NDArray[Any]) -> torch.Tensor:
-            padded = np.concatenate([np.zeros(len(prompt), values.dtype), values])
-            return torch.from_numpy(padded).unsqueeze(0)
-
-        ids = torch.from_numpy(np.concatenate([prompt, batch.responses[index]])).unsqueeze(0)
-        trajectory = {
+        batch, columns = self._batch, self._columns
+        sequence = np.concatenate([batch.prompts[index], batch.responses[index]])
+        ids = torch.from_numpy(sequence).unsqueeze(0)
+        # What forward passes would have computed of a token is at the position before it.
+        of_passes = {name: pad(values[ids][:, 1:], (0, 1)) for name, values in columns.items()}
+        return {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids, dtype=torch.bool),
-            "loss_mask": whole(batch.original_masks[index]).int(),
-            "logprobs": whole(rollout).float(),
-            # That of a token is at the position before it.
-            "values": whole(batch.old_values[index]).float().roll(-1, dims=-1),
+            "loss_mask": self._masks[ids].int(),
+            "logprobs": self._log_probs[ids],
             "rewards": torch.tensor([batch.rewards[index]], dtype=torch.float32),
+            **of_passes,
         }
+
+    @cached_property
+    def _masks(self) -> torch.Tensor:
+        """The loss mask, by token id."""
+        return self._by_token_id(self._batch.original_masks)
+
+    @cached_property
+    def _log_probs(self) -> torch.Tensor:
+        """Log-probabilities of the policy of the rollouts, by token id."""
+        batch, is_decoupled = self._batch, self._config.actor.use_decoupled_loss
+        return self._by_token_id(batch.rollout_log_probs if is_decoupled else batch.old_log_probs)
+
+    @cached_property
+    def _columns(self) -> dict[str, torch.Tensor]:
+        """What forward passes would have computed, by token id."""
+        batch = self._batch
+        columns = {"values": given_values(batch)}
         if self._config.actor.use_decoupled_loss:
-            # What a forward pass would have computed, at the position before the token's.
-            trajectory["prox_logp"] = whole(old).float().roll(-1, dims=-1)
-        return trajectory
+            columns["prox_logp"] = batch.old_log_probs
+        if has_reference(self._job):
+            columns["ref_logp"] = batch.reference_log_probs
+        return {name: self._by_token_id(values) for name, values in columns.items()}
+
+    def _by_token_id(self, values: Sequence[NDArray[Any]]) -> torch.Tensor:
+        from adapters.toolkit.probe import by_token_id
+
+        return by_token_id(self._batch, values)
 
 
 def _together(

@@ -177,10 +177,12 @@ class MilesFsdpAdapter(LineageAdapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
         from adapters.miles import model
+        from adapters.slime_family.model import SEAM
         from adapters.toolkit import cuda_on_cpu
 
         job = of_single_samples(job)  # the engine counts samples to find its steps
         batch = ProbedBatch.of(job)
+        SEAM.start(batch)
         LOG.start()
         with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             args = self.arguments(job)

@@ -75,9 +75,11 @@ class RollAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch in one run of the pipeline."""
         from adapters.roll.driving import Rollouts, Training
+        from adapters.roll.model import SEAM
 
         set_what_ray_sets(rank)
         batch = ProbedBatch.of(job, conventions_of(ROLL.conventions))
+        SEAM.start(batch)
         settings = self.framework.settings(job)
         with rank.framework():
             config = importing.configured(settings)

@@ -1,6 +1,7 @@
 """What became of the causes of one report in another.
 
-A cause is gone if each of its findings was looked at again and does not show it, and new if one of
+A cause is gone if each of its findings was looked at again and does not show it, where some are
+right and others may be refused, and new if one of
 its findings was looked at before. Of anything else it is only said what its findings are.
 """
 
@@ -164,6 +165,8 @@ def _missing(cause: Cause, found: Difference) -> CauseChange:
     now = _verdicts_on(cause, found.new, [(one.old, one.new) for one in found.changes])
     if set(now) <= {RIGHT, WITHOUT_IT}:
         return CauseChange(Fate.GONE, cause, None)
+    if RIGHT in now and set(now) <= {RIGHT, WITHOUT_IT, str(Verdict.REFUSED)}:
+        return CauseChange(Fate.GONE, cause, None, f"now {_counted(now)}")
     return CauseChange(Fate.UNSEEN, cause, None, f"now {_counted(now)}")
 
 

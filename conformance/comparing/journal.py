@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import tempfile
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -36,6 +37,18 @@ if TYPE_CHECKING:
 
 
 NO_TRACES: Mapping[str, CauseTrace] = MappingProxyType({})
+
+
+FINDING = re.compile(rb'^\{"id":"([^"]+)"', re.MULTILINE)
+"""The beginning of the line of a finding."""
+
+
+def made(path: Path) -> list[str]:
+    """The ids of the findings that the run for a report has made so far, in their order."""
+    try:
+        return [found.decode() for found in FINDING.findall(_journal_path(path).read_bytes())]
+    except FileNotFoundError:
+        return []
 
 
 class Journal:

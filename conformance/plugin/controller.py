@@ -16,6 +16,7 @@ from conformance.findings.errors import ConformanceError, HarnessFaultError
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 from conformance.plugin import launching
 from conformance.plugin.options import finding_id, settings_of
+from conformance.runs.options import GITHUB_SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import RankPool
     from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingMessage, FindingRecorder
-
-GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
-"""Environment variable: the file that GitHub Actions shows of a job's step."""
 
 NOT_DRIVEN = 6
 """Exit status of a run in which the adapter could not drive something that it was asked for and
@@ -197,8 +195,8 @@ class Controller:
             )
         if self._report is None or self._recorder is None:
             return
-        from conformance.views.diff_formats import gate_lines
         from conformance.views.report_formats import as_text
+        from conformance.views.versions.diff_formats import gate_lines
 
         terminalreporter.section("conformance")
         for line in as_text(self._report):
@@ -221,7 +219,7 @@ class Controller:
         self, terminalreporter: pytest.TerminalReporter, report: Report, gate: Gate
     ) -> None:
         from conformance.views import report_formats
-        from conformance.views.diff_formats import gate_lines
+        from conformance.views.versions.diff_formats import gate_lines
 
         objections = [] if self._objection is None else [self._objection]
         lines = [*gate_lines(gate, report), *objections]

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Job, Rank, Refused, Unsupported
-from adapters.contract.batch.probed_batch import painting
+from adapters.contract.batch.altered import painting
+from adapters.contract.batch.probed_batch import AlteredBatch
 from adapters.contract.objective import Objective
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
@@ -99,7 +100,11 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
 
 
 def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
-    """What the adapter observes, and what the toolkit records of an attached column or router."""
+    """What the adapter observes, and what is recorded of an altered column or a router."""
+    if job.poison is not None:
+        AlteredBatch.read.clear()
+        observation = adapter.observe(job, rank)
+        return replace(observation, reads_poison=job.poison.column in AlteredBatch.read)
     if job.attached is None and job.objective is not Objective.ROUTER:
         return adapter.observe(job, rank)
     from adapters.toolkit import probe  # costs time, and few jobs need it

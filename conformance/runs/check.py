@@ -7,13 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.contract.batch.formulas import estimator_conventions
-from adapters.contract.job import DEFAULT_CONFIGURATION
+from adapters.contract.job import DEFAULT_CONFIGURATION, Column, Place
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_ROLLOUTS,
     OF_TERMS,
     OFF_POLICY,
-    PENALISING,
     Objective,
 )
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.contract import Description, Job, Observation
-    from adapters.contract.job import Setting
+    from adapters.contract.job import Poison, Setting
     from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
@@ -211,6 +210,9 @@ def judge_poison(
 
     A framework may refuse poison in an error of its own.
     """
+    assert job.poison is not None
+    if _counts(job.poison, job.objective, jobs.description):
+        return unjudged(Verdict.UNSUPPORTED, f"by its conventions the {job.poison} count")
     plain = jobs.plain(job)
     if not isinstance(plain, Ran):
         return unjudged(Verdict.UNSUPPORTED, f"without poison: {plain.message}")
@@ -300,6 +302,16 @@ def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
     )
 
 
+def _counts(poison: Poison, objective: Objective, description: Description) -> bool:
+    """Whether masked tokens of a poisoned column count, by the conventions of an estimator."""
+    if poison.place is not Place.MASKED or objective not in FROM_REWARDS:
+        return False
+    declared = estimator_conventions(objective, description.conventions)
+    if poison.column is Column.VALUES:
+        return TokenSet.ACTIVE not in (declared.valued, declared.transitions)
+    return declared.penalised is not TokenSet.ACTIVE
+
+
 def _missing(cell: MatrixCell, description: Description) -> str | None:
     """What a cell needs that the framework, by its adapter's description, does not have."""
     if cell.spec.is_of_advantages and cell.spec.objective not in description.objectives:
@@ -307,10 +319,6 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
     if cell.aggregation.mode not in description.modes:
         alone = ", and advantages are looked at in no other unless --modes chooses one"
         return f"no mode {cell.aggregation.mode}{alone if cell.spec.is_of_advantages else ''}"
-    if cell.spec.poisoned is not None and cell.spec.objective in PENALISING:
-        declared = estimator_conventions(cell.spec.objective, description.conventions)
-        if declared.penalised is not TokenSet.ACTIVE:
-            return "by its conventions the divergence of masked tokens counts"
     attached = cell.spec.attached
     if attached is not None and f"no_gradient.{attached}" not in description.rules:
         return f"{attached} are given, and no forward pass that computes them is run"

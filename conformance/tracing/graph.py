@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from adapters.contract.batch.probed_batch import PAINT
+from adapters.contract.batch.altered import PAINT
 from conformance.findings.trace import READ
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.batch.probed_batch import ProbedBatch, painting
+from adapters.contract.batch.altered import painting
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Metric
 from conformance.expected.loss_terms import logged_terms
 from conformance.findings.errors import NotTracedError

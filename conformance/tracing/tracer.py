@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from adapters.contract.batch.probed_batch import PAINT, ProbedBatch, painting
+from adapters.contract.batch.altered import PAINT, painting
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     NORMALISED,
     OFF_POLICY,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 
-from adapters.contract.batch.probed_batch import painting
+from adapters.contract.batch.altered import painting
 from conformance.ranks.pool import Ran, RankPool
 from conformance.runs import registry
 from reference.aggregation import Mode
+from tests.adapters.steps import require
 from tests.jobs import job_of, step_of
 from tests.mistakes_in_real_code import INSTALLED, original
 
@@ -70,6 +71,7 @@ class Painting:
 
 def painted(one: Engine) -> tuple[Adapter, Path | None]:
     """An adapter that paints a token, and the framework's source."""
+    require(one.framework)
     adapter = registry.create(one.framework, one.engine)
     vars(adapter)["observe"] = Painting(adapter)
     is_installed = one.framework in ("native", *INSTALLED)

@@ -142,6 +142,7 @@ known(
         "router_losses_per_token": (
             "router losses of Megatron-Core have another coefficient with a loss per token"
         ),
+        "ratios_overflow": "a ratio that overflows is clipped, and makes gradients NaN",
         "masked_values_read": "values of masked tokens change other numbers",
         "masked_values_crash": "a step crashes because of values of masked tokens",
         "never_made": "a batch that the framework's own code never makes crashes",

@@ -34,7 +34,6 @@ from conformance.explain.catalogue.miscounts import (
     other_steps,
     other_tokens,
     other_units,
-    padded_widths,
     rejection_left_out,
     rejection_put_in,
     rounded_counts,
@@ -42,9 +41,11 @@ from conformance.explain.catalogue.miscounts import (
 )
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, known
+from conformance.explain.catalogue.paddings import padded_widths
 from conformance.explain.catalogue.parts import (
     carried_over,
     filled_up,
+    partial_window,
     parts,
 )
 from conformance.explain.catalogue.values_of_others import values_of_others
@@ -216,6 +217,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         filling_rows,
         parts,
         carried_over,
+        partial_window,
         rounded_counts,
         clamped_shares,
         rounded_shares,
