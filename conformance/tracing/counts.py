@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN, READ
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
+from conformance.tracing.source.slices import counts_itself
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,6 +115,8 @@ class Unfolding:
 
     def number(self, number: float, user: Node) -> Count:
         """A number of Python, unfolded if its user looked at a tensor that has it."""
+        if counts_itself(self.graph.operation(user).line):
+            return Count(number, None)
         made = self._read(Entry(user, None, number))
         parts = tuple(self._unfolded(one) for one in made.parts if isinstance(one, Entry))
         return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))
@@ -191,9 +194,11 @@ class Unfolding:
             yield from self._entries(operand)
 
     def _entries(self, node: Node) -> Iterator[Entry]:
-        """Yield all entries of a tensor, and the sum of several."""
+        """Yield all entries of a tensor, or the one that a large one repeats, and their sum."""
         held = self._contents(node)
         yield from (Entry(node, at, value) for at, value in enumerate(held.values))
+        if not held.values and held.size and is_close(held.total, held.size * held.largest):
+            yield Entry(node, 0, held.largest)
         if held.size != 1:
             yield Entry(node, None, held.total)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN, READ
+from conformance.tracing.chain import SUMMING
 from conformance.tracing.counts import Count, How, Unfolding
 from conformance.tracing.graph import Node, is_close
+from conformance.tracing.reasons import Ranked, Suspect, Why
 from conformance.tracing.right_counts import RightCounts
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.slices import Slice
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from conformance.findings.trace import Line, Operation
     from conformance.tracing.chain import Chain, Factor
-    from conformance.tracing.graph import Graph
     from conformance.tracing.tracer import TracedJob
 
 LATER = 1000
@@ -36,48 +36,6 @@ MOST = 3
 
 CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 """Operations whose entries come from no mask."""
-
-
-class Why(IntEnum):
-    """How much a reason to suspect a line says, the least first."""
-
-    DIVISOR = -1  # nothing else is suspected, and this divides by no count of the step
-    CONSEQUENCE = 0  # a count is made of one that is suspected
-    PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
-    IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
-    CALLER = 3  # who called what counts
-    CHOSEN = 4  # where what is counted was chosen
-    AVERAGED = 5  # a reduction averages, and nothing takes that back
-    COUNTED = 6  # a count had to be another
-    IDLE = 7  # a number is 1 where a factor is missing
-    WITHOUT_PARTNER = 8
-    INVERSE = 9  # a factor multiplies where it had to divide
-    KNOWING = 10  # the same as `IDLE`, where the function has a variable with the missing factor
-    SIZE = 11  # a number of ranks or micro-batches had to be another
-    MEAN = 12  # a mean of entries that are not those of the unit
-    PART = 13  # the count of a part of the step stands for the whole
-    GROUP = 14  # a reduction goes over another number of ranks
-    WRITTEN = 15  # a count is multiplied or divided by a 1 that is written out
-    ASSIGNED = 16  # where a wrong number got its name
-    UNUSED = 17  # the right count is made, and not used
-    CHANGED = 18  # a count is not what it is made of
-    UNMASKED = 19  # losses are added up with those that no mask has made 0
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A line to look at, and why."""
-
-    line: Line
-    why: str
-
-
-class _Ranked(NamedTuple):
-    """A suspect with what ranks it: of one reason the deepest, or nearest, comes first."""
-
-    why: Why
-    depth: int
-    suspect: Suspect
 
 
 class _Wrong(NamedTuple):
@@ -101,20 +59,20 @@ class Suspects:
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
         by_line: dict[tuple[str, int], Suspect] = {}
-        found = [*self._all()] or [*self._of_divisors()]
+        found = [*self._all()] or [*self._of_sums(), *self._of_divisors()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
         for one in sorted(told or found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
         return [*by_line.values()][:MOST]
 
-    def _rank(self, one: _Ranked) -> tuple[bool, Why, int]:
+    def _rank(self, one: Ranked) -> tuple[bool, Why, int]:
         return self._is_own(one.suspect.line), one.why, one.depth
 
     def _is_own(self, line: Line) -> bool:
         """Whether a line is the framework's, and not its engine's."""
         return self.package is None or f"/{self.package}/" in line.file
 
-    def _all(self) -> Iterator[_Ranked]:
+    def _all(self) -> Iterator[Ranked]:
         if self.traced.observed and not self.traced.expected:
             yield from self._of_unmasked()
         if not self.traced.observed or not self.traced.expected:
@@ -149,7 +107,7 @@ class Suspects:
     def _operation(self, node: Node) -> Operation:
         return self.chain.graph.operation(node)
 
-    def _of_factor(self, factor: Factor) -> Iterator[_Ranked]:
+    def _of_factor(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a factor that lacks a partner, or is 1 and may be the partner."""
         operation = self.chain.operation(factor)
         if factor.is_idle and self._right.factor(self._off) is not None:
@@ -166,7 +124,19 @@ class Suspects:
                 factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
             )
 
-    def _of_divisors(self) -> Iterator[_Ranked]:
+    def _of_sums(self) -> Iterator[Ranked]:
+        """Yield the lines that add up losses which nothing divides, and who called them."""
+        needed = self._right.needed(self._off) if self.traced.is_wrong else None
+        if needed is None:
+            return
+        words = f"adds up losses, and nothing divides them by {self._off:.6g} {needed}"
+        for depth, node in enumerate(self.chain.way):
+            operation = self._operation(node)
+            if operation.name.startswith(SUMMING) and operation.backward_pass is None:
+                for place, line in enumerate(operation.stack[:MOST]):
+                    yield Ranked(Why.UNDIVIDED, depth * LATER - place, Suspect(line, words))
+
+    def _of_divisors(self) -> Iterator[Ranked]:
         """Yield the lines that divide by something else than the tokens that are to be counted."""
         for factor in self.chain.factors if self.traced.is_wrong else ():
             divisor = 1 / factor.value if factor.value else math.inf
@@ -175,7 +145,7 @@ class Suspects:
                 words = f"divides by {divisor:.6g}, where there are {self._right.tokens:g} tokens"
                 yield from self._at(factor.node, Why.DIVISOR, 0, words)
 
-    def _of_unmasked(self) -> Iterator[_Ranked]:
+    def _of_unmasked(self) -> Iterator[Ranked]:
         """Yield the line that first adds a masked token's loss to others, and who called it."""
         sizes = [self._operation(node).contents.size for node in self.chain.way]
         for node, before, after in zip(self.chain.way[1:], sizes, sizes[1:], strict=False):
@@ -183,10 +153,10 @@ class Suspects:
                 words = "adds up the loss of a masked token, which no mask has made 0"
                 yield from self._at(node, Why.UNMASKED, 0, words)
                 for place, line in enumerate(self._callers(node), 1):
-                    yield _Ranked(Why.UNMASKED, -place, Suspect(line, words))
+                    yield Ranked(Why.UNMASKED, -place, Suspect(line, words))
                 return
 
-    def _of_idle(self, factor: Factor) -> Iterator[_Ranked]:
+    def _of_idle(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a factor of 1, best where its function knows the missing one."""
         operation = self.chain.operation(factor)
         sizes = [self._operation(one).contents.size for one in self.chain.operands(factor)]
@@ -207,13 +177,13 @@ class Suspects:
         own = self._is_own(operation.line)
         for place, line in enumerate(origins(operation.stack, names) if own else ()):
             before = -LATER if is_written else LATER
-            yield _Ranked(why, depth + before - place, Suspect(line, words))
+            yield Ranked(why, depth + before - place, Suspect(line, words))
 
     def _partner(self, factor: Factor) -> bool:
         """Whether another factor takes back what one does."""
         return any(is_close(one.value * factor.value, 1) for one in self.chain.factors)
 
-    def _of_mean(self, factor: Factor) -> Iterator[_Ranked]:
+    def _of_mean(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a mean over entries that are not those that a unit has."""
         if ".mean" in self.chain.operation(factor).name and not factor.is_idle:
             entries = 1 / factor.value
@@ -279,7 +249,7 @@ class Suspects:
                 replace(wrong.made, node=nodes[0]), wrong.needed, nodes[0], wrong.depth + 1
             )
 
-    def _of_count(self, wrong: _Wrong) -> Iterator[_Ranked]:
+    def _of_count(self, wrong: _Wrong) -> Iterator[Ranked]:
         """Yield the lines to look at because of one count that had to be another."""
         count, needed = wrong.made, self._right.needed(wrong.needed)
         if count.node is None and self._right.is_size(count.value):
@@ -306,9 +276,9 @@ class Suspects:
             yield from self._at(count.node, why, wrong.depth, words)
             yield from self._behind(wrong, words)
             for place, line in enumerate(self._callers(count.node)):
-                yield _Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
+                yield Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
 
-    def _behind(self, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
+    def _behind(self, wrong: _Wrong, words: str) -> Iterator[Ranked]:
         """Yield the lines of plain Python that counted, or chose what was counted."""
         made = self._operation(wrong.made.node or wrong.user)
         user = self._operation(wrong.user) if made.name == GIVEN else made
@@ -317,13 +287,13 @@ class Suspects:
         sources = [*Slice(self._files).of(user.stack)]
         chosen = next((one for one in sources if one.chooses), None)
         if chosen is not None:
-            yield _Ranked(Why.CHOSEN, wrong.depth, Suspect(chosen.line, words))
+            yield Ranked(Why.CHOSEN, wrong.depth, Suspect(chosen.line, words))
         if made.name == GIVEN and wrong.made.how is How.GIVEN:
             counting = [one.line for one in sources if one.counts]
             for place, line in enumerate(counting):
-                yield _Ranked(Why.ASSIGNED, -place, Suspect(line, words))
+                yield Ranked(Why.COUNTED_BY_PYTHON, -place, Suspect(line, words))
 
-    def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
+    def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[Ranked]:
         """Yield the line of a reduction over too many or too few ranks, and who chose them."""
         operation, count = self._operation(node), wrong.made.value
         if operation.collective is None or "reduce" not in operation.name or not count:
@@ -337,16 +307,16 @@ class Suspects:
         yield from self._at(node, Why.GROUP, LATER, reduced)
         chooser = Slice(self._files).chosen_by(operation.stack, "group")
         if chooser is not None:
-            yield _Ranked(Why.GROUP, LATER + 1, Suspect(chooser, reduced))
+            yield Ranked(Why.GROUP, LATER + 1, Suspect(chooser, reduced))
         for place, line in enumerate(self._callers(node)):
-            yield _Ranked(Why.GROUP, -place, Suspect(line, reduced))
+            yield Ranked(Why.GROUP, -place, Suspect(line, reduced))
 
     def _callers(self, node: Node) -> Sequence[Line]:
         """The lines that led to one of the framework's own; none to one of its engine."""
         stack = self._operation(node).stack
         return stack[1:MOST] if stack and self._is_own(stack[0]) else ()
 
-    def _of_number(self, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
+    def _of_number(self, wrong: _Wrong, words: str) -> Iterator[Ranked]:
         """Yield the line that computes with a number of Python, and those that assigned it."""
         number, operation = wrong.made.value, self._operation(wrong.user)
         names = [name for name, held in operation.variables if is_close(held, number)]
@@ -359,15 +329,19 @@ class Suspects:
         if number == 1 and not (assigned or knows):
             return
         why = Why.CALLER if wrong.made.parts else Why.SIZE if is_size else Why.ASSIGNED
+        if number != 1 and self._right.is_size(number) and not is_size:
+            why = Why.CONSEQUENCE  # it is right for what it counts
         before = -LATER if is_written else LATER
         for place, line in enumerate(assigned):
-            yield _Ranked(why, before - place, Suspect(line, words))
-        yield from self._at(wrong.user, Why.SIZE if is_size else Why.COUNTED, wrong.depth, words)
+            yield Ranked(why, before - place, Suspect(line, words))
+        is_right = why is Why.CONSEQUENCE
+        at = Why.SIZE if is_size else why if is_right else Why.COUNTED
+        yield from self._at(wrong.user, at, wrong.depth, words)
 
-    def _at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[_Ranked]:
+    def _at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[Ranked]:
         line = None if node is None else self._operation(node).line
         if line is not None:
-            yield _Ranked(why, depth, Suspect(line, words))
+            yield Ranked(why, depth, Suspect(line, words))
 
     def _is_part(self, count: Count) -> bool:
         """Whether it is the mask of a part of the step, which is right for that part."""
@@ -423,19 +397,3 @@ class Suspects:
 
     def _is_changed(self, count: Count) -> bool:
         return bool(count.parts) and not is_close(self._recounted(count), count.value)
-
-
-def suspects_of_loss(graph: Graph) -> list[Suspect]:
-    """The lines after which a token's value is nowhere: of its gradient, if it has any."""
-    painted = graph.painted.items()
-    last = {in_gradient: node for node, in_gradient in sorted(painted)}
-    ends = [last[one] for one in (True, False) if one in last]
-    readers = [
-        Node(end.rank, place)
-        for end in ends
-        for place, operation in enumerate(graph.traces[end.rank].operations)
-        if end.place in operation.inputs
-    ]
-    words = "the token's value is not found behind it"
-    lines = [graph.operation(node).line for node in [*readers, *ends]]
-    return [Suspect(line, words) for line in dict.fromkeys(lines) if line is not None][:MOST]

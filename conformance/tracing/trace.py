@@ -9,14 +9,14 @@ from adapters.contract.batch.altered import PAINT
 from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain
-from conformance.tracing.graph import Graph, is_close
-from conformance.tracing.suspects import MOST, Suspect, Suspects, suspects_of_loss
+from conformance.tracing.graph import Graph, Node, is_close
+from conformance.tracing.reasons import Suspect
+from conformance.tracing.suspects import MOST, Suspects
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from conformance.findings.trace import Line
-    from conformance.tracing.graph import Node
     from conformance.tracing.tracer import TracedJob
 
 
@@ -40,7 +40,7 @@ class Trace:
         ends = graph.ends if job.logged is None else graph.logged(job.logged)
         end = next(ends, None)
         if end is None:
-            suspects = suspects_of_loss(graph)
+            suspects = _suspects_of_loss(graph)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
         found = chain(graph, end)
         suspects = Suspects(job, found, package).best() if job.is_wrong else []
@@ -117,3 +117,19 @@ def _read(graph: Graph, end: Node, rest: float) -> list[Suspect]:
     """The line that reads a number out of its last tensor, with what plain Python makes of it."""
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
     return [Suspect(line, words) for line in graph.operation(end).stack[:1]]
+
+
+def _suspects_of_loss(graph: Graph) -> list[Suspect]:
+    """The lines after which a token's value is nowhere: of its gradient, if it has any."""
+    painted = graph.painted.items()
+    last = {in_gradient: node for node, in_gradient in sorted(painted)}
+    ends = [last[one] for one in (True, False) if one in last]
+    readers = [
+        Node(end.rank, place)
+        for end in ends
+        for place, operation in enumerate(graph.traces[end.rank].operations)
+        if end.place in operation.inputs
+    ]
+    words = "no operation after this line holds the value of the token"
+    lines = [graph.operation(node).line for node in [*readers, *ends]]
+    return [Suspect(line, words) for line in dict.fromkeys(lines) if line is not None][:MOST]

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import pytest
 
 from conformance.findings.badness import LEGEND, off_by
+from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
 from conformance.findings.errors import PagePathError
 from conformance.findings.finding import Finding, slug
 from conformance.findings.report import Provenance, Report, Selection
@@ -279,6 +280,20 @@ def test_data_are_what_findings_say() -> None:
     factors = [None if one.agreement is None else off_by(one) for one in findings]
     assert column(data, "off_by") == factors
     assert "off by a factor of 2" in factors
+
+
+def test_the_chain_of_a_traced_cause_is_in_the_data() -> None:
+    report = report_of([of("not_divided")])
+    traced = CauseTrace(
+        suspects=[SuspectedLine(file="a.py", line=7, function="f", why="it counts")],
+        chain=[TracedFactor(value=0.25, place="a.py:7 (f)"), TracedFactor(value=2.0)],
+    )
+    causes = [one.model_copy(update=dict(traced)) for one in report.causes]
+    data = data_of(report.model_copy(update={"causes": causes}))
+
+    trace = [[["a.py:7 (f)", "it counts"]], [[0.25, "a.py:7 (f)"], [2.0, None]]]
+    assert column(data, "trace") == [trace]
+    assert column(data_of(report), "trace") == [None]
 
 
 def test_pictures_can_be_read_off_the_data() -> None:

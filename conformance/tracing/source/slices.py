@@ -38,6 +38,26 @@ BUILDING = frozenset({"append", "extend"})
 """Methods by which a list gets what it holds."""
 
 
+SHAPES = frozenset({"shape", "ndim"})
+"""Attributes that count."""
+
+
+def counts_itself(line: Line | None) -> bool:
+    """Whether a line counts entries, such as by a shape, in what it was evaluating."""
+    around = None if line is None else scope_of(line)
+    if line is None or around is None:
+        return False
+    for value in around.evaluated(line.columns):
+        for node in ast.walk(value):
+            match node:
+                case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
+                    if name in COUNTING - {"sum", "count_nonzero"}:
+                        return True
+                case ast.Attribute(attr=name) if name in SHAPES:
+                    return True
+    return False
+
+
 class Assigned(NamedTuple):
     """A line that gives a name its value."""
 
@@ -186,17 +206,23 @@ def _operands(value: ast.AST) -> Iterator[ast.AST]:
     """Yield the names and the keys that a value depends on, without those of functions.
 
     Of a keyed value only the key is followed: what holds it holds much else. Keywords say how to
-    compute, such as on which device.
+    compute, such as on which device, and indices and ranges which entries are meant.
     """
     if _looked_up(value) is not None or isinstance(value, ast.Name):
         yield value
-    elif isinstance(value, ast.Call):
+    elif isinstance(value, ast.Subscript):
+        yield from _operands(value.value)
+    elif isinstance(value, ast.Call) and not _is_range(value):
         of_method = [value.func.value] if isinstance(value.func, ast.Attribute) else [value.func]
         for one in (*of_method, *value.args):
             yield from _operands(one)
-    else:
+    elif not isinstance(value, ast.Call):
         for child in ast.iter_child_nodes(value):
             yield from _operands(child)
+
+
+def _is_range(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "range"
 
 
 def _looked_up(node: ast.AST) -> str | None:
