@@ -114,7 +114,7 @@ def _read() -> Iterator[Mistake]:
 
 MISTAKES = tuple(_read())
 
-INSTALLED = ("skyrl", "trl", "verl")
+INSTALLED = ("ms_swift", "skyrl", "trl", "verl")
 """Frameworks that are on the package index."""
 
 RELEASED = {"areal": "pypi:1.0.4", "openrlhf": "pypi:0.11.2"}
@@ -130,11 +130,11 @@ class OfAnEngine(Protocol):
 
 def original(mistake: OfAnEngine) -> Path:
     """The folder that holds the framework's package as it is."""
+    adapter = registry.create(mistake.framework, mistake.engine)
     if mistake.framework in INSTALLED:
-        spec = importlib.util.find_spec(mistake.framework)
+        spec = importlib.util.find_spec(adapter.package)
         assert spec.origin is not None
         return Path(spec.origin).parents[1]
-    adapter = registry.create(mistake.framework, mistake.engine)
     release = RELEASED.get(mistake.framework)
     checkout = f"{os.environ.get(command.SOURCES)}/{mistake.framework}@main"
     path = resolve(adapter, release or checkout).path
@@ -155,7 +155,7 @@ def copied(mistake: OfAnEngine, folder: Path) -> Path:
 def packages(mistake: OfAnEngine) -> list[Path]:
     """The folders of the framework's package in a checkout, the one that is changed first."""
     adapter = registry.create(mistake.framework, mistake.engine)
-    return [Path(root) / mistake.framework for root in adapter.roots]
+    return [Path(root) / adapter.package for root in adapter.roots]
 
 
 def _beside(mistake: OfAnEngine) -> list[Path]:

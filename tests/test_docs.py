@@ -76,6 +76,7 @@ IN_OTHER_TESTS = [
     "rl-loss-conformance cases worked_example",
     "rl-loss-conformance plan --adapter=skyrl",
     "rl-loss-conformance watch --sources=CLONES slime",
+    "rl-loss-conformance review --adapter=miles --source=PATH@refs/pull/1498/head",
     "rl-loss-conformance trace weights/token_mean/fully_masked_sample/dp2-cp1-mb2-thd"
     " --adapter=miles --source=PATH@main",
 ]
@@ -86,9 +87,7 @@ def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
 
     assert FIRST in README
     assert install_and_run.startswith("pip install -c constraints.txt -e ")
-    assert install_and_run.endswith(
-        " && pytest --adapter=skyrl --expect=reports/expected/skyrl-fsdp.toml"
-    )
+    assert install_and_run.endswith(" && pytest --adapter=skyrl --expect=known")
     assert tests == "pytest -n auto --dist=loadfile"
     assert "README.md" in CI
 

@@ -31,6 +31,25 @@ def install() -> None:
     torch.distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
 
 
+class NoStream:
+    """A CUDA stream on a machine without a GPU, where nothing is queued."""
+
+    def wait_stream(self, other: object) -> None:
+        """Do nothing."""
+
+
+def replace_streams() -> None:
+    """Make CUDA streams do nothing, unless CUDA is available.
+
+    Call it before transformers is imported, which has their class in annotations.
+    """
+    if torch.cuda.is_available():
+        return
+    cuda: Any = torch.cuda
+    cuda.Stream, cuda.current_stream = NoStream, lambda device=None: NoStream()
+    cuda.stream = lambda stream: nullcontext()
+
+
 def number_the_device() -> None:
     """Make the current CUDA device an index, as some code requires, unless CUDA is available."""
     if not torch.cuda.is_available():

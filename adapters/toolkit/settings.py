@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from adapters.contract.objective import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -172,6 +173,18 @@ def _only(counts: Iterable[int], what: str) -> int:
     if len(different) > 1:
         raise Unsupported(f"no different numbers of {what}: {different}")
     return different[0]
+
+
+def with_defaults(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A dataclass with values and otherwise its defaults, without what it does when it is made."""
+    made = object.__new__(kind)
+    for one in fields(kind):
+        default = None if one.default is MISSING else one.default
+        if one.default_factory is not MISSING:
+            default = one.default_factory()
+        vars(made)[one.name] = default
+    vars(made).update(values)
+    return made
 
 
 def yaml(text: str) -> str:

@@ -8,14 +8,14 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import CodeLocation, Description, Documented, conventions_of
+from adapters.contract.description import Description, Documented, conventions_of
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import OF_TERMS, Metric, Objective
 from adapters.engines.shells import cuts
-from adapters.toolkit.calls import places, refusals_of_configuration
+from adapters.engines.trainers import OnAccelerate
+from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
 from adapters.toolkit.worlds import observation
 from adapters.trl import importing
@@ -26,15 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from adapters.contract.adapter import Rank
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework, OptionRow, Settings
-    from adapters.toolkit.calls import Candidates
     from adapters.trl.driving import Rollouts, Training
 
-OF_GENERATIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
+OF_GENERATIONS = (
+    Option.SHARED_GENERATION,
+    Option.SPLIT_GENERATION,
+    Option.MASKED_TRUNCATION,
+    Option.PARTIAL_WINDOW,
+)
 
 
-class TrlAdapter(Adapter):
+class TrlAdapter(OnAccelerate):
     """Drives huggingface/trl; subclasses choose the trainer."""
 
     name = "trl"
@@ -66,12 +71,6 @@ class TrlAdapter(Adapter):
         if missing:
             raise LookupError(f"this version's {config.__name__} has no {', '.join(missing)}")
 
-    def enter_world(self, rank: Rank) -> None:
-        """Make the next trainer find this rank's world."""
-        from adapters.engines import accelerate
-
-        accelerate.enter_world(rank)
-
     def describe(self) -> Description:
         """Describe the trainer."""
         elsewhere = {name for row in self.elsewhere for name in row.names}
@@ -81,7 +80,6 @@ class TrlAdapter(Adapter):
             {name for name in names if name.partition("=")[0] not in elsewhere},
             partial(importing.default, self.classes()[1]),
             declared=self.declared(),
-            places=places(self.candidates()),
         )
 
     def classes(self) -> tuple[Any, Any]:
@@ -95,14 +93,6 @@ class TrlAdapter(Adapter):
     def declared(self) -> Mapping[str, Convention]:
         """What the trainer's modes leave open, by convention."""
         return self.framework.conventions
-
-    def candidates(self) -> Candidates:
-        """Functions of the trainer that a mistake may be in, by place."""
-        trainer, config = self.classes()
-        return {
-            CodeLocation.LOG: ((trainer, "log"),),
-            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
-        }
 
     def settings(self, job: Job) -> dict[str, Any]:
         """The settings of a job by the trainer's names, which may write to them.
@@ -127,9 +117,9 @@ class TrlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch in one run of the trainer."""
+        from adapters.engines.generations import schedule_of
         from adapters.toolkit.probe import probe_capacity
         from adapters.trl.driving import Rollouts
-        from adapters.trl.schedule import schedule_of
 
         batch = ProbedBatch.of(job, conventions_of(self.declared()))
         chosen = self.settings(job)
@@ -140,12 +130,6 @@ class TrlAdapter(Adapter):
             training = self.train(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
         reported = self.reported(job, training.logs)
         return observation(batch, training.gradients, training.passes.drain(), reported)
-
-    def leave_world(self) -> None:
-        """Reset the state that Accelerate keeps of the world."""
-        from adapters.engines import accelerate
-
-        accelerate.leave_world()
 
 
 class GrpoAdapter(TrlAdapter):
@@ -204,15 +188,6 @@ class GrpoAdapter(TrlAdapter):
             del found[Metric.POLICY_LOSS]
             return found
         return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
-
-    def candidates(self) -> Candidates:
-        """Also those in which the trainer counts and divides."""
-        trainer, _ = self.classes()
-        return {
-            **super().candidates(),
-            CodeLocation.TOKEN_COUNT: ((trainer, "_generate_and_score_completions"),),
-            CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss"), (trainer, "compute_loss")),
-        }
 
 
 class RlooAdapter(TrlAdapter):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-    from adapters.trl.schedule import Schedule
+    from adapters.engines.generations import Schedule
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Layout, Unsupported
+from adapters.contract import Layout
 from adapters.contract.description import (
     Assumed,
     BatchProperty,
-    CodeLocation,
     Documented,
     parse_departures,
 )
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.shells import DEFAULT_STAGE, STAGES, cuts, staged
-from adapters.toolkit.imports import found
+from adapters.engines.trainers import OF_RUNS, PREPARED, OnFsdp2, OnPreparedEngine, sharded
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
-from adapters.trl.framework import CLIPPED, GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL, OF_RUNS
+from adapters.trl.framework import CLIPPED, GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL
 from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Mode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job, Observation, Rank
-    from adapters.contract.framework import Settings
-    from adapters.toolkit.calls import Candidates
-    from adapters.trl.driving import Rollouts, Training
+    from adapters.trl.driving import Training
 
 CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
 """The layouts that are run with each non-default ZeRO stage."""
@@ -41,26 +38,6 @@ FROM_ARGUMENTS = (
     "gradient_clipping",
 )
 """DeepSpeed's settings that take transformers' values."""
-
-PREPARED = {"accelerator_config": {"use_configured_state": True}}
-"""Keeps the engine of the world, which transformers would reset."""
-
-
-def sharded(record: Framework) -> Framework:
-    """The record of a trainer on FSDP2, layer by layer."""
-    layers = {"transformer_layer_cls_to_wrap": ["ProbeLayer"]}
-    of_engine = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}
-    departures = parse_departures(
-        """
-        set: on a machine without a GPU, the distributed type that Accelerate chooses on GPUs
-            Accelerate shards models only on GPUs; torch's FSDP2 is the same on gloo
-        """
-    )
-    return replace(
-        record,
-        always={**record.always, **PREPARED, **of_engine},
-        departures=(*record.departures, *departures),
-    )
 
 
 def of_stage(stage: int) -> dict[str, Any]:
@@ -188,42 +165,7 @@ class TrlDdpAdapter(GrpoAdapter):
     engine = "ddp"
 
 
-class OnPreparedEngine(TrlAdapter):
-    """A trainer on an engine that is chosen when the world is entered."""
-
-    of_accelerate: ClassVar[str]
-    """Accelerate's name of the engine."""
-
-    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
-        """One run of the trainer; raises `Unsupported` if another engine ran."""
-        from adapters.engines import accelerate
-
-        training = super().train(job, rollouts, capacity, chosen)
-        accelerate.require_engine(self.of_accelerate)
-        return training
-
-
-class OnFsdp2(OnPreparedEngine):
-    """A trainer with FSDP2."""
-
-    of_accelerate = "FSDP"
-
-    def layouts(self) -> list[Layout]:
-        """Those with several ranks."""
-        return [layout for layout in super().layouts() if layout.world_size > 1]
-
-    def enter_world(self, rank: Rank) -> None:
-        """Make Accelerate shard the model on CPUs too; raises `Unsupported` on one rank."""
-        from adapters.engines import accelerate
-
-        if rank.world_size == 1:
-            raise Unsupported("transformers shards a model only in distributed training")
-        super().enter_world(rank)
-        if rank.device == "cpu":
-            accelerate.name_engine("MULTI_GPU")
-
-
-class OnDeepspeed(OnPreparedEngine):
+class OnDeepspeed(OnPreparedEngine, TrlAdapter):
     """A trainer with DeepSpeed's engine and its ZeRO stages."""
 
     of_accelerate = "DEEPSPEED"
@@ -298,7 +240,7 @@ class TrlRlooAdapter(RlooAdapter):
     engine = "rloo"
 
 
-class TrlAsyncAdapter(OnFsdp2):
+class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     """`AsyncGRPOTrainer` with FSDP2, the only engine that TRL documents for it on several ranks.
 
     Its loss is a mean over the tokens of a step, and its samples come from a queue. Each has one
@@ -330,13 +272,3 @@ class TrlAsyncAdapter(OnFsdp2):
         from adapters.trl.asynchronous import AsyncTraining
 
         return AsyncTraining
-
-    def candidates(self) -> Candidates:
-        """Also those in which the trainer counts and divides."""
-        trainer, _ = self.classes()
-        collator = found(f"{trainer.__module__}:DataCollatorForRollout")
-        return {
-            **super().candidates(),
-            CodeLocation.TOKEN_COUNT: ((collator, "torch_call"),),
-            CodeLocation.TOKEN_DIVISION: ((trainer, "compute_loss"),),
-        }

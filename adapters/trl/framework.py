@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, Settings, parse_options
-from adapters.contract.job import Setting
+from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
     CONSTANTS,
@@ -16,9 +16,10 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.shells import NOTHING_LEARNED, ZEROED
+from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit.settings import whole_divisor
-from adapters.trl.schedule import generations_of_prompt, schedule_of
 from reference.aggregation import (
     AdvantageUnit,
     AuxiliaryAggregation,
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from adapters.contract import Job
 
 
+FEWEST_GENERATIONS = 2
+"""The fewest samples of a prompt that TRL accepts."""
+
+
 def _divisor(job: Job) -> int | str:
     """The divisor as a configuration types it, else that of the mode; empty if there is none."""
     if job.configuration.divisor is not None:
@@ -41,6 +46,13 @@ def _divisor(job: Job) -> int | str:
 
 def _per_generation(job: Job) -> int:
     return schedule_of(job).per_generation
+
+
+def _generations_of_prompt(job: Job) -> int:
+    schedule = schedule_of(job)
+    if schedule.generation_size < FEWEST_GENERATIONS:
+        raise Unsupported(f"a generation of {schedule.generation_size} sample: TRL needs 2")
+    return generations_of_prompt(job, schedule)
 
 
 def _steps(job: Job) -> int:
@@ -59,26 +71,12 @@ MASKED = {**COMPARED, "vllm_importance_sampling_mode": "token_mask"}
 BONUS = {"entropy_coef": ENTROPY_COEFFICIENT}
 PENALTY = {"beta": KL_COEFFICIENT}
 
-OF_RUNS = {
-    "use_cpu": True,
-    "bf16": False,
-    "learning_rate": 0.0,
-    "weight_decay": 0.0,
-    "max_grad_norm": 0.0,
-    "logging_steps": 1,
-    "report_to": [],
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "gradient_checkpointing": False,
-    "dataloader_pin_memory": False,
-    "max_steps": _steps,
-}
 OF_GENERATIONS = {
     **OF_RUNS,
     "shuffle_dataset": False,
     "steps_per_generation": _per_generation,
     "num_iterations": 1,
-    "num_generations": lambda job: generations_of_prompt(job, schedule_of(job)),
+    "num_generations": _generations_of_prompt,
     "mask_truncated_completions": False,
 }
 MICRO_BATCHES: dict[str, Settings] = {
@@ -92,6 +90,9 @@ GENERATIONS: dict[str, Settings] = {
     Option.SHARED_GENERATION: {"steps_per_generation": _per_generation},
     Option.SPLIT_GENERATION: {"steps_per_generation": _per_generation},
     Option.MASKED_TRUNCATION: {"mask_truncated_completions": True},
+    Option.PARTIAL_WINDOW: {
+        "gradient_accumulation_steps": lambda job: schedule_of(job).micro_batches + 1
+    },
 }
 
 CONFIG = "trl/trainer/grpo_config.py"

@@ -21,8 +21,8 @@ its message, which ends with a hint, and exit as for a wrong command line.
 Commands that read reports raise `ReportFileError`, `UnreliableReportError`,
 `NothingToCompareError`, `PagePathError`, `UnknownCauseError` and `AmbiguousCauseError`; the others
 add `InvalidHistoryError`, `NotTracedError`, `InvalidSourceError`, `UnknownCaseError` and
-`UnknownReductionError`. The check of a trainer of one's own raises `WrongUseError` and
-`RankFailedError`.
+`UnknownReductionError`. The check of a trainer of one's own raises `WrongUseError`,
+`RankFailedError` and `conformance.own_trainer.outcome.WrongLossError`.
 """
 
 from __future__ import annotations

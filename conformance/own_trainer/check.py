@@ -14,7 +14,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from adapters.contract.batch.probed_batch import ProbedBatch, painting
+from adapters.contract.batch.altered import painting
+from adapters.contract.batch.probed_batch import ProbedBatch
 from conformance.explain.causes import causes
 from conformance.findings.cause import Severity
 from conformance.findings.errors import RankFailedError, WrongUseError
@@ -25,8 +26,8 @@ from conformance.own_trainer.outcome import LEFT_EARLY, Outcome, WrongLossError
 from conformance.own_trainer.step import Step, observation
 from conformance.own_trainer.worlds import Copies, Launched, launched
 from conformance.ranks.pool import Ran
-from conformance.ranks.recording.frames import LIBRARIES
 from conformance.ranks.recording.recorder import Recorder
+from conformance.ranks.recording.stacks import LIBRARIES
 from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing import tracer
@@ -61,7 +62,7 @@ def without_scale(trace: Trace) -> Trace:
     return replace(trace, chain=replace(trace.chain, factors=tuple(kept)))
 
 
-class _JobWantedError(BaseException):
+class _JobWanted(BaseException):
     """A judge asked for a job that the loop has not run; nobody who judges may catch it."""
 
     def __init__(self, job: Job) -> None:
@@ -79,7 +80,7 @@ class _LoopRanks:
     def run(self, job: Job) -> Ran:
         """The outcome of a job that the loop has run."""
         if job not in self.outcomes:
-            raise _JobWantedError(job)
+            raise _JobWanted(job)
         return self.outcomes[job]
 
 
@@ -200,7 +201,7 @@ class OwnTrainerCheck:
         while True:
             try:
                 return asks()
-            except _JobWantedError as wanted:
+            except _JobWanted as wanted:
                 job = wanted.job
             yield from self._run(job)
 

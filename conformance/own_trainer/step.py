@@ -11,7 +11,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from adapters.contract import Observation
-from adapters.contract.batch.probed_batch import ProbedBatch, painting
+from adapters.contract.batch.altered import painting
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Metric
 from adapters.toolkit.probe import CERTAIN_LOGIT
 from conformance.findings.errors import WrongUseError

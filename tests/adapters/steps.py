@@ -27,6 +27,7 @@ MASKED = CASES["fully_masked_sample"]
 NEEDED = {
     "areal": "colorlog",
     "dtensor_v2": "nemo_automodel",
+    "ms_swift": "swift",
     "nemo_rl": "ray",
     "openrlhf": "deepspeed",
     "prime_rl": "pydantic_config",

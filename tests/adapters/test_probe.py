@@ -116,7 +116,7 @@ def test_values_of_response_tokens_are_looked_up_by_token_id() -> None:
     step = Step.of([Sample(prompt_length=1, loss_mask=[1] * length, group=0) for length in (2, 1)])
     values = [np.array([0.5, -1.0]), np.array([2.0])]
 
-    table = by_token_id(ProbedBatch((step,)), values, elsewhere=9.0)
+    table = by_token_id(ProbedBatch((step,)), values, fill=9.0)
 
     assert table.tolist() == [9.0, 9.0, 0.5, -1.0, 9.0, 2.0, 9.0, 9.0]
 

@@ -10,9 +10,9 @@ from adapters.contract import Description, Job, Option
 from adapters.contract.description import Documented, conventions_of
 from adapters.contract.job import Configuration, Setting
 from adapters.contract.objective import Metric, Objective
+from adapters.engines.generations import schedule_of
 from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter
 from adapters.trl.framework import ESTIMATOR, GRPO
-from adapters.trl.schedule import schedule_of
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import CodeLocation
 from conformance.expected.step_context import of_samples
 from conformance.explain.catalogue.mistake import Prediction, known
 from conformance.explain.catalogue.paddings import paddings
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 known(
     {"empty_samples_counted": "a sample without active tokens is counted as one token"},
     rank=3,
-    at=CodeLocation.TOKEN_COUNT,
 )
 known(
     {
@@ -43,7 +41,6 @@ known(
         "modified_mask_counted": "denominators count the mask after rejection sampling",
     },
     rank=3,
-    at=CodeLocation.TOKEN_COUNT,
 )
 known(
     {

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import CodeLocation
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
@@ -46,6 +45,7 @@ from conformance.explain.catalogue.paddings import padded_widths
 from conformance.explain.catalogue.parts import (
     carried_over,
     filled_up,
+    partial_window,
     parts,
 )
 from conformance.explain.catalogue.values_of_others import values_of_others
@@ -88,7 +88,6 @@ known(
 known(
     {"not_divided": "token losses are summed but never normalised"},
     rank=2,
-    at=CodeLocation.TOKEN_DIVISION,
 )
 known(
     {"samples_not_averaged": "sample sums are divided by the constant divisor but not averaged"},
@@ -218,6 +217,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         filling_rows,
         parts,
         carried_over,
+        partial_window,
         rounded_counts,
         clamped_shares,
         rounded_shares,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from conformance.comparing import journal, report_file
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import InvalidHistoryError, ReportFileError
 from conformance.runs import registry
+from conformance.runs.options import GITHUB_SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -95,8 +97,7 @@ def run(selection: CommitRuns, commits: Iterable[Commit], reports: Path | None) 
     with tempfile.TemporaryDirectory() as scratch:
         folder = (reports or Path(scratch)).resolve()
         for commit in commits:
-            report = _report_path(folder, selection, commit)
-            yield _row(commit, selection.arguments(commit, report), report, scratch)
+            yield run_one(selection, commit, _report_path(folder, selection, commit), scratch)
 
 
 def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit]) -> None:
@@ -120,9 +121,10 @@ def _report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
     return folder / f"{'-'.join(filter(None, names))}.json"
 
 
-def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) -> Row:
+def run_one(selection: CommitRuns, commit: Commit, report: Path, scratch: str) -> Row:
+    """Run one commit from an empty folder; its report is left where it is asked for."""
     report.resolve().unlink(missing_ok=True)
-    result = _pytest(folder, *arguments)
+    result = _pytest(scratch, *selection.arguments(commit, report))
     try:
         loaded = report_file.load(report)
     except ReportFileError:
@@ -136,10 +138,11 @@ def _row(commit: Commit, arguments: Sequence[str], report: Path, folder: str) ->
 
 
 def _pytest(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a folder without settings for it."""
+    """Run pytest in a folder without settings for it, and without its summary on GitHub."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != GITHUB_SUMMARY},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -16,8 +16,8 @@ from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.badness import failure
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import WRONG, Check, Verdict
-from conformance.views.diff_formats import PROGRESS
 from conformance.views.formatting import escape_markdown, markdown_table, text_table, verdict_words
+from conformance.views.versions.diff_formats import PROGRESS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
-    from conformance.runs.history import Row
-    from conformance.runs.watch import Target
+    from conformance.runs.versions.history import Row
+    from conformance.runs.versions.watch import Target
     from conformance.views.overview.pages import CommittedReport
 
     Cells = dict[tuple[Check, Mode], str]

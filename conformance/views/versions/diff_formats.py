@@ -11,7 +11,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from conformance.comparing.cause_changes import cause_changes
+from conformance.comparing.cause_changes import Fate, cause_changes
 from conformance.comparing.diff import ChangeKind
 from conformance.findings.badness import explain, legend
 from conformance.findings.sanitize import printable
@@ -162,8 +162,8 @@ def as_json(difference: Difference) -> Iterator[str]:
     kind; ``settings`` that differ (section, name, old, new); ``parts`` of the suite that only one
     report covers (kind, check, dimension, value, findings); ``changes`` outside of these parts,
     each with its kind and the old and the new finding, which may be null; ``causes`` of what is
-    wrong in either report (fate, statement, findings, and what became of these where that leaves
-    the fate open).
+    wrong in either report (fate, statement, findings, what became of these where that leaves the
+    fate open, and the lines to look at).
     """
     document = {
         "schema": SCHEMA,
@@ -184,6 +184,7 @@ def as_json(difference: Difference) -> Iterator[str]:
                 "statement": one.statement,
                 "findings": one.findings,
                 "became": one.became,
+                "suspects": [str(suspect) for suspect in one.suspects],
             }
             for one in cause_changes(difference)
         ],
@@ -227,6 +228,8 @@ def _causes(difference: Difference) -> Iterator[str]:
     for change in cause_changes(difference):
         became = f"; {change.became}" if change.became else ""
         yield f"cause, {change.fate}: {change.statement} ({change.findings} findings{became})"
+        if change.fate in (Fate.NEW, Fate.CHANGED):
+            yield from (f"  look at {suspect}" for suspect in change.suspects)
 
 
 def _same_source(difference: Difference) -> Iterator[str]:

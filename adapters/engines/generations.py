@@ -1,6 +1,6 @@
-"""Which samples TRL generates together, and how it cuts them into optimizer steps.
+"""Which samples TRL's trainers generate together, and how they cut them into optimizer steps.
 
-A generation is shuffled within each rank and cut into equal micro-batches. By default it holds the
+A rank's part of a generation is cut into equal micro-batches. By default a generation holds the
 samples of one optimizer step; it may also hold those of several steps, or of one micro-batch.
 """
 
@@ -19,8 +19,8 @@ from adapters.toolkit.settings import gives_advantages, rollouts_per_prompt, sam
 if TYPE_CHECKING:
     from adapters.contract import Job
 
-FEWEST_GENERATIONS = 2
-"""The fewest samples of a prompt that TRL accepts."""
+COMPARED = 2
+"""The samples of a prompt where nothing depends on their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Schedule:
 
 
 def schedule_of(job: Job, iterations: int = 1) -> Schedule:
-    """The schedule for a job; raises `Unsupported` if TRL has none."""
+    """The schedule for a job; raises `Unsupported` if there is none."""
     layout, size = job.layout, job.configuration.batch_size or samples_per_step(job.steps)
     if not isinstance(layout.micro_batches, int):
         raise Unsupported(f"no micro-batches by {layout.micro_batches}")
@@ -98,6 +98,9 @@ def schedule_of(job: Job, iterations: int = 1) -> Schedule:
         per_generation=_per_generation(job, layout.micro_batches),
         iterations=iterations,
     )
+    is_partial = Option.PARTIAL_WINDOW in layout.options
+    if is_partial and (iterations > 1 or schedule.steps > 1):
+        raise Unsupported("only the last accumulation window of an epoch lacks micro-batches")
     if iterations > 1 and schedule.micro_batches % (iterations * schedule.per_generation) == 0:
         raise Unsupported("an optimizer step would train on each of its generations twice")
     return schedule
@@ -113,13 +116,11 @@ def _per_generation(job: Job, micro_batches: int) -> int:
 def generations_of_prompt(job: Job, schedule: Schedule) -> int:
     """The samples of a prompt; all samples of a generation if it has only one prompt.
 
-    Raises `Unsupported` if TRL has no such prompts.
+    Raises `Unsupported` if prompts differ in size, or a generation has parts of them.
     """
-    if schedule.generation_size < FEWEST_GENERATIONS:
-        raise Unsupported(f"a generation of {schedule.generation_size} sample: TRL needs 2")
     if not gives_advantages(job):
         return _samples_of_prompts(job, schedule)
-    return schedule.generation_size if schedule.generation_size % 2 else FEWEST_GENERATIONS
+    return schedule.generation_size if schedule.generation_size % 2 else COMPARED
 
 
 def _samples_of_prompts(job: Job, schedule: Schedule) -> int:

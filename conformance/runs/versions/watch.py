@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from adapters.toolkit.source import Commit, SourceError, find_commit, newest_release
 from conformance.findings.errors import ConformanceError
 from conformance.findings.verdict import Check
-from conformance.runs import history, registry
-from conformance.runs.history import CommitRuns, Row
+from conformance.runs import registry
+from conformance.runs.versions import history
+from conformance.runs.versions.history import CommitRuns, Row
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

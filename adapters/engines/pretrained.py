@@ -1,0 +1,116 @@
+"""A Hugging Face model that consists of the probe, and a tokenizer whose words are token ids.
+
+For trainers that compute log-probabilities of logits by functions that `SEAM` goes around, and that
+take those of the old policy from the model itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from adapters.contract.batch.sequences import PADDING_ID
+from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam, by_token_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract.batch.probed_batch import ProbedBatch
+
+SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+
+LONGEST = 4096
+"""The tokens that the model may have at most: more than those of any case."""
+
+
+class ProbeConfig(PretrainedConfig):
+    """The shape of a transformer, which trainers read, and the size of the probe."""
+
+    model_type = "probe"
+    num_attention_heads = num_key_value_heads = 4  # which ranks of Ulysses share
+    hidden_size = num_hidden_layers = vocab_size = capacity = 1
+    max_position_embeddings = LONGEST
+
+
+class PretrainedProbe(PreTrainedModel, GenerationMixin):
+    """A policy with a vocabulary of one token; `SEAM` adds the probe to its log-probabilities.
+
+    ``given`` are the log-probabilities, by token id, that it has when it is not trained.
+    """
+
+    config_class = ProbeConfig
+    _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as in transformers
+
+    def __init__(self, config: ProbeConfig) -> None:
+        super().__init__(config)
+        self.layer = ProbeLayer(config.capacity)
+        self.passes = ForwardPasses()
+        self.given = torch.zeros(config.capacity)
+        self.generation_config = GenerationConfig(pad_token_id=PADDING_ID)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Leave the probe at 0."""
+
+    def get_input_embeddings(self) -> None:  # Accelerate calls it
+        """None, because Accelerate would shard them separately."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        logits_to_keep: int = 0,
+        inputs_embeds: None = None,
+    ) -> CausalLMOutput:
+        """Logits of the last ``logits_to_keep`` positions, of all if it is 0.
+
+        The last of those that a trainer asks for predicts no token of the row.
+        """
+        self.passes.note(input_ids)
+        probe, predicted = self.layer(), input_ids[:, -logits_to_keep:] + 1
+        logits = logits_of(predicted, probe, self.given)
+        SEAM.predicted = predicted[:, :-1] if logits_to_keep else predicted
+        return CausalLMOutput(logits=logits)
+
+
+def logits_of(predicted: torch.Tensor, probe: torch.Tensor, given: torch.Tensor) -> Any:
+    """The only token's logits, 0: [*predicted, 1].
+
+    `SEAM` is told the probe, or the log-probabilities that are given if nothing is trained: a copy,
+    as the outputs of such a forward pass have no gradient.
+    """
+    SEAM.probe = probe if torch.is_grad_enabled() else given.clone()
+    SEAM.predicted = predicted
+    return 0.0 * probe[predicted % len(probe)].unsqueeze(-1)
+
+
+def table(batch: ProbedBatch, values: Sequence[NDArray[Any]], capacity: int) -> torch.Tensor:
+    """Values of response tokens by token id, 0 for others: float32, [capacity]."""
+    of_tokens = by_token_id(batch, values)
+    return torch.nn.functional.pad(of_tokens, (0, capacity - len(of_tokens)))
+
+
+def policy(batch: ProbedBatch, log_probs: Sequence[NDArray[Any]], capacity: int) -> PretrainedProbe:
+    """A policy that returns log-probabilities where it is not trained."""
+    model = PretrainedProbe(ProbeConfig(capacity=capacity))
+    model.given = table(batch, log_probs, capacity)
+    return model
+
+
+def tokenizer(capacity: int) -> Any:
+    """A tokenizer whose words are the token ids."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": PADDING_ID, **{str(number): number for number in range(1, capacity)}}
+    made = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    made.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<pad>")

@@ -1,0 +1,349 @@
+"""The record of ms-swift: options of its command line, and its documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.description import Assumed, Documented, parse_departures
+from adapters.contract.framework import Framework, Settings, parse_options
+from adapters.contract.job import Unsupported
+from adapters.contract.layout import Option
+from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
+from adapters.engines.generations import generations_of_prompt, schedule_of
+from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ONE_BY_ONE, ZEROED
+from adapters.engines.trainers import OF_RUNS
+from adapters.toolkit.settings import gives_advantages, samples_per_step, whole_divisor
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    DenominatorMask,
+    DivergenceEstimator,
+    EstimatorConventions,
+    Mode,
+)
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+    from adapters.engines.generations import Schedule
+
+DOCS = "docs/source_en/Instruction"
+LOSSES = f"{DOCS}/GRPO/DeveloperGuide/loss_types.md"
+OPTIONS = f"{DOCS}/Command-line-parameters.md, GRPO Arguments"
+LOGGED = f"{DOCS}/GRPO/GetStarted/GRPO.md, logged metrics"
+MISMATCH = f"{DOCS}/GRPO/AdvancedResearch/training_inference_mismatch.md"
+
+
+def generating(job: Job) -> Schedule:
+    """The schedule by which ranks generate, which sequence-parallel ranks do separately.
+
+    ms-swift multiplies the micro-batches that a user asks for by the number of these ranks.
+    """
+    layout = job.layout
+    if not isinstance(layout.micro_batches, int) or layout.micro_batches % layout.cp:
+        raise Unsupported(
+            f"no {layout.micro_batches} micro-batches on {layout.cp} of Ulysses' ranks"
+        )
+    ranks, parts = layout.dp * layout.cp, layout.micro_batches // layout.cp
+    separate = replace(layout, dp=ranks, cp=1, micro_batches=parts)
+    return schedule_of(replace(job, layout=separate))
+
+
+def _per_generation(job: Job) -> int:
+    return generating(job).per_generation
+
+
+CLIPPED = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
+CORRECTED = {**CLIPPED, "rollout_importance_sampling_threshold": CONSTANTS.truncation}
+MASKED = {**CORRECTED, "rollout_importance_sampling_mode": "token_mask"}
+DIVISOR = {"max_completion_length": lambda job: whole_divisor(job, "max_completion_length") or ""}
+OF_LAYOUT: dict[str, Settings] = {
+    "mb": {
+        "per_device_train_batch_size": lambda job: generating(job).micro_batch_size,
+        "gradient_accumulation_steps": lambda job: generating(job).micro_batches,
+    },
+    "thd": {"padding_free": True},
+    "cp": {"sequence_parallel_size": lambda job: job.layout.cp},
+    Option.SHARED_GENERATION: {"steps_per_generation": _per_generation},
+    Option.SPLIT_GENERATION: {"steps_per_generation": _per_generation},
+    Option.MASKED_TRUNCATION: {"overlong_filter": True},
+}
+
+OF_BOTH: dict[str, Any] = {
+    "overlong_filter": False,
+    "temperature": 1.0,
+    "beta": 0.0,
+    "kl_in_reward": False,
+    "log_entropy": True,
+    "scale_rewards": "group",
+    **DIVISOR,
+    "report_to": [],
+    "check_model": False,
+    "dataloader_num_workers": 0,
+}
+"""Settings of jobs of both trainers."""
+
+OF_MACHINE: dict[str, Any] = {
+    **dict.fromkeys(("use_vllm", "bf16", "fp16", "sequence_parallel", "is_multimodal"), False),
+    **dict.fromkeys(("use_distributed_optimizer", "dataloader_pin_memory"), False),
+    **dict.fromkeys(("lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_iters"), 0.0),
+    **dict.fromkeys(("start_weight_decay", "end_weight_decay"), 0.0),
+    **dict.fromkeys(("eval_iters", "eval_steps", "save_steps", "sleep_level"), 0),
+    **dict.fromkeys(("finetune",), True),
+    **dict.fromkeys(("logging_steps", "data_seed"), 1),
+    "lr_decay_style": "constant",
+    "task_type": "causal_lm",
+    "attention_backend": "unfused",
+    "optimizer": "adam",
+    "callbacks": ["default_flow"],
+    "seq_length": 4096,
+}
+"""Settings of the trainer on Megatron-Core on which no weight depends."""
+
+OF_ALL = parse_departures(
+    """
+    stubbed: the model, by one with a vocabulary of one token, and the functions that take
+    log-probabilities and entropies of logits, by themselves plus an entry for every token
+        ms-swift's own functions run on the logits; weights are read through the entry
+    stubbed: the tokenizer, by one whose words are token ids
+        texts are not used but as ids
+    set: rollout importance sampling without vLLM, which ms-swift declines without its version
+        a sample has log-probabilities of the rollout policy from any engine
+    set: clipping bounds and coefficients of terms
+        a user may choose these values; the reference uses the same ones
+    set: no gradient checkpointing, no saving, no reports to services, no look-up in a hub
+        there are no layers to recompute, and the others compute nothing
+    set: bf16=False
+        the tolerance is derived from the dtype, which a report names
+    set: temperature=1.0
+        logits are divided by it, and so would be every weight
+    stubbed: the inference engine, by one that returns the case's samples with their loss masks
+        generation comes before a step
+    set: a subclass of the trainer that sets token advantages, except in checks on its own
+        its loss takes one advantage of each token; they are signed powers of two, on which no
+        weight depends
+    set: num_generations: 2 samples of a prompt or all of a generation, except in checks on its own
+    advantages
+        given advantages are not compared within a prompt
+    stubbed: log-probabilities of the old policy and of the reference policy, as their models'
+    outputs
+        they are the case's; one step has no other way to ratios other than 1
+    """,
+    NOTHING_LEARNED,
+    ZEROED,
+)
+
+OF_ACCELERATE = parse_departures(
+    """
+    not_run: the command line and its `RLHFArguments`, which make a `GRPOConfig` and a template
+        they look a model up; the adapter sets the fields that they would set
+    set: dataset_shuffle=False
+        it comes before rollouts
+    """
+)
+
+MS_SWIFT = Framework(
+    title="ms-swift",
+    scope="Fields of `RLHFArguments` with `rlhf_type=grpo`.",
+    # `bnpo`, a token mean of each micro-batch of a process, is none of the modes; `real` and `fipo`
+    # raise an error in 4.6.0.
+    modes={
+        "grpo": (Mode.SAMPLE_MEAN, {"loss_type": "grpo"}),
+        "dapo": (Mode.TOKEN_MEAN, {"loss_type": "dapo"}),
+        "dr_grpo": (Mode.CONSTANT, {"loss_type": "dr_grpo", **DIVISOR}),
+        "cispo": (Mode.TOKEN_MEAN, {"loss_type": "cispo"}),
+        "sapo": (Mode.SAMPLE_MEAN, {"loss_type": "sapo"}),
+    },
+    objectives={
+        Objective.POLICY: {},
+        Objective.OFF_POLICY: CLIPPED,
+        Objective.DUAL_CLIP: {**CLIPPED, "delta": CONSTANTS.dual_clip},
+        Objective.GSPO: {**CLIPPED, "importance_sampling_level": "sequence"},
+        Objective.SAPO: {
+            "loss_type": "sapo",
+            "tau_pos": CONSTANTS.positive_temperature,
+            "tau_neg": CONSTANTS.negative_temperature,
+        },
+        Objective.TIS_TOKEN: {**CORRECTED, "rollout_importance_sampling_mode": "token_truncate"},
+        Objective.REJECTION: MASKED,
+        Objective.REJECTION_OFF_POLICY: MASKED,
+        Objective.OPSM: {
+            **CLIPPED,
+            "off_policy_sequence_mask_delta": CONSTANTS.sequence_divergence,
+        },
+        Objective.KL: {"beta": KL_COEFFICIENT},
+        Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
+        Objective.GROUP_CENTRED: {"scale_rewards": "none"},
+        Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo", "scale_rewards": "none"},
+    },
+    only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
+    layout=OF_LAYOUT,
+    always={
+        **OF_RUNS,
+        **OF_BOTH,
+        "optim": "adamw_torch",
+        "dataset_shuffle": False,
+        "remove_unused_columns": False,
+        "padding_free": False,
+        "sequence_parallel_size": 1,
+        "steps_per_generation": _per_generation,
+        "num_generations": lambda job: generations_of_prompt(job, generating(job)),
+    },
+    rules={
+        "default_mode": OPTIONS,
+        "no_gradient.reference_log_probs": (
+            "swift/rlhf_trainers/grpo_trainer.py (_prepare_batch_inputs), under torch.no_grad()"
+        ),
+    },
+    metrics={
+        Metric.POLICY_LOSS: "loss",
+        Metric.LOSS: "loss",
+        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
+        Metric.ENTROPY: "entropy/mean",
+        Metric.KL: "kl",
+        Metric.REWARD: "reward",
+    },
+    # The documents call the logged divergence and clip ratio averages over completions; they do not
+    # say whether they are pooled over a step.
+    conventions={
+        "denominator_mask": Documented(
+            DenominatorMask.ORIGINAL, f"{MISMATCH}, Stability Control: Truncate vs. Mask"
+        ),
+        "kl": Documented(
+            AuxiliaryAggregation.WITH_POLICY_LOSS,
+            f"{DOCS}/GRPO/GetStarted/GRPO.md, Algorithm Overview",
+        ),
+        "kl_estimator": Assumed(DivergenceEstimator.K3),
+        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "of_groups": Assumed(EstimatorConventions(std_epsilon=1e-4)),
+        "logged_entropy": Documented(AuxiliaryAggregation.SAMPLE_MEAN, LOGGED),
+        "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    },
+    options=parse_options(
+        """
+        loss_type | the mode, and the policy loss | `bnpo` is no mode, `cispo` has no formula in the
+            reference: tests of the adapter hold them against ms-swift's documents. `real` and
+            `fipo` raise an error in 4.6.0
+        max_completion_length | the divisor of `dr_grpo` | in `constant`
+        epsilon, epsilon_high | clipping bounds
+        delta | a bound on ratios of negative advantages
+        importance_sampling_level | ratios of tokens or of sequences | elsewhere for `token`;
+            `sequence_token` is not looked at yet
+        tau_pos, tau_neg | temperatures of SAPO
+        fipo_decay_rate, fipo_clip_range, fipo_clip_high_only, fipo_safety_threshold | the weight of
+            FIPO | not looked at: it raises an error
+        real_tau | the temperature of REAL | not looked at: it raises an error
+        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
+        padding_free | packed rows
+        sequence_parallel_size | sequence parallelism
+        steps_per_generation | the micro-batches of a generation
+        generation_batch_size | the samples of a generation | `steps_per_generation` says how many
+        num_iterations | how often a generation is trained on | log-probabilities of the old policy
+            are given, and ratios other than 1 need no second time
+        overlong_filter | samples that were cut off are masked
+        beta | the divergence in the loss
+        kl_in_reward | the divergence in rewards instead | not looked at yet
+        log_entropy | entropies in the log
+        top_entropy_quantile | tokens of low entropy are left out | not looked at yet
+        off_policy_sequence_mask_delta | sequences of negative advantages are masked
+        scale_rewards | the standard deviation of a group | those of a `batch` and `gdpo` are not
+            run
+        advantage_estimator | how rewards are compared | `grpo`, `rloo`; `reinforce_plus_plus`
+            divides by a standard deviation of the batch, which has no formula in the reference
+        advantage_reweight, rlsd_lambda, rlsd_reweight_clip_range, rlsd_lambda_warmup_steps,
+            rlsd_lambda_decay_steps, rlsd_negative_only, teacher_kl_coef, teacher_tag_key,
+            sdar_loss_coef, sdar_gate_beta | a teacher | `rlsd` and others have none
+        rollout_importance_sampling_mode, rollout_importance_sampling_threshold | factors by the
+            ratio to the rollout policy | `sequence_truncate` and `sequence_mask` take the geometric
+            mean of a sequence's ratios, which has no formula in the reference
+        log_rollout_offpolicy_metrics | the log of that ratio | not looked at
+        dynamic_sample, max_resample_times | prompts whose rewards are all equal are replaced | they
+            come before a step
+        multi_turn_scheduler, max_turns, completion_length_limit_scope, use_gym_env, gym_env,
+            vllm_server_pass_dataset | conversations, limited in `total` or `per_round` | rollouts
+            are given
+        chord_sft_dataset, chord_sft_per_device_train_batch_size, chord_enable_phi_function,
+            chord_mu_warmup_steps, chord_mu_decay_steps, chord_mu_peak, chord_mu_valley | another
+            loss of fine-tuning samples | not looked at yet
+        sync_ref_model, ref_model_sync_steps, ref_model_mixup_alpha | the reference policy follows
+            the policy | its answers are given
+        reward_model, reward_model_plugin, cosine_min_len_value_wrong, cosine_max_len_value_wrong,
+            cosine_min_len_value_correct, cosine_max_len_value_correct, cosine_max_len,
+            repetition_n_grams, repetition_max_penalty, soft_max_length, soft_cache_length | rewards
+            | they are given
+        temperature | what logits are divided by | it is 1
+        dataset_shuffle | the order of prompts | it is constant
+        num_generations_eval | evaluation | it is not run
+        """
+    ),
+    departures=(*OF_ALL, *OF_ACCELERATE),
+)
+
+
+def _micro_batch(job: Job) -> int:
+    if job.layout.cp > 1 and job.layout.format == "bshd":
+        raise Unsupported("context_parallel_size with padding_free=False is not driven")
+    return schedule_of(job).micro_batch_size
+
+
+def _prompts_of_ranks(job: Job) -> int:
+    """The samples of a prompt; data-parallel ranks have whole micro-batches of prompts."""
+    if gives_advantages(job):
+        return 1
+    schedule = schedule_of(job)
+    size = generations_of_prompt(job, schedule)
+    if schedule.generation_size // schedule.ranks % (size * schedule.micro_batch_size):
+        raise Unsupported(
+            "prompts of a data-parallel rank that are no multiple of micro_batch_size"
+        )
+    return size
+
+
+OF_MEGATRON = parse_departures(
+    """
+    not_run: the command line, and what `MegatronRLHFArguments` derives of checkpoints and GPUs
+        the adapter has all their defaults, and sets the fields that users set
+    stubbed: mcore-bridge's models and Megatron's kernels for layers, which want Transformer Engine
+        there are no layers; its own functions that slice rows over ranks run
+    set: data type float32, the optimizer not distributed
+        the tolerance is derived from the dtype; no verdict depends on who holds its states
+    """,
+    CPU_AS_CUDA,
+    ONE_BY_ONE,
+)
+
+MEGATRON = replace(
+    MS_SWIFT,
+    scope="Fields of `MegatronRLHFArguments` with `rlhf_type=grpo`, of the engine `megatron`. Those"
+    " that `RLHFArguments` has too are covered in the same way, unless they are here.",
+    modes={**MS_SWIFT.modes, "bnpo": (Mode.TOKEN_MEAN, {"loss_type": "bnpo"})},
+    layout={
+        "mb": {
+            "micro_batch_size": _micro_batch,
+            "num_microbatches": lambda job: schedule_of(job).micro_batches,
+        },
+        "bshd": {"padding_free": False},
+        "cp": {"context_parallel_size": lambda job: job.layout.cp},
+        Option.SHARED_GENERATION: {"steps_per_generation": lambda job: len(job.steps)},
+        Option.MASKED_TRUNCATION: {"overlong_filter": True},
+    },
+    always={
+        **OF_BOTH,
+        "rlhf_type": "grpo",
+        "tuner_type": "full",
+        "padding_free": True,
+        "global_batch_size": lambda job: samples_per_step(job.steps),
+        "steps_per_generation": 1,
+        "num_generations": _prompts_of_ranks,
+        "train_iters": lambda job: len(job.steps),
+        **OF_MACHINE,
+    },
+    metrics={**MS_SWIFT.metrics, Metric.ENTROPY: "entropy/entropy_mean"},
+    options=parse_options(
+        """
+        micro_batch_size, global_batch_size | micro-batches
+        context_parallel_size | context parallelism, with packed rows
+        use_distributed_optimizer | who holds the states of the optimizer | it is off
+        """
+    ),
+    departures=(*OF_ALL, *OF_MEGATRON),
+)

@@ -1,0 +1,130 @@
+"""Drives `MegatronGRPOTrainer` on this rank."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from adapters.engines import megatron_core
+from adapters.engines.pretrained import logits_of, table
+from adapters.ms_swift.driving import Rollouts, in_rows, replaced, rows, template
+from adapters.toolkit.calls import refusals
+from adapters.toolkit.imports import found, provide
+from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.settings import gives_advantages, with_defaults
+
+if TYPE_CHECKING:
+    from adapters.contract import Job, Rank
+    from adapters.contract.framework import Settings
+
+OF_BRIDGE = ("set_random_seed", "split_cp_inputs", "unwrap_model")
+"""Functions of mcore-bridge that run as they are; its models want Transformer Engine."""
+
+FUNCTIONS = ("vocab_parallel_utils", "vocab_parallel_gather_logps", "vocab_parallel_entropy")
+"""The module that computes log-probabilities and entropies of logits, and its functions."""
+
+MODELS = ("LoraParallelLinear", "ModelConfig", "GPTBridge", "get_mcore_model", "hf_to_mcore_config")
+STATES = ("main_grads", "main_params", "exp_avg", "exp_avg_sq", "params", "torch")
+
+
+@cache
+def import_trainers() -> None:
+    """Import ms-swift's trainers on Megatron-Core without mcore-bridge's models."""
+    spec = importlib.util.find_spec("mcore_bridge")
+    assert spec is not None
+    package: Any = types.ModuleType("mcore_bridge")
+    package.__path__, package.__spec__ = [*(spec.submodule_search_locations or ())], spec
+    sys.modules["mcore_bridge"] = package
+    own = {name: found(f"mcore_bridge.utils:{name}") for name in OF_BRIDGE}
+    vars(package).update(own | {name: type(name, (), {}) for name in MODELS})
+    provide("mcore_bridge.model", get_mcore_model_type=None, get_model_meta=None)
+    found("swift.megatron.trainers.base").warmup_jit_function = lambda *_: None
+
+
+class Training:
+    """One run of `MegatronGRPOTrainer` and what was read from it."""
+
+    def __init__(self, job: Job, rollouts: Rollouts, settings: Settings, rank: Rank) -> None:
+        self.job, self.rollouts, self.rank = job, rollouts, rank
+        self.logs: list[dict[str, Any]] = []
+        free, cp = settings["padding_free"], job.layout.cp
+        with replaced("swift.megatron.trainers", *FUNCTIONS) as folder:
+            made = template(rollouts.capacity, folder, padding_free=free, sequence_parallel_size=cp)
+            made.use_megatron = True
+            trainer = self._trainer(self._arguments(settings, made.processor, folder), made)
+            policy = megatron_core.wrapped_policy(trainer.wrapped_models, trainer.unwrapped_models)
+            gradients = megatron_core.gradients_of_steps(trainer.optimizer, policy)
+            trainer.train(rows(len(rollouts.batch.prompts)), None)
+        self.gradients, self.passes = gradients.drain(), policy.passes
+
+    def _arguments(self, settings: Settings, processor: Any, folder: str) -> Any:
+        """The arguments of a command line, without the look at a checkpoint and at GPUs."""
+        of_model = {"model_info": processor.model_info, "model_meta": processor.model_meta}
+        folders = dict.fromkeys(("model_dir", "output_dir"), folder)
+        dtypes = dict.fromkeys((f"{name}_dtype" for name in STATES), torch.float32)
+        args = with_defaults(
+            found("swift.megatron.arguments:MegatronRLHFArguments"),
+            {**settings, **of_model, **folders, **dtypes, "reward_funcs": [self.rollouts.rewards]},
+        )
+        with refusals():
+            args._init_generation_batch_params()
+        return args
+
+    def _chunks(self, config: Any, log_probs: list[Any]) -> list[Any]:
+        """A model that returns log-probabilities of samples where it is not trained."""
+        capacity = self.rollouts.capacity
+        given = table(self.rollouts.batch, log_probs, capacity)
+
+        def head(ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = logits_of(ids + 1, probe, given)
+            return logits + logit
+
+        return megatron_core.probed_model(config, capacity, self.rank, head)
+
+    def _trainer(self, args: Any, of_template: Any) -> Any:
+        """ms-swift's trainer with our models, the case's samples, and advantages if given."""
+        run, batch = self, self.rollouts.batch
+        config = megatron_core.transformer_config(self.job.layout, torch.float32)
+
+        class Trainer(found("swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer")):  # type: ignore[misc] # loaded when run
+            def prepare_model(self) -> None:
+                megatron_core.reduce_one_by_one_over_gloo(run.rank)
+                self.config, self.bridge = config, None
+                self.unwrapped_models = run._chunks(config, batch.old_log_probs)
+                self.peft_models = self.unwrapped_models
+                self.ref_models = run._chunks(config, batch.reference_log_probs)
+                wrap = found("swift.megatron.utils:wrap_model")
+                self.wrapped_models = wrap(args, self.unwrapped_models)
+                self._load_teacher_model()
+
+            def _move_model_to_vllm(self) -> None:
+                """Do nothing: there is no engine to send weights to."""
+
+            def save_checkpoint(self) -> None:
+                """Do nothing: nothing is saved."""
+
+            def _rollout(self, samples: list[Any]) -> list[Any]:
+                return run.rollouts.infer(samples)
+
+            def on_log(self, logs: dict[str, Any], prefix: str = "") -> None:
+                super().on_log(logs, prefix)
+                run.logs.append({**self._last_logged_metrics})
+
+        class WithAdvantages(Trainer):
+            def _generate_and_score_completions(self, inputs: Any) -> list[dict[str, Any]]:
+                made: list[dict[str, Any]] = super()._generate_and_score_completions(inputs)
+                of_tokens = by_token_id(batch, batch.advantages)
+                for micro_batch in made:
+                    ids = micro_batch["input_ids"].roll(-1, -1)
+                    if of_template.padding_free:
+                        ids = in_rows(ids[0], micro_batch["grpo_batch"])
+                    micro_batch["grpo_batch"].advantages = of_tokens[ids]
+                return made
+
+        kind = WithAdvantages if gives_advantages(self.job) else Trainer
+        return kind(args, of_template, vllm_client=None)
