@@ -110,28 +110,31 @@ class OwnTrainerCheck:
             WrongUseError: a step was not used as it has to be.
         """
         self.is_unfinished = True
-        try:
-            yield from self._every_step()
-        except (WrongUseError, RankFailedError):
-            self.is_unfinished = False
-            raise
-        self.is_unfinished = False
-        if self.outcome is not None and self.outcome.is_wrong:
-            raise WrongLossError(str(self.outcome))
-
-    def _every_step(self) -> Iterator[Step]:
         if (size := launched()) is not None:
             self._asked = replace(self._asked, dp=(size,))
             self._ranks = Launched(size, self._time_limit)
         else:
             self._ranks = Copies(max(self._asked.dp), self._time_limit)
         self.is_first_rank = self._ranks.rank == 0
-        if self.is_first_rank:
-            yield from self._all()
-        else:
-            yield from self._serve()
+        try:
+            yield from self._all() if self.is_first_rank else self._serve()
+        except WrongUseError as error:
+            self._end(str(error))
+            raise
+        except RankFailedError:
+            self.is_unfinished = False
+            raise
+        is_wrong = self.outcome is not None and self.outcome.is_wrong
+        if words := self._end(str(self.outcome) if is_wrong else ""):
+            raise WrongLossError(words)
+
+    def _end(self, words: str) -> str:
+        """End the loop on all ranks; returns the words on what is wrong."""
+        self.is_unfinished = False
         ranks, self._ranks = self._ranks, None
-        ranks.close()
+        assert ranks is not None
+        ranks.close(words)
+        return words or ranks.words
 
     def left(self, error: BaseException | None) -> BaseException | None:
         """The loop was left, perhaps by an exception: returns the one to be shown.

@@ -66,14 +66,13 @@ def launched() -> int | None:
 class Launched:
     """Ranks that torchrun started, or a program that has made their process group itself."""
 
-    is_copy = False
-
     def __init__(self, size: int, time_limit: float) -> None:
         self._is_owner = not dist.is_initialized()
         limit = timedelta(seconds=time_limit)
         if self._is_owner:
             dist.init_process_group("gloo", timeout=limit)
         self.rank, self._size = dist.get_rank(), size
+        self.words = ""
         self._group = dist.new_group(backend="gloo", timeout=limit)
 
     def run(self, size: int, what: Any) -> None:
@@ -81,10 +80,14 @@ class Launched:
         dist.broadcast_object_list([what], src=0, group=self._group)
 
     def told(self) -> Any:
-        """On another rank: what to run; None at the end."""
-        told = [None]
-        dist.broadcast_object_list(told, src=0, group=self._group)
-        return told[0]
+        """On another rank: what to run; None at the end, after which there may be ``words``."""
+        sent: list[Any] = [None]
+        dist.broadcast_object_list(sent, src=0, group=self._group)
+        [told] = sent
+        if isinstance(told, str):
+            self.words = told
+            return None
+        return told
 
     def gather(self, size: int, mine: Any) -> list[Any]:
         """What every rank has, on every rank."""
@@ -92,10 +95,10 @@ class Launched:
         dist.all_gather_object(found, mine, group=self._group)
         return found
 
-    def close(self) -> None:
-        """Tell the others that this is the end."""
+    def close(self, words: str) -> None:
+        """End the loop on all ranks, with words on what is wrong or none."""
         if self.rank == 0:
-            self.run(self._size, None)
+            self.run(self._size, words)
         self.drop()
 
     def drop(self) -> None:
@@ -114,6 +117,8 @@ class Copies:
     Raises:
         WrongUseError: this process cannot be forked.
     """
+
+    words = ""
 
     def __init__(self, size: int, time_limit: float) -> None:
         if size > 1 and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -134,11 +139,6 @@ class Copies:
                 break
         else:
             _FORMER.clear()
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether this process ends with the loop."""
-        return self._parent is not None
 
     def _fork(self, rank: int) -> bool:
         """Make a copy; returns whether this is it."""
@@ -231,8 +231,8 @@ class Copies:
         os.environ.clear()
         os.environ.update(self._environment)
 
-    def close(self) -> None:
-        """End the copies, in which this does not return."""
+    def close(self, words: str) -> None:
+        """End the copies, in which this does not return; they have no use for words."""
         if self._parent is not None:
             _end(0)
         self.drop()

@@ -140,8 +140,17 @@ class PackedWidthAsDivisor(
         return [float(width * len(samples)) for width in widths]
 
 
-class MeanOfPaddedRows(PaddedRowsAveraged, diagnosis="padded_width_as_divisor", modes=TOKEN):
-    """`mean()` over the padded rows of a micro-batch, where all tokens would have one divisor."""
+class MeanOfPaddedRows(Mutant, diagnosis="padded_width_as_divisor", modes=TOKEN):
+    """`mean()` over the padded rows of a micro-batch, and the mean of micro-batches."""
+
+    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
+        parts = super().cut(samples)
+        means = len(parts) * self.job.layout.dp
+        sizes = [means * len(part) * max(len(sample.ids) for sample in part) for part in parts]
+        return [
+            with_denominators(part, [size] * len(part))
+            for part, size in zip(parts, sizes, strict=True)
+        ]
 
 
 class EmptySamplesLeftOut(

@@ -72,6 +72,7 @@ class Painting:
 def painted(one: Engine) -> tuple[Adapter, Path | None]:
     """An adapter that paints a token, and the framework's source."""
     require(one.framework)
+    require(one.engine)
     adapter = registry.create(one.framework, one.engine)
     vars(adapter)["observe"] = Painting(adapter)
     is_installed = one.framework in ("native", *INSTALLED)
