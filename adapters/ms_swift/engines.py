@@ -139,8 +139,8 @@ class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
 
     def layouts(self) -> list[Layout]:
         """Data and sequence parallelism on up to 4 ranks, and other generations."""
-        plain = cuts(((1, 1), (2, 1), (4, 1)), "bshd", "thd", micro_batches=(1, 2))
-        shared = cuts(((1, 2), (2, 2)), "bshd", "thd", micro_batches=(2,))
+        plain = cuts(((1, 1), (2, 1), (4, 1)), "thd", "bshd", micro_batches=(1, 2))
+        shared = cuts(((1, 2), (2, 2)), "thd", "bshd", micro_batches=(2,))
         optional = [Layout(dp=2, micro_batches=2, options=(one,)) for one in OF_GENERATIONS]
         return by_size([*plain, *shared, Layout(micro_batches=4), *optional])
 
