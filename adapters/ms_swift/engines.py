@@ -36,7 +36,7 @@ ENVIRONMENT = {
 }
 """Environment variables: no hubs, no threads of a tokenizer, nothing compiled."""
 
-OF_GENERATIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
+OF_GENERATIONS = (Option.SHARED_GENERATION, Option.MASKED_TRUNCATION)
 MIXIN = "swift.rlhf_trainers.args_mixin"
 
 
@@ -184,7 +184,7 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
         packed = cuts(ranks, "thd", micro_batches=(1, 2))
         padded = cuts(ranks[:2], "bshd", micro_batches=(1, 2))
         with_two = Layout(dp=2, micro_batches=2, format="thd")
-        optional = [replace(with_two, options=(one,)) for one in OF_GENERATIONS[::2]]
+        optional = [replace(with_two, options=(one,)) for one in OF_GENERATIONS]
         return by_size([*packed, *padded, *optional])
 
     def load(self, source: Path | None) -> None:
