@@ -191,7 +191,8 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
     classes = [c for name in registry.known() for c in registry.adapter_classes(name).values()]
     page = PAGES[GPU_GATE]
 
-    exceptions = "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's, ms-swift's and those of loss functions"
+    frameworks = "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's, ms-swift's"
+    exceptions = f"{frameworks} and those of loss functions"
     assert f"on `cpu` and, except for {exceptions}, on `cuda`" in page
     on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
     assert on_cpu_alone == {

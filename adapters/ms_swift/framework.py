@@ -234,8 +234,8 @@ MS_SWIFT = Framework(
         gradient_accumulation_steps, per_device_train_batch_size | micro-batches
         padding_free | packed rows
         sequence_parallel_size | sequence parallelism
-        steps_per_generation | the micro-batches of a generation | those of whole steps: "must be an
-            integer multiple of `gradient_accumulation_steps`" (docs/source_en/Megatron-SWIFT/GRPO.md)
+        steps_per_generation | the micro-batches of a generation | those of whole steps, as
+            docs/source_en/Megatron-SWIFT/GRPO.md wants it
         generation_batch_size | the samples of a generation | `steps_per_generation` says how many
         num_iterations | how often a generation is trained on | log-probabilities of the old policy
             are given, and ratios other than 1 need no second time
