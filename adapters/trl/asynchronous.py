@@ -12,7 +12,7 @@ import numpy as np
 from adapters.toolkit.calls import refusals
 from adapters.trl.driving import Training
 from adapters.trl.importing import module
-from adapters.trl.model import save_policy
+from adapters.trl.model import HeadWithoutParameters, save_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +94,11 @@ class AsyncTraining(Training):
             "rollout_worker": GivenRollouts(queued(self.rollouts.batch)),
             "weight_transfer": NowhereToTransfer(),
         }
+
+    def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
+        """Also replace the LM head, which FSDP2 would shard until the first norm."""
+        super().give(model, log_probs)
+        model.lm_head = HeadWithoutParameters()
 
     def fuses_lm_head(self) -> bool:
         """True in all versions."""

@@ -52,8 +52,8 @@ class Backbone(nn.Module):
         return BaseModelOutput(last_hidden_state=states)
 
 
-class Head(nn.Module):
-    """An LM head for the only token, without parameters: FSDP2 shards those until a norm runs."""
+class HeadWithoutParameters(nn.Module):
+    """An LM head for the only token whose weight no engine shards."""
 
     bias = None
 
@@ -77,7 +77,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = Backbone()
         self.layer = ProbeLayer(config.capacity)
-        self.lm_head = Head()
+        self.lm_head = nn.Linear(1, 1, bias=False).requires_grad_(requires_grad=False)
         self.passes = ForwardPasses()
         self.is_policy = True
         self.given = self.probe = torch.zeros(config.capacity)

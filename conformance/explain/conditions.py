@@ -73,7 +73,7 @@ NEGATIVE = (
 def plainness(fact: str) -> tuple[bool, int, str]:
     """A sort key, the plainest facts first: modes and terms, checks, layouts, then steps."""
     sizes = ("where dp ", "where cp ", "where tp ", "where pp ")
-    kinds = ("in ", "of ", *sizes, "with ", "where ", "")
+    kinds = ("in ", "of the ", "of ", *sizes, "with ", "where ", "")
     kind = next(place for place, start in enumerate(kinds) if fact.startswith(start))
     return fact.startswith(NEGATIVE), kind, fact
 

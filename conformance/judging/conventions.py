@@ -8,9 +8,9 @@ and versions differ, whatever the answer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import combinations, product
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,9 +93,15 @@ def judge_by_conventions(
         if other.verdict is not Verdict.MISMATCH:
             return replace(other, expected=judgement.expected)
         found.append(other)
-    names = (UNEXPLAINED if one.diagnosis is None else one.diagnosis.name for one in found)
-    _, likeliest = min(zip(map(doubt, names), found, strict=True), key=itemgetter(0))
+    likeliest = min(found, key=_doubt)
     return judgement if likeliest is judgement else replace(likeliest, expected=judgement.expected)
+
+
+def _doubt(judgement: Judgement) -> tuple[int, float]:
+    """A sort key: the least doubtful diagnosis first, then that of the fewest mistakes."""
+    name = UNEXPLAINED if judgement.diagnosis is None else judgement.diagnosis.name
+    explanations = [] if judgement.clues is None else judgement.clues.explanations
+    return doubt(name), min(map(len, explanations), default=math.inf)
 
 
 def _other_masks(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:

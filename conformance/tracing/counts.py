@@ -245,7 +245,7 @@ RULES = {
 
 def _kind(operation: Operation) -> str:
     """The name of an operation without namespace, overload and marks."""
-    return operation.name.split(".")[1].removeprefix("_foreach_").strip("_")
+    return operation.name.partition(".")[2].partition(".")[0].removeprefix("_foreach_").strip("_")
 
 
 def _function(line: Line) -> tuple[str, str]:

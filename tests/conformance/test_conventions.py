@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from adapters.contract import Assumed, Description, Documented, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Convention
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
 from conformance.expected.loss_terms import quantities
 from conformance.explain.causes import causes
 from conformance.findings.finding import Diagnosis, Finding
@@ -317,3 +317,17 @@ def test_documented_mask_of_rejection_is_the_only_one(
 
     assert judgement.verdict is Verdict.MISMATCH
     assert mistake in [judgement.diagnosis.name, *judgement.diagnosis.also]
+
+
+def test_the_masks_that_leave_the_fewest_mistakes_are_those_of_a_wrong_sum() -> None:
+    """As in ROLL: the policy loss trains rejected tokens, and the entropy is over all tokens."""
+    spec = check_spec("rejection.combined")
+    job = job_of(OF_REJECTION, objective=spec.objective)
+    batch = ProbedBatch(job.steps, job.objective)
+    before, after = np.array(BEFORE), np.array(AFTER)
+    gradient = batch.dloss_dlogprob * before - ENTROPY_COEFFICIENT * before + KL_COEFFICIENT * after
+    seen = Observation(token_weights=(gradient / batch.dloss_dlogprob,))
+    judgement = judge_by_conventions(judge(spec), spec, job, [seen], Description())
+
+    [[mistake]] = judgement.clues.explanations
+    assert "policy_loss/rejection_left_out" in mistake

@@ -54,6 +54,12 @@ def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, tex
     assert len(found.suspects) <= 3
 
 
+def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(traced: Traced) -> None:
+    line = traced("behind_torch", UNEQUAL).suspects[0].line
+
+    assert "self.losses(rows).sum() / count" in linecache.getline(line.file, line.number)
+
+
 def test_a_right_weight_has_no_suspects(traced: Traced) -> None:
     assert traced("reduced", UNEQUAL).suspects == []
 
