@@ -16,6 +16,8 @@ REPORTS = Path(__file__).parents[1] / "reports"
         ("skyrl-fsdp", "skyrl/v0.3.0"),
         ("verl-fsdp", "verl/v0.9.1"),
         ("trl-ddp", "trl/v1.16.0"),
+        ("ms_swift", "ms_swift/v4.6.0"),
+        ("ms_swift-megatron", "ms_swift/v4.6.0-megatron"),
         ("openrlhf", "openrlhf/v0.11.2"),
         ("areal", "areal/v1.0.4"),
         ("areal", "areal/v1.0.4-megatron"),
