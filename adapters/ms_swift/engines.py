@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job
-    from adapters.contract.framework import Framework, OptionRow, Settings
+    from adapters.contract.framework import Framework, Settings
     from adapters.toolkit.calls import Candidates
 
 ENVIRONMENT = {
@@ -51,8 +51,6 @@ class MsSwiftAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     framework: ClassVar[Framework]
-    elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
-    """Rows of another record that say something of this trainer's options, too."""
     arguments: ClassVar[str]
     trainer: ClassVar[str]
     """Paths of classes: the command line's arguments, and the trainer."""
@@ -85,7 +83,6 @@ class MsSwiftAdapter(Adapter):
         )
         losses = choices_in(found(trainer.__module__), "loss_type")
         names = (own - others) | {f"loss_type={loss}" for loss in losses}
-        elsewhere = {name for row in self.elsewhere for name in row.names}
 
         def offers(settings: Settings) -> bool:
             loss = settings.get("loss_type")
@@ -93,7 +90,7 @@ class MsSwiftAdapter(Adapter):
 
         return self.framework.description(
             offers,
-            {name for name in names if name.partition("=")[0] not in elsewhere},
+            names,
             lambda name: getattr(kind, name, None),
             places=places(self.candidates()),
         )
@@ -171,7 +168,6 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
 
     engine = "megatron"
     framework = MEGATRON
-    elsewhere = MS_SWIFT.options
     mode_names = MEGATRON.mode_names
     dependencies = ("accelerate", "mcore-bridge", "megatron-core", "transformers")
     arguments = "swift.megatron.arguments:MegatronRLHFArguments"
