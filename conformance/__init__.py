@@ -1,1 +1,28 @@
-"""Runs adapters over cases and layouts and judges what they do against the reference."""
+"""Runs adapters over cases and layouts and judges what they do against the reference.
+
+A trainer of one's own is checked by `check` in a script, by `watch` in a real run, and in tests by
+the fixture `loss_conformance`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conformance.own_trainer.check import check as check
+    from conformance.own_trainer.in_place import watch as watch
+
+__all__ = ["check", "watch"]
+
+
+def __getattr__(name: str) -> Any:
+    """What a script uses, which imports torch."""
+    if name == "check":
+        from conformance.own_trainer.check import check
+
+        return check
+    if name == "watch":
+        from conformance.own_trainer.in_place import watch
+
+        return watch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

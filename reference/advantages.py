@@ -298,7 +298,7 @@ def std(rewards: Values) -> float:
     return math.sqrt(variance(rewards, 1)) if np.ptp(rewards) else 0.0
 
 
-def variance(values: Values, lost_degrees_of_freedom: int) -> float:
+def variance(values: Values, lost_degrees_of_freedom: float) -> float:
     """The variance, 0 for no values; its divisor is at least 1."""
     if not values.size:
         return 0.0

@@ -199,7 +199,7 @@ class EstimatorConventions:
     rewarded: TokenSet = TokenSet.ACTIVE
     valued: TokenSet = TokenSet.RESPONSE
     whitened: TokenSet = TokenSet.ACTIVE
-    lost_degrees_of_freedom: int = 1
+    lost_degrees_of_freedom: float = 1
     std_epsilon: float = STD_EPSILON
     penalties: Penalties = Penalties.TOKEN
     compared: Compared = Compared.SAMPLES
@@ -212,7 +212,7 @@ class EstimatorConventions:
         epsilon = [] if self.std_epsilon == STD_EPSILON else [f"std + {self.std_epsilon:g}"]
         later = self.penalties is Penalties.LATER_TOKENS
         penalties = [f"penalties: {self.penalties}"] if later else []
-        degrees = f"n - {self.lost_degrees_of_freedom}"
+        degrees = f"n - {self.lost_degrees_of_freedom:g}"
         rewards = [
             f"{name}: {getattr(self, name)}"
             for name, usual in (

@@ -76,6 +76,7 @@ IN_OTHER_TESTS = [
     "rl-loss-conformance cases worked_example",
     "rl-loss-conformance plan --adapter=skyrl",
     "rl-loss-conformance watch --sources=CLONES slime",
+    "rl-loss-conformance review --adapter=miles --source=PATH@refs/pull/1498/head",
     "rl-loss-conformance trace weights/token_mean/fully_masked_sample/dp2-cp1-mb2-thd"
     " --adapter=miles --source=PATH@main",
 ]
@@ -86,9 +87,7 @@ def test_first_block_is_two_commands_that_ci_takes_from_here() -> None:
 
     assert FIRST in README
     assert install_and_run.startswith("pip install -c constraints.txt -e ")
-    assert install_and_run.endswith(
-        " && pytest --adapter=skyrl --expect=reports/expected/skyrl-fsdp.toml"
-    )
+    assert install_and_run.endswith(" && pytest --adapter=skyrl --expect=known")
     assert tests == "pytest -n auto --dist=loadfile"
     assert "README.md" in CI
 
@@ -227,6 +226,47 @@ def test_mistakes_of_the_trainer_of_the_complete_adapter_are_named_as_shown(
     [shown] = blocks("text", begins)
     assert result.status == 1, result.output
     assert shown in result.output
+
+
+@pytest.fixture
+def own_trainer() -> tuple[str, str]:
+    """The trainer and the test of the page on one's own trainer, once torch's parts are loaded."""
+    import torch._dynamo  # noqa: F401 - pytester forgets what a run imports, and torch may not
+
+    [trainer] = blocks("python", '"""A small GRPO')
+    [test] = blocks("python", "import torch\nfrom grpo")
+    return trainer, test
+
+
+def test_mistake_of_ones_own_trainer_is_named_as_shown(
+    own_trainer: tuple[str, str], pytester: pytest.Pytester
+) -> None:
+    trainer, test = own_trainer
+    [shown] = blocks("text", "the trainer is not token_mean")
+    pytester.makepyfile(grpo=trainer, test_grpo=test)
+
+    result = pytester.runpytest("-p", "no:cacheprovider")
+
+    assert shown in result.stdout.str() + "\n"
+    [of_readme] = [one for one in blocks("text", "MISMATCH 16 ") if "suspect 1: grpo.py" in one]
+    assert all(line in result.stdout.str() for line in of_readme.splitlines())
+
+
+def test_ones_own_trainer_is_mended_as_the_page_says(
+    own_trainer: tuple[str, str], pytester: pytest.Pytester
+) -> None:
+    trainer, test = own_trainer
+    [mended] = re.findall(r"`(\(losses \* mask.*?) / tokens_of_the_step`", TEXT)
+    trainer = trainer.replace(f"{mended} / mask.sum()", f"{mended} / self.tokens")
+    trainer = trainer.replace(
+        "        total = 0.0\n",
+        "        self.tokens = sum(mask.sum() for _, mask, *_ in rollouts)\n        total = 0.0\n",
+    ).replace(" / self.accumulation_steps\n", "\n")
+    pytester.makepyfile(grpo=trainer, test_grpo=test)
+
+    result = pytester.runpytest("-p", "no:cacheprovider")
+
+    result.assert_outcomes(passed=1)
 
 
 def run_mine(folder: Path, code: str) -> command.Result:

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from tests import command
+from tests.conformance.test_history import WITH_CP, WITHOUT_CP, git
+from tests.toys import checkout
 
 pytestmark = pytest.mark.soak
 
@@ -23,13 +25,33 @@ DOCUMENT: dict[str, Any] = yaml.safe_load(ACTION.read_text())
 STEPS: list[dict[str, Any]] = DOCUMENT["runs"]["steps"]
 
 RED = re.findall(
-    r"^```(?:text|sh)\n((?:worse: |pytest --adapter=native).*?)^```$",
+    r"^```text\n(.*? got worse\.)\n```$",
     (command.ROOT / ".github" / "workflows" / "README.md").read_text(),
     re.DOTALL | re.MULTILINE,
 )
 """What the page of the workflows shows of a gate that is red."""
 
-OPTIONS = "--layout=dp1-cp1-mb1-bshd --checks=weights --modes=token_mean -k uneven_lengths"
+OPTIONS = "--layout=dp1-cp2-mb1-thd --checks=weights --modes=token_mean"
+
+EXPECTED = """
+framework = "slime"
+engine = "megatron"
+
+[[cause]]
+name = "divided_by_cp"
+reason = "it is meant to be so"
+link = "https://example.org/1"
+"""
+
+
+@pytest.fixture(scope="module")
+def framework(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """slime's toy: right at first, then wrong, then right."""
+    folder = checkout(tmp_path_factory.mktemp("framework") / "slime", "slime")
+    for edit in (WITHOUT_CP, WITH_CP):
+        edit.apply(folder / "slime")
+        git(folder, "commit", "--all", "-m", "An edit")
+    return folder
 
 
 def step(name: str) -> dict[str, Any]:
@@ -48,10 +70,9 @@ def run(name: str, folder: Path, **inputs: str) -> subprocess.CompletedProcess[s
         "RUNNER_TEMP": str(folder),
         "GITHUB_OUTPUT": str(folder / "output"),
         "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
-        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(command.ROOT)]),
+        "PYTHONPATH": str(command.ROOT),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
-    command.install_broken_adapters(folder / "site")
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step(name)["run"]],
         cwd=folder,
@@ -63,53 +84,53 @@ def run(name: str, folder: Path, **inputs: str) -> subprocess.CompletedProcess[s
     )
 
 
-def native(adapter: str, options: str = OPTIONS) -> dict[str, str]:
-    return {"adapter": adapter, "framework": "", "base": "", "head": "", "options": options}
+def review(folder: Path, framework: Path, base: str, head: str, **inputs: str) -> Any:
+    given = {"adapter": "slime", "framework": str(framework), "base": base, "head": head}
+    return run("Review", folder, **{**given, "options": OPTIONS, **inputs})
 
 
-def test_a_head_that_is_worse_fails_and_leaves_reports_page_and_summary(tmp_path: Path) -> None:
-    base = run("Base", tmp_path, **native("twolayouts"))
-    gate = run("Gate", tmp_path, **native("onetokenshort"))
+def test_a_head_that_is_worse_fails_and_leaves_reports_page_and_summary(
+    tmp_path: Path, framework: Path
+) -> None:
+    gate = review(tmp_path, framework, "HEAD~2", "HEAD~1")
     after = run("Difference", tmp_path)
     reports = tmp_path / "conformance-reports"
 
-    assert base.returncode == 0, base.stdout
+    assert gate.returncode == 1, gate.stdout
     assert (tmp_path / "output").read_text() == f"reports={reports}\n"
-    assert gate.returncode == 1
-    assert "::error title=count_off_by_one (1)::" in gate.stdout
-    assert len(RED) == 2
-    assert all(shown in gate.stdout for shown in RED)
+    assert re.search(r"^::error .*title=divided_by_cp", gate.stdout, re.MULTILINE)
+    [sentence] = RED
+    assert sentence in gate.stdout
     assert after.returncode == 0, after.stdout
-    assert json.loads((reports / "head.json").read_text())["summary"]["verdicts"] == {"mismatch": 1}
+    verdicts = json.loads((reports / "head.json").read_text())["summary"]["verdicts"]
+    assert verdicts.keys() & {"mismatch"}
     assert (reports / "page.html").read_text().startswith("<!DOCTYPE html>")
     summary = (tmp_path / "summary.md").read_text()
-    assert summary.count("### native") == 1
-    assert "| worse | 1 |" in summary
+    assert summary.count("### slime") == 1
+    assert sentence in summary
     assert summary.endswith((reports / "diff.md").read_text())
 
 
-def test_a_base_that_is_wrong_already_does_not_fail(tmp_path: Path) -> None:
-    base = run("Base", tmp_path, **native("onetokenshort"))
-    gate = run("Gate", tmp_path, **native("onetokenshort"))
+def test_a_head_that_is_better_or_as_was_expected_does_not_fail(
+    tmp_path: Path, framework: Path
+) -> None:
+    better = review(tmp_path, framework, "HEAD~1", "HEAD")
+    (tmp_path / "known.toml").write_text(EXPECTED)
+    expected = review(tmp_path, framework, "HEAD~2", "HEAD~1", expect=str(tmp_path / "known.toml"))
 
-    assert base.returncode == 0, base.stdout
-    assert gate.returncode == 0, gate.stdout
-    assert "1 xfailed" in gate.stdout
-
-
-def test_a_base_that_cannot_be_run_fails_at_once(tmp_path: Path) -> None:
-    base = run("Base", tmp_path, **native("twolayouts", "--layout=dp9"))
-
-    assert base.returncode not in (0, pytest.ExitCode.TESTS_FAILED)
-    assert "is not of the form" in base.stdout
+    assert better.returncode == 0, better.stdout
+    assert "Nothing got worse; fixed: " in better.stdout
+    assert expected.returncode == 0, expected.stdout
 
 
-def test_the_commits_are_those_of_the_checkout(tmp_path: Path) -> None:
-    inputs = native("skyrl") | {"framework": "/nowhere", "base": "abc", "head": "def"}
+def test_a_base_that_cannot_be_run_fails_at_once(tmp_path: Path, framework: Path) -> None:
+    wrong = review(tmp_path, framework, "HEAD~2", "HEAD", options="--layout=dp9")
 
-    assert "source '/nowhere@abc'" in run("Base", tmp_path, **inputs).stdout
-    (tmp_path / "conformance-reports").mkdir(exist_ok=True)
-    assert "source '/nowhere@def'" in run("Gate", tmp_path, **inputs).stdout
+    assert wrong.returncode == 2
+    assert "is not of the form" in wrong.stdout
+    assert "source '/nowhere@def'" in review(tmp_path, Path("/nowhere"), "abc", "def").stdout
+    assert "has no commit 'abc'" in review(tmp_path, framework, "abc", "HEAD").stdout
+    assert run("Difference", tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -120,12 +141,12 @@ def test_the_commits_are_those_of_the_checkout(tmp_path: Path) -> None:
     ],
 )
 def test_device_and_backend_are_those_of_both_runs(
-    tmp_path: Path, device: str, backend: str, words: str
+    tmp_path: Path, framework: Path, device: str, backend: str, words: str
 ) -> None:
-    inputs = native("native") | {"device": device, "backend": backend}
+    found = review(tmp_path, framework, "HEAD~2", "HEAD", device=device, backend=backend)
 
-    assert words in run("Base", tmp_path, **inputs).stdout
-    assert words in run("Gate", tmp_path, **inputs).stdout
+    assert words in found.stdout
+    assert found.returncode == 2
 
 
 def test_what_is_installed_exists() -> None:

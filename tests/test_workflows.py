@@ -115,7 +115,7 @@ def test_a_file_is_as_it_should_be(pytestconfig: pytest.Config, text: str) -> No
         (GPU_GATE, "nvidia-smi", "echo ${{ inputs.ref }}", "SC2296"),
         (GPU_GATE, "nvidia-smi", "cat $RUNNER_TEMP/x", "SC2086"),
         (GPU_GATE, 'bin/tox" -e', "bin/tox -e", "SC1073"),
-        (ACTION, "pytest --adapter", "py.tests --adapter", "--adapter is no option"),
+        (ACTION, "conformance review", "conformance revue", "--adapter is no option"),
         (ACTION, '"--backend=', '"--transport=', "--transport is no option"),
         (ACTION, "conformance diff", "conformance dif", "--format is no option"),
         (ACTION, "--format=", "--layout=", "--layout is no option"),
@@ -191,8 +191,10 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
     classes = [c for name in registry.known() for c in registry.adapter_classes(name).values()]
     page = PAGES[GPU_GATE]
 
-    frameworks = "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's, ms-swift's"
-    exceptions = f"{frameworks} and those of loss functions"
+    exceptions = (
+        "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's, ms-swift's and those of loss"
+        " functions"
+    )
     assert f"on `cpu` and, except for {exceptions}, on `cuda`" in page
     on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
     assert on_cpu_alone == {

@@ -18,7 +18,7 @@ for name in (
     "conformance.runs.generated",
     "conformance.runs.recorder",
     "conformance.runs.settings",
-    "conformance.views.diff_formats",
+    "conformance.views.versions.diff_formats",
     "hypothesis",
     "tests.broken",
     "tests.broken_rarely",

@@ -13,10 +13,10 @@ from adapters.areal.framework import AREAL, of_version
 from adapters.areal.importing import module
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import CodeLocation, Description
 from adapters.contract.job import Refused, Unsupported
-from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, Objective
-from adapters.toolkit.calls import Candidates, places, refusals, refusals_of_configuration
+from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_VALUES, Objective
+from adapters.toolkit.calls import refusals, refusals_of_configuration
+from adapters.toolkit.settings import given_values, has_reference
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from reference.aggregation import Mode
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Observation
+    from adapters.contract.description import Description
     from adapters.contract.framework import Framework
 
 
@@ -65,14 +66,16 @@ class ArealAdapter(Adapter):
             importing.offers,
             importing.option_names(),
             importing.default,
-            places=places(_candidates(self.class_of("Engine"))),
             stubs=tuple(importing.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch, each by an update of AReaL's engine."""
         set_what_ray_sets(rank)
+        from adapters.areal.model import SEAM
+
         batch, settings = ProbedBatch.of(job), self._record.settings(job)
+        SEAM.start(batch)
         with rank.framework():
             with refusals_of_configuration(job):
                 config = importing.configured(settings)
@@ -132,6 +135,9 @@ def _train(engine: Any, config: Any, rollouts: Rollouts, trajectories: Any) -> M
     return logged
 
 
+WHITENING = (Objective.REINFORCE_PP, *OF_VALUES)
+
+
 class Rollouts:
     """The samples of each optimizer step as AReaL's workflows return trajectories.
 
@@ -147,6 +153,8 @@ class Rollouts:
 
         Raises `Refused` if it does not deal so many.
         """
+        if self._job.objective in WHITENING and len(self._job.steps) > 1:
+            raise Unsupported("each optimizer step is a batch, whose advantages are whitened alone")
         deal = module("infra.controller.train_controller")._dispatch_tensors
         samples = iter(range(len(self._batch.responses)))
         for step in self._job.steps:
@@ -176,10 +184,8 @@ class Rollouts:
         """
         if self._job.objective in FROM_REWARDS:
             return trajectories
-        from adapters.toolkit.probe import by_token_id
-
-        advantages = by_token_id(self._batch, self._batch.advantages)
-        returns = by_token_id(self._batch, [2 * returns for returns in self._batch.returns])
+        advantages = self._by_token_id(self._batch.advantages)
+        returns = self._by_token_id([2 * returns for returns in self._batch.returns])
         for trajectory in trajectories:  # each token's are at the position before it
             ids = trajectory["input_ids"]
             trajectory["advantages"] = advantages[ids].roll(-1, dims=-1)
@@ -189,29 +195,48 @@ class Rollouts:
     def _trajectory(self, index: int) -> dict[str, torch.Tensor]:
         """A prompt and its response: [1, tokens] each, and its reward."""
         import torch
+        from torch.nn.functional import pad
 
-        batch = self._batch
-        prompt, old = batch.prompts[index], batch.old_log_probs[index]
-        rollout = batch.rollout_log_probs[index] if self._config.actor.use_decoupled_loss else old
-
-        def whole(values: NDArray[Any]) -> torch.Tensor:
-            padded = np.concatenate([np.zeros(len(prompt), values.dtype), values])
-            return torch.from_numpy(padded).unsqueeze(0)
-
-        ids = torch.from_numpy(np.concatenate([prompt, batch.responses[index]])).unsqueeze(0)
-        trajectory = {
+        batch, columns = self._batch, self._columns
+        sequence = np.concatenate([batch.prompts[index], batch.responses[index]])
+        ids = torch.from_numpy(sequence).unsqueeze(0)
+        # What forward passes would have computed of a token is at the position before it.
+        of_passes = {name: pad(values[ids][:, 1:], (0, 1)) for name, values in columns.items()}
+        return {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids, dtype=torch.bool),
-            "loss_mask": whole(batch.original_masks[index]).int(),
-            "logprobs": whole(rollout).float(),
-            # That of a token is at the position before it.
-            "values": whole(batch.old_values[index]).float().roll(-1, dims=-1),
+            "loss_mask": self._masks[ids].int(),
+            "logprobs": self._log_probs[ids],
             "rewards": torch.tensor([batch.rewards[index]], dtype=torch.float32),
+            **of_passes,
         }
+
+    @cached_property
+    def _masks(self) -> torch.Tensor:
+        """The loss mask, by token id."""
+        return self._by_token_id(self._batch.original_masks)
+
+    @cached_property
+    def _log_probs(self) -> torch.Tensor:
+        """Log-probabilities of the policy of the rollouts, by token id."""
+        batch, is_decoupled = self._batch, self._config.actor.use_decoupled_loss
+        return self._by_token_id(batch.rollout_log_probs if is_decoupled else batch.old_log_probs)
+
+    @cached_property
+    def _columns(self) -> dict[str, torch.Tensor]:
+        """What forward passes would have computed, by token id."""
+        batch = self._batch
+        columns = {"values": given_values(batch)}
         if self._config.actor.use_decoupled_loss:
-            # What a forward pass would have computed, at the position before the token's.
-            trajectory["prox_logp"] = whole(old).float().roll(-1, dims=-1)
-        return trajectory
+            columns["prox_logp"] = batch.old_log_probs
+        if has_reference(self._job):
+            columns["ref_logp"] = batch.reference_log_probs
+        return {name: self._by_token_id(values) for name, values in columns.items()}
+
+    def _by_token_id(self, values: Sequence[NDArray[Any]]) -> torch.Tensor:
+        from adapters.toolkit.probe import by_token_id
+
+        return by_token_id(self._batch, values)
 
 
 def _together(
@@ -223,20 +248,3 @@ def _together(
         concatenated([trajectories[index] for index in np.flatnonzero(groups == group).tolist()])
         for group in dict.fromkeys(groups.tolist())
     ]
-
-
-def _candidates(engine_class: Any) -> Candidates:
-    """Where AReaL counts tokens, divides by them, logs, and deals samples to ranks."""
-    actor, engine = module("trainer.ppo.actor"), module("engine.core")
-    controller = module("infra.controller.train_controller")
-    tracker = module("utils.stats_tracker").DistributedStatsTracker
-    return {
-        CodeLocation.TOKEN_COUNT: ((engine, "compute_total_loss_weight"),),
-        CodeLocation.TOKEN_DIVISION: (
-            (engine_class, "_compute_logprobs_and_loss"),
-            (actor, "grpo_loss_fn"),
-        ),
-        CodeLocation.ARGUMENTS: ((module("api.cli_args"), "PPOActorConfig"),),
-        CodeLocation.LOG: ((tracker, "_aggregate"),),
-        CodeLocation.SHARDING: ((controller, "_dispatch_tensors"),),
-    }

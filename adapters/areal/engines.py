@@ -11,7 +11,6 @@ from unittest import mock
 from adapters.areal.driving import ArealAdapter
 from adapters.areal.framework import FSDP2, MEGATRON
 from adapters.areal.importing import module
-from adapters.contract.description import CodeLocation, Description, code_location
 from adapters.contract.job import Depth
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Job, Observation, Rank
+    from adapters.contract.description import Description
     from adapters.engines.megatron_core import Policy
 
 MEGATRON_ENGINE = "engine.megatron_engine"
@@ -99,15 +99,9 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
         super().load(source)
 
     def describe(self) -> Description:
-        """Replace parts of AReaL for Megatron, and keep the calls that tell it when to reduce."""
+        """Describe AReaL with the parts that are replaced for Megatron."""
         found = super().describe()
-        train_batch = self.class_of("Engine").train_batch
-        return replace(
-            found,
-            # It multiplies losses by what Megatron divides them by.
-            places={**found.places, CodeLocation.REDUCTION: code_location(train_batch)},
-            stubs=(*found.stubs, *BRIDGES, *UNUSED),
-        )
+        return replace(found, stubs=(*found.stubs, *BRIDGES, *UNUSED))
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train on the layout's process groups."""

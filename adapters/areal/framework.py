@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.areal.estimators import OF_ACTIVE_TOKENS, OF_REWARDS, group_size
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting
@@ -38,18 +39,6 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 
-def _group_size(job: Job) -> int:
-    """The samples of the largest prompt."""
-    return max(int(np.unique(step.groups, return_counts=True)[1].max()) for step in job.steps)
-
-
-def _reward_clip(job: Job) -> float | str:
-    """A bound above all rewards, nothing if they are within the default of 20."""
-    given = [step.rewards for step in job.steps if step.rewards is not None]
-    largest = max((float(np.abs(rewards).max()) for rewards in given), default=0.0)
-    return 2 * largest if largest > 20 else ""
-
-
 def _budget(job: Job) -> int:
     """A token budget of micro-batches, which hold whole prompts in `prompt_mean`."""
     budget = token_budget(job.steps, job.layout.dp)
@@ -77,12 +66,6 @@ OF_TOKENS = {
     "rejection_sampling.upper": CONSTANTS.truncation,
 }
 MASKED = {**OF_TOKENS, "rejection_sampling.action": "mask"}
-OF_PROMPTS = {
-    "reward_norm.mean_level": "group",
-    "reward_norm.group_size": _group_size,
-    "reward_clip": _reward_clip,
-}
-
 AREAL = Framework(
     title="AReaL",
     scope="Of the actor unless a row begins with another section.",
@@ -92,7 +75,7 @@ AREAL = Framework(
         "seq_mean": (Mode.SAMPLE_MEAN, {MODE: "seq_mean"}),
         "prompt_mean": (
             Mode.PROMPT_MEAN,
-            {MODE: "prompt_mean", "gconfig.n_samples": _group_size},
+            {MODE: "prompt_mean", "gconfig.n_samples": group_size},
         ),
         "constant": (
             Mode.CONSTANT,
@@ -139,13 +122,7 @@ AREAL = Framework(
         },
         Objective.VALUE: {"is_critic": True},
         Objective.VALUE_CLIPPED: {"is_critic": True, "eps_clip": CONSTANTS.value_clip},
-        Objective.GROUP_NORMALISED: {**OF_PROMPTS, "reward_norm.std_level": "group"},
-        Objective.GROUP_CENTRED: {**OF_PROMPTS, "reward_norm.std_level": None},
-        Objective.LEAVE_ONE_OUT: {
-            **OF_PROMPTS,
-            "reward_norm.mean_leave1out": True,
-            "reward_norm.std_level": None,
-        },
+        **OF_REWARDS,
     },
     only_modes=dict.fromkeys(OF_CRITIC, Mode.TOKEN_MEAN),
     configurations={
@@ -194,9 +171,10 @@ AREAL = Framework(
         Metric.REJECTED: "ppo_actor/update/rs_filtered_fraction",
     },
     # Metrics of batches are averages over the tokens of a mask, of all data-parallel ranks. No page
-    # says how the fraction of rejected tokens is averaged. That a loss is divided by the tokens of
-    # the mask before rejection sampling was read off `ppo_actor_loss_fn`, and that M2PO compares
-    # the tokens of a micro-batch off `grpo_loss_fn`.
+    # says how the fraction of rejected tokens is averaged. That returns and GAE skip masked tokens,
+    # and that a sample's reward is at its last token, was read off `PPOActor._compute_advantages`.
+    # That a loss is divided by the tokens of the mask before rejection sampling was read off
+    # `ppo_actor_loss_fn`, and that M2PO compares the tokens of a micro-batch off `grpo_loss_fn`.
     conventions={
         "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
         "selected": Assumed(ComparedTokens.MICRO_BATCH),
@@ -206,6 +184,8 @@ AREAL = Framework(
         "of_groups": Documented(
             EstimatorConventions(std_epsilon=1e-5), "docs/en/cli_reference.md, NormConfig"
         ),
+        "of_returns": Assumed(OF_ACTIVE_TOKENS),
+        "of_values": Assumed(OF_ACTIVE_TOKENS),
         "compared": Assumed(Compared.SAMPLES),
         "rejected_rewards": Assumed(Rejected.COUNTED),
         "lone_reward": Assumed(Lone.ZERO),
@@ -251,9 +231,15 @@ AREAL = Framework(
             1.0.3: `token_mask`, `token_truncate`, `sequence_mask`, `sequence_truncate` or
             `disabled` | no version after it has them
         reward_clip | a bound on rewards | above those of a case
-        adv_norm, reward_scaling, reward_bias, overlong_reward_penalty,
-            overlong_tokens, overlong_penalty_factor, mask_no_eos_with_zero, discount, gae_lambda,
-            gae_lambda_kwargs, kl_ctl | advantages | advantages are given
+        adv_norm, adv_norm.mean_level, adv_norm.std_level, adv_norm.eps | advantages are whitened |
+            levels are `batch`, and `adv_norm.eps=1e-8`
+        adv_norm.mean_leave1out, adv_norm.std_unbiased, adv_norm.group_size | how they are whitened
+            | those of the default are run
+        discount, gae_lambda, kl_ctl | advantages of returns or of a critic's values, with a penalty
+            on the divergence from a reference policy
+        reward_scaling, reward_bias, overlong_reward_penalty,
+            overlong_tokens, overlong_penalty_factor, mask_no_eos_with_zero,
+            gae_lambda_kwargs | advantages | advantages are given
         gae_timestep_unit | a step of GAE is a `token` or a `turn` | advantages are given
         kl_estimator | the divergence in rewards: `k1`, `k2` or `k3` | advantages are given
         temperature | what logits are divided by | it is 1
@@ -273,8 +259,9 @@ AREAL = Framework(
         set: advantages, after `compute_advantages` has run, to signed powers of two, except in
         checks on AReaL's own
             no weight depends on them; masks and log-probabilities are those that it returns
-        set: rewards, and no divergence penalty (kl_ctl=0)
-            both affect only AReaL's own advantages, which are checked from normalised rewards
+        set: rewards, and no divergence penalty (kl_ctl=0), except in checks on AReaL's own
+        advantages
+            both affect these alone
         set: a critic's returns to the advantages, and its values and old values to 0
             the squared error then has the same gradient
         set: ppo_n_minibatches=1, and an update of its own for each optimizer step

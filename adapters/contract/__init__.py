@@ -11,7 +11,6 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import (
     Assumed,
     BatchProperty,
-    CodeLocation,
     Departure,
     DepartureKind,
     Description,
@@ -36,7 +35,6 @@ __all__ = [
     "Adapter",
     "Assumed",
     "BatchProperty",
-    "CodeLocation",
     "Departure",
     "DepartureKind",
     "Depth",

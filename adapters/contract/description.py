@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-class CodeLocation(StrEnum):
-    """A function that a mistake determines; most mistakes determine none."""
-
-    TOKEN_COUNT = "token_count"  # counts the tokens for `token_mean`
-    TOKEN_DIVISION = "token_division"  # divides by the token count
-    LOG = "log"  # combines the log entries of micro-batches
-    ARGUMENTS = "arguments"  # validates configurations at startup
-    SHARDING = "sharding"  # deals samples to data-parallel ranks
-    REDUCTION = "reduction"  # makes gradients be reduced after the last micro-batch only
-
-
 class DepartureKind(StrEnum):
     """The ways in which a run under an adapter can differ from a user's."""
 
@@ -115,8 +104,6 @@ class Description:
     # What the modes leave open, by the fields of `reference.aggregation.Conventions`.
     declared: Mapping[str, Convention] = field(default_factory=dict)
     dtype: str = "float32"  # of the parameters; `Rank.dtype` replaces it
-    # The function of the framework at each place, as `code_location` writes it.
-    places: Mapping[CodeLocation, str] = field(default_factory=dict)
     # Rules of configurations and logs, by name, that this version states, each with the place: a
     # document, a help text, its validation or its tests. Breaking any other rule is no mistake.
     rules: Mapping[str, str] = field(default_factory=dict)

@@ -114,19 +114,39 @@ class Column(StrEnum):
     ROLLOUT_LOG_PROBS = "rollout_log_probs"
     ADVANTAGES = "advantages"
     VALUES = "values"
+    OLD_VALUES = "old_values"
+    RETURNS = "returns"
+    LOG_PROBS = "log_probs"
+    ENTROPIES = "entropies"
     TEACHER_LOG_PROBS = "teacher_log_probs"
+
+
+class Place(StrEnum):
+    """Where poison stands in a column."""
+
+    MASKED = "masked tokens"
+    OUTSIDE = "prompts and padding"
+    REJECTED = "rejected tokens"
+    CLIPPED = "tokens whose ratio is beyond its upper bound"
 
 
 POISONS = (math.nan, math.inf, -math.inf, 1e30)
 """Values that no token's loss may depend on: multiplied by 0, three of them are not 0."""
 
+OVERFLOWS = (-100.0, -1e4, -1e30, -math.inf)
+"""Log-probabilities of an earlier policy that make the ratio to it infinite in float32."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Poison:
-    """Values that stand in a column at masked tokens, cycled over their token ids."""
+    """Values that stand in a column at some tokens, cycled over their token ids."""
 
     column: Column
+    place: Place = Place.MASKED
     values: tuple[float, ...] = POISONS
+
+    def __str__(self) -> str:
+        return f"{self.column} of {self.place}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,3 +235,6 @@ class Observation:
     attached_gradient: NDArray[np.float32] | None = None
     """The gradient that reached an attached column, by token id, which should be 0; None if no
     column is attached. Adapters do not set it."""
+
+    reads_poison: bool = False
+    """Whether the adapter has read the column that is poisoned. Adapters do not set it."""

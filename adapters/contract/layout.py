@@ -23,6 +23,8 @@ class Option(StrEnum):
     MASKED_TRUNCATION = "masked_truncation"  # the framework masks samples that were cut off
     NOT_SHARDED = "not_sharded"  # every rank has a whole model, where shards are the default
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"  # bucket by bucket, during the backward pass
+    # The step has fewer micro-batches than one usually has, as the last of an epoch may.
+    PARTIAL_WINDOW = "partial_window"
     PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by tokens that it counts
     POLICY_GRADIENT_WORKER = "policy_gradient_worker"  # PPO by the worker that has other losses too
     REPLICATED_OPTIMIZER = "replicated_optimizer"  # not distributed, where that is the default

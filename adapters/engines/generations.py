@@ -98,6 +98,9 @@ def schedule_of(job: Job, iterations: int = 1) -> Schedule:
         per_generation=_per_generation(job, layout.micro_batches),
         iterations=iterations,
     )
+    is_partial = Option.PARTIAL_WINDOW in layout.options
+    if is_partial and (iterations > 1 or schedule.steps > 1):
+        raise Unsupported("only the last accumulation window of an epoch lacks micro-batches")
     if iterations > 1 and schedule.micro_batches % (iterations * schedule.per_generation) == 0:
         raise Unsupported("an optimizer step would train on each of its generations twice")
     return schedule

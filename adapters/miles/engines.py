@@ -9,10 +9,10 @@ import sys
 from contextlib import contextmanager
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import Assumed, CodeLocation
+from adapters.contract.description import Assumed
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
 from adapters.contract.layout import Layout, Option, grids
 from adapters.engines.shells import cuts
@@ -23,7 +23,6 @@ from adapters.miles.framework import (
     KEEPERS,
     LOSSES,
     MEGATRON,
-    PLACES,
     STATED,
     for_tests,
 )
@@ -65,7 +64,7 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     framework = MEGATRON
     log_probs = "backends.training_utils.loss_hub.logit_processors"
-    losses, places, keepers, stated = LOSSES, PLACES, KEEPERS, STATED
+    losses, keepers, stated = LOSSES, KEEPERS, STATED
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
     padded_layouts = tuple(cuts(grids(largest=8), "bshd", micro_batches=(1, 2)))
@@ -140,16 +139,6 @@ class MilesFsdpAdapter(LineageAdapter):
     framework = FSDP
     depths = frozenset({Depth.LOSS, Depth.STEP})
     losses, keepers, stated = LOSSES, KEEPERS, STATED
-    # The engine counts a step's tokens itself, if at all.
-    places: ClassVar[Mapping[CodeLocation, tuple[str, ...]]] = {
-        **PLACES,
-        CodeLocation.TOKEN_COUNT: tuple(
-            f"{actor}:_global_token_counts_by_step" for actor in FSDP_ACTORS
-        ),
-        CodeLocation.TOKEN_DIVISION: tuple(
-            f"{actor}:FSDPTrainRayActor._train_step" for actor in FSDP_ACTORS
-        ),
-    }
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
 
@@ -188,10 +177,12 @@ class MilesFsdpAdapter(LineageAdapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
         from adapters.miles import model
+        from adapters.slime_family.model import SEAM
         from adapters.toolkit import cuda_on_cpu
 
         job = of_single_samples(job)  # the engine counts samples to find its steps
         batch = ProbedBatch.of(job)
+        SEAM.start(batch)
         LOG.start()
         with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             args = self.arguments(job)

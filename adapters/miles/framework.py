@@ -6,15 +6,13 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import CodeLocation, parse_departures
+from adapters.contract.description import parse_departures
 from adapters.contract.job import Column
 from adapters.engines.shells import ZEROED
 from adapters.slime_family.framework import FAMILY, OBSERVED_ENTROPY, ON_MEGATRON
 from adapters.toolkit.settings import WITH_CRITIC
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from adapters.contract.framework import Framework
 
 TRAIN_DATA = "ray.rollout.train_data_conversion"
@@ -24,18 +22,6 @@ VALIDATION = (
     "utils.arguments:_validate_loss_aggregation_args",
     "utils.arguments:miles_validate_args",
 )
-
-PLACES: Mapping[CodeLocation, tuple[str, ...]] = {
-    CodeLocation.TOKEN_COUNT: ("backends.training_utils.loss:loss_function",),
-    CodeLocation.LOG: (AGGREGATION,),
-    CodeLocation.ARGUMENTS: VALIDATION,
-    CodeLocation.SHARDING: (
-        f"{TRAIN_DATA}:split_train_data_by_dp_scheduled_raw",
-        f"{TRAIN_DATA}:split_train_data_by_dp_raw",
-        f"{TRAIN_DATA}:split_train_data_by_dp",
-    ),
-}
-"""Functions that may contain a mistake, newer versions first."""
 
 KEEPERS = (
     *VALIDATION,

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.contract import Layout, Observation
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import CodeLocation, conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.layout import Option
 from adapters.engines.generations import schedule_of
 from adapters.engines.shells import OnMegatron, by_size, cuts
 from adapters.engines.trainers import OnAccelerate, OnFsdp2, sharded
 from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
-from adapters.toolkit.calls import places
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.worlds import observation, set_what_ray_sets
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job
     from adapters.contract.framework import Framework, Settings
-    from adapters.toolkit.calls import Candidates
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -54,9 +52,6 @@ class MsSwiftAdapter(Adapter):
     arguments: ClassVar[str]
     trainer: ClassVar[str]
     """Paths of classes: the command line's arguments, and the trainer."""
-    counts: ClassVar[str]
-    divides: ClassVar[str]
-    """Methods of the trainer that count tokens, and that divide by them."""
 
     def load(self, source: Path | None) -> None:
         """Import ms-swift and its trainer."""
@@ -92,17 +87,7 @@ class MsSwiftAdapter(Adapter):
             offers,
             names,
             lambda name: getattr(kind, name, None),
-            places=places(self.candidates()),
         )
-
-    def candidates(self) -> Candidates:
-        """Functions of the trainer that a mistake may be in, by place."""
-        trainer = found(self.trainer)
-        return {
-            CodeLocation.LOG: ((trainer, "log"), (trainer, "_aggregated_metrics")),
-            CodeLocation.TOKEN_COUNT: ((trainer, self.counts),),
-            CodeLocation.TOKEN_DIVISION: ((trainer, self.divides),),
-        }
 
     def settings(self, job: Job) -> dict[str, Any]:
         """What a user sets to train the job; raises `Unsupported`."""
@@ -132,7 +117,6 @@ class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
     dependencies = ("accelerate", "transformers", "trl")
     arguments = "swift.arguments:RLHFArguments"
     trainer = "swift.rlhf_trainers.grpo_trainer:GRPOTrainer"
-    counts, divides = "_prepare_batch_inputs", "_compute_loss_and_metrics"
 
     def layouts(self) -> list[Layout]:
         """Data and sequence parallelism on up to 4 ranks, and other generations."""
@@ -172,7 +156,6 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
     dependencies = ("accelerate", "mcore-bridge", "megatron-core", "transformers")
     arguments = "swift.megatron.arguments:MegatronRLHFArguments"
     trainer = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
-    counts, divides = "_generate_and_score_completions", "loss_func"
 
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks."""

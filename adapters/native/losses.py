@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     active tokens of each token's sequence, on all context-parallel ranks."""
 
 
+LARGEST_LOG_RATIO = 20.0
+"""A larger one would make a ratio infinite, whose gradient is NaN where it is clipped."""
+
+
 def clipped_losses(log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
     """The larger of the losses with a ratio and with the clipped one."""
-    ratio = torch.exp(log_ratios)
+    ratio = torch.exp(log_ratios.clamp(max=LARGEST_LOG_RATIO))
     return torch.maximum(-packed.advantages * ratio, -packed.advantages * clipped(ratio))
 
 
@@ -199,7 +203,7 @@ def tis_bounded(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSu
 def icepop(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
     """PPO's losses times that ratio, or 0 if it is out of bounds."""
     ratios = torch.exp(packed.old_log_probs - packed.rollout_log_probs)
-    return ppo(log_probs, packed, of_sequence) * ratios * between(ratios)
+    return ppo(log_probs, packed, of_sequence) * torch.where(between(ratios), ratios, 0)
 
 
 def sequence_icepop(
@@ -208,7 +212,7 @@ def sequence_icepop(
     """PPO's losses times the product of a sequence's ratios, or 0 if it is out of bounds."""
     log_ratios = of_sequence(packed.old_log_probs - packed.rollout_log_probs, packed)
     products = torch.exp(log_ratios)
-    return ppo(log_probs, packed, of_sequence) * products * between(products)
+    return ppo(log_probs, packed, of_sequence) * torch.where(between(products), products, 0)
 
 
 def product_masked(
@@ -264,7 +268,7 @@ def likelihood(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
 
 def value(values: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
     """Squared errors of a critic's values, which are the probe's entries."""
-    return (values - packed.advantages / 2) ** 2
+    return (values - packed.returns) ** 2
 
 
 def value_clipped(values: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:

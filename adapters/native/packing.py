@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from adapters.contract.batch.altered import Attached
+from adapters.contract.batch.altered import Attached, elsewhere
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.toolkit.probe import attached
 
@@ -33,9 +33,11 @@ class TokenTensors:
     reference_log_probs: torch.Tensor
     rollout_log_probs: torch.Tensor
     old_values: torch.Tensor
+    returns: torch.Tensor
     mask: torch.Tensor
     original_mask: torch.Tensor
     log_probs: torch.Tensor  # of the model, without the probe
+    entropies: torch.Tensor  # without the probe too
     correction: torch.Tensor  # what losses that compare the tokens of a step are multiplied by
 
 
@@ -100,9 +102,13 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     ]
 
     def of_tokens(values: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
-        """Values of responses, with zeros for prompts: ids count through all sequences from 1."""
+        """Values of responses, with zeros for prompts unless these are poisoned.
+
+        Ids count through all sequences from 1.
+        """
         flat = np.concatenate(values)
-        whole = np.zeros(batch.probe_size, np.float32 if flat.dtype == np.float64 else flat.dtype)
+        dtype = np.float32 if flat.dtype == np.float64 else flat.dtype
+        whole = elsewhere(values, batch.probe_size, 0).astype(dtype)
         whole[responses] = flat
         tokens = torch.from_numpy(whole[1:])
         return (attached(tokens) if isinstance(values, Attached) else tokens).split(lengths)
@@ -113,9 +119,11 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         batch.reference_log_probs,
         batch.rollout_log_probs,
         batch.old_values,
+        batch.returns,
         batch.masks,
         batch.original_masks,
         batch.log_probs,
+        batch.entropies,
         [np.ones(len(ids)) for ids in batch.responses],
         batch.values,
         batch.teacher_log_probs,

@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.sequences import PADDING_ID
-from adapters.contract.batch.token_values import ENTROPIES
 from adapters.contract.job import REDUCER_DIVISOR, Depth
 from adapters.contract.objective import (
     CONSTANTS,
@@ -38,7 +37,7 @@ from adapters.native.corrections import with_corrections
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.rollouts import NativeEstimator, RolloutLog
-from adapters.toolkit.probe import ForwardPasses, cycled
+from adapters.toolkit.probe import ForwardPasses
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode, auxiliary_aggregation
 
 if TYPE_CHECKING:
@@ -270,7 +269,7 @@ class Trainer:
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The part of a micro-batch in the entropy."""
-        entropies = cycled(ENTROPIES, packed.ids) + probe[packed.ids]
+        entropies = packed.entropies + probe[packed.ids]
         return self.reduce(entropies, packed.auxiliary)
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:

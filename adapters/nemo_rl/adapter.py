@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import CodeLocation, conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS
 from adapters.engines.shells import ON_FOUR, OnFsdp, by_size, cuts
 from adapters.nemo_rl import importing
 from adapters.nemo_rl.framework import DTENSOR_V1, DTENSOR_V2, NEMO_RL
-from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.worlds import set_what_ray_sets
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ class NemoRLAdapter(OnFsdp):
             importing.offers,
             importing.option_names(),
             importing.default,
-            places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
         )
 
@@ -104,15 +102,3 @@ class DTensorV2Adapter(NemoRLAdapter):
         """Import NeMo-RL's trainers and both workers."""
         super().load(source)
         importing.import_second_worker()
-
-
-def _candidates() -> Candidates:
-    """Where NeMo-RL counts tokens, divides by them, logs, and deals samples to ranks."""
-    worker = importing.module("models.policy.workers.dtensor_policy_worker")
-    batches = importing.module("distributed.batched_data_dict").BatchedDataDict
-    return {
-        CodeLocation.TOKEN_COUNT: ((worker.DTensorPolicyWorkerImpl, "train"),),
-        CodeLocation.TOKEN_DIVISION: ((importing.module("algorithms.utils"), "masked_mean"),),
-        CodeLocation.LOG: ((importing.module("algorithms.grpo"), "grpo_train"),),
-        CodeLocation.SHARDING: ((batches, "shard_by_batch_size"),),
-    }

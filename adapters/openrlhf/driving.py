@@ -66,6 +66,7 @@ class Session:
             made = {"actor": policy(self._args, capacity)}
             if has_critic(job):
                 made["critic"] = critic(self._args, capacity)
+        model.SEAM.start(batch)
         model.SEAM.has_router = job.objective is Objective.ROUTER
         self._actors = {role: one.actor for role, one in made.items()}
         self.trained = made[trained_model(job, "actor")]

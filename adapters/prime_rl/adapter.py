@@ -8,13 +8,12 @@ import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import CodeLocation, conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.engines.shells import ON_FOUR, cuts
 from adapters.prime_rl import importing
 from adapters.prime_rl.framework import PRIME_RL
-from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.worlds import set_what_ray_sets
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class PrimeRLAdapter(Adapter):
             importing.offers,
             importing.option_names(),
             importing.default,
-            places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
         )
 
@@ -94,14 +92,3 @@ class PrimeRLAdapter(Adapter):
             forward_passes=batch.forward_passes(held),
             rows=batch.rows(passes),
         )
-
-
-def _candidates() -> Candidates:
-    """Where prime-rl counts tokens, divides by them, logs, and deals samples to ranks."""
-    train = importing.module("trainer.rl.train")
-    return {
-        CodeLocation.TOKEN_COUNT: ((train, "train"),),
-        CodeLocation.TOKEN_DIVISION: ((importing.module("trainer.rl.loss"), "compute_loss"),),
-        CodeLocation.LOG: ((importing.module("trainer.utils").Tensors, "compute_stats"),),
-        CodeLocation.SHARDING: ((importing.module("trainer.batch"), "prepare_batch"),),
-    }

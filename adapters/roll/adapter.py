@@ -9,12 +9,11 @@ import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import CodeLocation, conventions_of
+from adapters.contract.description import conventions_of
 from adapters.contract.framework import nested
 from adapters.contract.objective import OF_ROLLOUTS
 from adapters.roll import importing
 from adapters.roll.framework import ROLL
-from adapters.toolkit.calls import Candidates, places
 from adapters.toolkit.settings import trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 
@@ -70,16 +69,17 @@ class RollAdapter(Adapter):
             importing.offers,
             importing.option_names(),
             importing.default,
-            places=places(_candidates()),
             stubs=tuple(importing.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch in one run of the pipeline."""
         from adapters.roll.driving import Rollouts, Training
+        from adapters.roll.model import SEAM
 
         set_what_ray_sets(rank)
         batch = ProbedBatch.of(job, conventions_of(ROLL.conventions))
+        SEAM.start(batch)
         settings = self.framework.settings(job)
         with rank.framework():
             config = importing.configured(settings)
@@ -123,15 +123,3 @@ def until_the_last_active(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether each token comes before the last active one, or is it."""
     attended: NDArray[np.bool_] = np.flip(np.maximum.accumulate(np.flip(mask)))
     return attended
-
-
-def _candidates() -> Candidates:
-    """Where ROLL counts tokens, divides by them, logs, and deals samples to ranks."""
-    strategy = importing.module("distributed.strategy.strategy").InferenceStrategy
-    functions = importing.module("utils.functionals")
-    return {
-        CodeLocation.TOKEN_COUNT: ((strategy, "_get_batch_num_tokens"),),
-        CodeLocation.TOKEN_DIVISION: ((functions, "agg_loss"),),
-        CodeLocation.LOG: ((functions, "reduce_metrics"),),
-        CodeLocation.SHARDING: ((functions, "batch_balance"),),
-    }

@@ -304,7 +304,10 @@ class StubCluster:
         self.worker_config, self._by_id = worker_config, by_id
 
     def compute_log_probs(self, data: Any, **_: Any) -> Any:
-        """Log-probabilities of response tokens and entropies of 0, as of a forward pass."""
+        """Log-probabilities of response tokens and entropies of 0, as of a forward pass.
+
+        ROLL's `op_compute_log_probs` multiplies by the mask that it is given, which is this one.
+        """
         values = self._laid_out(data) * data.batch["response_mask"][:, 1:]
         return _answer(log_probs=values, entropy=torch.zeros_like(values))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import Assumed, CodeLocation, Description, code_location
+from adapters.contract.description import Assumed, Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Metric
@@ -26,7 +26,7 @@ from adapters.engines.shells import ON_FOUR, OnMegatron, by_size, cuts
 from adapters.skyrl import driving, importing
 from adapters.skyrl.framework import CONFIGURATIONS, FSDP, MEGATRON, PERMITTED, SKYRL
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
-from adapters.toolkit.calls import places, refusals_of_configuration
+from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, has_kl_term, trained_model
 from adapters.toolkit.worlds import observation
 from reference.aggregation import MicroBatchWeight, Mode
@@ -83,7 +83,6 @@ class SkyRLAdapter(Adapter):
             default_mode=Mode(self.mode_names[default]),
             depths=frozenset(Depth if scales_advantages else (Depth.LOSS, Depth.STEP)),
             configurations=CONFIGURATIONS,
-            places=_places(SCALING if scales_advantages else "reduce_loss"),
             rules=_rules(),
             permits=PERMITTED,
             stubs=tuple(STUBBED),
@@ -190,29 +189,6 @@ class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
                 Layout(cp=2, micro_batches="tokens", format="thd", options=overlapping),
             ]
         )
-
-    def describe(self) -> Description:
-        """Add the place that sets the functions around Megatron's reduction of gradients."""
-        found, wrapper = super().describe(), module(self.engine_module.MODEL_WRAPPER)
-        reduction = {CodeLocation.REDUCTION: code_location(wrapper.MegatronModelWrapper.__init__)}
-        return replace(found, places={**found.places, **reduction})
-
-
-def _places(reducer: str) -> dict[CodeLocation, str]:
-    dispatch = module("backends.skyrl_train.distributed.dispatch").MeshDispatch
-    return places(
-        {
-            CodeLocation.TOKEN_COUNT: ((ppo_utils(), reducer),),
-            # One commit uses another name.
-            CodeLocation.LOG: ((module(WORKER_UTILS), "reduce_metrics"),),
-            CodeLocation.ARGUMENTS: ((module("train.utils.utils"), "validate_cfg"),),
-            # In older versions each rank cuts its part out of the whole batch.
-            CodeLocation.SHARDING: (
-                (dispatch, "stage_chunks"),
-                (dispatch, "dispatch_from_staged"),
-            ),
-        }
-    )
 
 
 def _rules() -> dict[str, str]:

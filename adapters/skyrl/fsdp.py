@@ -63,7 +63,7 @@ def worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> An
     key = (model, job.layout.cp, job.layout.format, job.depth, size)
     found = cached(rank, key, make)
     found.cfg = config.trainer
-    SEAM.log_prob_table = ProbedBatch.of(job).log_prob_table
+    SEAM.start(ProbedBatch.of(job))
     found._micro_batches_accumulated = 0  # critics and older versions divide by it
     losses, algorithm = ppo_utils(), config.trainer.algorithm
     found.policy_loss_fn = losses.PolicyLossRegistry.get(algorithm.policy_loss_type)

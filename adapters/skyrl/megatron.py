@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.batch.token_values import ENTROPIES
 from adapters.engines import megatron_core, router
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
@@ -26,9 +25,6 @@ from adapters.toolkit.imports import stub, stub_missing
 from adapters.toolkit.probe import cycled
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from adapters.contract import Job, Rank
     from adapters.contract.framework import Settings
 
@@ -112,7 +108,7 @@ class _Provider:
 
     def __init__(self, job: Job, size: int, rank: Rank) -> None:
         self._job, self._size, self._rank = job, size, rank
-        self._log_prob_table = ProbedBatch.of(job).log_prob_table
+        self._batch = ProbedBatch.of(job)
 
     def provide_distributed_model(
         self, *, ddp_config: Any, wrap_with_ddp: bool, bf16: bool
@@ -122,14 +118,14 @@ class _Provider:
         config = megatron_core.transformer_config(
             layout, dtype, sequence_parallel=layout.tp > 1, **router.options(self._job)
         )
-        head = partial(_three_logits, self._log_prob_table)
+        head = partial(_three_logits, self._batch)
         bare = megatron_core.probed_model(config, self._size, self._rank, head)
         self.policy = megatron_core.policy_of(bare, self._rank, self._job.depth, ddp_config)
         return self.policy.chunks
 
 
 def _three_logits(
-    log_prob_table: NDArray[np.float64],
+    batch: ProbedBatch,
     input_ids: torch.Tensor,
     probe: torch.Tensor,
     logit: torch.Tensor,
@@ -138,9 +134,9 @@ def _three_logits(
 
     The probe's entry and the token's log-probability are added.
     """
-    offered = probe[input_ids + 1] + cycled(log_prob_table, input_ids + 1)
+    offered = probe[input_ids + 1] + cycled(batch.log_prob_table, input_ids + 1)
     logits = (logit + megatron_core.vocabulary_offset()).expand_as(offered)
-    return torch.stack([logits, offered, cycled(ENTROPIES, input_ids + 1)], dim=-1)
+    return torch.stack([logits, offered, cycled(batch.entropy_table, input_ids + 1)], dim=-1)
 
 
 def _probed(function: Any) -> Any:
@@ -153,7 +149,7 @@ def _probed(function: Any) -> Any:
 
 
 def _probed_entropy(function: Any) -> Any:
-    """SkyRL's autograd function for entropies, with `ENTROPIES` and the probe added."""
+    """SkyRL's autograd function for entropies, with those of the batch and the probe added."""
 
     def apply(logits: torch.Tensor) -> Any:
         return function.apply(logits[..., :1]) + logits[..., 2] + logits[..., 1]

@@ -6,9 +6,9 @@ import inspect
 from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import CodeLocation, parse_departures
+from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Layout
 from adapters.slime_family import driving, importing, user_code
@@ -66,15 +66,6 @@ class SlimeAdapter(MegatronAdapter):
 
     framework = SLIME
     log_probs = losses = "backends.megatron_utils.loss"
-    places: ClassVar[Mapping[CodeLocation, tuple[str, ...]]] = {
-        CodeLocation.TOKEN_COUNT: ("backends.megatron_utils.loss:loss_function",),
-        CodeLocation.LOG: (*LOGS, "backends.megatron_utils.model:train_one_step"),
-        CodeLocation.ARGUMENTS: ("utils.arguments:slime_validate_args",),
-        CodeLocation.SHARDING: (
-            f"{MANAGER}._split_train_data_by_dp",
-            "utils.data:process_rollout_data",
-        ),
-    }
     keepers = (
         "utils.arguments:slime_validate_args",
         f"{MANAGER}._convert_samples_to_train_data",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from adapters.contract import CodeLocation, Description
+    from adapters.contract import Description
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework
 
@@ -59,8 +59,6 @@ class LineageAdapter(Adapter):
 
     depths: ClassVar[frozenset[Depth]] = frozenset(Depth)
     losses: ClassVar[str]  # the module of loss functions
-    places: ClassVar[Mapping[CodeLocation, tuple[str, ...]]]
-    """Functions that may contain a mistake, those of newer versions first."""
     keepers: ClassVar[tuple[str, ...]]
     """Functions that may enforce rules of configurations and logs, in the order of their calls."""
     stated: ClassVar[Mapping[str, str]] = {}
@@ -113,11 +111,6 @@ class LineageAdapter(Adapter):
             partial(importing.default, self.parser),
             depths=self.depths,
             declared=self.declared(),
-            places={
-                place: code_location(functions[0])
-                for place, paths in self.places.items()
-                if (functions := self._all(paths))
-            },
             rules={**self.stated, **stated(self.parser, self._all(self.keepers))},
             stubs=tuple(importing.STUBBED),
         )

@@ -86,6 +86,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         if self.rollout_field() is None:
             job = driving.of_single_samples(job)
         batch = ProbedBatch.of(job)
+        model.SEAM.start(batch)
         LOG.start()
         with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             args = self.arguments(job)

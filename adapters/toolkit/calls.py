@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import inspect
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
-from adapters.contract import CodeLocation, Job, Refused, code_location
+from adapters.contract import Job, Refused
 from adapters.contract.job import DEFAULT_CONFIGURATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-# For each place, modules or classes with the name that a function has in them.
-Candidates = Mapping[CodeLocation, tuple[tuple[Any, str], ...]]
 # What validation raises.
 OBJECTIONS = (ArgumentError, AssertionError, ValueError, NotImplementedError)
 
@@ -61,15 +58,6 @@ def call_supported(function: Any, *args: Any, **offered: Any) -> Any:
     """Call a function with those of the keyword arguments that this version knows."""
     known = _parameters(getattr(function, "__func__", function))
     return function(*args, **{name: value for name, value in offered.items() if name in known})
-
-
-def places(candidates: Candidates) -> dict[CodeLocation, str]:
-    """The first candidate that this version has for each place."""
-    found = {
-        place: [getattr(home, name) for home, name in functions if hasattr(home, name)]
-        for place, functions in candidates.items()
-    }
-    return {place: code_location(functions[0]) for place, functions in found.items() if functions}
 
 
 @cache

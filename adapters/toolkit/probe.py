@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from adapters.contract.batch.altered import Attached
+from adapters.contract.batch.altered import Attached, elsewhere
 from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
 from adapters.toolkit.worlds import of_all_ranks
@@ -42,14 +42,14 @@ def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
 
 
 def by_token_id(
-    batch: ProbedBatch, values: Sequence[NDArray[Any]], elsewhere: float = 0.0
+    batch: ProbedBatch, values: Sequence[NDArray[Any]], fill: float = 0.0
 ) -> torch.Tensor:
     """A table of the values of response tokens by token id: float32, [probe_size + 2].
 
-    ``values`` has an array for each sample. Other ids have the value ``elsewhere``; the last two
-    are for tokens that a framework puts behind those of the batch.
+    ``values`` has an array for each sample. Other ids have the value ``fill`` unless they are
+    poisoned; the last two are for tokens that a framework puts behind those of the batch.
     """
-    table = torch.full([batch.probe_size + 2], elsewhere)
+    table = torch.from_numpy(elsewhere(values, batch.probe_size + 2, fill)).float()
     ids = torch.from_numpy(np.concatenate(batch.responses))
     table[ids] = torch.from_numpy(np.concatenate(values)).float()
     return attached(table) if isinstance(values, Attached) else table
@@ -169,9 +169,9 @@ class ProbeSeam:
     """Adds the probe to log-probabilities and entropies that a framework computes of logits.
 
     The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. These get
-    the values of `ProbedBatch.log_prob_table` and of `ENTROPIES`. A model tells the seam the probe,
-    [capacity], and the ids that its latest forward pass predicts; an adapter tells it the table of
-    its job.
+    the values of `ProbedBatch.log_prob_table` and `ProbedBatch.entropy_table`. A model tells the
+    seam the probe, [capacity], and the ids that its latest forward pass predicts; an adapter tells
+    it the batch of its job, or else log-probabilities stay 0.
     """
 
     VOCABULARY = 1
@@ -179,8 +179,12 @@ class ProbeSeam:
     def __init__(self) -> None:
         self.probe: torch.Tensor | None = None
         self.predicted: torch.Tensor | None = None
-        self.log_prob_table = NO_LOG_PROBS
+        self.log_prob_table, self.entropy_table = NO_LOG_PROBS, ENTROPIES
         self.has_router = False  # whether the model returns the loss of a router
+
+    def start(self, batch: ProbedBatch) -> None:
+        """Get ready for a job's batch."""
+        self.log_prob_table, self.entropy_table = batch.log_prob_table, batch.entropy_table
 
     def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
         """What to add to the log-probabilities of tokens, in their shape."""
@@ -193,7 +197,7 @@ class ProbeSeam:
     def entropies(self, tokens: torch.Tensor, *, trained: bool) -> torch.Tensor:
         """What to add to the entropies at the positions that predict tokens, in their shape."""
         probe = self._entries(tokens)
-        return cycled(ENTROPIES, tokens) + (probe if trained else probe.detach())
+        return cycled(self.entropy_table, tokens) + (probe if trained else probe.detach())
 
     def around_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A framework's function of logits and labels, with the probe added to what it returns."""

@@ -68,9 +68,10 @@ class Commit:
     subject: str
 
     def source(self, repository: Path | None) -> str:
-        """Its source as ``--source`` takes it."""
-        is_release = self.ref.startswith(RELEASE)
-        return self.ref if is_release else f"{repository}@{self.revision}"
+        """Its source as ``--source`` takes it; without a revision, that of the working tree."""
+        if self.ref.startswith(RELEASE):
+            return self.ref
+        return f"{repository}@{self.revision}" if self.revision else str(repository)
 
 
 def find_commit(path: Path, ref: str) -> Commit:
@@ -95,7 +96,7 @@ def find_commits(path: Path | None, text: str) -> list[Commit]:
     way_out = "give a range as git rev-list takes it, such as OLDER..NEWER"
     error = SourceError(f"{path} has no commits {text!r}", way_out)
     question = ("rev-list", "--reverse", "--topo-order", "--end-of-options", text, "--")
-    revisions = _git(path, *question, error=error).split()
+    revisions = git(path, *question, error=error).split()
     if not revisions:
         raise error
     return [_commit(path, revision[:SHORT], revision) for revision in revisions]
@@ -106,7 +107,7 @@ def newest_release(adapter: Adapter, repository: Path | None) -> Commit:
 
     Raises `SourceError` or `WheelError` if there is none.
     """
-    tags = _git(repository, "tag", "--list").split() if repository else []
+    tags = git(repository, "tag", "--list").split() if repository else []
     releases = [(version, tag) for tag in tags if (version := _final_version(tag))]
     if adapter.distribution is not None:
         published = _newest_published(adapter.distribution)
@@ -156,7 +157,7 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
             )
         version = text.removeprefix(RELEASE)
         return Source(kind="pypi", path=released(adapter.distribution, version), version=version)
-    path, ref = _split(text)
+    path, ref = folder_and_ref(text)
     _require_repository(path)
     if ref is None:
         return _checkout(adapter, path)
@@ -231,8 +232,8 @@ def _packages(adapter: Adapter) -> list[str]:
     return [str(Path(root) / adapter.package) for root in adapter.roots]
 
 
-def _split(text: str) -> tuple[Path, str | None]:
-    """Split a text at the first ``@`` after an existing path."""
+def folder_and_ref(text: str) -> tuple[Path, str | None]:
+    """The folder and the ref of ``PATH`` or ``PATH@REF``; `SourceError` if there is no folder."""
     for end in [len(text), *(i for i, character in enumerate(text) if character == "@")]:
         if Path(text[:end]).is_dir():
             return Path(text[:end]).resolve(), text[end + 1 :] if end < len(text) else None
@@ -245,18 +246,18 @@ def _checkout(adapter: Adapter, path: Path) -> Source:
             f"{path} holds no package {adapter.package!r}",
             "give the folder that contains it, or PATH@REF of the repository for a commit",
         )
-    revision = _git(path, "rev-parse", "--verify", "HEAD")
-    dirty = bool(_git(path, "status", "--porcelain"))
+    revision = git(path, "rev-parse", "--verify", "HEAD")
+    dirty = bool(git(path, "status", "--porcelain"))
     return Source(kind="checkout", path=path, revision=revision, dirty=dirty)
 
 
 def _require_repository(path: Path) -> None:
     way_out = "clone the framework and give that folder"
-    _git(path, "rev-parse", "--git-dir", error=SourceError(f"{path} is no git checkout", way_out))
+    git(path, "rev-parse", "--git-dir", error=SourceError(f"{path} is no git checkout", way_out))
 
 
 def _commit(repository: Path, ref: str, revision: str) -> Commit:
-    date, _, subject = _git(repository, "show", "-s", "--format=%cs %s", revision).partition(" ")
+    date, _, subject = git(repository, "show", "-s", "--format=%cs %s", revision).partition(" ")
     return Commit(ref=ref, revision=revision, date=date, subject=subject)
 
 
@@ -267,7 +268,7 @@ def _revision(repository: Path, ref: str) -> str:
         " (git fetch origin refs/pull/N/head:refs/pull/N/head)",
     )
     question = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    return _git(repository, *question, error=error)
+    return git(repository, *question, error=error)
 
 
 def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
@@ -280,13 +281,13 @@ def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
     if folder.is_dir():  # without calling git
         return folder
     listing = ("ls-tree", "--name-only", revision, "--")
-    if adapter.tree and not _git(repository, *listing, *_packages(adapter)):
+    if adapter.tree and not git(repository, *listing, *_packages(adapter)):
         raise SourceError(f"{revision} of {repository} holds no package {adapter.package!r}")
-    paths = _git(repository, *listing, *adapter.tree).splitlines()
+    paths = git(repository, *listing, *adapter.tree).splitlines()
 
     def extract(new: Path) -> None:
         with tempfile.NamedTemporaryFile(suffix=".tar") as file:
-            _git(repository, "archive", f"--output={file.name}", revision, "--", *paths)
+            git(repository, "archive", f"--output={file.name}", revision, "--", *paths)
             try:
                 with tarfile.open(file.name) as archive:
                     archive.extractall(new, filter="data")
@@ -296,7 +297,7 @@ def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
     return _made_once(folder, extract)
 
 
-def _git(repository: Path, *arguments: str, error: SourceError | None = None) -> str:
+def git(repository: Path, *arguments: str, error: SourceError | None = None) -> str:
     """The output of git; if it fails, ``error`` is raised, or one with git's own message."""
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     command = ["git", "-C", str(repository), *arguments]

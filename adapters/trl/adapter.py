@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import CodeLocation, Description, Documented, conventions_of
+from adapters.contract.description import Description, Documented, conventions_of
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import OF_TERMS, Metric, Objective
 from adapters.engines.shells import cuts
 from adapters.engines.trainers import OnAccelerate
-from adapters.toolkit.calls import places, refusals_of_configuration
+from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
 from adapters.toolkit.worlds import observation
 from adapters.trl import importing
@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from adapters.contract.adapter import Rank
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework, OptionRow, Settings
-    from adapters.toolkit.calls import Candidates
     from adapters.trl.driving import Rollouts, Training
 
-OF_GENERATIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
+OF_GENERATIONS = (
+    Option.SHARED_GENERATION,
+    Option.SPLIT_GENERATION,
+    Option.MASKED_TRUNCATION,
+    Option.PARTIAL_WINDOW,
+)
 
 
 class TrlAdapter(OnAccelerate):
@@ -76,7 +80,6 @@ class TrlAdapter(OnAccelerate):
             {name for name in names if name.partition("=")[0] not in elsewhere},
             partial(importing.default, self.classes()[1]),
             declared=self.declared(),
-            places=places(self.candidates()),
         )
 
     def classes(self) -> tuple[Any, Any]:
@@ -90,14 +93,6 @@ class TrlAdapter(OnAccelerate):
     def declared(self) -> Mapping[str, Convention]:
         """What the trainer's modes leave open, by convention."""
         return self.framework.conventions
-
-    def candidates(self) -> Candidates:
-        """Functions of the trainer that a mistake may be in, by place."""
-        trainer, config = self.classes()
-        return {
-            CodeLocation.LOG: ((trainer, "log"),),
-            CodeLocation.ARGUMENTS: ((config, "__post_init__"),),
-        }
 
     def settings(self, job: Job) -> dict[str, Any]:
         """The settings of a job by the trainer's names, which may write to them.
@@ -193,15 +188,6 @@ class GrpoAdapter(TrlAdapter):
             del found[Metric.POLICY_LOSS]
             return found
         return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
-
-    def candidates(self) -> Candidates:
-        """Also those in which the trainer counts and divides."""
-        trainer, _ = self.classes()
-        return {
-            **super().candidates(),
-            CodeLocation.TOKEN_COUNT: ((trainer, "_generate_and_score_completions"),),
-            CodeLocation.TOKEN_DIVISION: ((trainer, "_compute_loss"), (trainer, "compute_loss")),
-        }
 
 
 class RlooAdapter(TrlAdapter):

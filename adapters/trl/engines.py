@@ -10,7 +10,6 @@ from adapters.contract import Layout
 from adapters.contract.description import (
     Assumed,
     BatchProperty,
-    CodeLocation,
     Documented,
     parse_departures,
 )
@@ -18,7 +17,6 @@ from adapters.contract.framework import Framework, parse_options
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.shells import DEFAULT_STAGE, STAGES, cuts, staged
 from adapters.engines.trainers import OF_RUNS, PREPARED, OnFsdp2, OnPreparedEngine, sharded
-from adapters.toolkit.imports import found
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
 from adapters.trl.framework import CLIPPED, GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job, Observation, Rank
-    from adapters.toolkit.calls import Candidates
     from adapters.trl.driving import Training
 
 CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
@@ -275,13 +272,3 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
         from adapters.trl.asynchronous import AsyncTraining
 
         return AsyncTraining
-
-    def candidates(self) -> Candidates:
-        """Also those in which the trainer counts and divides."""
-        trainer, _ = self.classes()
-        collator = found(f"{trainer.__module__}:DataCollatorForRollout")
-        return {
-            **super().candidates(),
-            CodeLocation.TOKEN_COUNT: ((collator, "torch_call"),),
-            CodeLocation.TOKEN_DIVISION: ((trainer, "compute_loss"),),
-        }

@@ -90,6 +90,9 @@ GENERATIONS: dict[str, Settings] = {
     Option.SHARED_GENERATION: {"steps_per_generation": _per_generation},
     Option.SPLIT_GENERATION: {"steps_per_generation": _per_generation},
     Option.MASKED_TRUNCATION: {"mask_truncated_completions": True},
+    Option.PARTIAL_WINDOW: {
+        "gradient_accumulation_steps": lambda job: schedule_of(job).micro_batches + 1
+    },
 }
 
 CONFIG = "trl/trainer/grpo_config.py"

@@ -16,7 +16,6 @@ from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
 from adapters.engines.shells import cuts
-from adapters.toolkit.calls import places
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from adapters.contract.description import Departure, Description
     from adapters.contract.layout import Layout
-    from adapters.toolkit.calls import Candidates
 
 CLIPPED = {"epsilon_low": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
 
@@ -134,10 +132,6 @@ class LossAdapter(Adapter):
         """One and two ranks and micro-batches: a loss function knows nothing else."""
         return cuts(((1, 1), (2, 1)), "bshd", micro_batches=(1, 2))
 
-    @abstractmethod
-    def candidates(self) -> Candidates:
-        """Functions that a mistake may be in, by place."""
-
     def option_names(self) -> frozenset[str]:
         """The arguments that choose the loss; none if the function takes arguments of any name."""
         return frozenset()
@@ -150,7 +144,6 @@ class LossAdapter(Adapter):
             names=names,
             default_mode=self.default_mode,
             depths=frozenset({Depth.LOSS}),
-            places=places(self.candidates()),
             departures=(*LOSSES.departures, *self.departures),
         )
 

@@ -6,7 +6,6 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation, Job
 from adapters.contract.description import is_set, stubbed
 from adapters.contract.objective import Objective
 from adapters.toolkit.calls import call_supported
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from adapters.toolkit.calls import Candidates
+    from adapters.contract import Job
+
 
 LOSSES = "liger_kernel.chunked_loss"
 
@@ -60,14 +60,6 @@ class LigerAdapter(LossAdapter):
     def option_names(self) -> frozenset[str]:
         """The arguments of the loss's constructor."""
         return frozenset(inspect.signature(_loss_class()).parameters)
-
-    def candidates(self) -> Candidates:
-        """Where tokens are counted, and where sums are divided by them."""
-        function = importlib.import_module(f"{LOSSES}.grpo_loss").LigerFusedLinearGRPOFunction
-        return {
-            CodeLocation.TOKEN_COUNT: ((function, "_compute_dapo_normalizer"),),
-            CodeLocation.TOKEN_DIVISION: ((function, "ppo_loss_fn"),),
-        }
 
     def loss(
         self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor

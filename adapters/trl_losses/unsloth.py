@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import CodeLocation, Job
 from adapters.contract.description import passed_by
 from adapters.toolkit.imports import import_from
 from adapters.trl_losses.adapter import LossAdapter, Rows, micro_batches
@@ -19,7 +17,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from adapters.toolkit.calls import Candidates
+    from adapters.contract import Job
+
 
 WITHOUT_GPU = "UNSLOTH_ZOO_DISABLE_GPU_INIT"
 """The library's own switch, an environment variable."""
@@ -52,11 +51,6 @@ class UnslothAdapter(LossAdapter):
             os.environ[COMPILED] = folder
             import_from("unsloth_zoo", [source] if source else [])
             _replacements()
-
-    def candidates(self) -> Candidates:
-        """The one function, which counts tokens and divides by them."""
-        function = (SimpleNamespace(**_replacements()), "grpo_compute_loss")
-        return dict.fromkeys((CodeLocation.TOKEN_COUNT, CodeLocation.TOKEN_DIVISION), (function,))
 
     def loss(
         self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor

@@ -102,7 +102,7 @@ class VerlAdapter(Adapter):
         from adapters.verl.model import SEAM
 
         batch = ProbedBatch.of(job)
-        SEAM.log_prob_table = batch.log_prob_table
+        SEAM.start(batch)
         capacity = probe_capacity(batch.probe_size + 1)
         of_model = {"actor_rollout_ref.model.override_config.capacity": capacity}
         with rank.framework(), refusals_of_configuration(job):

@@ -63,6 +63,11 @@ WORDS = {
         " after a division of the framework's, or is of several steps. If it is none of these,"
         " the framework divides by a wrong number"
     ),
+    "advantages_per_sample": (
+        "all tokens of a sample have the gradient of one advantage, that of its {place} token: the"
+        " framework takes one advantage for each sample. Give it ProbedBatch.sample_advantages, and"
+        " let conventions of the record have advantage_unit=AdvantageUnit.SAMPLE"
+    ),
     "probe_of_another_token": (
         "each token has the weight of the token {way} it: the probe is added to the"
         " log-probability of another token than its own. Logits at a position predict the next"
@@ -115,6 +120,26 @@ WORDS = {
 }
 """By name; fields in braces are filled in where the flaw is found."""
 
+_MODEL = "model = ProbedModel(probe_capacity(batch.probe_size), passes, logits_head)"
+_WEIGHTS = "token_weights=batch.weights_of_steps(gradients.drain()),"
+_PASSES = "forward_passes=batch.forward_passes(passes.drain()),"
+
+EXAMPLES = {
+    "wrong_shape": _WEIGHTS,
+    "no_gradient": _MODEL,
+    "gradients_returned": _WEIGHTS,
+    "wrong_sign": _WEIGHTS,
+    "derivative_not_one": _MODEL,
+    "probe_of_another_token": _MODEL,
+    "ratio_not_one": "[values - CERTAIN_LOGIT for values in batch.old_log_probs],",
+    "depends_on_the_whole_probe": _MODEL,
+    "gradient_not_zeroed": "gradients = GradientReader(trainer.optimizer)",
+    "state_left_behind": 'always={"lr": 0.0},',
+    "forward_passes_not_recorded": _PASSES,
+    "prompts_not_recorded": _PASSES,
+}
+"""The line of the example in docs/adapters.md that does it right, by the name of the flaw."""
+
 
 @dataclass(frozen=True)
 class Flaw:
@@ -126,7 +151,9 @@ class Flaw:
     @property
     def words(self) -> str:
         """What the author is told."""
-        return WORDS[self.name].format(**self.numbers)
+        words = WORDS[self.name].format(**self.numbers)
+        line = EXAMPLES.get(self.name)
+        return words if line is None else f"{words}\nThe example of docs/adapters.md has: {line}"
 
 
 def explain_shapes(job: Job, observation: Observation) -> Flaw | None:
@@ -206,6 +233,16 @@ def _shifted(weights: StepWeights) -> Flaw | None:
     return None
 
 
+def _per_sample(weights: StepWeights) -> Flaw | None:
+    """Gradients of all tokens of a sample by the advantage of its first or last one."""
+    seen, right = weights.gradient, weights.dloss_dlogprob
+    for place, token in (("first", 0), ("last", -1)):
+        of_sample = [np.full_like(right[one], right[one][token]) for one in weights.step.responses]
+        if factor(seen, weights.expected * np.concatenate(of_sample)) is not None:
+            return Flaw("advantages_per_sample", {"place": place})
+    return None
+
+
 def _clipped(weights: StepWeights) -> Flaw | None:
     """Weights of 0 where advantages have one sign, and one factor where they have the other."""
     positive = weights.dloss_dlogprob < 0
@@ -245,6 +282,7 @@ EXPLANATIONS: Sequence[Callable[[StepWeights], Flaw | None]] = (
     _no_gradient,
     _gradients,
     _scaled,
+    _per_sample,
     _shifted,
     _clipped,
     _whole_probe,

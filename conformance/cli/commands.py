@@ -5,10 +5,13 @@ A command imports what it needs when it runs, so that the quick ones start quick
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -16,15 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from conformance.explain.groups import FindingFilter
-    from conformance.runs.history import Row
     from conformance.runs.registry import Entry
-    from conformance.runs.watch import Target
+    from conformance.runs.versions.history import Row
+    from conformance.runs.versions.watch import Target
     from conformance.views.overview.pages import CommittedReport
 
 WORSE = 1
 
 OF_EVERY_COMMIT = ("engine", "modes", "checks", "depth", "max-ranks", "time-limit")
 """Options of a run that a history hands on."""
+
+OF_BOTH_VERSIONS = ("device", "backend", "time-limit")
+"""Options of a run that a review hands on."""
 
 OR_OF_THE_FRAMEWORK = ", which may be the framework's own mistake"
 
@@ -135,18 +141,62 @@ def plan(options: argparse.Namespace) -> Iterator[str]:
     )
 
 
+def review(options: argparse.Namespace) -> Generator[str, None, int]:
+    """Yields what a version changes, and returns whether anything is worse."""
+    from conformance.cli.progress import TwoBars
+    from conformance.comparing.known import expected as expectations_of
+    from conformance.comparing.reviewed import Reviewed
+    from conformance.plan.matrix import may_decline as may_be_declined
+    from conformance.runs.options import GITHUB_SUMMARY
+    from conformance.runs.versions import review as runs
+    from conformance.views import report_formats
+    from conformance.views.versions import review as view
+
+    prepared = runs.prepare(
+        adapter=options.adapter,
+        source=options.source,
+        base=options.base,
+        engine=options.engine,
+        layouts=options.layout,
+        checks=options.checks or tuple(Check),
+        modes=options.modes,
+        options=_handed_on(options, OF_BOTH_VERSIONS),
+    )
+    adapter = prepared.adapter
+    expected = options.expect and expectations_of(options.expect, adapter.name, adapter.engine)
+    yield from view.begins(prepared)
+    with TwoBars("base", "head", total=len(prepared.telling.cells)) as bars:
+        rows = runs.run(prepared, options.reports, bars.show)
+    may_decline = {cell.id for cell in prepared.telling.cells if may_be_declined(cell)}
+    found = Reviewed.of(*runs.reports(rows), may_decline, expected)
+    lines = [*view.as_text(found, prepared.changed)]
+    yield from ("", *lines)
+    if (path := os.environ.get(GITHUB_SUMMARY)) is not None:
+        report_formats.add_summary(found.head, lines, Path(path))
+        objections = [found.objection] if found.objection else []
+        yield from report_formats.error_commands(found.head, found.failing, objections)
+    return WORSE if found.failing or found.objection else 0
+
+
+def _handed_on(options: argparse.Namespace, names: Iterable[str]) -> tuple[str, ...]:
+    """The options of these names that are set, as typed."""
+    given = {name: getattr(options, name.replace("-", "_")) for name in names}
+    return tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
+
+
 def history(options: argparse.Namespace) -> Iterator[str]:
     """Yields the table once all commits have run; progress goes to the error stream."""
-    from conformance.runs import history as runs
-    from conformance.views import history_table
+    from conformance.runs.versions import history as runs
+    from conformance.views.versions import history_table
 
-    given = [(name, getattr(options, name.replace("-", "_"))) for name in OF_EVERY_COMMIT]
-    given += [("layout", layout) for layout in options.layout]
     selection = runs.CommitRuns(
         adapter=options.adapter,
         repository=options.source and options.source.resolve(),
         engine=options.engine,
-        options=tuple(f"--{name}={value}" for name, value in given if value is not None),
+        options=(
+            *_handed_on(options, OF_EVERY_COMMIT),
+            *(f"--layout={layout}" for layout in options.layout),
+        ),
         cases=tuple(options.case),
     )
     commits = runs.find_commits(selection, options.refs)
@@ -164,15 +214,19 @@ def trace(options: argparse.Namespace) -> Iterator[str]:
     from conformance.tracing.finding import trace_finding
     from conformance.views import traces
 
-    found = trace_finding(
-        options.finding,
-        adapter=options.adapter,
-        engine=options.engine,
-        source=options.source,
-        token=options.token,
-        time_limit=options.time_limit,
-    )
-    yield from getattr(traces, f"as_{options.format}")(found, whole=options.all)
+    names = [options.finding] if options.against is None else [options.finding, options.against]
+    found = [
+        trace_finding(
+            name,
+            adapter=options.adapter,
+            engine=options.engine,
+            source=options.source,
+            token=options.token,
+            time_limit=options.time_limit,
+        )
+        for name in names
+    ]
+    yield from getattr(traces, f"as_{options.format}")(*found, whole=options.all)
 
 
 def watch(options: argparse.Namespace) -> Iterator[str]:
@@ -181,9 +235,9 @@ def watch(options: argparse.Namespace) -> Iterator[str]:
     A release is compared with the newest reported release, if there is one, all else with the
     newest report.
     """
-    from conformance.runs import watch as runs
-    from conformance.views.history_table import of_watch
+    from conformance.runs.versions import watch as runs
     from conformance.views.overview import pages
+    from conformance.views.versions.history_table import of_watch
 
     targets = runs.targets(options.names, options.sources)
     found = pages.versions(pages.REPORTS)
@@ -246,7 +300,7 @@ def _filter(options: argparse.Namespace) -> FindingFilter:
 def diff(options: argparse.Namespace) -> Generator[str, None, int]:
     """Yields what changed between two reports, and returns whether anything is worse."""
     from conformance.comparing.diff import load_difference
-    from conformance.views import diff_formats
+    from conformance.views.versions import diff_formats
 
     found = load_difference(options.old, options.new, _filter(options))
     if options.all and options.format == "text":

@@ -23,6 +23,8 @@ HELP = {
     "cases": "the corpus as a table: what each case catches and where that is known from",
     "plan": "what the quick plan of an adapter looks at, and what each job of it is for",
     "trace": "the factors of a token's weight in one finding, each with the line that applied it",
+    "review": "run a version and the one that it is based on for a minute: what got worse, in one"
+    " sentence; exit status 0 nothing, 1 something, 2 they could not be compared",
     "history": "run commits of a framework one by one: verdicts and causes by commit",
     "watch": "run every framework's main branch and newest release: a table in Markdown of what"
     " changed since the committed reports",
@@ -46,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         one.set_defaults(lines=getattr(commands, name.replace("-", "_")))
     _add_running(parsers)
     _add_trace(parsers["trace"])
+    _add_review(parsers["review"])
     _add_history(parsers["history"])
     _add_watch(parsers["watch"])
     _add_reading(parsers)
@@ -95,8 +98,31 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
         metavar="SAMPLE:TOKEN",
         help="the token to trace, each counted from 0 (the one whose weight is most wrong)",
     )
+    parser.add_argument(
+        "--against", metavar="FINDING", help="one that conforms: say which factors differ"
+    )
     parser.add_argument("--all", action="store_true", help="of text: the whole tree")
     _add_format(parser, "text", "markdown", "json")
+
+
+def _add_review(parser: argparse.ArgumentParser) -> None:
+    _take(parser, "adapter", required=True, help=None)
+    _take(
+        parser,
+        "source",
+        required=True,
+        help="the version: a working tree, a commit, a pull request's ref, or a release",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="REF|pypi:VERSION",
+        help="what it is compared with (where it left the default branch)",
+    )
+    _take(parser, "engine", "expect")
+    _take(parser, "layout", help="instead of the two that tell most (repeatable)")
+    parser.add_argument("--checks", type=_several(Check), metavar="CHECK,…", default=frozenset())
+    _take(parser, "modes", *commands.OF_BOTH_VERSIONS)
+    _add_reports(parser)
 
 
 def _add_history(parser: argparse.ArgumentParser) -> None:

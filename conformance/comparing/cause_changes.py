@@ -1,6 +1,7 @@
 """What became of the causes of one report in another.
 
-A cause is gone if each of its findings was looked at again and does not show it, and new if one of
+A cause is gone if each of its findings was looked at again and does not show it, where some are
+right and others may be refused, and new if one of
 its findings was looked at before. Of anything else it is only said what its findings are.
 """
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from conformance.comparing.diff import Difference
     from conformance.explain.groups import SharedCause
-    from conformance.findings.cause import Cause
+    from conformance.findings.cause import Cause, SuspectedLine
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
 
@@ -69,6 +70,13 @@ class CauseChange(NamedTuple):
         if self.old is None or self.new is None or self.fate is Fate.SAME:
             return one.statement
         return f"{self.new.statement} (it was: {self.old.statement})"
+
+    @property
+    def suspects(self) -> list[SuspectedLine]:
+        """The lines to look at, in the report that has it last."""
+        one = self.new or self.old
+        assert one is not None
+        return one.suspects
 
     @property
     def findings(self) -> str:
@@ -157,6 +165,8 @@ def _missing(cause: Cause, found: Difference) -> CauseChange:
     now = _verdicts_on(cause, found.new, [(one.old, one.new) for one in found.changes])
     if set(now) <= {RIGHT, WITHOUT_IT}:
         return CauseChange(Fate.GONE, cause, None)
+    if RIGHT in now and set(now) <= {RIGHT, WITHOUT_IT, str(Verdict.REFUSED)}:
+        return CauseChange(Fate.GONE, cause, None, f"now {_counted(now)}")
     return CauseChange(Fate.UNSEEN, cause, None, f"now {_counted(now)}")
 
 

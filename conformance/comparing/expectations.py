@@ -17,7 +17,8 @@ finding shows that this one is gone. Without ``condition``, any will do.
 
 The condition of a failure only describes it, so that no right finding shows that it is gone. Its
 entry lists the findings that must fail so, by their ids or by patterns in which ``*`` stands for
-any characters, and words of the first line of what they say::
+any characters, and words of the first line of what they say. Without ``findings``, any finding that
+fails in these words will do, and none shows that it is gone::
 
     [[cause]]
     name = "crashed"
@@ -32,16 +33,23 @@ from __future__ import annotations
 import fnmatch
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
-from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.explain.groups import finding_groups
-from conformance.explain.step_conditions import facts
+from conformance.findings.badness import failure
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import FrozenModel, first_problem
 from conformance.findings.sanitize import first_line
@@ -71,18 +79,52 @@ def _known(name: str, names: Collection[str]) -> str:
 
 
 Words = Annotated[str, Field(min_length=1)]
-Mistake = Annotated[Words, AfterValidator(lambda name: _known(name, MISTAKES))]
-Fact = Annotated[Words, AfterValidator(lambda fact: _known(fact, facts()))]
+
+
+def _mistake(name: str, info: ValidationInfo) -> str:
+    if info.context is None:
+        return name
+    from conformance.explain.catalogue.mistake import MISTAKES  # imports numpy
+
+    return _known(name, MISTAKES)
+
+
+def _fact(fact: str, info: ValidationInfo) -> str:
+    if info.context is None:
+        return fact
+    from conformance.explain.step_conditions import facts  # imports numpy
+
+    return _known(fact, facts())
+
+
+Mistake = Annotated[Words, AfterValidator(_mistake)]
+"""Validated with a context: readers of reports take the names of committed files as they are."""
+
+Fact = Annotated[Words, AfterValidator(_fact)]
 
 
 class _Entry(FrozenModel):
     reason: Words
-    link: Annotated[str, Field(pattern=r"^https?://\S+$")]
+    link: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    line: Words | None = None
+    """Where in the framework's code, such as ``trl/trainer/grpo_trainer.py:3169``."""
+
+    upstream: Words = "unknown"
+    """What became of it: an issue, a pull request, the version in which it is fixed."""
+
+    engine: tuple[Words, ...] | None = None
+    """The engines that have it, of those that the file is of; all of them if left out."""
+
+    @model_validator(mode="after")
+    def _have_evidence(self) -> Self:
+        if self.link is None and self.line is None:
+            raise ValueError("it has neither a link nor a line")
+        return self
 
     @property
     def why(self) -> str:
         """The reason and where it can be read up."""
-        return f"{self.reason} ({self.link})"
+        return f"{self.reason} ({self.link or self.line})"
 
 
 class KnownMistake(_Entry):
@@ -95,6 +137,10 @@ class KnownMistake(_Entry):
         """Whether a cause shows under the condition that is expected."""
         return self.condition is None or [*self.condition] == cause.condition
 
+    def is_of(self, cause: Cause) -> bool:
+        """Whether a cause is this mistake."""
+        return cause.name == self.name and self.allows(cause)
+
 
 class KnownFailure(_Entry):
     """A crash or an ordinary step that is declined, in certain findings.
@@ -104,8 +150,17 @@ class KnownFailure(_Entry):
     """
 
     name: Literal[Verdict.CRASHED, Verdict.DECLINED]
-    findings: Annotated[tuple[Words, ...], Field(min_length=1)]
+    findings: Annotated[tuple[Words, ...], Field(min_length=1)] | None = None
     message: Words
+
+    def is_of(self, cause: Cause) -> bool:
+        """Whether a cause is a failure in these words, or at the place that they name."""
+        said = f"{cause.statement} {cause.place or ''}"
+        return cause.name == self.name and self.message in said
+
+    def explains(self, finding: Finding) -> bool:
+        """Whether a finding fails in these words, or at the place that they name."""
+        return finding.verdict is self.name and self.message in failure(finding)
 
     def objection(self, finding: Finding) -> str | None:
         """How a finding differs from what is expected of it; None if it does not."""
@@ -125,6 +180,9 @@ def _kind(entry: Any) -> str:
 class _File(FrozenModel):
     framework: Words
     engine: Words | Annotated[tuple[Words, ...], Field(min_length=1)]
+    code: Words | None = None
+    """The address of the folder that lines are below."""
+
     cause: tuple[
         Annotated[
             Annotated[KnownMistake, Tag("mistake")] | Annotated[KnownFailure, Tag("failure")],
@@ -143,6 +201,20 @@ class Expectations:
     engines: tuple[str, ...]
     mistakes: tuple[KnownMistake, ...]
     failures: tuple[KnownFailure, ...]
+    is_strict: bool = True
+    """Whether a run fails that shows a mistake to be gone."""
+
+    def of_engine(self, engine: str) -> Expectations:
+        """The entries of one engine."""
+
+        def is_here(entry: _Entry) -> bool:
+            return entry.engine is None or engine in entry.engine
+
+        return replace(
+            self,
+            mistakes=tuple(filter(is_here, self.mistakes)),
+            failures=tuple(filter(is_here, self.failures)),
+        )
 
     @property
     def names(self) -> frozenset[str]:
@@ -159,6 +231,16 @@ class Expectations:
             if all(expected):
                 return next(one for one in self.mistakes if one.name in expected[0])
         return None
+
+    def of(self, cause: Cause) -> KnownMistake | KnownFailure | None:
+        """What is known of a cause; None if nothing is."""
+        entries: tuple[KnownMistake | KnownFailure, ...] = (*self.failures, *self.mistakes)
+        return next((one for one in entries if one.is_of(cause)), None)
+
+    def known_failure(self, finding: Finding) -> KnownFailure | None:
+        """The failure that a finding shows, of those that list no findings."""
+        unlisted = (one for one in self.failures if one.findings is None)
+        return next((one for one in unlisted if one.explains(finding)), None)
 
     def failure_of(self, finding_id: str) -> KnownFailure | None:
         """The failure that lists a finding, if one does."""
@@ -200,7 +282,7 @@ class Expectations:
                     )
 
     def _patterns(self) -> Iterator[tuple[str, KnownFailure]]:
-        return ((pattern, entry) for entry in self.failures for pattern in entry.findings)
+        return ((pattern, entry) for entry in self.failures for pattern in entry.findings or ())
 
 
 def draft(report: Report) -> Iterator[str]:
@@ -236,6 +318,11 @@ def load(path: Path) -> Expectations:
     Raises:
         InvalidExpectationsError: it cannot be read, or an entry is wrong.
     """
+    return read(path, context={})
+
+
+def read(path: Path, context: dict[str, Any] | None = None) -> Expectations:
+    """Read a file; with a context, the names of mistakes and facts have to be known."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -244,7 +331,7 @@ def load(path: Path) -> Expectations:
         raise InvalidExpectationsError(f"{path} is no TOML: {error}", "mend it") from error
     _require_reasons(path, document)
     try:
-        file = _File.model_validate(document)
+        file = _File.model_validate(document, context=context)
     except ValidationError as error:
         place, words = first_problem(error)
         raise InvalidExpectationsError(f"{path}: {place}: {words}", _way_out(place)) from error

@@ -115,9 +115,11 @@ class Expecting(Gate):
         """By the failure that lists the finding, or by a mistake that explains it."""
         failure = self.expectations.failure_of(finding.id)
         if failure is None or finding.verdict is Verdict.NOT_DRIVEN:
-            mistake = self.expectations.mistake_of(finding, clues)
-            if mistake is not None:
-                return GateDecision(Outcome.KNOWN, mistake.why)
+            known = self.expectations.mistake_of(finding, clues) or (
+                self.expectations.known_failure(finding)
+            )
+            if known is not None:
+                return GateDecision(Outcome.KNOWN, known.why)
             return Strict().decision(finding)
         objection = failure.objection(finding)
         if objection is None:
@@ -151,10 +153,12 @@ class Expecting(Gate):
         path = self.expectations.path
         for cause in report.causes:
             wanted = any(_may_be(cause, one, report) for one in self.expectations.mistakes)
-            entered = all(self.expectations.failure_of(name) for name in cause.findings)
+            entered = self.expectations.of(cause) is not None or all(
+                self.expectations.failure_of(name) for name in cause.findings
+            )
             if cause.severity is not Severity.ADVICE and not wanted and not entered:
                 return f"{path} does not list this cause: {cause.statement} [{cause.name}]"
-        for expected in self.expectations.mistakes:
+        for expected in self.expectations.mistakes if self.expectations.is_strict else ():
             is_there = any(_may_be(cause, expected, report) for cause in report.causes)
             if not is_there and _is_gone(expected, report):
                 return f"{path} lists {expected.name} ({expected.reason}): fixed; remove it"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import tempfile
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -26,16 +27,28 @@ from conformance.comparing.report_file import (
 from conformance.findings.errors import ReportPathError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from io import FileIO
     from pathlib import Path
 
-    from conformance.findings.cause import Cause, Clues, SuspectedLine
+    from conformance.findings.cause import Cause, CauseTrace, Clues
     from conformance.findings.finding import Finding
     from conformance.findings.report import Header, Report, Selection
 
 
-NO_SUSPECTS: Mapping[str, Sequence[SuspectedLine]] = MappingProxyType({})
+NO_TRACES: Mapping[str, CauseTrace] = MappingProxyType({})
+
+
+FINDING = re.compile(rb'^\{"id":"([^"]+)"', re.MULTILINE)
+"""The beginning of the line of a finding."""
+
+
+def made(path: Path) -> list[str]:
+    """The ids of the findings that the run for a report has made so far, in their order."""
+    try:
+        return [found.decode() for found in FINDING.findall(_journal_path(path).read_bytes())]
+    except FileNotFoundError:
+        return []
 
 
 class Journal:
@@ -95,20 +108,20 @@ class Journal:
         selection: Selection,
         watched: frozenset[str] = frozenset(),
         fault: str | None = None,
-        suspects: Mapping[str, Sequence[SuspectedLine]] = NO_SUSPECTS,
+        traces: Mapping[str, CauseTrace] = NO_TRACES,
     ) -> Report | None:
         """Write the report in one move and drop the journal; None if the run never began.
 
         It keeps what findings say of ``watched`` mistakes, also if these do not occur. ``fault`` is
-        the fault of the harness that stopped the run, and ``suspects`` the lines to look at for
-        causes, by the smallest reproduction of each.
+        the fault of the harness that stopped the run, and ``traces`` those of causes, by the
+        smallest reproduction of each.
 
         Raises:
             ReportPathError: it cannot be written; what was found is kept in the journal.
         """
         report = self.report(selection, watched, fault)
         if report is not None:
-            traced = [_with_suspects(cause, suspects) for cause in report.causes]
+            traced = [_with_trace(cause, traces) for cause in report.causes]
             report = report.model_copy(update={"causes": traced})
             self._write_report(report)
         _journal_path(self.path).unlink(missing_ok=True)
@@ -141,9 +154,9 @@ class Journal:
                 self._is_whole = False
 
 
-def _with_suspects(cause: Cause, suspects: Mapping[str, Sequence[SuspectedLine]]) -> Cause:
-    found = suspects.get(cause.findings[0])
-    return cause.model_copy(update={"suspects": [*found]}) if found else cause
+def _with_trace(cause: Cause, traces: Mapping[str, CauseTrace]) -> Cause:
+    found = traces.get(cause.findings[0])
+    return cause.model_copy(update=dict(found)) if found else cause
 
 
 def destination(path: Path) -> Path:

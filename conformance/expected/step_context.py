@@ -265,3 +265,8 @@ def units_held(unit: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.
     units = int(unit.max()) + 1
     part_of_pair = np.unique(label * units + unit) // units
     return np.bincount(part_of_pair).astype(np.float64)[label]
+
+
+def of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A per-token value that is constant within samples, by sample: [N]."""
+    return of_tokens[context.step.offsets[:-1]]

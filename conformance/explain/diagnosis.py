@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import CodeLocation
 from conformance.explain.catalogue import missing_tokens
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, doubt
 from conformance.explain.engine import Explained
 from conformance.explain.measurement import ObservedWeights
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis
-from conformance.findings.verdict import Check
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from conformance.expected.term import LossTerm
     from conformance.explain.catalogue.mistake import Prediction
     from conformance.explain.measurement import Measurement
-    from conformance.plan.checks import CheckSpec
 
 
 MOST_ALTERNATIVES = 3
@@ -48,22 +45,6 @@ def diagnose(measurement: Measurement) -> Diagnosis:
     if len(measurement.terms) > 1:
         return _of_several(explained)
     return _of_tokens(explained) if measurement.is_per_token else _of_sum(explained)
-
-
-def place(spec: CheckSpec, mode: Mode, diagnosis: Diagnosis) -> CodeLocation | None:
-    """Where in a framework a mistake must have been made; None if it may be in several places.
-
-    A factor may be anywhere between the loss and the optimizer, and a number that is logged wrongly
-    anywhere between the micro-batch and the log. Only in `token_mean` are tokens counted once.
-    """
-    if spec.check is Check.SHARDING:
-        return CodeLocation.SHARDING
-    at = MISTAKES[diagnosis.name].at if diagnosis.name in MISTAKES else None
-    if (at is CodeLocation.ARGUMENTS) is not (spec.check is Check.ARGUMENTS):
-        return None
-    of_any_mode = (CodeLocation.ARGUMENTS, CodeLocation.REDUCTION)
-    is_told = spec.metric is None and (mode is Mode.TOKEN_MEAN or at in of_any_mode)
-    return at if is_told else None
 
 
 def read_off(explained: Explained) -> list[str]:

@@ -192,8 +192,31 @@ class SuspectedLine(_Frozen):
     function: str
     why: str
 
+    @property
+    def place(self) -> str:
+        """The line as ``file:line (function)``."""
+        return f"{self.file}:{self.line} ({self.function})"
+
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} ({self.function}): {self.why}"
+        return f"{self.place}: {self.why}"
+
+
+class TracedFactor(_Frozen):
+    """A factor between a token's loss and its weight."""
+
+    value: float
+    place: str | None = None
+    """The line that applied it, as ``file:line (function)``."""
+
+
+class CauseTrace(_Frozen):
+    """What a trace of the smallest reproduction of a cause tells."""
+
+    suspects: list[SuspectedLine] = []
+    """The lines to look at, the likeliest first."""
+
+    chain: list[TracedFactor] = []
+    """The factors of the weight of a token that has a wrong one, in their order."""
 
 
 class Cause(_Frozen):
@@ -213,7 +236,8 @@ class Cause(_Frozen):
     """Where in the framework's code, if that is known: ``file:line (function)``."""
 
     suspects: list[SuspectedLine] = []
-    """The lines to look at, the likeliest first, by the trace of its smallest reproduction."""
+    chain: list[TracedFactor] = []
+    """As in `CauseTrace`, if it was traced."""
 
     findings: list[str]
     """Ids of the findings that it explains, the smallest reproduction first."""

@@ -21,7 +21,8 @@ its message, which ends with a hint, and exit as for a wrong command line.
 Commands that read reports raise `ReportFileError`, `UnreliableReportError`,
 `NothingToCompareError`, `PagePathError`, `UnknownCauseError` and `AmbiguousCauseError`; the others
 add `InvalidHistoryError`, `NotTracedError`, `InvalidSourceError`, `UnknownCaseError` and
-`UnknownReductionError`.
+`UnknownReductionError`. The check of a trainer of one's own raises `WrongUseError`,
+`RankFailedError` and `conformance.own_trainer.outcome.WrongLossError`.
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ class StartError(ConformanceError):
         self.details = details
 
 
+class WrongUseError(ConformanceError):
+    """A step was not used as it has to be, so that nothing can be said about a trainer."""
+
+
 class NothingToCompareError(ConformanceError):
     """Two reports have no finding in common."""
 
@@ -115,6 +120,10 @@ class AmbiguousCauseError(ConformanceError):
 
 class UnknownReductionError(ConformanceError):
     """No framework has a reduction of that name."""
+
+
+class RankFailedError(RuntimeError):
+    """A user's train step raised on another rank; the message has its traceback."""
 
 
 class HarnessFaultError(RuntimeError):

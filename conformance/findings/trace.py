@@ -24,11 +24,15 @@ READ = "aten._local_scalar_dense.default"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a framework, or of the engine that it trains on, in a file of this machine."""
+    """A line of a framework, or of the engine that it trains on, in a file of this machine.
+
+    ``columns`` are those of what it was evaluating, from the first to behind the last, in bytes.
+    """
 
     file: str
     number: int
     function: str
+    columns: tuple[int, int] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.number} ({self.function})"
@@ -85,12 +89,14 @@ class RankTrace:
     """The operations of one rank in their order.
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
-    of what adapters read the probe's gradient from.
+    of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
+    that were imported.
     """
 
     operations: tuple[Operation, ...] = ()
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
+    files: frozenset[str] = frozenset()
 
     @cached_property
     def collectives(self) -> dict[Collective, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.job import POISONS
+from adapters.contract.job import Place
 from adapters.contract.objective import OF_SAMPLES
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     """The observations of a job, None if it did not run."""
 
 
-[FINITE] = [value for value in POISONS if np.isfinite(value)]
-"""The poison that a mask of 0 multiplies to 0: what it changes has been read."""
-
-
 def judge_poisoned(
     spec: CheckSpec,
     job: Job,
@@ -47,29 +43,32 @@ def judge_poisoned(
     """Judge a poisoned job by what ``plain``, the same one without poison, gave.
 
     It breaks a rule if the framework states one, and is run again with each poison alone to name
-    those that change something; it is advice otherwise.
+    those that change something; it is advice otherwise. What a finite poison changes has been read,
+    as a mask of 0 multiplies it to 0.
     """
+    assert job.poison is not None
+    if not any(one.reads_poison for one in poisoned):
+        return unjudged(Verdict.UNSUPPORTED, f"the adapter gives no {job.poison.column}")
     numbers = _logged if spec.is_logged else _gradients
     tolerance = weight_bound(description.dtype)
     right = numbers(job, plain, description)
     changed = _changed(numbers(job, poisoned, description), right, tolerance)
     if not changed:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=tolerance)
-    assert job.poison is not None
     is_rule = _stated(spec, description) is not None
-    alone = {}
-    for value in job.poison.values if is_rule else (FINITE,):
+    alone, finite = {}, next(filter(np.isfinite, job.poison.values))
+    for value in job.poison.values if is_rule else (finite,):
         seen = run(replace(job, poison=replace(job.poison, values=(value,))))
         if seen is not None and (
             of_value := _changed(numbers(job, seen, description), right, tolerance)
         ):
             alone[value] = np.concatenate([*of_value.values()])
-    is_read = FINITE in alone and bool(np.isfinite(alone[FINITE]).all())
+    is_read = finite in alone and bool(np.isfinite(alone[finite]).all())
     poisons = ", ".join(f"{value:g}" for value in (alone if is_rule else job.poison.values))
-    explanation = (
-        f"{poisons} in {job.poison.column} of masked tokens: {' and '.join(changed)} differ"
-    )
+    explanation = f"{poisons} in {job.poison}: {' and '.join(changed)} differ"
     name = "masked_values_read" if is_read else "masked_values_multiplied"
+    if job.poison.place is Place.CLIPPED:
+        name = "ratios_overflow"
     return _by_rule(spec, Diagnosis(name=name, explanation=explanation), description)
 
 

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Option
-from adapters.contract.job import Column
+from adapters.contract.job import OVERFLOWS, Column, Place, Poison
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
@@ -43,6 +43,7 @@ TELLING = _cases("fully_masked_sample", "split_groups", "nine_samples", "ten_sam
 multiple of either, more than one step."""
 
 ONE = _cases("fully_masked_sample")
+REJECTED_TOKENS = "rejected_tokens"
 
 OF_ESTIMATORS = {
     Objective.GROUP_NORMALISED: _cases("split_groups"),
@@ -133,8 +134,8 @@ class CheckSpec:
     compares_cuts: bool = False
     """Whether the term's weights are compared with those of a step that is not cut."""
 
-    poisoned: Column | None = None
-    """The column that holds NaN, infinity and large values at masked tokens."""
+    poisoned: Poison | None = None
+    """The values that stand in a column where nothing may depend on them."""
 
     is_logged: bool = False
     """Of a poisoned column: whether all logged numbers are compared, and not weights."""
@@ -158,6 +159,12 @@ class CheckSpec:
     def is_of_advantages(self) -> bool:
         """Whether it is of advantages that the framework computes, looked at in one mode alone."""
         return self.objective in FROM_REWARDS
+
+    @property
+    def is_seen_in_every_mode(self) -> bool:
+        """Whether modes may differ in what it looks at: in how they leave out masked tokens."""
+        is_elsewhere = self.poisoned is not None and self.poisoned.place is not Place.MASKED
+        return not (self.is_of_advantages or is_elsewhere)
 
     def is_seen_on(self, layout: Layout) -> bool:
         """Whether a layout can tell right from wrong here.
@@ -298,24 +305,79 @@ CHECK_SPECS = (
 """All of them, those of one objective next to each other."""
 
 
-POISONED = tuple(
-    CheckSpec(
+def _poisoned(
+    name: str, objective: Objective, column: Column, place: Place = Place.MASKED
+) -> Iterator[CheckSpec]:
+    """Yield the checks of a poisoned column: of gradients, and of logged numbers.
+
+    Ratios that overflow where tokens are kept may be logged as they are.
+    """
+    is_overflow = place in (Place.REJECTED, Place.CLIPPED)
+    poison = Poison(column=column, place=place)
+    plain = CheckSpec(
         check=Check.POISON,
-        name=f"{prefix}{name}",
+        name=name,
         objective=objective,
         cases=_cases("uneven_lengths") if objective in FROM_REWARDS else ONE,
-        poisoned=column,
-        is_logged=bool(prefix),
+        poisoned=replace(poison, values=OVERFLOWS) if is_overflow else poison,
     )
-    for name, objective, column in (
-        ("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
-        ("advantages", Objective.OFF_POLICY, Column.ADVANTAGES),
-        ("old_log_probs_of_sequences", Objective.GSPO, Column.OLD_LOG_PROBS),
-        ("rollout_log_probs", Objective.TIS_TOKEN, Column.ROLLOUT_LOG_PROBS),
-        ("reference_log_probs", Objective.KL, Column.REFERENCE_LOG_PROBS),
-        ("reference_log_probs_in_rewards", Objective.REINFORCE_PP, Column.REFERENCE_LOG_PROBS),
+    if objective in WITH_REJECTION:
+        plain = replace(plain, cases=tuple(one for one in REJECTION if one.name == REJECTED_TOKENS))
+    yield plain
+    if not is_overflow:
+        yield replace(plain, name=f"logged_{name}", is_logged=True)
+
+
+POISONED = tuple(
+    chain.from_iterable(
+        _poisoned(*words)
+        for words in (
+            ("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
+            ("advantages", Objective.OFF_POLICY, Column.ADVANTAGES),
+            ("log_probs", Objective.OFF_POLICY, Column.LOG_PROBS),
+            ("old_log_probs_of_prompts", Objective.OFF_POLICY, Column.OLD_LOG_PROBS, Place.OUTSIDE),
+            ("overflowing_ratios", Objective.OFF_POLICY, Column.OLD_LOG_PROBS, Place.CLIPPED),
+            ("old_log_probs_of_sequences", Objective.GSPO, Column.OLD_LOG_PROBS),
+            ("rollout_log_probs", Objective.TIS_TOKEN, Column.ROLLOUT_LOG_PROBS),
+            (
+                "overflowing_corrections",
+                Objective.TIS_TOKEN,
+                Column.ROLLOUT_LOG_PROBS,
+                Place.CLIPPED,
+            ),
+            (
+                "overflowing_masked_corrections",
+                Objective.ICEPOP,
+                Column.ROLLOUT_LOG_PROBS,
+                Place.CLIPPED,
+            ),
+            (
+                "overflowing_rejections",
+                Objective.REJECTION,
+                Column.ROLLOUT_LOG_PROBS,
+                Place.REJECTED,
+            ),
+            ("reference_log_probs", Objective.KL, Column.REFERENCE_LOG_PROBS),
+            (
+                "reference_log_probs_of_prompts",
+                Objective.KL,
+                Column.REFERENCE_LOG_PROBS,
+                Place.OUTSIDE,
+            ),
+            ("entropies", Objective.ENTROPY, Column.ENTROPIES),
+            ("reference_log_probs_in_rewards", Objective.REINFORCE_PP, Column.REFERENCE_LOG_PROBS),
+            (
+                "old_log_probs_of_prompts_in_rewards",
+                Objective.REINFORCE_PP,
+                Column.OLD_LOG_PROBS,
+                Place.OUTSIDE,
+            ),
+            ("values", Objective.GAE, Column.VALUES),
+            ("values_of_prompts", Objective.GAE, Column.VALUES, Place.OUTSIDE),
+            ("returns", Objective.VALUE, Column.RETURNS),
+            ("old_values", Objective.VALUE_CLIPPED, Column.OLD_VALUES),
+        )
     )
-    for prefix in ("", "logged_")
 )
 """Each column where a loss or an estimator reads it, in gradients and in logged numbers: on one
 layout, and on one with context parallelism."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Job, Layout
-from adapters.contract.job import Column, Configuration, Poison
+from adapters.contract.job import Column, Configuration
 from adapters.contract.objective import WITH_REJECTION, Objective
 from conformance.findings.finding import GENERATED
 from conformance.findings.verdict import Check
@@ -55,7 +55,7 @@ class MatrixCell:
             depth=self.depth,
             objective=self.spec.objective,
             configuration=Configuration(distils=self.spec.attached is Column.TEACHER_LOG_PROBS),
-            poison=Poison(column=self.spec.poisoned) if self.spec.poisoned else None,
+            poison=self.spec.poisoned,
             attached=self.spec.attached,
         )
 

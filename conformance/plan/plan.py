@@ -116,14 +116,14 @@ class Plan:
     def _chosen(self) -> Sequence[MatrixCell]:
         """The cells of the jobs that a plan of this size has."""
         if self.size is PlanSize.FULL:
-            return self._cells_of_cases
+            return self.cells_of_cases
         jobs = {*self.quick_jobs, *(cell.job_id for cell in self._cut_cells())}
-        return [cell for cell in self._cells_of_cases if cell.job_id in jobs]
+        return [cell for cell in self.cells_of_cases if cell.job_id in jobs]
 
     @cached_property
     def quick_jobs(self) -> Mapping[str, AbstractSet[Combination]]:
         """The jobs of the quick plan, each with what it is the first to show."""
-        return quick_jobs(cell for cell in self._cells_of_cases if cell.spec.check in self.checks)
+        return quick_jobs(cell for cell in self.cells_of_cases if cell.spec.check in self.checks)
 
     def require_something_to_run(self) -> None:
         """Require a given case to fit a chosen layout.
@@ -141,7 +141,7 @@ class Plan:
             )
 
     @cached_property
-    def _cells_of_cases(self) -> list[MatrixCell]:
+    def cells_of_cases(self) -> list[MatrixCell]:
         """Those that share a run next to each other."""
         cases = ALL_CASES if self.case is None else (self.case,)
         seen = [spec for spec in CHECK_SPECS if spec.is_seen_at(self.depth)]
@@ -193,7 +193,7 @@ class Plan:
             for layout in layouts
             for mode in self.aggregations
             for spec in (*POISONED, *ATTACHED)
-            if not spec.is_of_advantages or mode is self.mode_of_advantages
+            if spec.is_seen_in_every_mode or mode is self.mode_of_advantages
             for case in spec.cases
             if self._runs(case, layout)
         ]

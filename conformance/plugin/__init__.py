@@ -2,7 +2,7 @@
 
 It does nothing in a pytest run that neither names an adapter nor collects the suite. `controller`
 shows progress and writes the report, `options` reads the command line, `launching` starts ranks,
-here or by torchrun.
+here or by torchrun; `loss_conformance` is the fixture for a trainer of one's own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import pytest
 from conformance.findings.errors import ConformanceError, HarnessFaultError, StartError
 from conformance.plugin import launching, options
 from conformance.plugin.controller import ATTRIBUTE, NOT_DRIVEN, Controller
+from conformance.plugin.loss_conformance import loss_conformance as loss_conformance
+from conformance.plugin.loss_conformance import pytest_pyfunc_call as pytest_pyfunc_call
 from conformance.plugin.options import settings_of
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from conformance.findings.errors import ConformanceError, HarnessFaultError
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 from conformance.plugin import launching
 from conformance.plugin.options import finding_id, settings_of
+from conformance.runs.options import GITHUB_SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import RankPool
     from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingMessage, FindingRecorder
-
-GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
-"""Environment variable: the file that GitHub Actions shows of a job's step."""
 
 NOT_DRIVEN = 6
 """Exit status of a run in which the adapter could not drive something that it was asked for and
@@ -75,12 +73,12 @@ class Controller:
 
     def trace(self, pool: RankPool) -> None:
         """Trace the causes of a run that came to its end, on ranks such as made its findings."""
-        from conformance.tracing.finding import suspected_lines
+        from conformance.tracing.finding import traces_of_causes
 
         is_asked = self._came_to_its_end and not self._config.getoption("no_trace")
         if self._recorder is not None and is_asked:
             causes = self._recorder.causes()
-            self._recorder.suspects = suspected_lines(causes, self._recorder.settings, pool)
+            self._recorder.traces = traces_of_causes(causes, self._recorder.settings, pool)
 
     @property
     def _came_to_its_end(self) -> bool:
@@ -197,8 +195,8 @@ class Controller:
             )
         if self._report is None or self._recorder is None:
             return
-        from conformance.views.diff_formats import gate_lines
         from conformance.views.report_formats import as_text
+        from conformance.views.versions.diff_formats import gate_lines
 
         terminalreporter.section("conformance")
         for line in as_text(self._report):
@@ -221,7 +219,7 @@ class Controller:
         self, terminalreporter: pytest.TerminalReporter, report: Report, gate: Gate
     ) -> None:
         from conformance.views import report_formats
-        from conformance.views.diff_formats import gate_lines
+        from conformance.views.versions.diff_formats import gate_lines
 
         objections = [] if self._objection is None else [self._objection]
         lines = [*gate_lines(gate, report), *objections]

@@ -110,7 +110,7 @@ class LogProcess:
         self._child.join(LIMIT)
         code, answered = self._child.exitcode, self._said("answer")
         if code is None:
-            return self._crash_of_all(f"{WHO} gave no answer in {LIMIT:g} s")
+            return self._crash_of_all(f"hang: {WHO} did not end in {LIMIT:g} s")
         if code or not answered:
             return self._crash_of_all(last_words(WHO, code, self._said("errors"), self._source))
         outcomes: Mapping[str, LogOutcome] = pickle.loads(answered)

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from conformance.findings.errors import StartError
+from conformance.findings.sanitize import sanitize
 from conformance.findings.verdict import Verdict
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.messages import (
@@ -27,8 +28,10 @@ from conformance.ranks.messages import (
     World,
 )
 from conformance.ranks.processes import LocalLauncher
+from conformance.ranks.recording.stacks import INNERMOST_FIRST, UNKNOWN, Waiting, told, waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from adapters.contract import Adapter, Description, Job, Observation
@@ -47,6 +50,9 @@ GRACE_TO_DECLINE = 10.0
 
 WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
 """What gloo says in a rank whose partner in a collective failed or never came."""
+
+WORDS_OF_A_MISMATCH = "collective mismatch"
+"""What gloo says where ranks meet in different collectives."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,10 @@ class _Blame(IntEnum):
     """How likely it is that a rank without a usable answer is why there is none from another."""
 
     WAITED = 1
-    """It may only have waited for another."""
+    """It hangs, or waited in vain: for others, or others for it."""
 
-    SILENT = 2
-    """It hangs, as one does that waits for others, and as one does that others wait for."""
+    MISMATCHED = 2
+    """It met others in a collective of another kind or size."""
 
     FAILED = 3
 
@@ -92,6 +98,7 @@ class _Failure:
 
     blame: _Blame
     outcome: Crashed
+    waiting: Waiting = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         """What came of the job that was begun, waiting for it if need be."""
         assert self._begun is not None
         begun, self._begun = self._begun, None
-        answers = begun.dead or self._gather(begun.connections, begun.deadline, self._time_limit)
+        answers = begun.dead or self._gather(begun.connections, begun.deadline)
         self._framework_seconds += max(answer.framework_seconds for answer in answers)
         outcome = _outcome(answers)
         if isinstance(outcome, Crashed):
@@ -222,10 +229,8 @@ class RankPool(AbstractContextManager["RankPool"]):
                 return [_Answer(rank, self._death(rank))]
         return []
 
-    def _gather(
-        self, connections: list[Connection], deadline: float, limit: float
-    ) -> list[_Answer]:
-        """Each rank's answer, in any order; silent ranks are reported to have had ``limit``."""
+    def _gather(self, connections: list[Connection], deadline: float) -> list[_Answer]:
+        """Each rank's answer, in any order."""
         pending = {connection: rank for rank, connection in enumerate(connections)}
         answers: list[_Answer] = []
         while pending:
@@ -241,8 +246,11 @@ class RankPool(AbstractContextManager["RankPool"]):
                     deadline = min(deadline, time.monotonic() + GRACE)
                 elif isinstance(answer.reply, Declined):
                     deadline = min(deadline, time.monotonic() + GRACE_TO_DECLINE)
-        silent = [*pending.values()]
-        return answers + [_Answer(rank, _silence(silent, limit)) for rank in silent]
+        silences = {rank: self._silence(rank) for rank in pending.values()}
+        return answers + [
+            self._receive(connection, rank) if connection.poll() else _Answer(rank, silences[rank])
+            for connection, rank in pending.items()
+        ]
 
     def _receive(self, connection: Connection, rank: int) -> _Answer:
         try:
@@ -250,10 +258,32 @@ class RankPool(AbstractContextManager["RankPool"]):
         except (EOFError, OSError):
             return _Answer(rank, self._death(rank))
         reply, seconds = answered.reply, answered.framework_seconds
-        return _Answer(rank, _failure(rank, reply) if isinstance(reply, Raised) else reply, seconds)
+        failed = self._failure(rank, reply) if isinstance(reply, Raised) else reply
+        return _Answer(rank, failed, seconds)
+
+    def _failure(self, rank: int, raised: Raised) -> _Failure:
+        """A rank's exception as a failure of the job; one that was left waiting is not to blame."""
+        message = f"{raised.words}\nrank {rank} raised\n{raised.traceback}"
+        if any(words in raised.traceback for words in WORDS_OF_A_WAITING_RANK):
+            return _Failure(_Blame.WAITED, Crashed(message), self._waiting(raised.traceback))
+        ours = raised.verdict is Verdict.NOT_DRIVEN
+        blame = _Blame.NOT_DRIVEN if ours else _Blame.FAILED
+        return _Failure(blame, Crashed(message, raised.verdict, raised.place))
+
+    def _silence(self, rank: int) -> _Failure:
+        stacks = self._ranks[rank].process.stacks()
+        return _Failure(
+            _Blame.WAITED, Crashed(sanitize(stacks, self.source)), self._waiting(stacks)
+        )
+
+    def _waiting(self, stack: str) -> Waiting:
+        return waiting(stack, self.adapter, self.source)
 
     def _death(self, rank: int) -> _Failure:
         death = self._ranks[rank].process.death()
+        if WORDS_OF_A_MISMATCH in death.words:
+            waiting_for = self._waiting(f"{INNERMOST_FIRST}\n{death.words}")
+            return _Failure(_Blame.MISMATCHED, Crashed(death.words), waiting_for)
         if death.is_of_job:
             return _Failure(_Blame.FAILED, Crashed(death.words))
         return _Failure(_Blame.NOT_DRIVEN, Crashed(death.words, Verdict.NOT_DRIVEN))
@@ -275,7 +305,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         self._world = None
         self._pids.clear()
         deadline = time.monotonic() + START_LIMIT
-        for answer in self._gather(self._connections, deadline, START_LIMIT):
+        for answer in self._gather(self._connections, deadline):
             if isinstance(answer.reply, _Failure):
                 self._stop()
                 raise _not_loaded(self.adapter, answer.reply.outcome)
@@ -293,12 +323,6 @@ class RankPool(AbstractContextManager["RankPool"]):
         self._begun = None
 
 
-def _silence(ranks: list[int], limit: float) -> _Failure:
-    """Of all ranks that gave no answer: which of them the others wait for is not known."""
-    names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    return _Failure(_Blame.SILENT, Crashed(f"{names} gave no answer in {limit:g} s"))
-
-
 def _not_loaded(adapter: Adapter, failed: Crashed) -> StartError:
     """The error of a version that the adapter cannot load."""
     words, _, details = failed.message.partition("\n")
@@ -307,14 +331,17 @@ def _not_loaded(adapter: Adapter, failed: Crashed) -> StartError:
     return StartError(f"{adapter.name} cannot be loaded: {words}{place}", hint, details)
 
 
-def _failure(rank: int, raised: Raised) -> _Failure:
-    """A rank's exception as a failure of the job; a rank that was left waiting is not to blame."""
-    message = f"{raised.words}\nrank {rank} raised\n{raised.traceback}"
-    if any(words in raised.traceback for words in WORDS_OF_A_WAITING_RANK):
-        return _Failure(_Blame.WAITED, Crashed(message, place=raised.place))
-    ours = raised.verdict is Verdict.NOT_DRIVEN
-    blame = _Blame.NOT_DRIVEN if ours else _Blame.FAILED
-    return _Failure(blame, Crashed(message, raised.verdict, raised.place))
+def _waited(answers: Iterable[_Answer], blame: _Blame) -> Crashed:
+    """What each rank waits for, where ranks hang or meet in different collectives."""
+    states, details = {}, []
+    for answer in answers:
+        if isinstance(answer.reply, _Failure):
+            states[answer.rank] = str(answer.reply.waiting)
+            details.append(answer.reply.outcome.message)
+        else:
+            states[answer.rank] = "has ended its step"
+    kind = "hang" if blame is _Blame.WAITED else "mismatched collectives"
+    return Crashed("\n".join([f"{kind}: {told(states)}", *details]))
 
 
 def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
@@ -328,6 +355,8 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         if observed and likeliest.outcome.verdict is Verdict.REFUSED:
             return replace(likeliest.outcome, verdict=Verdict.CRASHED)  # others had made the step
+        if likeliest.blame < _Blame.FAILED:
+            return _waited(answers, likeliest.blame)
         return likeliest.outcome
     if declined and observed:
         return Crashed(f"{declined[0].message}\n(one rank declined, others ran)")

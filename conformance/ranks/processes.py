@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -18,6 +19,7 @@ from conformance.findings.errors import TemporaryFolderError
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.messages import HostSlot, Rendezvous, SharedFile, WorkerSpec
+from conformance.ranks.recording.stacks import PRINTS_STACKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +45,13 @@ LOG_TAIL = 20_000
 FATAL = "Fatal Python error:"
 """What `faulthandler` prints before the stacks of a process that a signal kills."""
 
-STACK = re.compile(r"^Stack .*\n((?:  File .*\n?)+)", re.MULTILINE)
-"""Of the thread that was running, the most recent call first."""
+STACK = re.compile(r"^(?:Current thread|Thread) 0x.*\n((?:  File .*\n?)+)", re.MULTILINE)
+"""Of a thread, the most recent call first: of the one that was running, or of all others."""
+
+SECONDS_TO_PRINT = 3.0
+"""For a process to print the stacks of its threads."""
+
+CURRENT = "Current thread 0x"
 
 RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
 """Bytes in gloo's words on a collective mismatch: which of two collectives meet is a race."""
@@ -63,6 +70,9 @@ class RankProcess(Protocol):
 
     def death(self) -> Death:
         """How it ended, without folders of its machine."""
+
+    def stacks(self) -> str:
+        """The stacks of its threads, that of the main one last; empty if they are not known."""
 
     def kill(self) -> None:
         """Put an end to it, whatever it does."""
@@ -133,6 +143,21 @@ class LocalProcess:
             return Death(f"{who} was lost: the fork server was killed", is_of_job=False)
         return Death(last_words(who, code, self._log.read_bytes(), self._spec.source))
 
+    def stacks(self) -> str:
+        """The stacks of its threads, which it prints on a signal."""
+        assert self._process.pid is not None
+        before = self._log.stat().st_size
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, PRINTS_STACKS)
+        printed = ""
+        for _ in range(30):
+            time.sleep(SECONDS_TO_PRINT / 30)
+            whole = self._log.read_bytes()[before:].decode(errors="backslashreplace")
+            if whole and whole == printed:
+                break
+            printed = whole
+        return printed
+
     def kill(self) -> None:
         """Put an end to it, and to the processes that it started."""
         assert self._process.pid is not None
@@ -176,8 +201,9 @@ def last_words(who: str, code: int | None, output: bytes, source: Path | None) -
     text = RACED_SIZES.sub("other sizes", output[-LOG_TAIL:].decode(errors="backslashreplace"))
     printed, _, stacks = text.partition(FATAL)
     last_lines = printed.strip().splitlines()[-LOG_LINES:]
-    stack = STACK.search(stacks)
-    calls = stack[1].splitlines()[:LOG_LINES] if stack else []
+    stacks_of_threads = STACK.findall(stacks)
+    running = stacks_of_threads[0 if CURRENT in stacks else -1 :][:1]
+    calls = running[0].splitlines()[:LOG_LINES] if running else []
     reasons = [line.partition(WHAT)[2].strip() for line in last_lines if WHAT in line]
     first = ": ".join([f"{who} {how}", *reasons[-1:]])
     return sanitize("\n".join([first, *last_lines, *calls]).strip(), source)

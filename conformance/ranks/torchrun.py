@@ -120,6 +120,7 @@ class WorkerCommand(Enum):
 
     KILL = auto()
     TELL_ITS_DEATH = auto()
+    TELL_ITS_STACKS = auto()
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,15 @@ class _RemoteProcess:
             words = f"rank {self._index} was lost with the process that torchrun started for it"
             return Death(words)
         return death
+
+    def stacks(self) -> str:
+        """The stacks of its threads, from the process that started it."""
+        try:
+            self._orders.send(WorkerCommand.TELL_ITS_STACKS)
+            stacks: str = self._orders.recv()
+        except (EOFError, OSError):
+            return ""
+        return stacks
 
     def kill(self) -> None:
         """Put an end to it."""
@@ -237,6 +247,9 @@ def _obey(order: WorkerCommand, process: LocalProcess, orders: Connection) -> Lo
     """What is left of a rank's process after an order."""
     if order is WorkerCommand.TELL_ITS_DEATH:
         orders.send(process.death())
+        return process
+    if order is WorkerCommand.TELL_ITS_STACKS:
+        orders.send(process.stacks())
         return process
     process.kill()
     process.reap()

@@ -17,13 +17,15 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract import Job, Rank, Refused, Unsupported
-from adapters.contract.batch.probed_batch import painting
+from adapters.contract.batch.altered import painting
+from adapters.contract.batch.probed_batch import AlteredBatch
 from adapters.contract.objective import Objective
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.blame import blame
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
 from conformance.ranks.messages import Answered, Declined, Observed, Ready, Reply
+from conformance.ranks.recording.stacks import PRINTS_STACKS, passes_by
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -98,7 +100,11 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
 
 
 def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
-    """What the adapter observes, and what the toolkit records of an attached column or router."""
+    """What the adapter observes, and what is recorded of an altered column or a router."""
+    if job.poison is not None:
+        AlteredBatch.read.clear()
+        observation = adapter.observe(job, rank)
+        return replace(observation, reads_poison=job.poison.column in AlteredBatch.read)
     if job.attached is None and job.objective is not Objective.ROUTER:
         return adapter.observe(job, rank)
     from adapters.toolkit import probe  # costs time, and few jobs need it
@@ -111,7 +117,6 @@ def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
 
 
 def _traced(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
-    from conformance.ranks.recording.frames import passes_by
     from conformance.ranks.recording.recorder import Recorder
 
     recorder = Recorder(passes_by(spec.adapter))
@@ -167,7 +172,8 @@ def _settle(slot: HostSlot) -> None:
                 stream.flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    faulthandler.enable(all_threads=False)
+    faulthandler.enable()
+    faulthandler.register(PRINTS_STACKS, file=2)
     torch.set_num_threads(1)
     # Each is shown once in a process, so that last words would depend on the jobs before.
     warnings.showwarning = _ignore

@@ -6,20 +6,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from adapters.contract import CodeLocation
 from adapters.contract.batch.formulas import estimator_conventions
-from adapters.contract.job import DEFAULT_CONFIGURATION
+from adapters.contract.job import DEFAULT_CONFIGURATION, Column, Place
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_ROLLOUTS,
     OF_TERMS,
     OFF_POLICY,
-    PENALISING,
     Objective,
 )
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.explain.clues import clues_of_failure
-from conformance.explain.diagnosis import place
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.advice import (
     advice_on_crash,
@@ -63,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.contract import Description, Job, Observation
-    from adapters.contract.job import Setting
+    from adapters.contract.job import Poison, Setting
     from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
@@ -83,14 +80,12 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
         case MatrixCell() if (missing := _missing(cell, description)) is not None:
             return unjudged(Verdict.UNSUPPORTED, missing)
         case StartupCell():
-            judgement = _check_startup(cell, jobs)
+            return _check_startup(cell, jobs)
         case MatrixCell() if cell.spec.poisoned:
-            judgement = judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
+            return judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
         case MatrixCell() if cell.spec.attached:
-            judgement = judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
-        case _:
-            judgement = _check_job(cell, jobs)
-    return replace(judgement, place=_place(cell, judgement, description))
+            return judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
+    return _check_job(cell, jobs)
 
 
 def job_cell(cell: AnyMatrixCell | None, description: Description) -> MatrixCell | None:
@@ -215,6 +210,9 @@ def judge_poison(
 
     A framework may refuse poison in an error of its own.
     """
+    assert job.poison is not None
+    if _counts(job.poison, job.objective, jobs.description):
+        return unjudged(Verdict.UNSUPPORTED, f"by its conventions the {job.poison} count")
     plain = jobs.plain(job)
     if not isinstance(plain, Ran):
         return unjudged(Verdict.UNSUPPORTED, f"without poison: {plain.message}")
@@ -297,13 +295,21 @@ def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
     if outcome.kind in VERDICTS_ON_LOGS:
         return unjudged(VERDICTS_ON_LOGS[outcome.kind], outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
-    is_wrong = judgement.verdict is Verdict.MISMATCH
     return replace(
         judgement,
         tolerance=None,
-        place=description.places.get(CodeLocation.LOG) if is_wrong else None,
         message=outcome.message or None,
     )
+
+
+def _counts(poison: Poison, objective: Objective, description: Description) -> bool:
+    """Whether masked tokens of a poisoned column count, by the conventions of an estimator."""
+    if poison.place is not Place.MASKED or objective not in FROM_REWARDS:
+        return False
+    declared = estimator_conventions(objective, description.conventions)
+    if poison.column is Column.VALUES:
+        return TokenSet.ACTIVE not in (declared.valued, declared.transitions)
+    return declared.penalised is not TokenSet.ACTIVE
 
 
 def _missing(cell: MatrixCell, description: Description) -> str | None:
@@ -313,10 +319,6 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
     if cell.aggregation.mode not in description.modes:
         alone = ", and advantages are looked at in no other unless --modes chooses one"
         return f"no mode {cell.aggregation.mode}{alone if cell.spec.is_of_advantages else ''}"
-    if cell.spec.poisoned is not None and cell.spec.objective in PENALISING:
-        declared = estimator_conventions(cell.spec.objective, description.conventions)
-        if declared.penalised is not TokenSet.ACTIVE:
-            return "by its conventions the divergence of masked tokens counts"
     attached = cell.spec.attached
     if attached is not None and f"no_gradient.{attached}" not in description.rules:
         return f"{attached} are given, and no forward pass that computes them is run"
@@ -343,13 +345,3 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         | cell.job.configuration.settings - description.configurations.keys()
     )
     return f"no option {', '.join(lacking)}" if lacking else None
-
-
-def _place(cell: MatrixCell, judgement: Judgement, description: Description) -> str | None:
-    """Where the framework raised, or must have made the mistake if that and the check tell."""
-    if judgement.place is not None:
-        return judgement.place
-    if judgement.verdict is not Verdict.MISMATCH or judgement.diagnosis is None:
-        return None
-    determined = place(cell.spec, cell.aggregation.mode, judgement.diagnosis)
-    return None if determined is None else description.places.get(determined)

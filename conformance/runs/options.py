@@ -89,8 +89,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "expect": {
         "type": Path,
-        "metavar": "FILE",
-        "help": "known faults: fail on all that is wrong in another way, or no longer",
+        "metavar": "FILE|known",
+        "help": "known faults, of a file or of the newest versions: fail on all others",
     },
     "report": {
         "type": Path,
@@ -99,6 +99,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """By name, what `argparse` is told of each; commands that have an option take it from here."""
+
+GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Environment variable: the file that GitHub Actions shows of a job's step."""
 
 PLACEHOLDERS = {
     "CLONE": "a clone of the framework's repository",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from adapters.contract.description import sources
 from conformance.comparing.journal import Journal
-from conformance.findings.cause import Cause, Clues, SuspectedLine
+from conformance.findings.cause import Cause, CauseTrace, Clues
 from conformance.findings.errors import HarnessFaultError, InconsistentExpectationError
 from conformance.findings.finding import Finding
 from conformance.findings.report import Environment, Header, Provenance, Selection
@@ -159,7 +159,7 @@ class FindingRecorder:
     fault: str | None = None
     """The first fault of the harness: no verdict of the run can be relied on."""
 
-    suspects: dict[str, list[SuspectedLine]] = field(default_factory=dict)
+    traces: dict[str, CauseTrace] = field(default_factory=dict)
     """The lines to look at for causes, by the smallest reproduction of each."""
 
     _consistency: Consistency = field(default_factory=Consistency)
@@ -221,7 +221,7 @@ class FindingRecorder:
     def finish(self) -> Report | None:
         """Writes the report of all that was recorded; None if nothing was."""
         watched = self.settings.gate.watched
-        return self._journal.finish(self._selection, watched, self.fault, self.suspects)
+        return self._journal.finish(self._selection, watched, self.fault, self.traces)
 
     @property
     def _selection(self) -> Selection:

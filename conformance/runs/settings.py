@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, InvalidLayoutError, Layout
 from adapters.toolkit.source import Source, resolve
-from conformance.comparing import expectations
+from conformance.comparing import known
 from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
 from conformance.comparing.report_file import load_reliable
 from conformance.corpus import case_file as case_files
@@ -84,7 +84,7 @@ class Settings:
         processes.require_room_for_sockets()
         chosen = registry.create(adapter, engine)
         found = resolve(chosen, source)
-        aggregations = _modes(modes)
+        aggregations = modes_of(modes)
         plan = Plan(
             aggregations=aggregations,
             checks=_checks(checks),
@@ -133,12 +133,11 @@ def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gat
             f"--expect={expect} and --baseline={baseline} are two gates", "choose one"
         )
     if expect is not None:
-        known = expectations.load(expect)
-        known.require_framework(settings.adapter.name, settings.adapter.engine)
+        listed = known.expected(expect, settings.adapter.name, settings.adapter.engine)
         everything = settings.plan.extended_to(settings.adapter.layouts())
         cells = [*everything.cells(), *settings.plan.cells()]
-        known.require_each_to_match_once([cell.id for cell in cells])
-        return Expecting(known)
+        listed.require_each_to_match_once([cell.id for cell in cells])
+        return Expecting(listed)
     return Strict() if baseline is None else _comparing(settings, baseline)
 
 
@@ -159,7 +158,8 @@ def _comparing(settings: Settings, path: Path) -> Comparing:
     return Comparing(path, report, settings.plan.request)
 
 
-def _modes(text: str | None) -> dict[Mode, Aggregation | None]:
+def modes_of(text: str | None) -> dict[Mode, Aggregation | None]:
+    """The modes of ``--modes``, each with its divisor if one is given; without it, all of them."""
     if text is None:
         return dict.fromkeys(Mode)
     modes: dict[Mode, Aggregation | None] = {}

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from conformance.tracing.graph import Graph, Node
 
 
+SUMMING = ("aten.sum", "aten.mean", "aten.dot")
+"""The beginnings of the names of operations that add entries up."""
+
+
 class Factor(NamedTuple):
     """An operation that changes the token's value, or multiplies it by 1."""
 
@@ -72,7 +76,7 @@ def _factors(graph: Graph, way: Sequence[Node]) -> list[Factor]:
     A backward pass splits a value and adds the parts up again, as for the maximum of two losses
     that are equal.
     """
-    values = [graph.operation(node).contents.largest for node in way]
+    values = _values(graph, way)
     steps = [
         Factor(node, before, after)
         for node, before, after in zip(way[1:], values, values[1:], strict=False)
@@ -91,13 +95,34 @@ def _factors(graph: Graph, way: Sequence[Node]) -> list[Factor]:
     return [*kept[:start], *kept[end:]]
 
 
+def _values(graph: Graph, way: Sequence[Node]) -> list[float]:
+    """The token's value in each node.
+
+    An advantage of a whole sample paints all of its tokens. Until a backward pass takes them apart,
+    a sum of them is that of as many tokens.
+    """
+    values: list[float] = []
+    summed, several = 1.0, 1
+    for node in way:
+        operation = graph.operation(node)
+        held = operation.contents
+        if operation.backward_pass is not None:
+            summed = 1.0
+        elif operation.name.startswith(SUMMING) and held.nonzero < several:
+            summed *= several / held.nonzero
+        several = held.nonzero
+        values.append(held.largest / summed)
+    return values
+
+
 def _at_its_operation(graph: Graph, factor: Factor) -> Factor:
     """A factor that a backward pass has beyond the forward one, where it was multiplied by.
 
     Until a gradient meets the advantage it is that of all tokens, and is not painted.
     """
-    number = graph.operation(factor.node).backward_pass
-    if factor.is_idle or number is None:
+    operation = graph.operation(factor.node)
+    number = operation.backward_pass
+    if factor.is_idle or number is None or operation.collective is not None:
         return factor
     waiting, seen = [*graph.inputs(factor.node)], {factor.node}
     while waiting:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 DEEPEST = 24
 """How far a count is unfolded."""
 
+DIVIDING = ("div", "floor_divide")
+"""Operations that divide by their second operand."""
+
 SHARED = 3
 """How many of the innermost functions that look at a number may be those that use it."""
 
@@ -111,10 +114,30 @@ class Unfolding:
 
     def number(self, number: float, user: Node) -> Count:
         """A number of Python, unfolded if its user looked at a tensor that has it."""
-        source = self._source(number, user)
-        if source is None:
-            return Count(number, None)
-        return Count(number, None, How.SAME, parts=(self._unfolded(source),), shares=(1.0,))
+        made = self._read(Entry(user, None, number))
+        parts = tuple(self._unfolded(one) for one in made.parts if isinstance(one, Entry))
+        return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))
+
+    def _read(self, entry: Entry) -> Made:
+        """How a number of Python, or a tensor of such, was made of tensors that were looked at."""
+        source = self._source(entry.value, entry.node)
+        if source is not None:
+            return Made(How.SAME, [source], [1.0])
+        summed = self._summed(entry.value, entry.node)
+        return Made(How.SUM, summed, [1.0] * len(summed)) if summed else Made(How.GIVEN, ())
+
+    def _summed(self, number: float, user: Node) -> list[Entry]:
+        """Numbers that one line of the user's function read one by one and that add up to it."""
+        users = {_function(line) for line in self.graph.operation(user).stack}
+        read: dict[Line, list[Entry]] = {}
+        for place, operation in enumerate(self.graph.traces[user.rank].operations[: user.place]):
+            line = operation.line
+            if operation.name == READ and line is not None and _function(line) in users:
+                [value] = operation.contents.values
+                read.setdefault(line, []).append(Entry(Node(user.rank, place), 0, value))
+        several = (one for one in reversed(read.values()) if len(one) > 1)
+        sums = (one for one in several if is_close(math.fsum(each.value for each in one), number))
+        return next(sums, [])
 
     def _source(self, number: float, user: Node) -> Entry | None:
         """The last entry that a function of the user's stack looked at and that is a number."""
@@ -148,8 +171,7 @@ class Unfolding:
         if operation.name.startswith(ALLOCATIONS):
             return Made(How.GIVEN, ())
         if not inputs:
-            source = self._source(entry.value, entry.node) if operation.name == GIVEN else None
-            return Made(How.GIVEN, ()) if source is None else Made(How.SAME, [source], [1.0])
+            return self._read(entry) if operation.name == GIVEN else Made(How.GIVEN, ())
         operands = [[*self._aligned(one, entry)] for one in inputs]
         rule = RULES.get(_kind(operation))
         made = rule(entry.value, operands, operation) if rule is not None else None
@@ -186,7 +208,7 @@ def _of_product(value: float, operands: Operands, operation: Operation) -> Made 
     """A product or quotient of an entry of each operand, or of one and a number."""
     factors: list[Sequence[Entry | float]] = [*operands, *([one] for one in operation.numbers)]
     first, *others = [1.0] * len(factors)
-    power = -1.0 if _kind(operation) == "div" else 1.0
+    power = -1.0 if _kind(operation) in DIVIDING else 1.0
     shares = [first, *(power * one for one in others)]
     for chosen in product(*factors):
         values = [one.value if isinstance(one, Entry) else one for one in chosen]
@@ -233,7 +255,7 @@ def _of_sum(value: float, operands: Operands, operation: Operation) -> Made | No
 
 
 RULES = {
-    **dict.fromkeys(("mul", "div"), _of_product),
+    **dict.fromkeys(("mul", *DIVIDING), _of_product),
     "reciprocal": _of_reciprocal,
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "maximum", "minimum"), _of_clamp),
     **dict.fromkeys(("sum", "mean"), _of_whole),

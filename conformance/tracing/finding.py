@@ -14,14 +14,21 @@ from conformance.ranks.hardware import MAX_RANKS, RankBudget
 from conformance.ranks.pool import RankPool
 from conformance.runs.settings import Settings
 from conformance.tracing import tracer
+from conformance.tracing.logged import trace_logged
 from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import Token, TracedJob, is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from conformance.findings.cause import Cause, SuspectedLine
+    from conformance.findings.cause import Cause, CauseTrace
     from conformance.plan.matrix import AnyMatrixCell
+    from conformance.ranks.messages import Declined
+    from conformance.ranks.pool import Crashed
+
+
+TRACED = (Severity.GRADIENT, Severity.LOGGED)
+"""How bad the causes are that are traced at the end of a run."""
 
 
 def trace_finding(
@@ -47,35 +54,44 @@ def trace_finding(
     return _traced(_traceable(cell), settings, token)
 
 
-def suspected_lines(
+def traces_of_causes(
     causes: Iterable[Cause], settings: Settings, pool: RankPool
-) -> dict[str, list[SuspectedLine]]:
-    """The lines to look at for each wrong gradient, by the first of its cause's findings."""
+) -> dict[str, CauseTrace]:
+    """The traces of wrong gradients and logs, by the first of each cause's findings."""
     cells = {
         cell.id: cell
         for cell in settings.plan.cells()
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
-    found: dict[str, list[SuspectedLine]] = {}
+    found: dict[str, CauseTrace] = {}
     for cause in causes:
         smallest = next((cells[one] for one in cause.findings if one in cells), None)
-        if cause.severity is Severity.GRADIENT and smallest is not None:
+        if cause.severity in TRACED and smallest is not None:
             try:
-                job = tracer.trace(smallest.job, pool)
+                job = _run(smallest, pool)
             except StartError:  # after a crash the framework could not be loaded again
                 return found
+            except NotTracedError:
+                continue
             if isinstance(job, TracedJob):
                 package, source = settings.adapter.package, settings.source.path
                 trace = Trace.of(smallest.id, job, package, source)
-                found[cause.findings[0]] = trace.suspected
+                found[cause.findings[0]] = trace.of_cause
     return found
+
+
+def _run(
+    cell: MatrixCell, pool: RankPool, token: Token | None = None
+) -> TracedJob | Crashed | Declined:
+    way = trace_logged if tracer.is_of_log(cell) else tracer.trace
+    return way(cell.job, pool, token)
 
 
 def _traced(cell: MatrixCell, settings: Settings, token: tuple[int, int] | None) -> Trace:
     ranks, source = cell.layout.world_size, settings.source.path
     chosen = None if token is None else Token(*token)
     with RankPool(settings.adapter, source, ranks, settings.time_limit) as pool:
-        job = tracer.trace(cell.job, pool, chosen)
+        job = _run(cell, pool, chosen)
     if not isinstance(job, TracedJob):
         raise NotTracedError(f"the step did not run: {job.message.splitlines()[0]}")
     return Trace.of(cell.id, job, settings.adapter.package, source)
@@ -117,6 +133,6 @@ def _traceable(cell: AnyMatrixCell) -> MatrixCell:
     if not isinstance(cell, MatrixCell) or not is_traced(cell):
         raise NotTracedError(
             f"{cell.id} cannot be traced: a trace follows a token's advantage to its gradient",
-            "trace a finding of weights or rejection",
+            "trace a finding of weights, rejection, off_policy or of the logged policy loss",
         )
     return cell

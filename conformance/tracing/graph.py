@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from adapters.contract.batch.probed_batch import PAINT
+from adapters.contract.batch.altered import PAINT
+from conformance.findings.trace import READ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,7 +86,7 @@ class Graph:
             found.update([(node, any(painted))] if painted else [])
         elif held.nonzero and painted:
             found[node] = any(painted) or operation.backward_pass is not None
-        elif held.nonzero == 1 and held.largest == PAINT:
+        elif held.largest == PAINT and abs(held.total) == PAINT * held.nonzero:
             found[node] = False
 
     def before(self, node: Node) -> Node | None:
@@ -109,6 +110,17 @@ class Graph:
         if self.painted[best] or root is None or Node(node.rank, root) not in self.painted:
             return best
         return Node(node.rank, root)
+
+    def logged(self, number: float) -> Iterator[Node]:
+        """Yield where a number is read that is logged; if none is, the last one that is read."""
+        ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
+        read = [node for node in reversed(ends) if self.operation(node).name == READ]
+        yield from (one for one in read if is_close(self._size(one), abs(number)))
+        yield from (one for one in reversed(ends) if is_close(self._size(one), abs(number)))
+        yield from read
+
+    def _size(self, node: Node) -> float:
+        return self.operation(node).contents.largest
 
     @property
     def ends(self) -> Iterator[Node]:

@@ -8,15 +8,17 @@ its parts are right: the line that combined them is the suspect.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from conformance.findings.trace import GIVEN, READ
 from conformance.tracing.counts import Count, How, Unfolding
 from conformance.tracing.graph import Node, is_close
-from conformance.tracing.origins import has_constant, origins
 from conformance.tracing.right_counts import RightCounts
+from conformance.tracing.source.origins import has_constant, origins
+from conformance.tracing.source.slices import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,21 +41,27 @@ CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
+    DIVISOR = -1  # nothing else is suspected, and this divides by no count of the step
     CONSEQUENCE = 0  # a count is made of one that is suspected
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
     IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
     CALLER = 3  # who called what counts
-    AVERAGED = 4  # a reduction averages, and nothing takes that back
-    COUNTED = 5  # a count had to be another
-    IDLE = 6  # a number is 1 where a factor is missing
-    WITHOUT_PARTNER = 7
-    KNOWING = 8  # the same as `IDLE`, where the function has a variable with the missing factor
-    SIZE = 9  # a number of ranks or micro-batches had to be another
-    PART = 10  # the count of a part of the step stands for the whole
-    GROUP = 11  # a reduction goes over another number of ranks
-    ASSIGNED = 12  # where a wrong number got its name
-    UNUSED = 13  # the right count is made, and not used
-    CHANGED = 14  # a count is not what it is made of
+    CHOSEN = 4  # where what is counted was chosen
+    AVERAGED = 5  # a reduction averages, and nothing takes that back
+    COUNTED = 6  # a count had to be another
+    IDLE = 7  # a number is 1 where a factor is missing
+    WITHOUT_PARTNER = 8
+    INVERSE = 9  # a factor multiplies where it had to divide
+    KNOWING = 10  # the same as `IDLE`, where the function has a variable with the missing factor
+    SIZE = 11  # a number of ranks or micro-batches had to be another
+    MEAN = 12  # a mean of entries that are not those of the unit
+    PART = 13  # the count of a part of the step stands for the whole
+    GROUP = 14  # a reduction goes over another number of ranks
+    WRITTEN = 15  # a count is multiplied or divided by a 1 that is written out
+    ASSIGNED = 16  # where a wrong number got its name
+    UNUSED = 17  # the right count is made, and not used
+    CHANGED = 18  # a count is not what it is made of
+    UNMASKED = 19  # losses are added up with those that no mask has made 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class Suspects:
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
         by_line: dict[tuple[str, int], Suspect] = {}
-        found = [*self._all()]
+        found = [*self._all()] or [*self._of_divisors()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
         for one in sorted(told or found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
@@ -107,6 +115,8 @@ class Suspects:
         return self.package is None or f"/{self.package}/" in line.file
 
     def _all(self) -> Iterator[_Ranked]:
+        if self.traced.observed and not self.traced.expected:
+            yield from self._of_unmasked()
         if not self.traced.observed or not self.traced.expected:
             return
         for factor in self.chain.factors:
@@ -128,6 +138,14 @@ class Suspects:
         """What the right weight is multiplied by."""
         return self.traced.observed / self.traced.expected
 
+    @cached_property
+    def _files(self) -> frozenset[str]:
+        """The files of the framework that ranks have imported."""
+        files = frozenset[str]().union(*(trace.files for trace in self.traced.traces))
+        if self.package is None:
+            return files
+        return frozenset(one for one in files if f"/{self.package}/" in one)
+
     def _operation(self, node: Node) -> Operation:
         return self.chain.graph.operation(node)
 
@@ -136,6 +154,10 @@ class Suspects:
         operation = self.chain.operation(factor)
         if factor.is_idle and self._right.factor(self._off) is not None:
             yield from self._of_idle(factor)
+        yield from self._of_mean(factor)
+        if not factor.is_idle and is_close(factor.value**2, self._off):
+            inverse = f"multiplies by {factor.value:.6g}, and had to divide by it"
+            yield from self._at(factor.node, Why.INVERSE, 0, inverse)
         if not factor.is_idle and is_close(factor.value, self._off):
             words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
             averages = operation.collective is not None or operation.backward_pass is not None
@@ -143,6 +165,26 @@ class Suspects:
             yield from self._at(
                 factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
             )
+
+    def _of_divisors(self) -> Iterator[_Ranked]:
+        """Yield the lines that divide by something else than the tokens that are to be counted."""
+        for factor in self.chain.factors if self.traced.is_wrong else ():
+            divisor = 1 / factor.value if factor.value else math.inf
+            is_forward = self._operation(factor.node).backward_pass is None
+            if is_forward and divisor > 1 and not is_close(divisor, self._right.tokens):
+                words = f"divides by {divisor:.6g}, where there are {self._right.tokens:g} tokens"
+                yield from self._at(factor.node, Why.DIVISOR, 0, words)
+
+    def _of_unmasked(self) -> Iterator[_Ranked]:
+        """Yield the line that first adds a masked token's loss to others, and who called it."""
+        sizes = [self._operation(node).contents.size for node in self.chain.way]
+        for node, before, after in zip(self.chain.way[1:], sizes, sizes[1:], strict=False):
+            if after == 1 < before and self._operation(node).backward_pass is None:
+                words = "adds up the loss of a masked token, which no mask has made 0"
+                yield from self._at(node, Why.UNMASKED, 0, words)
+                for place, line in enumerate(self._callers(node), 1):
+                    yield _Ranked(Why.UNMASKED, -place, Suspect(line, words))
+                return
 
     def _of_idle(self, factor: Factor) -> Iterator[_Ranked]:
         """Yield the line of a factor of 1, best where its function knows the missing one."""
@@ -171,18 +213,30 @@ class Suspects:
         """Whether another factor takes back what one does."""
         return any(is_close(one.value * factor.value, 1) for one in self.chain.factors)
 
+    def _of_mean(self, factor: Factor) -> Iterator[_Ranked]:
+        """Yield the line of a mean over entries that are not those that a unit has."""
+        if ".mean" in self.chain.operation(factor).name and not factor.is_idle:
+            entries = 1 / factor.value
+            if (needed := self._right.needed(entries * self._off)) is not None:
+                words = (
+                    f"a mean of {entries:.6g} where there are {entries * self._off:.6g} {needed}"
+                )
+                yield from self._at(factor.node, Why.MEAN, 0, words)
+
     def _wrong_counts(self, factor: Factor) -> Iterator[_Wrong]:
         """Yield the counts that a factor is made of, each with what it had to be.
 
-        Where nothing was divided by the tokens of a unit, a divisor of 1 had to be these.
+        Where nothing was divided by the tokens of a unit, a divisor of 1 had to be these. A factor
+        of 1 may be a quotient of two counts.
         """
-        if factor.is_idle and not self._may_lack_tokens(factor):
+        if factor.is_idle and not self._may_lack_counts(factor):
             return
         unfolding, operation = Unfolding(self.chain.graph), self.chain.operation(factor)
-        for value, needed in (
+        ways = [
             (1 / factor.value, self._off / factor.value),
             (factor.value, factor.value / self._off),
-        ):
+        ]
+        for value, needed in reversed(ways) if ".mul" in operation.name else ways:
             found = [unfolding.of_value(one, value) for one in self.chain.operands(factor)]
             numbers = [one for one in operation.numbers if is_close(one, value)]
             found += [unfolding.number(one, factor.node) for one in numbers]
@@ -192,9 +246,13 @@ class Suspects:
             if factor.is_idle:
                 return
 
-    def _may_lack_tokens(self, factor: Factor) -> bool:
-        divides = ".div" in self.chain.operation(factor).name and self.chain.operands(factor)
-        return bool(divides) and is_close(self._off, self._right.tokens)
+    def _may_lack_counts(self, factor: Factor) -> bool:
+        """Whether a factor of 1 is a tensor that had to have the tokens of a unit, or the ranks."""
+        if not self.chain.operands(factor):
+            return False
+        divides = ".div" in self.chain.operation(factor).name
+        lacks_tokens = divides and is_close(self._off, self._right.tokens)
+        return lacks_tokens or self._right.ranks(self._off) is not None
 
     def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
         """Yield a count and the parts of it that had to be others."""
@@ -204,13 +262,22 @@ class Suspects:
         user = wrong.made.node or wrong.user
         tensors = [part for part in wrong.made.parts if part.node is not None]
         if wrong.made.how is How.SUM and len(tensors) > 1:
-            return  # which of the parts it is cannot be told from the sum
+            yield from self._summed(wrong, tensors)
+            return
         for place, part in enumerate(wrong.made.parts):
             if wrong.made.how is How.SUM and part.node is None:
                 continue  # a number that is added, such as against a division by 0
             needed = wrong.made.needed(place, wrong.needed)
             if needed is not None and math.isfinite(needed):
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
+
+    def _summed(self, wrong: _Wrong, parts: Sequence[Count]) -> Iterator[_Wrong]:
+        """Yield a sum of Python at the line that read its parts, which cannot be told apart."""
+        nodes = [part.node for part in parts if part.node is not None]
+        if all(self._operation(node).name == READ for node in nodes):
+            yield _Wrong(
+                replace(wrong.made, node=nodes[0]), wrong.needed, nodes[0], wrong.depth + 1
+            )
 
     def _of_count(self, wrong: _Wrong) -> Iterator[_Ranked]:
         """Yield the lines to look at because of one count that had to be another."""
@@ -237,8 +304,24 @@ class Suspects:
             is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)
             why = Why.PART if is_part else Why.COUNTED
             yield from self._at(count.node, why, wrong.depth, words)
+            yield from self._behind(wrong, words)
             for place, line in enumerate(self._callers(count.node)):
                 yield _Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
+
+    def _behind(self, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
+        """Yield the lines of plain Python that counted, or chose what was counted."""
+        made = self._operation(wrong.made.node or wrong.user)
+        user = self._operation(wrong.user) if made.name == GIVEN else made
+        if user.line is None or not self._is_own(user.line):
+            return
+        sources = [*Slice(self._files).of(user.stack)]
+        chosen = next((one for one in sources if one.chooses), None)
+        if chosen is not None:
+            yield _Ranked(Why.CHOSEN, wrong.depth, Suspect(chosen.line, words))
+        if made.name == GIVEN and wrong.made.how is How.GIVEN:
+            counting = [one.line for one in sources if one.counts]
+            for place, line in enumerate(counting):
+                yield _Ranked(Why.ASSIGNED, -place, Suspect(line, words))
 
     def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[_Ranked]:
         """Yield the line of a reduction over too many or too few ranks, and who chose them."""
@@ -252,6 +335,9 @@ class Suspects:
             return
         reduced = f"adds up over {group} of {world} ranks: {words}"
         yield from self._at(node, Why.GROUP, LATER, reduced)
+        chooser = Slice(self._files).chosen_by(operation.stack, "group")
+        if chooser is not None:
+            yield _Ranked(Why.GROUP, LATER + 1, Suspect(chooser, reduced))
         for place, line in enumerate(self._callers(node)):
             yield _Ranked(Why.GROUP, -place, Suspect(line, reduced))
 
@@ -267,10 +353,13 @@ class Suspects:
         is_size = self._right.is_size(number) and self._right.factor(wrong.needed) is not None
         knows = any(is_close(held, wrong.needed) for _, held in operation.variables)
         assigned = [*origins(operation.stack, names)]
+        is_written = has_constant(operation.stack, number)
+        if number == 1 and is_written and wrong.depth:
+            yield from self._at(wrong.user, Why.WRITTEN, wrong.depth, words)
         if number == 1 and not (assigned or knows):
             return
         why = Why.CALLER if wrong.made.parts else Why.SIZE if is_size else Why.ASSIGNED
-        before = -LATER if has_constant(operation.stack, number) else LATER
+        before = -LATER if is_written else LATER
         for place, line in enumerate(assigned):
             yield _Ranked(why, before - place, Suspect(line, words))
         yield from self._at(wrong.user, Why.SIZE if is_size else Why.COUNTED, wrong.depth, words)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.batch.probed_batch import PAINT
-from conformance.findings.cause import SuspectedLine
+from adapters.contract.batch.altered import PAINT
+from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph, is_close
-from conformance.tracing.suspects import Suspects, suspects_of_loss
+from conformance.tracing.suspects import MOST, Suspect, Suspects, suspects_of_loss
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from conformance.findings.trace import Line
-    from conformance.tracing.suspects import Suspect
+    from conformance.tracing.graph import Node
     from conformance.tracing.tracer import TracedJob
 
 
@@ -37,17 +37,36 @@ class Trace:
     def of(cls, finding: str, job: TracedJob, package: str | None, source: Path | None) -> Trace:
         """The trace of a job that has been run."""
         graph = Graph(job.traces)
-        end = next(graph.ends, None)
+        ends = graph.ends if job.logged is None else graph.logged(job.logged)
+        end = next(ends, None)
         if end is None:
             suspects = suspects_of_loss(graph)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
         found = chain(graph, end)
         suspects = Suspects(job, found, package).best() if job.is_wrong else []
-        return cls(finding=finding, job=job, chain=found, suspects=suspects, source=source)
+        trace = cls(finding=finding, job=job, chain=found, suspects=suspects, source=source)
+        if job.is_wrong and job.logged is not None and trace.is_pending:
+            return replace(trace, suspects=[*_read(graph, end, trace.rest), *suspects][:MOST])
+        return trace
 
     @property
-    def suspected(self) -> list[SuspectedLine]:
-        """The suspects as a report has them."""
+    def of_cause(self) -> CauseTrace:
+        """What a report keeps of it; factors of 1 are left out."""
+        return CauseTrace(suspects=self._suspected, chain=self._factors)
+
+    @property
+    def _factors(self) -> list[TracedFactor]:
+        if self.chain is None:
+            return []
+        factors = [one for one in self.chain.factors if not one.is_idle]
+        lines = [self.chain.operation(one).line for one in factors]
+        return [
+            TracedFactor(value=one.value, place=None if line is None else self.place(line))
+            for one, line in zip(factors, lines, strict=True)
+        ]
+
+    @property
+    def _suspected(self) -> list[SuspectedLine]:
         return [
             SuspectedLine(
                 file=sanitize(one.line.file, self.source),
@@ -67,7 +86,7 @@ class Trace:
         """What the weight has beyond the factors: a reduction that the train step has yet to do."""
         if self.chain is None or not self.chain.product:
             return 1.0
-        return abs(self.job.traced) / self.chain.product
+        return abs(self.job.traced) * self.job.derivative / self.chain.product
 
     @property
     def objection(self) -> str | None:
@@ -92,3 +111,9 @@ class Trace:
     def is_pending(self) -> bool:
         """Whether the train step has yet to reduce the gradient that the adapter read."""
         return not is_close(self.rest, 1)
+
+
+def _read(graph: Graph, end: Node, rest: float) -> list[Suspect]:
+    """The line that reads a number out of its last tensor, with what plain Python makes of it."""
+    words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
+    return [Suspect(line, words) for line in graph.operation(end).stack[:1]]

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from conformance.comparing.known import known
 from conformance.explain.groups import advice_groups, finding_groups
 from conformance.findings.badness import explain, failure
 from conformance.findings.finding import GENERATED
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from conformance.explain.groups import FindingGroup
+    from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
     from reference.aggregation import Mode
@@ -174,12 +176,27 @@ def _details(report: Report, group: FindingGroup) -> Iterator[str]:
     """Yields what a cause does and where."""
     said = str(group.cause.impact)
     yield f"{group.cause.effect}{f': {said}' if said else ''}"
+    yield from _known(report, group.cause)
     yield f"in {_where(group)}"
     yield f"for example {group.example.id}: {explain(group.example)}"
     for suspect in group.cause.suspects:
         yield f"look at {suspect}"
     if group.smallest.case == GENERATED and group.smallest.message:
         yield from group.smallest.message.splitlines()
+
+
+def _known(report: Report, cause: Cause) -> Iterator[str]:
+    """Yields what is known of a cause, or that nothing is, if the framework was ever audited."""
+    audited = known(report.adapter, report.engine)
+    if audited is None:
+        return
+    entry = audited.of(cause)
+    if entry is None:
+        yield "not known before: it was never held against the framework's source"
+        return
+    yield f"known: {entry.reason}"
+    where = [entry.line, f"upstream: {entry.upstream}", entry.link]
+    yield f"  {'; '.join(filter(None, where))}"
 
 
 def _heading(group: FindingGroup) -> str:
@@ -277,7 +294,14 @@ def error_commands(
     for group in found[:MOST_ANNOTATIONS]:
         name = f"{group.cause.name} ({len(group.findings)})"
         words = f"{group.example.id}: {group.cause.statement}"
-        yield f"::error title={_property(name)}::{_data(words)}"
+        yield f"::error {_suspected(group)}title={_property(name)}::{_data(words)}"
+
+
+def _suspected(group: FindingGroup) -> str:
+    """Returns the properties that put an annotation at the line to look at first, if there is."""
+    for suspect in group.cause.suspects[:1]:
+        return f"file={_property(suspect.file)},line={suspect.line},"
+    return ""
 
 
 def _data(text: str) -> str:

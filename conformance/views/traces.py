@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from conformance.tracing.counts import How, Unfolding
-from conformance.tracing.origins import source_line
+from conformance.tracing.graph import NEGLIGIBLE
+from conformance.tracing.source.origins import source_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,12 +27,23 @@ LONGEST_SOURCE = 76
 
 LARGEST_DENOMINATOR = 100_000
 
+LARGEST_NUMERATOR = 1000
+"""Of a fraction that tells more than its decimals do."""
+
+PENDING = "by the reduction that the train step has yet to do"
+
 DEEPEST = 6
 """How far a divisor is unfolded in a tree, unless all is asked for."""
 
 
-def as_text(trace: Trace, *, whole: bool = False) -> list[str]:
-    """The tree of a trace: a line for each factor, the value first; divisors unfolded below."""
+def as_text(trace: Trace, other: Trace | None = None, *, whole: bool = False) -> list[str]:
+    """The tree of a trace: a line for each factor, the value first; divisors unfolded below.
+
+    That of another follows, and which factors the two do not share.
+    """
+    if other is not None:
+        trees = [*as_text(trace, whole=whole), "", *as_text(other, whole=whole)]
+        return [*trees, "", *_differing(trace, other), *_differing(other, trace)]
     lines = [_headline(trace), *_suspect_lines(trace)]
     if trace.chain is not None:
         lines += [line for factor in _shown(trace.chain) for line in _tree(trace, factor, whole)]
@@ -41,14 +54,31 @@ def as_text(trace: Trace, *, whole: bool = False) -> list[str]:
     return [*lines[: MOST_LINES - 1], f"… {left} more lines: --all"]
 
 
-def as_markdown(trace: Trace, *, whole: bool = False) -> list[str]:
+def _differing(one: Trace, other: Trace) -> Iterator[str]:
+    """Yield the factors of one trace that the other lacks."""
+    left = Counter(_factor_lines(other))
+    for line in _factor_lines(one):
+        if not left[line]:
+            yield f"only in {one.finding}: {line}"
+        left[line] -= 1
+
+
+def _factor_lines(trace: Trace) -> list[str]:
+    if trace.chain is None:
+        return []
+    return [next(_tree(trace, factor, whole=False)) for factor in _shown(trace.chain)]
+
+
+def as_markdown(trace: Trace, other: Trace | None = None, *, whole: bool = False) -> list[str]:
     """The same as a block of text in Markdown."""
-    return [f"### Trace of `{trace.finding}`", "", "```text", *as_text(trace, whole=whole), "```"]
+    text = as_text(trace, other, whole=whole)
+    return [f"### Trace of `{trace.finding}`", "", "```text", *text, "```"]
 
 
-def as_json(trace: Trace, *, whole: bool = False) -> list[str]:
+def as_json(trace: Trace, other: Trace | None = None, *, whole: bool = False) -> list[str]:
     """All of it as one JSON document, without lines of source."""
-    return [json.dumps(document(trace), indent=1, ensure_ascii=False)]
+    against = {} if other is None else {"against": document(other)}
+    return [json.dumps({**document(trace), **against}, indent=1, ensure_ascii=False)]
 
 
 def document(trace: Trace) -> dict[str, Any]:
@@ -59,7 +89,7 @@ def document(trace: Trace) -> dict[str, Any]:
         "token": str(job.token),
         "expected": job.expected,
         "observed": job.observed,
-        "product": 0.0 if chain is None else chain.product * trace.rest,
+        "product": 0.0 if chain is None else chain.product * trace.rest / job.derivative,
         "objection": trace.objection,
         "suspects": [{**_place(trace, one.line), "why": one.why} for one in trace.suspects],
         "factors": []
@@ -104,7 +134,8 @@ def _count(trace: Trace, count: Count) -> dict[str, Any]:
 
 def _headline(trace: Trace) -> str:
     job = trace.job
-    weights = f"weighs {_number(job.observed)}"
+    in_log = "" if job.logged is None else " in the logged loss"
+    weights = f"weighs {_number(job.observed)}{in_log}"
     right = f" and should weigh {_number(job.expected)}" if job.is_wrong else ", as it should"
     return f"{trace.finding}: token {job.token} {weights}{right}"
 
@@ -118,7 +149,12 @@ def _suspect_lines(trace: Trace) -> Iterator[str]:
 def _ending(trace: Trace) -> Iterator[str]:
     assert trace.chain is not None
     if trace.is_pending:
-        yield f"× {_number(trace.rest):<12} by the reduction that the train step has yet to do"
+        by_python = "by Python, behind the last tensor"
+        rest = PENDING if trace.job.logged is None else by_python
+        yield f"× {_number(trace.rest):<12} {rest}"
+    if abs(trace.job.derivative - 1) > NEGLIGIBLE:
+        divisor = _number(1 / trace.job.derivative)
+        yield f"× {divisor:<12} for the derivative of the token's loss by its ratio"
     yield f"= {_number(trace.job.traced)}"
     if trace.objection is not None:
         yield f"this does not explain the finding: {trace.objection}"
@@ -196,6 +232,7 @@ def _operation(trace: Trace, node: Node) -> Any:
 def _number(value: float) -> str:
     """A number as a reader knows it: a fraction if it is one of small integers."""
     fraction = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
-    if value and abs(float(fraction) / value - 1) < 1e-6:
+    is_small = min(abs(fraction.numerator), fraction.denominator) <= LARGEST_NUMERATOR
+    if value and is_small and abs(float(fraction) / value - 1) < 1e-6:
         return str(fraction)
     return f"{value:.6g}"

@@ -9,7 +9,6 @@ import torch
 
 from adapters.contract import (
     Assumed,
-    CodeLocation,
     Description,
     Documented,
     Job,
@@ -22,7 +21,7 @@ from adapters.contract.objective import Objective
 from adapters.engines import megatron_core
 from adapters.slime_family import adapter, driving, importing
 from adapters.slime_family.framework import ON_MEGATRON, _token_budget, of_version
-from adapters.toolkit.calls import call_supported, places
+from adapters.toolkit.calls import call_supported
 from conformance.corpus.cases import CORPUS, Case
 from reference.aggregation import (
     Aggregation,
@@ -162,18 +161,6 @@ def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered()
     assert older["denominator_mask"] == Assumed(DenominatorMask.ORIGINAL)
     assert [newer[name] for name in ("entropy", "kl", "diagnostics")] == [stated] * 3
     assert "denominator_mask" not in newer
-
-
-def test_place_is_the_first_function_there_is() -> None:
-    candidates = {
-        CodeLocation.LOG: ((None, "missing"), (driving, "samples")),
-        CodeLocation.SHARDING: ((driving, "missing"),),
-    }
-
-    line = driving.samples.__code__.co_firstlineno
-    assert places(candidates) == {
-        CodeLocation.LOG: f"adapters/slime_family/driving.py:{line} (samples)"
-    }
 
 
 def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:

@@ -1,6 +1,8 @@
 """The probe numbers tokens so that their weights can be read back exactly."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ from adapters.contract import Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import ADVANTAGES, ENTROPIES
 from adapters.contract.objective import CONSTANTS, CORRECTIONS, Metric, Objective
-from adapters.toolkit.probe import ProbeSeam, Recorder, by_token_id
+from adapters.toolkit import outputs
+from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Recorder, by_token_id
 from adapters.toolkit.worlds import cached, numbers
 from conformance.corpus.strategies import steps
+from reference.aggregation import AdvantageUnit, Conventions
 from reference.step import Sample, Step
 from tests.jobs import step_of
 
@@ -112,7 +116,7 @@ def test_values_of_response_tokens_are_looked_up_by_token_id() -> None:
     step = Step.of([Sample(prompt_length=1, loss_mask=[1] * length, group=0) for length in (2, 1)])
     values = [np.array([0.5, -1.0]), np.array([2.0])]
 
-    table = by_token_id(ProbedBatch((step,)), values, elsewhere=9.0)
+    table = by_token_id(ProbedBatch((step,)), values, fill=9.0)
 
     assert table.tolist() == [9.0, 9.0, 0.5, -1.0, 9.0, 2.0, 9.0, 9.0]
 
@@ -167,3 +171,33 @@ def test_numbers_of_logs_have_a_gap_where_a_log_lacks_one() -> None:
     found = numbers(names, [{"loss": 1, "kl": 0.5}, {"loss": 2}])
 
     assert found == {Metric.LOSS: (1.0, 2.0), Metric.KL: (0.5, None)}
+
+
+@pytest.mark.parametrize(
+    ("form", "logits"),
+    [
+        ("logits", lambda output: output),
+        ("output", lambda output: output.logits),
+        ("tuple", lambda output: output[0]),
+        ("dict", lambda output: output["logits"]),
+    ],
+)
+def test_logits_of_any_form_have_the_probe_as_log_probability(
+    form: str, logits: Callable[[Any], torch.Tensor]
+) -> None:
+    ids, probe = torch.arange(1, 6), torch.zeros(16, requires_grad=True)
+
+    log_probs = outputs.log_probs_of(logits(outputs.head(form)(ids, probe)), ids)
+    log_probs.sum().backward()
+
+    assert log_probs.tolist() == [-CERTAIN_LOGIT] * 4
+    assert torch.equal(log_probs, outputs.head("log_probs")(ids, probe))
+    assert probe.grad is not None
+    assert probe.grad.tolist() == [0, 0] + [1] * 4 + [0] * 10
+
+
+def test_a_sample_has_one_advantage() -> None:
+    conventions = Conventions(advantage_unit=AdvantageUnit.SAMPLE)
+    batch = ProbedBatch.under(conventions, (step_of([1, 0, 1], [1]),), Objective.POLICY)
+
+    assert batch.sample_advantages.tolist() == [one[0] for one in batch.advantages]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch.distributed as dist
 
-from adapters.contract import CodeLocation, Description, LogEntry, Rank, Unsupported
+from adapters.contract import Description, LogEntry, Rank, Unsupported
 from adapters.skyrl.adapter import SkyRLFsdpAdapter, SkyRLMegatronAdapter
 from conformance.findings.report import Provenance
 from reference.aggregation import Mode
@@ -231,16 +231,15 @@ ADAPTERS = pytest.mark.parametrize("adapter", [SkyRLFsdpAdapter(), SkyRLMegatron
 
 
 @ADAPTERS
-def test_places_and_rules_are_functions_of_skyrl(adapter: SkyRLAdapter) -> None:
+def test_rules_are_functions_of_skyrl(adapter: SkyRLAdapter) -> None:
     found = in_a_process(described, adapter, engine=adapter.engine)
     assert isinstance(found, Description)
 
     assert all(
         re.fullmatch(r"skyrl/[a-z/_]+\.py:\d+ \([\w.]+\)", function)
-        for function in (*found.places.values(), *found.rules.values())
+        for function in found.rules.values()
     )
     assert found.rules["divisor_missing"].endswith("(validate_cfg)")
-    assert (CodeLocation.REDUCTION in found.places) == (adapter.engine == "megatron")
 
 
 @ADAPTERS

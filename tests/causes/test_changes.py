@@ -13,7 +13,7 @@ from conformance.findings.cause import Clues
 from conformance.findings.finding import Finding
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Check, Verdict
-from conformance.views import diff_formats
+from conformance.views.versions import diff_formats
 from tests.causes.test_find import CP, EMPTY, UNEXPLAINED, Said, explained, right, wrong
 from tests.conformance.test_journal import HEADER
 
@@ -104,6 +104,13 @@ def test_only_what_conforms_or_is_advice_is_right_again(verdict: Verdict) -> Non
 
     is_gone = [one.fate == "gone" for one in changes if one.new is None]
     assert is_gone == [verdict in (Verdict.CONFORMS, Verdict.ADVICE)]
+
+
+def test_a_cause_is_gone_where_what_is_not_refused_is_right() -> None:
+    found = report(right(A), with_verdict(Verdict.REFUSED, B))
+    changes = cause_changes(difference(report(wrong(A, CP), wrong(B, CP)), found))
+
+    assert [(one.fate, one.became) for one in changes] == [("gone", "now 1 right, 1 refused")]
 
 
 def test_a_cause_is_gone_where_another_mistake_alone_explains_what_is_wrong() -> None:

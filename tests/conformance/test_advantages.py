@@ -234,7 +234,8 @@ def test_values_of_another_order_are_not_looked_for_in_a_large_batch() -> None:
 def test_reward_that_is_lost_at_a_skipped_token_is_named(objective: Objective) -> None:
     """The last token of the fifth sample of the first step is masked."""
     right = estimate(objective, SKIPPING)
-    wrong = dict(wrong_advantages(right, PLACEMENT))["reward_off_the_path_lost"]
+    predicted = wrong_advantages(right, PLACEMENT)
+    wrong = next(found for name, found in predicted if name == "reward_off_the_path_lost")
 
     judgement = judged(objective, wrong, conventions=SKIPPING)
 

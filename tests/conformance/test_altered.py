@@ -9,13 +9,14 @@ import pytest
 from adapters.contract import Job, Layout, Observation
 from adapters.contract.batch.altered import Attached
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.job import Column, Depth, Poison
+from adapters.contract.job import OVERFLOWS, Column, Depth, Place, Poison
 from adapters.contract.objective import Metric, Objective
 from adapters.native.adapter import NativeAdapter
+from adapters.toolkit.probe import by_token_id
 from conformance.findings.verdict import Verdict
 from conformance.judging.altered import judge_attached, judge_poisoned
 from conformance.judging.gradients import judge_router
-from conformance.plan.checks import check_spec
+from conformance.plan.checks import POISONED, CheckSpec, check_spec
 from reference.aggregation import AdvantageUnit, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 
@@ -51,6 +52,62 @@ def test_poison_stands_at_masked_tokens_of_its_column_alone(column: Column) -> N
     assert sum(one.any() for one in differs) == 1
 
 
+@pytest.mark.parametrize("spec", POISONED, ids=lambda spec: spec.slug)
+def test_every_poison_is_in_the_batch_of_its_case(spec: CheckSpec) -> None:
+    [case] = spec.cases
+    job = replace(JOB, steps=case.steps, objective=spec.objective, poison=spec.poisoned)
+    batch, plain = ProbedBatch.of(job), ProbedBatch.of(replace(job, poison=None))
+    assert spec.poisoned is not None
+    column = spec.poisoned.column
+    tables = [
+        by_token_id(one, getattr(one, column)).double().numpy()  # of responses and elsewhere
+        for one in (batch, plain)
+    ]
+    differs = ~np.isclose(*tables, equal_nan=True)
+    ids, mask = np.concatenate(batch.responses), np.concatenate(batch.masks)
+
+    assert differs.any()
+    match spec.poisoned.place:
+        case Place.OUTSIDE:
+            assert not differs[ids].any()
+        case Place.CLIPPED:
+            assert mask[differs[ids]].all()
+        case _:
+            assert not differs[ids][mask].any()
+
+
+def test_model_outputs_are_poisoned_in_their_tables() -> None:
+    batch = ProbedBatch.of(poisoned(Column.LOG_PROBS))
+    masked = np.concatenate(batch.responses)[~STEP.mask]
+
+    assert not np.isin(batch.log_prob_table[masked], ProbedBatch.of(JOB).log_prob_table).any()
+    assert (batch.entropy_table == ProbedBatch.of(JOB).entropy_table).all()
+
+
+def test_a_column_that_an_adapter_does_not_read_is_not_judged() -> None:
+    unread = replace(observed(0.0), reads_poison=False)
+    spec, job = check_spec("poison.returns"), poisoned(Column.RETURNS)
+    judged = judge_poisoned(spec, job, [unread], [unread], DESCRIPTION, lambda _: None)
+
+    assert judged.verdict is Verdict.UNSUPPORTED
+
+
+def test_an_overflow_has_a_name_of_its_own() -> None:
+    poison = Poison(column=Column.OLD_LOG_PROBS, place=Place.CLIPPED, values=OVERFLOWS)
+    seen = [observed(math.nan)]
+    judged = judge_poisoned(
+        check_spec("poison.overflowing_ratios"),
+        replace(JOB, poison=poison),
+        seen,
+        [observed(0.0)],
+        DESCRIPTION,
+        lambda _: seen,
+    )
+
+    assert judged.diagnosis is not None
+    assert judged.diagnosis.name == "ratios_overflow"
+
+
 def test_what_is_expected_is_that_of_the_plain_batch() -> None:
     batch = ProbedBatch.of(poisoned(Column.OLD_LOG_PROBS))
 
@@ -78,7 +135,8 @@ def test_a_traced_column_has_the_values_of_the_plain_one() -> None:
 def observed(weight: float, logged: float | None = 0.5) -> Observation:
     weights = np.where(STEP.mask, 0.5, 0.0)
     weights[1] = weight
-    return Observation(token_weights=(weights,), reported={Metric.POLICY_LOSS: (logged,)})
+    reported = {Metric.POLICY_LOSS: (logged,)}
+    return Observation(token_weights=(weights,), reported=reported, reads_poison=True)
 
 
 @pytest.mark.parametrize(

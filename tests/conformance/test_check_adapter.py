@@ -24,6 +24,10 @@ COMPLAINTS = {
         " ProbedBatch.dloss_dlogprob",
     ),
     broken.NegatingWeights: ("wrong_sign", "every weight has the wrong sign"),
+    broken.TakingOneAdvantagePerSample: (
+        "advantages_per_sample",
+        "all tokens of a sample have the gradient of one advantage, that of its first token",
+    ),
     broken.NotZeroingTheGradient: (
         "gradient_not_zeroed",
         "the second of two equal jobs gives the sum of both",

@@ -4,14 +4,11 @@ from collections import Counter
 
 import pytest
 
-from adapters.contract import CodeLocation, Depth
+from adapters.contract import Depth
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import ALL_CASES, CORPUS
-from conformance.explain.diagnosis import place
-from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Check
-from conformance.plan.checks import CHECK_SPECS, CheckSpec, check_spec
-from reference.aggregation import Mode
+from conformance.plan.checks import CHECK_SPECS, check_spec
 
 
 def test_ids_begin_with_names_of_their_own() -> None:
@@ -46,36 +43,3 @@ def test_below_the_whole_step_only_losses_are_weighed() -> None:
     assert {one.check for one in at_loss} == {Check.WEIGHTS, Check.OFF_POLICY, Check.AUXILIARY}
     assert not any(one.metric for one in at_loss)
     assert all(one.is_seen_at(Depth.STEP) for one in CHECK_SPECS)
-
-
-@pytest.mark.parametrize(
-    ("slug", "mode", "mistake", "where"),
-    [
-        ("weights", Mode.TOKEN_MEAN, "empty_samples_counted", CodeLocation.TOKEN_COUNT),
-        ("weights", Mode.TOKEN_MEAN, "not_divided", CodeLocation.TOKEN_DIVISION),
-        ("metric", Mode.TOKEN_MEAN, "not_divided", None),
-        ("rejection", Mode.TOKEN_MEAN, "original_mask_counted", CodeLocation.TOKEN_COUNT),
-        ("sharding", Mode.PROMPT_MEAN, "group_on_several_ranks", CodeLocation.SHARDING),
-        # A mask may be counted before a step is cut, or after it.
-        ("rejection", Mode.PROMPT_MEAN, "original_mask_counted", None),
-        ("weights", Mode.TOKEN_MEAN, "reduced_before_the_last_micro_batch", CodeLocation.REDUCTION),
-        # A factor may be anywhere between the loss and the optimizer.
-        ("weights", Mode.TOKEN_MEAN, "multiplied_by_cp", None),
-        ("weights", Mode.SAMPLE_MEAN, "micro_batches_lost", None),
-        ("auxiliary.kl", Mode.SAMPLE_MEAN, "term_without_gradient", None),
-        # A wrong logged number may have gone wrong before it was assembled.
-        ("metric", Mode.TOKEN_MEAN, "empty_samples_counted", None),
-        ("metric.loss", Mode.SAMPLE_MEAN, "term_left_out", None),
-    ],
-)
-def test_place_is_named_where_the_mistake_determines_it(
-    slug: str, mode: Mode, mistake: str, where: CodeLocation | None
-) -> None:
-    assert place(check_spec(slug), mode, Diagnosis(name=mistake, explanation="")) is where
-
-
-def test_accepted_configurations_are_looked_for_in_validation() -> None:
-    spec = CheckSpec(check=Check.ARGUMENTS, name="divisor_zero")
-    accepted = Diagnosis(name="accepted", explanation="")
-
-    assert place(spec, Mode.CONSTANT, accepted) is CodeLocation.ARGUMENTS

@@ -17,7 +17,13 @@ from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding import GENERATED, Diagnosis, Finding, FindingId
 from conformance.findings.report import Header, Report, Selection
 from conformance.findings.verdict import Check, Verdict
-from conformance.views.diff_formats import ALL, MOST_CHARACTERS, as_json, as_markdown, as_text
+from conformance.views.versions.diff_formats import (
+    ALL,
+    MOST_CHARACTERS,
+    as_json,
+    as_markdown,
+    as_text,
+)
 from reference.aggregation import Conventions, DenominatorMask, LoggedMean, Mode
 from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
 from tests.conformance.test_journal import HEADER

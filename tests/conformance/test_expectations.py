@@ -8,6 +8,7 @@ import pytest
 
 from conformance.comparing.expectations import draft, load
 from conformance.comparing.gate import Expecting, GateDecision, Outcome, Strict
+from conformance.comparing.known import expected
 from conformance.comparing.report_file import assembled
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import Diagnosis, Finding
@@ -92,6 +93,32 @@ def test_listed_findings_have_to_fail_as_listed_and_others_to_be_right_or_explai
 
     assert decision.outcome is outcome
     assert words in decision.words
+
+
+def test_a_failure_without_findings_is_known_by_its_words_or_its_place(tmp_path: Path) -> None:
+    here = crash("a", "KeyError: 'rollout'\nTraceback")
+    entry = {name: value for name, value in CRASH.items() if name != "findings"}
+    placed = entry | {"message": "loss.py:7 (reduce)", "link": None, "line": "fw/loss.py:7"}
+    at_place = here.model_copy(update={"place": "fw/loss.py:7 (reduce)"})
+
+    by_words = expecting(tmp_path, entry)
+    assert by_words.decision(here).outcome is Outcome.KNOWN
+    assert by_words.decision(crash("a", "ValueError")).outcome is Outcome.FAILS
+    assert by_words.decision(finding("a")).outcome is Outcome.PASSES
+    by_place = expecting(tmp_path, placed)
+    assert by_place.decision(at_place).words == "never logged (fw/loss.py:7)"
+    assert by_place.decision(here).outcome is Outcome.FAILS
+
+
+def test_an_entry_may_be_of_one_engine_of_several(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    head = 'framework = "native"\nengine = ["torch", "other"]\n\n'
+    path.write_text(head + toml(CAUSE | {"engine": ["other"]}))
+
+    assert not expected(path, "native", "torch").mistakes
+    assert [one.name for one in expected(path, "native", "other").mistakes] == [CAUSE["name"]]
+    with pytest.raises(InvalidExpectationsError, match="nothing is known of native"):
+        expected(Path("known"), "native", "torch")
 
 
 def test_without_a_file_all_that_is_wrong_fails() -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from conformance.checker import explanations, jobs
-from conformance.checker.explanations import WORDS
+from conformance.checker.explanations import EXAMPLES, WORDS
 from reference.aggregation import Mode
 from reference.weights import token_weights
+from tests import command
 from tests.conformance.test_check_adapter import COMPLAINTS
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ def test_active_tokens_weigh_the_same_in_every_mode() -> None:
 
         assert all(len(np.unique(one[one > 0])) == 1 for one in expected)
         assert len({float(one.max()) for one in expected[:3]}) == 1, "all but constant"
+
+
+def test_examples_are_lines_of_the_complete_adapter() -> None:
+    page = (command.ROOT / "docs" / "adapters.md").read_text()
+
+    assert {*EXAMPLES} <= {*WORDS}
+    assert [line for line in EXAMPLES.values() if line not in page] == []
 
 
 def test_right_weights_are_right() -> None:

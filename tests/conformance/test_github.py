@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance.comparing.report_file import assembled
+from conformance.findings.cause import SuspectedLine
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from conformance.views import report_formats
@@ -28,6 +29,17 @@ def test_each_mistake_is_one_annotation_and_there_are_ten_at_most() -> None:
     assert lines[0].startswith("::error title=mistake_")
     assert lines[0].split("::")[1].endswith(" (2)")
     assert not list(report_formats.error_commands(report(*found), []))
+
+
+def test_an_annotation_is_at_the_line_to_look_at_first() -> None:
+    found = report(mismatch("a", "mistake"))
+    [cause] = found.causes
+    lines = [SuspectedLine(file="a,b.py", line=7, function="f", why="it counts")] * 2
+    traced = found.model_copy(update={"causes": [cause.model_copy(update={"suspects": lines})]})
+
+    [line] = report_formats.error_commands(traced, traced.findings)
+
+    assert line.startswith("::error file=a%2Cb.py,line=7,title=mistake (1)::")
 
 
 def test_words_of_a_framework_stay_inside_of_their_command() -> None:
@@ -63,7 +75,9 @@ def test_run_on_github_tells_what_failed_and_elsewhere_says_nothing(
     result = command.run(tmp_path, "onetokenshort", *chosen)
 
     assert "::error" not in elsewhere.output
-    assert re.search(r"^::error title=\w+ \(2\)::weights/token_mean/uneven", result.output, re.M)
+    assert re.search(
+        r"^::error file=\S+,line=\d+,title=\w+ \(2\)::weights/token_mean", result.output, re.M
+    )
     assert "| weights | 2 MISMATCH |" in page.read_text()
     assert "pytest --adapter=native --engine=torch" in page.read_text()
 

@@ -13,9 +13,10 @@ from conformance.comparing.report_file import assembled, load, write
 from conformance.expected.step_context import ExpectedNumber
 from conformance.findings.errors import InconsistentExpectationError, UnknownCutError
 from conformance.findings.report import Selection
-from conformance.runs import history
 from conformance.runs.recorder import Consistency
-from conformance.views import diff_formats, history_table, report_formats
+from conformance.runs.versions import history
+from conformance.views import report_formats
+from conformance.views.versions import diff_formats, history_table
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests import command
 from tests.conformance.given import BY_SAMPLE, UNEVEN, Given

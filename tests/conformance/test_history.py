@@ -14,11 +14,11 @@ from conformance import cli
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.report import Report
 from conformance.findings.verdict import Verdict
-from conformance.runs import history as histories
-from conformance.runs.history import Row
-from conformance.runs.watch import targets
-from conformance.views.history_table import as_text, of_watch
+from conformance.runs.versions import history as histories
+from conformance.runs.versions.history import Row
+from conformance.runs.versions.watch import targets
 from conformance.views.overview import pages
+from conformance.views.versions.history_table import as_text, of_watch
 from tests import command
 from tests.causes.test_changes import OTHER, A, B, report, with_verdict
 from tests.causes.test_find import CP, EMPTY, MICRO, right, wrong

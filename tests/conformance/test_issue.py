@@ -57,7 +57,6 @@ units is off by one. It shows in 2 of 2 comparisons of this run: updates 1.029 t
 right size.
 - Single active tokens weigh 1.029 to 1.053 times what they should.
 - Seen in the gradient of the policy loss (2).
-- The findings do not determine the place in the code.
 - engine: `torch`""",
     ),
     "wrong logged number": Defect(
@@ -216,6 +215,9 @@ def test_bug_report_is_complete_and_worked_out_by_hand(
     found = text(report_on(name), DEFECTS[name].cause).splitlines()
 
     assert [line for line in DEFECTS[name].lines.splitlines() if line not in found] == []
+    looked_at = [line for line in found if line.startswith("- Look at `")]
+    assert all(".py:" in line for line in looked_at)
+    assert looked_at or name != "wrong gradient", "its trace names a line"
     assert {"## Where it shows", "## How to reproduce it", "## Versions"} <= {*found}
     assert f"The run fails and names the cause `{DEFECTS[name].cause}`." in found
 

@@ -100,7 +100,7 @@ def test_process_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     outcomes = outcomes_of(FailingToLog(broken.Hanging()))
 
     assert {outcome.message for outcome, _ in outcomes.values()} == {
-        "the process that makes logs gave no answer in 3 s"
+        "hang: the process that makes logs did not end in 3 s"
     }
 
 

@@ -122,6 +122,15 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
                 of_samples(7, 7, 7, 3),
             ],
         ),
+        (
+            TOKEN,
+            "padded_width_as_divisor",
+            [
+                of_samples(24, 24, 20, 12),  # 4 micro-batches, of 2 rows of 3, a row of 5, one of 3
+                of_samples(32, 32, 32, 16),
+                of_samples(24, 24, 28, 12),
+            ],
+        ),
         # Of 3, 1, 1, 4, 3 and 0 tokens before rejection, the first and third sample lost one.
         (BEFORE_TOKEN, "rejection_left_out", [[12.0] * 12]),
         (BEFORE_SAMPLE, "rejection_left_out", [[18.0] * 3 + [6.0] * 2 + [24.0] * 4 + [18.0] * 3]),

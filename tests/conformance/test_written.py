@@ -19,7 +19,7 @@ from conformance.comparing.report_file import load, require_regular
 from conformance.findings.errors import ConformanceError, ReportPathError
 from conformance.findings.report import Report
 from conformance.findings.report import Selection as Selected
-from conformance.runs.history import CommitRuns, require_folder
+from conformance.runs.versions.history import CommitRuns, require_folder
 from conformance.views.web.page import write
 from tests import command
 from tests.conformance.test_journal import HEADER, finding

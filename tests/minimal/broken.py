@@ -38,6 +38,16 @@ class NegatingWeights(MinimalAdapter):
         return tuple(-weights for weights in batch.weights_of_steps(gradients))
 
 
+class TakingOneAdvantagePerSample(MinimalAdapter):
+    """Its trainer has one advantage for each sample, and the adapter does not declare so."""
+
+    def rows(self, batch: ProbedBatch, start: int, end: int) -> dict[str, torch.Tensor]:
+        first = np.array([one[0] for one in batch.advantages[start:end]], np.float32)
+        rows = super().rows(batch, start, end)
+        advantages = torch.from_numpy(first)[:, None].expand_as(rows["advantages"])
+        return {**rows, "advantages": advantages}
+
+
 class _AddingUp(GradientReader):
     def _read(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         [probe] = optimizer.param_groups[0]["params"]

@@ -105,6 +105,17 @@ class VarianceOfPopulation(
     """The variance is divided by the number of tokens."""
 
 
+class _OfCopies(NativeEstimator):
+    def degrees_of_freedom(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens - 1 / 2
+
+
+class CopiesWhitened(
+    FromRewards, diagnosis="copies_whitened", of="reinforce_pp", estimator=_OfCopies
+):
+    """Both of two context-parallel ranks add all tokens to the sum, and their number."""
+
+
 class _OfOneRank(NativeEstimator):
     def added_up(self, sums: torch.Tensor) -> torch.Tensor:
         return sums

@@ -124,6 +124,10 @@ class WidthAsDivisor(PaddedRowsAveraged, diagnosis="padded_width_as_divisor", mo
     """The divisor is the width of a micro-batch's padded rows instead of the given one."""
 
 
+class MeanOfPaddedRows(PaddedRowsAveraged, diagnosis="padded_width_as_divisor", modes=TOKEN):
+    """`mean()` over the padded rows of a micro-batch, where all tokens would have one divisor."""
+
+
 class EmptySamplesLeftOut(
     Counting,
     diagnosis="sample_units_excluded",

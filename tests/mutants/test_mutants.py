@@ -124,7 +124,7 @@ SEEN_BY_ONE_CHECK = {
     Check.WEIGHTS: auxiliary.PlainPathUnscaled,
     Check.METRIC: metrics.LossWithoutEntropy,
     Check.REJECTION: counts.OriginalMaskCounted,
-    Check.OFF_POLICY: off_policy.ClippingForgotten,
+    Check.OFF_POLICY: off_policy.DualClipIgnored,
     Check.ADVANTAGES: advantages.StdForgotten,
     Check.ROLLOUTS: rollouts.LongSamplesCountMore,
     Check.AUXILIARY: auxiliary.EntropyAveragedOverDp,

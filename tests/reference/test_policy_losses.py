@@ -305,6 +305,8 @@ def test_derivatives_are_those_of_the_losses(objective: Objective, given: Policy
         reference_log_probs=none,
         rollout_log_probs=torch.from_numpy(old - given.rollout_log_ratios),
         old_values=none,
+        returns=none,
+        entropies=none,
         mask=torch.from_numpy(given.mask),
         original_mask=none,
         log_probs=torch.from_numpy(given.log_probs),

@@ -58,6 +58,9 @@ def factors(found: Chain) -> list[tuple[float, str]]:
         ("upcast", [(0.1, "upcast")]),
         ("bfloat16", [(0.100098, "bfloat16")]),
         ("dtensor", [(0.1, "dtensor")]),
+        ("compiled", [(0.1, "<lambda>")]),
+        ("subclass", [(0.1, "subclass")]),
+        ("wrapped", [(0.1, "wrapped")]),
         ("pipeline", [(0.25, "_one_way")]),
     ],
 )

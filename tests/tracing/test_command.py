@@ -34,11 +34,44 @@ def test_a_document_has_all_of_it_and_no_source(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        ("metric/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "1/23 in the logged loss"),
+        ("off_policy.tis_token/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/23"),
+        ("off_policy.cispo/sample_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/48"),
+    ],
+)
+def test_logs_and_off_policy_losses_are_traced(
+    capsys: pytest.CaptureFixture[str], finding: str, words: str
+) -> None:
+    assert main(["trace", finding, "--adapter=native", "--format=json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["product"] == pytest.approx(document["observed"], rel=1e-6)
+    assert document["suspects"] == []
+
+    assert main(["trace", finding, "--adapter=native"]) == 0
+    assert words in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_trace_against_another_tells_the_factors_that_differ(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = FINDING.replace("token_mean", "sample_mean")
+    assert main(["trace", FINDING, f"--against={other}", "--adapter=native"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": × ")[0] for line in lines if line.startswith("only in")] == [
+        f"only in {FINDING}",
+        f"only in {other}",
+    ]
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["weights"], "is no id of a finding"),
         ([FINDING.replace("uneven_lengths", "none")], "there is no finding"),
-        ([FINDING.replace("weights", "metric")], "cannot be traced"),
+        ([FINDING.replace("weights", "metric.kl_coefficient")], "cannot be traced"),
         ([FINDING, "--token=90:0"], "90:0 is no token"),
     ],
 )

@@ -16,6 +16,7 @@ from tests.tracing.toys import ToyAdapter
 
 EMPTY = step_of([1, 1, 0], [0, 0, 0], [1, 0, 1], [1, 1, 1])
 UNEQUAL = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
+ON_ONE_RANK = step_of([1, 1, 0], [1, 1, 1], [1, 0, 0])
 
 Traced = Callable[[str, Step], Trace]
 
@@ -26,7 +27,8 @@ def traced() -> Iterator[Traced]:
     with RankPool(ToyAdapter(), None, 2) as pool:
 
         def run(way: str, step: Step) -> Trace:
-            job = job_of(step, layout=Layout(dp=2), configuration=Configuration(divisor=way))
+            ranks = 1 if step is ON_ONE_RANK else 2
+            job = job_of(step, layout=Layout(dp=ranks), configuration=Configuration(divisor=way))
             found = trace(job, pool)
             assert isinstance(found, TracedJob), found
             return Trace.of(way, found, None, None)
@@ -43,6 +45,7 @@ def traced() -> Iterator[Traced]:
         ("function", UNEQUAL, "return gradients[0] * 3"),
         ("once_more", UNEQUAL, "dist.all_reduce(count)"),
         ("of_a_rank", UNEQUAL, 'count = rows["mask"].sum()'),
+        ("times_one", UNEQUAL, "self.tokens(rows) * 1"),
     ],
 )
 def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, text: str) -> None:
@@ -58,6 +61,22 @@ def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(trac
     line = traced("behind_torch", UNEQUAL).suspects[0].line
 
     assert "self.losses(rows).sum() / count" in linecache.getline(line.file, line.number)
+
+
+@pytest.mark.parametrize(
+    ("way", "text"),
+    [
+        ("in_python", "sum(len(row) for row"),
+        ("read_one_by_one", "count += int(row.sum())"),
+        ("meant", "self.losses(rows).mean()"),
+    ],
+)
+def test_a_count_of_masked_tokens_is_suspected_where_it_is_made(
+    traced: Traced, way: str, text: str
+) -> None:
+    line = traced(way, ON_ONE_RANK).suspects[0].line
+
+    assert text in linecache.getline(line.file, line.number)
 
 
 def test_a_right_weight_has_no_suspects(traced: Traced) -> None:

@@ -3,59 +3,100 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
 
-from adapters.contract import Layout
-from adapters.contract.batch.probed_batch import painting
-from adapters.native.adapter import NativeAdapter
-from adapters.skyrl.adapter import SkyRLFsdpAdapter, SkyRLMegatronAdapter
+from adapters.contract.batch.altered import painting
 from conformance.ranks.pool import Ran, RankPool
+from conformance.runs import registry
+from reference.aggregation import Mode
+from tests.adapters.steps import require
 from tests.jobs import job_of, step_of
+from tests.mistakes_in_real_code import INSTALLED, original
 
 if TYPE_CHECKING:
-    from adapters.contract import Adapter, Job, Observation, Rank
+    from pathlib import Path
+
+    from adapters.contract import Adapter, Job, Layout, Observation, Rank
 
 TOKEN = (1, 0)
 STEP = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 
 
-class _Painting:
-    """Gives one token alone an advantage in every job."""
+class Engine(NamedTuple):
+    """An engine of a framework."""
 
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        with painting(TOKEN):
-            return super().observe(job, rank)  # type: ignore[misc,no-any-return]
-
-
-class PaintedNative(_Painting, NativeAdapter):
-    """`native`."""
+    framework: str
+    engine: str
 
 
-class PaintedFsdp(_Painting, SkyRLFsdpAdapter):
-    """SkyRL on FSDP2."""
-
-
-class PaintedMegatron(_Painting, SkyRLMegatronAdapter):
-    """SkyRL on Megatron-Core."""
-
-
-@pytest.mark.parametrize(
-    ("adapter", "layout", "package"),
-    [
-        (PaintedNative(), Layout(dp=2, micro_batches=2), "torch"),
-        (PaintedFsdp(), Layout(dp=2, format="bshd"), "skyrl"),
-        (PaintedMegatron(), Layout(dp=2, micro_batches=2), "skyrl"),
-    ],
+ENGINES = (
+    Engine("native", "torch"),
+    Engine("skyrl", "fsdp"),
+    Engine("skyrl", "megatron"),
+    Engine("verl", "fsdp"),
+    Engine("verl", "fsdp2"),
+    Engine("verl", "megatron"),
+    Engine("miles", "megatron"),
+    Engine("miles", "fsdp"),
+    Engine("slime", "megatron"),
+    Engine("trl", "ddp"),
+    Engine("trl", "fsdp2"),
+    Engine("trl", "deepspeed"),
+    Engine("trl", "async"),
+    Engine("openrlhf", "deepspeed"),
+    Engine("prime_rl", "fsdp2"),
+    Engine("areal", "fsdp2"),
+    Engine("areal", "megatron"),
+    Engine("nemo_rl", "dtensor_v2"),
+    Engine("nemo_rl", "dtensor_v1"),
+    Engine("roll", "fsdp2"),
+    Engine("roll", "megatron"),
 )
-def test_a_traced_job_has_the_same_bits(adapter: Adapter, layout: Layout, package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"needs {package}")
-    with RankPool(adapter, None, layout.world_size) as pool:
-        untraced = pool.run(job_of(STEP, layout=layout))
-        traced = pool.run(job_of(STEP, layout=layout, painted=TOKEN))
+
+
+@dataclass(frozen=True)
+class Painting:
+    """An adapter's ``observe``, with one token alone that has an advantage in every job."""
+
+    adapter: Adapter
+
+    def __call__(self, job: Job, rank: Rank) -> Observation:
+        with painting(TOKEN):
+            return type(self.adapter).observe(self.adapter, job, rank)
+
+
+def painted(one: Engine) -> tuple[Adapter, Path | None]:
+    """An adapter that paints a token, and the framework's source."""
+    require(one.framework)
+    adapter = registry.create(one.framework, one.engine)
+    vars(adapter)["observe"] = Painting(adapter)
+    is_installed = one.framework in ("native", *INSTALLED)
+    if not is_installed or importlib.util.find_spec(adapter.package or "torch") is None:
+        try:
+            return adapter, original(one)
+        except Exception as error:
+            pytest.skip(f"needs {one.framework}: {error}")
+    return adapter, None
+
+
+def smallest(adapter: Adapter) -> Layout:
+    """A layout of two data-parallel ranks."""
+    chosen = [one for one in adapter.layouts() if one.world_size == one.dp == 2]
+    return min(chosen, key=lambda one: (bool(one.options), one.micro_batches != 2))
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids="-".join)
+def test_a_traced_job_has_the_same_bits(engine: Engine) -> None:
+    adapter, source = painted(engine)
+    layout = smallest(adapter)
+    job = job_of(STEP, mode=Mode.TOKEN_MEAN, layout=layout)
+    with RankPool(adapter, source, layout.world_size) as pool:
+        untraced = pool.run(job)
+        traced = pool.run(job_of(STEP, mode=Mode.TOKEN_MEAN, layout=layout, painted=TOKEN))
 
     assert isinstance(untraced, Ran), untraced
     assert isinstance(traced, Ran), traced

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.minimal.right import MinimalAdapter, Trainer, rank_rows
 
@@ -86,6 +87,27 @@ class ToyTrainer(Trainer):
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
+    def in_python(self, rows: Rows) -> None:
+        batch = {"mask": rows["mask"].tolist()}
+        batch["tokens"] = [sum(len(row) for row in batch["mask"])]
+        count = torch.tensor(batch["tokens"], dtype=torch.float32)
+        (self.losses(rows).sum() / count).sum().backward()
+
+    def read_one_by_one(self, rows: Rows) -> None:
+        count = 0
+        for row in torch.ones_like(rows["mask"]):
+            count += int(row.sum())
+        (self.losses(rows).sum() / count).backward()
+
+    def meant(self, rows: Rows) -> None:
+        self.losses(rows).mean().backward()
+
+    def times_one(self, rows: Rows) -> None:
+        count = self.tokens(rows) * 1
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+        self.gradient.div_(dist.get_world_size())
+
     def lost(self, rows: Rows) -> None:
         (self.losses(rows).sum() / self.tokens(rows)).backward()
         self.gradient.zero_()
@@ -151,6 +173,21 @@ class ToyTrainer(Trainer):
         shared = DTensor.from_local(self.gradient, mesh, [Partial()])
         self.gradient.copy_(shared.redistribute(placements=[Replicate()]).to_local())
 
+    def compiled(self, rows: Rows) -> None:
+        reduce = torch.compile(lambda losses, count: losses.sum() / count, backend="eager")
+        reduce(self.losses(rows), self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def subclass(self, rows: Rows) -> None:
+        losses = self.losses(rows).as_subclass(Tagged)
+        (losses.sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def wrapped(self, rows: Rows) -> None:
+        count = TwoTensor(self.tokens(rows), torch.zeros(()))
+        (self.losses(rows).sum() / (count + 0).a).backward()
+        dist.all_reduce(self.gradient)
+
     def pipeline(self, rows: Rows) -> None:
         """The first rank has the model, and the last one the loss of the first one's rows."""
         whole = rows["mask"].sum()
@@ -181,6 +218,10 @@ class ToyTrainer(Trainer):
 
     def _given(self, rows: Rows) -> list[torch.Tensor]:
         return [rows["advantages"], rows["old_log_probs"], rows["mask"]]
+
+
+class Tagged(torch.Tensor):
+    """A class of tensors that does nothing of its own."""
 
 
 class Tripled(torch.autograd.Function):

@@ -10,20 +10,19 @@ coefficient is 0 unless the objective has that term.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from adapters.contract.batch.altered import altered
+from adapters.contract.batch.altered import COLUMNS, PAINT, PAINTED, altered, altered_table
 from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.batch.sequences import Sequences
 from adapters.contract.batch.token_values import (
     ADVANTAGES,
     DIVERGENCES,
+    ENTROPIES,
     FALLS,
     LOAD_BALANCING,
     LOG_PROBS,
@@ -61,7 +60,7 @@ from reference.losses.policy_losses import PolicyTokens
 from reference.losses.value_losses import ValueTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -70,22 +69,6 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 _Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
-
-
-PAINT = 4096.0
-"""The advantage of a painted token, which no other number of a step is."""
-
-_painted: ContextVar[tuple[int, int] | None] = ContextVar("painted", default=None)
-
-
-@contextmanager
-def painting(token: tuple[int, int] | None) -> Iterator[None]:
-    """Give one token of every batch made in the context an advantage, and all others none."""
-    reset = _painted.set(token)
-    try:
-        yield
-    finally:
-        _painted.reset(reset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +94,8 @@ class ProbedBatch(Sequences):
     def of(cls, job: Job, conventions: Conventions = DEFAULT_CONVENTIONS) -> ProbedBatch:
         """A job's batch as a framework with these conventions is given it."""
         batch = cls.under(conventions, job.steps, job.objective)
-        if job.poison is None and job.attached is None:
-            return batch
-        return AlteredBatch.of_plain(batch, job)
+        is_plain = job.poison is None and job.attached is None
+        return batch if is_plain else AlteredBatch.of_plain(batch, job)
 
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
@@ -125,15 +107,22 @@ class ProbedBatch(Sequences):
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
         """An advantage for each token, never 0: a framework must mask by the mask alone."""
-        if (painted := _painted.get()) is not None:
+        if (painted := PAINTED.get()) is not None:
+            sample, token = painted
             advantages = [np.zeros(len(ids)) for ids in self.responses]
-            advantages[painted[0]][painted[1]] = PAINT
+            own = ADVANTAGES[self.responses[sample][token] % len(ADVANTAGES)]
+            advantages[sample][token] = np.copysign(PAINT, own)
             return advantages
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
             pairs = zip(self.responses, of_sample, strict=True)
             return [np.full(len(ids), advantage) for ids, advantage in pairs]
         return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
+
+    @property
+    def sample_advantages(self) -> NDArray[np.float64]:
+        """One advantage for each sample, [N], for a framework whose `AdvantageUnit` is that."""
+        return np.array([max(one, key=abs) for one in self.advantages])
 
     @property
     def log_prob_table(self) -> NDArray[np.float64]:
@@ -145,6 +134,16 @@ class ProbedBatch(Sequences):
         """Log-probabilities of the new policy."""
         table = self.log_prob_table
         return [table[ids % len(table)] for ids in self.responses]
+
+    @property
+    def entropy_table(self) -> NDArray[np.float64]:
+        """Entropies of the new policy, which the probe is added to, cycled over ids."""
+        return ENTROPIES
+
+    @cached_property
+    def entropies(self) -> list[NDArray[np.float64]]:
+        """Entropies of the new policy where it predicts each token."""
+        return [ENTROPIES[ids % len(ENTROPIES)] for ids in self.responses]
 
     @cached_property
     def old_log_probs(self) -> list[NDArray[np.float64]]:
@@ -187,7 +186,7 @@ class ProbedBatch(Sequences):
         """Returns for a critic of values 0: its squared error has the policy loss's gradient."""
         return [advantages / 2 for advantages in self.raw_advantages]
 
-    @property
+    @cached_property
     def old_values(self) -> list[NDArray[np.float64]]:
         """A critic's values before training, where new ones are 0: its loss clips some of them."""
         if self.objective is not Objective.VALUE_CLIPPED:
@@ -273,7 +272,6 @@ class ProbedBatch(Sequences):
         """What policy losses depend on, for the tokens of all steps, flat."""
         old = np.concatenate(self.old_log_probs)
         new = np.concatenate(self.log_probs)
-        lengths = [len(step.mask) for step in self.steps]
         return PolicyTokens(
             advantages=np.concatenate(self.advantages),
             log_probs=new,
@@ -281,7 +279,7 @@ class ProbedBatch(Sequences):
             rollout_log_ratios=old - np.concatenate(self.rollout_log_probs),
             mask=np.concatenate(self.masks),
             sequence=self.sample,
-            batch=np.repeat(np.arange(len(lengths)), lengths),
+            batch=np.repeat(np.arange(len(self.steps)), [len(step.mask) for step in self.steps]),
         )
 
     @property
@@ -370,6 +368,7 @@ class AlteredBatch(ProbedBatch):
 
     plain: ProbedBatch
     job: Job
+    read: ClassVar[set[str]] = set()  # columns that were read of any such batch
 
     @classmethod
     def of_plain(cls, plain: ProbedBatch, job: Job) -> AlteredBatch:
@@ -378,6 +377,21 @@ class AlteredBatch(ProbedBatch):
         batch = cls(**own, plain=plain, job=job)
         vars(batch).update({column: altered(plain, column, job) for column in Column})  # as cached
         return batch
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in COLUMNS:
+            AlteredBatch.read.add(name)
+        return super().__getattribute__(name)
+
+    @property
+    def log_prob_table(self) -> NDArray[np.float64]:
+        """As in the plain batch, but for altered log-probabilities."""
+        return altered_table(self.plain.log_prob_table, self, Column.LOG_PROBS, self.job)
+
+    @property
+    def entropy_table(self) -> NDArray[np.float64]:
+        """As in the plain batch, but for altered entropies."""
+        return altered_table(self.plain.entropy_table, self, Column.ENTROPIES, self.job)
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:

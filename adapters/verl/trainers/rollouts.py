@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
-from adapters.contract.objective import FROM_REWARDS
+from adapters.contract.objective import FROM_REWARDS, OF_CRITIC
 from adapters.toolkit.probe import by_token_id
 
 if TYPE_CHECKING:
@@ -80,8 +80,11 @@ def _row(batch: ProbedBatch, index: int, group: int) -> dict[str, Any]:
 def token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:
     """The rewards of a sample's tokens: [response].
 
-    verl puts a sample's reward at its last token. If advantages are given, rewards are these.
+    verl puts a sample's reward at its last token. If advantages or returns are given, rewards are
+    these; verl's critic has half of the squared error.
     """
+    if batch.objective in OF_CRITIC:
+        return 2 * batch.returns[index]
     if batch.objective not in FROM_REWARDS:
         return batch.advantages[index]
     rewards = np.zeros(len(batch.responses[index]))

@@ -54,6 +54,7 @@ known(
         "whitening_keeps_the_variance": "whitening only subtracts the mean",
         "whitened_by_other_tokens": "whitening takes mean and variance over the wrong tokens",
         "biased_variance": "whitening divides the variance by the wrong number",
+        "copies_whitened": "whitening counts tokens once for each rank that has a copy of them",
         "padding_whitened": "whitening counts padding in the mean",
         **{
             f"whitened_per_{name}": f"advantages are whitened in each {words} separately"
@@ -157,9 +158,25 @@ def _of_whitening(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wro
     yield "whitened_by_other_tokens", estimate.by(whitened=OTHER_SET[conventions.whitened])
     other_divisor = 1 - conventions.lost_degrees_of_freedom
     yield "biased_variance", estimate.by(lost_degrees_of_freedom=other_divisor)
+    yield from _of_copies(estimate)
     yield from _of_padding(estimate)
     for name, part in placement.parts():
         yield f"whitened_per_{name}", _of_parts(estimate, part)
+
+
+def _of_copies(estimate: Estimate) -> Iterator[Wrong]:
+    """Yield advantages whose variance counts copies of tokens, which have the same mean.
+
+    Rewards at masked tokens may be lost besides, which changes more.
+    """
+    lost = replace(estimate.rollouts, rewards=_rewards_on(estimate))
+    is_lost = (lost.rewards != estimate.rollouts.rewards).any()
+    for copies in (2, 4, 8):
+        degrees = estimate.conventions.lost_degrees_of_freedom / copies
+        counted = replace(estimate.conventions, lost_degrees_of_freedom=degrees)
+        yield "copies_whitened", estimate.estimator(estimate.rollouts, counted)
+        if is_lost:
+            yield "reward_off_the_path_lost", estimate.estimator(lost, counted)
 
 
 def _of_padding(estimate: Estimate) -> Iterator[Wrong]:

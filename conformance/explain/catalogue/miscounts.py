@@ -1,4 +1,4 @@
-"""Mistakes in what is counted: other tokens, units or steps, another dtype, the width of rows."""
+"""Mistakes in what is counted: other tokens, units or steps, another dtype."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import CodeLocation
+from conformance.expected.step_context import of_samples
 from conformance.explain.catalogue.mistake import Prediction, known
+from conformance.explain.catalogue.paddings import paddings
 from reference.aggregation import DenominatorMask, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 known(
     {"empty_samples_counted": "a sample without active tokens is counted as one token"},
     rank=3,
-    at=CodeLocation.TOKEN_COUNT,
 )
 known(
     {
@@ -41,7 +41,6 @@ known(
         "modified_mask_counted": "denominators count the mask after rejection sampling",
     },
     rank=3,
-    at=CodeLocation.TOKEN_COUNT,
 )
 known(
     {
@@ -58,7 +57,6 @@ known(
         "counted_of_the_step_before": "the previous step's count is used",
         "masked_tokens_counted": "masked tokens are counted",
         "prompt_tokens_counted": "tokens of prompts are counted",
-        "padding_counted": "padding up to the longest response or sequence is counted",
         "tokens_per_sample_miscounted": ("every sample's token count is off by one or two"),
         "runs_counted_as_prompts": "runs of adjacent samples are counted as prompts",
         "prompts_by_group_size": "prompts are counted as samples divided by the group size",
@@ -82,7 +80,6 @@ known(
             "the share of a micro-batch's tokens that each context-parallel rank counts is rounded"
             " down"
         ),
-        "padded_width_as_divisor": "the divisor is the padded width of a micro-batch",
         "count_off_by_one": "the count of tokens or units is off by one",
     },
     rank=12,
@@ -335,66 +332,3 @@ def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[
     mantissas, exponents = np.frexp(counts)
     rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
     return np.where(rounded > largest, np.inf, rounded)
-
-
-def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-    """Yield each sample's tokens with padding to the longest of the step or micro-batch."""
-    for what, lengths in _lengths(context):
-        words = f"padding up to the longest {what} of the"
-        whole = np.full(context.step.size, lengths.max())
-        yield "padding_counted", f"{words} step is counted", whole
-        if context.placement is not None:
-            widths = _widest(lengths, of_samples(context, context.placement.micro_batch_number))
-            yield "padding_counted", f"{words} micro-batch is counted", widths
-
-
-def padded_widths(context: StepContext) -> Iterator[Prediction]:
-    """Divides by the width of a micro-batch's rows, where users would have one divisor for all.
-
-    All ranks may cut their rows to one width, and rows of tokens that are predicted lack the first.
-    """
-    placement = context.placement
-    if context.mode is not Mode.CONSTANT or placement is None:
-        return
-    for whose, micro_batch in (
-        ("", placement.micro_batch_number),
-        (" of all ranks", placement.micro_batch),
-    ):
-        for what, lengths in _lengths(context):
-            widths = _widest(lengths, of_samples(context, micro_batch))
-            yield from _divided_by(context, widths, f"the longest {what} of a micro-batch{whose}")
-            if what == "sequence":
-                words = f"the longest sequence of a micro-batch{whose}, less a token"
-                yield from _divided_by(context, widths - 1, words)
-
-
-def of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A per-token value that is constant within samples, by sample: [N]."""
-    return of_tokens[context.step.offsets[:-1]]
-
-
-def _lengths(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    step = context.step
-    yield "response", step.response_lengths
-    yield "sequence", step.prompt_lengths + step.response_lengths
-
-
-def _widest(lengths: NDArray[np.int64], micro_batch: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The largest length of each sample's micro-batch: [N]."""
-    widest = np.zeros(micro_batch.max() + 1, np.int64)
-    np.maximum.at(widest, micro_batch, lengths)
-    return widest[micro_batch]
-
-
-def _divided_by(
-    context: StepContext, widths: NDArray[np.int64], words: str
-) -> Iterator[Prediction]:
-    """Yield the mean over samples, and their sum, of what is divided by widths."""
-    divisors = widths.astype(np.float64)
-    for units, together in ((context.units, ()), (1, ("samples_not_averaged",))):
-        yield Prediction(
-            name="padded_width_as_divisor",
-            words=f"the divisor is {words}" + ", and samples are summed" * bool(together),
-            weights=context.weights(divisors, float(units)),
-            together=together,
-        )

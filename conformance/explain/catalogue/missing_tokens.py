@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import CodeLocation, Option
+from adapters.contract import Option
 from conformance.explain.catalogue.mistake import Kind, Prediction, known
 from conformance.explain.catalogue.parts import filled_up
 from conformance.findings.finding import Diagnosis
@@ -42,7 +42,6 @@ known(
     },
     rank=7,
     kind=Kind.READ_OFF,
-    at=CodeLocation.REDUCTION,
 )
 known(
     {

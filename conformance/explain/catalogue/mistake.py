@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from adapters.contract import CodeLocation
 from conformance.findings.cause import UNEXPLAINED
 
 if TYPE_CHECKING:
@@ -49,9 +48,6 @@ class Mistake:
     rank: int
     """A low one for a common mistake; of one rank, the first to be declared is the most common."""
 
-    at: CodeLocation | None = None
-    """Where in a framework it is made, if it can be made in one place alone."""
-
     @property
     def is_read_off(self) -> bool:
         """Whether nothing predicts it: it shows in the numbers, or it does not."""
@@ -73,12 +69,11 @@ def known(
     *,
     rank: int,
     kind: Kind = Kind.WEIGHTS,
-    at: CodeLocation | None = None,
 ) -> None:
     """Adds mistakes to the catalogue, given a sentence for each name."""
     for name, says in sentences.items():
         assert name not in MISTAKES, f"{name} is declared twice"
-        MISTAKES[name] = Mistake(name=name, says=says, kind=kind, rank=rank, at=at)
+        MISTAKES[name] = Mistake(name=name, says=says, kind=kind, rank=rank)
 
 
 # Mistakes that no prediction of weights is about: they are read off, or found by judges.
@@ -147,6 +142,7 @@ known(
         "router_losses_per_token": (
             "router losses of Megatron-Core have another coefficient with a loss per token"
         ),
+        "ratios_overflow": "a ratio that overflows is clipped, and makes gradients NaN",
         "masked_values_read": "values of masked tokens change other numbers",
         "masked_values_crash": "a step crashes because of values of masked tokens",
         "never_made": "a batch that the framework's own code never makes crashes",
@@ -164,7 +160,6 @@ known(
     },
     rank=19,
     kind=Kind.RULE,
-    at=CodeLocation.ARGUMENTS,
 )
 known(
     {

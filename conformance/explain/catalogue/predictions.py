@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import CodeLocation
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
@@ -35,7 +34,6 @@ from conformance.explain.catalogue.miscounts import (
     other_steps,
     other_tokens,
     other_units,
-    padded_widths,
     rejection_left_out,
     rejection_put_in,
     rounded_counts,
@@ -43,9 +41,11 @@ from conformance.explain.catalogue.miscounts import (
 )
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, known
+from conformance.explain.catalogue.paddings import padded_widths
 from conformance.explain.catalogue.parts import (
     carried_over,
     filled_up,
+    partial_window,
     parts,
 )
 from conformance.explain.catalogue.values_of_others import values_of_others
@@ -88,7 +88,6 @@ known(
 known(
     {"not_divided": "token losses are summed but never normalised"},
     rank=2,
-    at=CodeLocation.TOKEN_DIVISION,
 )
 known(
     {"samples_not_averaged": "sample sums are divided by the constant divisor but not averaged"},
@@ -218,6 +217,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         filling_rows,
         parts,
         carried_over,
+        partial_window,
         rounded_counts,
         clamped_shares,
         rounded_shares,

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import sys
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from adapters.contract import Adapter
 from conformance.findings.trace import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
-
-OURS = ("adapters", "conformance", "tests")
-
-LIBRARIES = frozenset(
-    {*sys.stdlib_module_names, "torch", "numpy", "tensordict", "typing_extensions"}
-    - {"__main__", "__mp_main__"}
-)
-"""Packages whose frames are passed by: a framework or its engine asked for what they do."""
+    from types import CodeType, FrameType
 
 BEGIN_BACKWARD = {"_engine_run_backward": "t_outputs", "custom_backward": "output"}
 """Functions of torch and Megatron that begin a backward pass, and their variable of its roots."""
@@ -54,24 +46,6 @@ class Asked(NamedTuple):
         return tuple((name, float(held)) for name, held in named if type(held) in (int, float))
 
 
-def passes_by(adapter: Adapter) -> Callable[[str], bool]:
-    """Whether frames of a module are ours, or of a library that others ask to do something.
-
-    An adapter without a package is its own framework, with the modules next to its classes.
-    """
-    classes = [one for one in type(adapter).__mro__ if issubclass(one, Adapter)]
-    modules = [one.__module__ for one in classes if one is not Adapter and not adapter.package]
-    own = tuple(f"{module.rpartition('.')[0]}." for module in modules)
-
-    @cache
-    def is_passed_by(module: str) -> bool:
-        if module.startswith(own):
-            return False
-        return module.partition(".")[0] in LIBRARIES or module.partition(".")[0] in OURS
-
-    return is_passed_by
-
-
 def asked(is_passed_by: Callable[[str], bool]) -> Asked:
     """Who asked for the operation that is being dispatched."""
     stack: list[Line] = []
@@ -85,9 +59,37 @@ def asked(is_passed_by: Callable[[str], bool]) -> Asked:
         reads_gradient = reads_gradient or (module, code.co_name) == READS_GRADIENT
         is_of_file = not code.co_filename.startswith("<")
         if len(stack) < DEEPEST and is_of_file and not is_passed_by(module):
-            stack.append(Line(code.co_filename, frame.f_lineno, code.co_name))
+            columns = _columns(_ById(code), frame.f_lasti)
+            stack.append(Line(code.co_filename, frame.f_lineno, code.co_name, columns))
             innermost = innermost or frame
     return Asked(tuple(stack), inside, roots, reads_gradient, innermost)
+
+
+def imported(is_passed_by: Callable[[str], bool]) -> frozenset[str]:
+    """The files of all modules that have been imported and whose frames are not passed by."""
+    modules = [one for name, one in [*sys.modules.items()] if not is_passed_by(name)]
+    return frozenset(file for one in modules if (file := getattr(one, "__file__", None)))
+
+
+class _ById:
+    """A function's code, which is compared by identity: to compare what it holds takes long."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.code is other.code
+
+    def __hash__(self) -> int:
+        return id(self.code)
+
+
+@cache
+def _columns(function: _ById, instruction: int) -> tuple[int, int] | None:
+    """The columns of the expression of an instruction, if it is on one line."""
+    positions = islice(function.code.co_positions(), instruction // 2, None)
+    line, last, start, end = next(positions, (None,) * 4)
+    return None if line != last or start is None or end is None else (start, end)
 
 
 def _frames() -> Iterator[FrameType]:

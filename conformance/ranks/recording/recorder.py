@@ -24,7 +24,7 @@ from conformance.findings.trace import (
     RankTrace,
 )
 from conformance.ranks.recording.collectives import Collectives, is_collective
-from conformance.ranks.recording.frames import asked
+from conformance.ranks.recording.frames import asked, imported
 from conformance.ranks.recording.memory import Memory, part, plain, wraps_others
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operations=tuple(self._operations),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
+            files=imported(self.is_passed_by),
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

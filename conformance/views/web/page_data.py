@@ -112,6 +112,7 @@ def document(versions: Sequence[Version], left_out: Collection[Verdict] = ()) ->
             tuple(cause.statement for cause in versions[run].causes.get(finding.id, ()))
             for run, finding in found
         ),
+        "trace": _column(_trace(versions[run].causes.get(one.id, ())) for run, one in found),
         "layout": _column(str(finding.layout) for finding in findings),
         "error": _column(_rounded(finding.error) for finding in findings),
         "tolerance": _column(_rounded(finding.tolerance) for finding in findings),
@@ -216,6 +217,16 @@ def _diagnosis(diagnosis: Diagnosis | None) -> Hashable:
         return None
     numbers = tuple((name, _number(value)) for name, value in diagnosis.numbers.items())
     return diagnosis.name, diagnosis.explanation, numbers, tuple(diagnosis.also)
+
+
+def _trace(causes: Sequence[Cause]) -> Hashable:
+    """Returns the suspects and the factors of the first cause that was traced."""
+    for cause in causes:
+        if cause.suspects:
+            suspects = ((one.place, one.why) for one in cause.suspects)
+            chain = ((_number(factor.value), factor.place) for factor in cause.chain)
+            return tuple(suspects), tuple(chain)
+    return None
 
 
 def _picture(picture: Picture | None, runs: Indices, samples: Indices) -> Hashable:

@@ -9,6 +9,7 @@ function detailOf(finding) {
     logged(finding),
     said(finding),
     place(finding),
+    traced(finding),
     reproduced(finding),
     part("What the case is for", textOr(data.cases[at("case", finding)])),
     code(finding),
@@ -82,6 +83,26 @@ function said(finding) {
 function place(finding) {
   const name = at("place", finding);
   return part("Look at", name && element("p", {}, element("code", {}, name)));
+}
+
+/** The lines to look at, and the way from a token's loss to its weight. */
+function traced(finding) {
+  const trace = at("trace", finding);
+  if (!trace) return null;
+  const [suspects, chain] = trace;
+  const why = ([name, words]) => element("li", {}, element("code", {}, name), ` ${words}`);
+  const suspected = new Set(suspects.map(([name]) => name));
+  const factors = chain.map(([value, name]) => {
+    const isSuspect = { class: suspected.has(name) ? "suspect" : "" };
+    return element("li", isSuspect, `× ${figure(value)} `, element("code", {}, name ?? ""));
+  });
+  const ends = (words) => element("li", { class: "hint" }, words);
+  const way = [ends("a token's loss"), ...factors, ends("its weight")];
+  return part(
+    "Lines to look at",
+    element("ol", {}, ...suspects.map(why)),
+    chain.length && element("ol", { class: "chain" }, ...way),
+  );
 }
 
 function reproduced(finding) {

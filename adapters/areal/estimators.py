@@ -1,0 +1,59 @@
+"""How AReaL is configured to compute advantages from rewards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.objective import ADVANTAGE_CONSTANTS, Objective
+from reference.aggregation import EstimatorConventions, TokenSet
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+
+
+def group_size(job: Job) -> int:
+    """The samples of the largest prompt."""
+    return max(int(np.unique(step.groups, return_counts=True)[1].max()) for step in job.steps)
+
+
+def _reward_clip(job: Job) -> float | str:
+    """A bound above all rewards, nothing if they are within the default of 20."""
+    given = [step.rewards for step in job.steps if step.rewards is not None]
+    largest = max((float(np.abs(rewards).max()) for rewards in given), default=0.0)
+    return 2 * largest if largest > 20 else ""
+
+
+OF_PROMPTS = {
+    "reward_norm.mean_level": "group",
+    "reward_norm.group_size": group_size,
+    "reward_clip": _reward_clip,
+}
+WHITENED = {
+    "discount": ADVANTAGE_CONSTANTS.discount,
+    "adv_norm.mean_level": "batch",
+    "adv_norm.std_level": "batch",
+    "adv_norm.eps": 1e-8,
+}
+PENALISED = {"kl_ctl": ADVANTAGE_CONSTANTS.penalty}
+WITH_CRITIC = {**WHITENED, "gae_lambda": ADVANTAGE_CONSTANTS.trace}
+
+OF_REWARDS = {
+    Objective.GROUP_NORMALISED: {**OF_PROMPTS, "reward_norm.std_level": "group"},
+    Objective.GROUP_CENTRED: {**OF_PROMPTS, "reward_norm.std_level": None},
+    Objective.LEAVE_ONE_OUT: {
+        **OF_PROMPTS,
+        "reward_norm.mean_leave1out": True,
+        "reward_norm.std_level": None,
+    },
+    Objective.REINFORCE_PP: {**WHITENED, **PENALISED, "gae_lambda": 1.0},
+    Objective.GAE: WITH_CRITIC,
+    Objective.PENALISED_GAE: {**WITH_CRITIC, **PENALISED},
+}
+"""The options of each estimator."""
+
+OF_ACTIVE_TOKENS = EstimatorConventions(
+    transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE, valued=TokenSet.ACTIVE
+)
+"""Returns and GAE skip masked tokens, and a sample's reward is at its last token."""

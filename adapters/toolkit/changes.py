@@ -1,0 +1,123 @@
+"""What a version of a framework changes: the version that it is based on, and changed lines."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adapters.toolkit.source import (
+    RELEASE,
+    Commit,
+    SourceError,
+    find_commit,
+    find_commits,
+    folder_and_ref,
+    git,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from adapters.contract import Adapter
+
+WORKING_TREE = "working tree"
+
+DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master", "HEAD")
+"""Names of a clone's default branch; which of them a clone has depends on how it was made."""
+
+FILE = re.compile(r"^\+\+\+ (?:\"?b/)?(.*?)\"?\t?$", re.MULTILINE)
+
+OF_TESTS = re.compile(r"(^|/)(tests?|examples?)/|(^|/)test_|\.pyi$")
+"""Python files that no training step runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """A version and the one that it is based on, of a repository unless both are releases."""
+
+    repository: Path | None
+    base: Commit
+    head: Commit
+
+
+def versions(source: str, base: str | None) -> Versions:
+    """The version that ``--source`` names, and its base.
+
+    Of a commit or a working tree, the base is where it left the default branch: the last commit
+    where a working tree on that branch has changes, and the commit before where there are none.
+
+    Raises:
+        SourceError: there is no such version, or no base.
+    """
+    if source.startswith(RELEASE):
+        if base is None or not base.startswith(RELEASE):
+            raise SourceError(f"{source} has no base", "give --base=pypi:VERSION")
+        [old], [new] = find_commits(None, base), find_commits(None, source)
+        return Versions(repository=None, base=old, head=new)
+    path, ref = folder_and_ref(source)
+    head = find_commit(path, ref or "HEAD")
+    if base is not None:
+        [old] = find_commits(path, base)
+    else:
+        is_changed = ref is None and bool(git(path, "status", "--porcelain"))
+        old = _base(path, head, is_changed=is_changed)
+    if ref is None:
+        head = Commit(ref=WORKING_TREE, revision="", date="", subject=head.subject)
+    return Versions(repository=path, base=old, head=head)
+
+
+def _base(path: Path, head: Commit, *, is_changed: bool) -> Commit:
+    """The commit where the head left the default branch."""
+    error = SourceError(
+        f"{head.ref} of {path} shares no commit with its default branch", "give --base=REF"
+    )
+    for branch in DEFAULT_BRANCHES:
+        try:
+            upstream = find_commit(path, branch)
+        except SourceError:
+            continue
+        left = git(path, "merge-base", upstream.revision, head.revision, error=error)
+        is_of_branch = left == head.revision and not is_changed
+        return find_commit(path, f"{left}^" if is_of_branch else left)
+    raise error
+
+
+def changed_lines(adapter: Adapter, found: Versions) -> dict[str, str]:
+    """The hunks of each Python file of the package, as ``git diff --unified=0`` shows them.
+
+    Raises:
+        SourceError: a version is not available.
+    """
+    folders = [_package(adapter, one.source(found.repository)) for one in (found.base, found.head)]
+    command = ["git", "diff", "--no-index", "--unified=0", "--no-color", "--no-ext-diff", "--"]
+    result = subprocess.run(
+        [*command, *map(str, folders)],
+        capture_output=True,
+        text=True,
+        check=False,
+        errors="replace",
+    )
+    return dict(_by_file(result.stdout, folders[1]))
+
+
+def _package(adapter: Adapter, source: str) -> Path:
+    path = resolve(adapter, source).path
+    assert path is not None
+    assert adapter.package is not None
+    candidates = [path / root / adapter.package for root in adapter.roots]
+    return next((one for one in candidates if one.is_dir()), path / adapter.package)
+
+
+def _by_file(diff: str, folder: Path) -> Iterator[tuple[str, str]]:
+    for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
+        header, found, body = part.partition("\n@@ ")
+        named = FILE.search(header)
+        if named is None or not named[1].endswith(".py"):
+            continue
+        name = f"{folder.name}/{named[1].removeprefix(str(folder).lstrip('/')).lstrip('/')}"
+        if not OF_TESTS.search(name):
+            yield name, f"{found.lstrip()}{body}"

@@ -1,0 +1,43 @@
+"""The forms in which models return logits, so that a probed model can stand for any of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from adapters.toolkit.probe import logits_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Output(NamedTuple):
+    """An output with an attribute; FSDP2 hooks its backward pass to tensors in named tuples."""
+
+    logits: torch.Tensor
+
+
+def log_probs_of(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each token but the first of a row, which nothing predicts.
+
+    From [*, T, vocabulary] and [*, T]; returns [*, T - 1].
+    """
+    log_probs = torch.log_softmax(logits[..., :-1, :], -1)
+    return log_probs.gather(-1, input_ids[..., 1:].unsqueeze(-1)).squeeze(-1)
+
+
+FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "logits": lambda logits, _: logits,
+    "output": lambda logits, _: Output(logits),
+    "tuple": lambda logits, _: (logits,),
+    "dict": lambda logits, _: {"logits": logits},
+    "log_probs": log_probs_of,
+}
+"""What a model makes of its logits, [*, T, vocabulary], and its input, [*, T]."""
+
+
+def head(form: str) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+    """`logits_head` for a trainer whose model returns this form of `FORMS`."""
+    formed = FORMS[form]
+    return lambda ids, probe: formed(logits_head(ids, probe)["logits"], ids)

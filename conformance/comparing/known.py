@@ -1,0 +1,57 @@
+"""What is known of the newest version of each framework: ``reports/known``.
+
+A file for each, in the form of `expectations`. An entry may be of some ``engine`` alone, has the
+``line`` in the framework's code, below the address of ``code``, and what became of it ``upstream``:
+an issue, a pull request, the version in which it is fixed. It is worked out by hand in
+``reports/audit.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conformance.comparing.expectations import load, read
+from conformance.findings.errors import InvalidExpectationsError
+
+if TYPE_CHECKING:
+    from conformance.comparing.expectations import Expectations
+
+KNOWN = Path(__file__).parents[2] / "reports" / "known"
+"""The folder of the files."""
+
+
+@cache
+def known(framework: str, engine: str) -> Expectations | None:
+    """What is known of the newest version of an engine; None if nobody has looked at it.
+
+    Raises:
+        InvalidExpectationsError: its file is wrong.
+    """
+    path = KNOWN / f"{framework}.toml"
+    if not path.exists():
+        return None
+    every = read(path)
+    if engine not in every.engines:
+        return None
+    return replace(every.of_engine(engine), is_strict=False)
+
+
+def expected(text: Path, framework: str, engine: str) -> Expectations:
+    """What ``--expect`` names: a file, or ``known``.
+
+    Raises:
+        InvalidExpectationsError: there is no such file, or it is wrong, or of another framework.
+    """
+    if text.name == KNOWN.name and not text.exists():
+        found = known(framework, engine)
+        if found is None:
+            raise InvalidExpectationsError(
+                f"nothing is known of {framework} on {engine}", "give --expect=FILE"
+            )
+        return found
+    found = load(text)
+    found.require_framework(framework, engine)
+    return found.of_engine(engine)

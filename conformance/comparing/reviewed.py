@@ -1,0 +1,106 @@
+"""What a version does worse than the one that it is based on, and what it does better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conformance.comparing.cause_changes import Fate, cause_changes
+from conformance.comparing.diff import Difference, difference
+from conformance.comparing.gate import Comparing, Expecting, Outcome, Strict
+from conformance.explain.groups import finding_groups
+from conformance.findings.cause import UNEXPLAINED, Severity
+from conformance.findings.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from conformance.comparing.cause_changes import CauseChange
+    from conformance.comparing.expectations import Expectations
+    from conformance.explain.groups import FindingGroup
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
+
+BASE = Path("base")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reviewed:
+    """Two reports of the same findings, and the findings of the later one that fail its review.
+
+    These are worse than in the earlier report, or wrong and not looked at there, and not expected.
+    """
+
+    difference: Difference
+    failing: tuple[Finding, ...]
+    declined: tuple[Finding, ...] = ()
+    """What the base trains and the head refuses, as the contract allows it to."""
+
+    @classmethod
+    def of(
+        cls,
+        base: Report,
+        head: Report,
+        may_decline: Collection[str] = (),
+        expected: Expectations | None = None,
+    ) -> Reviewed:
+        """Compare the reports of a version and of its base.
+
+        ``may_decline`` are the ids of the findings whose steps the contract lets it refuse.
+        """
+        gate = Comparing(BASE, base, head.request)
+        found = [*gate.failing(head)]
+        declined = [
+            one for one in found if one.verdict is Verdict.REFUSED and one.id in may_decline
+        ]
+        failing = tuple(
+            finding
+            for finding in found
+            if finding not in declined
+            and (expected is None or not _is_known(finding, head, expected))
+        )
+        return cls(difference=difference(base, head), failing=failing, declined=tuple(declined))
+
+    @property
+    def head(self) -> Report:
+        """The later report."""
+        return self.difference.new
+
+    @property
+    def objection(self) -> str | None:
+        """Why nothing can be said of the head, None if something can."""
+        return Strict().objection(self.head)
+
+    @cached_property
+    def changes(self) -> list[CauseChange]:
+        """What became of the causes of either report."""
+        return cause_changes(self.difference)
+
+    @cached_property
+    def worse(self) -> list[FindingGroup]:
+        """The causes of what fails, each with the findings that fail, the worst first."""
+        return finding_groups(self.head, self.failing)
+
+    @property
+    def no_longer_trained(self) -> list[Finding]:
+        """What fails without being wrong: steps that the base trains and the head refuses."""
+        caused = {finding.id for group in self.worse for finding in group.findings}
+        return [finding for finding in self.failing if finding.id not in caused]
+
+    @property
+    def fixed(self) -> list[CauseChange]:
+        """Causes that are gone, except what only had no explanation."""
+        return [
+            change
+            for change in self.changes
+            if change.fate is Fate.GONE
+            and change.old is not None
+            and (change.old.name != UNEXPLAINED or change.old.severity is Severity.NOT_TRAINED)
+        ]
+
+
+def _is_known(finding: Finding, report: Report, expected: Expectations) -> bool:
+    decision = Expecting(expected).decision(finding, report.clues_of(finding))
+    return decision.outcome is Outcome.KNOWN

@@ -1,0 +1,283 @@
+"""Watches one step of a real run: the weight of each token by the gradient of its log-probability.
+
+Nothing of the run is replaced. What a trainer does behind `backward`, such as clipping and the
+reduction over ranks, is not seen: the reduction is taken for what the model's wrapper does.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from adapters.contract import Depth, Job, Layout, Observation, PendingReduction
+from conformance.findings.errors import WrongUseError
+from conformance.findings.verdict import Verdict
+from conformance.judging.weights import final_weights, judge_weights, step_context
+from conformance.own_trainer.jobs import Asked
+from conformance.views.formatting import text_table
+from reference.aggregation import AdvantageUnit, Aggregation
+from reference.step import Sample, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from conformance.judging.weights import Judgement
+
+AVERAGING = (DistributedDataParallel, FSDPModule)
+"""Wrappers of models that average gradients over ranks."""
+
+DTYPE = "float16"
+"""The precision by which weights are judged: that of a real run's ratios, which are not exactly 1
+where old log-probabilities come from another forward pass."""
+
+MOST_SAMPLES = 32
+"""Rows of the table that are printed."""
+
+UNSEEN = (
+    "What the trainer does behind backward is not seen here: {reduction}; clipping and the"
+    " optimizer. The fixture loss_conformance sees all of it."
+)
+REDUCTIONS = {
+    PendingReduction.REPLICATED: "there is one rank",
+    PendingReduction.MEAN: "the model's wrapper is taken to average gradients over ranks",
+    PendingReduction.SUM: "gradients are taken to be added up over ranks",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Rows:
+    """The rows that one rank trains: masks, groups, and gradients over negative advantages.
+
+    ``passes`` has the forward pass of each row. Arrays of a row have an entry for each of its
+    columns from the first active one on.
+    """
+
+    masks: list[NDArray[np.bool_]]
+    groups: list[int]
+    weights: list[NDArray[np.float64]]
+    passes: list[int]
+
+
+@dataclass(eq=False)
+class Seen:
+    """What was seen of a step, once its context has been left.
+
+    ``weights`` has the effective weight of every token of all ranks, with the reduction over ranks
+    that is taken for granted, and ``expected`` that of the mode.
+    """
+
+    judgement: Judgement | None = None
+    weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    expected: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    lines: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+@contextmanager
+def watch(
+    model: torch.nn.Module,
+    *,
+    log_probs: tuple[Any, str],
+    mode: str,
+    masks: Sequence[Any],
+    advantages: Sequence[Any],
+    groups: Sequence[int] | None = None,
+    divisor: float | None = None,
+) -> Iterator[Seen]:
+    """Watch the train step in the context, and print what its tokens weigh.
+
+    ``log_probs`` names the function whose result is [rows, columns] or [columns], such as
+    ``(trainer, "log_probs")``. Its rows are those of ``masks`` and ``advantages``, in the order in
+    which this rank trains them: masks are bool with an entry for each column, and advantages
+    numbers, or arrays of the same form. ``groups`` name the prompt of each row.
+
+    Raises:
+        WrongUseError: the function was not called, or with other rows.
+    """
+    owner, name = log_probs
+    recorded: list[torch.Tensor] = []
+    original = getattr(owner, name)
+    setattr(owner, name, _recording(original, recorded))
+    seen = Seen()
+    try:
+        yield seen
+    finally:
+        setattr(owner, name, original)
+    mine = _rows(recorded, masks, advantages, groups)
+    aggregation = Aggregation(mode, divisor)  # type: ignore[arg-type]  # which it checks
+    _judge(seen, _of_all_ranks(mine), aggregation, _reduction(model))
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(seen)
+
+
+def _recording(function: Callable[..., Any], recorded: list[torch.Tensor]) -> Callable[..., Any]:
+    """The function, whose results that are trained keep their gradients."""
+
+    @wraps(function)
+    def recording(*arguments: Any, **named: Any) -> Any:
+        result = function(*arguments, **named)
+        if result.requires_grad:
+            result.retain_grad()
+            recorded.append(result)
+        return result
+
+    return recording
+
+
+def _rows(
+    recorded: Sequence[torch.Tensor],
+    masks: Sequence[Any],
+    advantages: Sequence[Any],
+    groups: Sequence[int] | None,
+) -> _Rows:
+    passes, gradients = [], []
+    for index, log_probs in enumerate(recorded):
+        gradient = torch.zeros_like(log_probs) if log_probs.grad is None else log_probs.grad
+        for row in gradient.reshape(-1, gradient.shape[-1]).detach().double().cpu().numpy():
+            passes.append(index)
+            gradients.append(row)
+    if not gradients:
+        raise WrongUseError(
+            "the function of log_probs was not called with gradients in the context",
+            "name the one that the loss calls, as (owner, 'name')",
+        )
+    if len(gradients) != len(masks):
+        raise WrongUseError(
+            f"the step trained {len(gradients)} rows, and there are {len(masks)} masks",
+            "give the masks of the rows that this rank trains, in their order",
+        )
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    rows = _Rows(masks=[], groups=[], weights=[], passes=passes)
+    for index, gradient in enumerate(gradients):
+        active = _as_wide(masks[index], len(gradient)).astype(bool)
+        weights = _weights(gradient, _as_wide(advantages[index], len(gradient)))
+        first = int(np.argmax(active))
+        rows.masks.append(active[first:])
+        rows.weights.append(weights[first:])
+        rows.groups.append(rank * len(masks) + index if groups is None else int(groups[index]))
+    return rows
+
+
+def _as_wide(values: Any, width: int) -> NDArray[np.float64]:
+    """Values of a row in a number of columns: one value for all, or the first ones, and then 0."""
+    given = np.asarray(values, np.float64)
+    if given.ndim == 0:
+        return np.full(width, given)
+    return np.pad(given, (0, max(width - len(given), 0)))[:width]
+
+
+def _weights(gradient: NDArray[np.float64], advantages: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What tokens weigh; those without an advantage should have no gradient, and weigh that."""
+    return -gradient / np.where(advantages == 0, -1.0, advantages)
+
+
+def _of_all_ranks(mine: _Rows) -> list[_Rows]:
+    if not dist.is_initialized():
+        return [mine]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def _reduction(model: torch.nn.Module) -> PendingReduction:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return PendingReduction.REPLICATED
+    is_averaging = isinstance(model, AVERAGING)
+    return PendingReduction.MEAN if is_averaging else PendingReduction.SUM
+
+
+def _judge(
+    seen: Seen, ranks: list[_Rows], aggregation: Aggregation, reduction: PendingReduction
+) -> None:
+    samples = [
+        Sample(prompt_length=1, loss_mask=mask, group=group)
+        for rows in ranks
+        for mask, group in zip(rows.masks, rows.groups, strict=True)
+    ]
+    step = Step.of(samples)
+    micro_batches = max(max(rows.passes) + 1 for rows in ranks)
+    job = Job(
+        steps=(step,),
+        aggregation=aggregation,
+        layout=Layout(dp=len(ranks), micro_batches=micro_batches),
+        depth=Depth.STEP,
+    )
+    observations = [_observation(ranks, index, reduction) for index in range(len(ranks))]
+    asked = Asked(aggregation=aggregation)
+    description = asked.description(AdvantageUnit.TOKEN, DTYPE)
+    seen.judgement = judge_weights(job, observations, description)
+    [seen.weights, *_] = final_weights(observations, 0, job, description.conventions)
+    seen.expected = step_context(job, 0, observations, description).expected
+    seen.lines = [*_lines(seen, step, aggregation, reduction)]
+
+
+def _observation(ranks: list[_Rows], index: int, reduction: PendingReduction) -> Observation:
+    """What one rank observed, with entries for the tokens of all."""
+
+    def flat(elsewhere: float, of_row: Callable[[_Rows, int], Any]) -> NDArray[Any]:
+        parts = [
+            np.full(len(mask), of_row(rows, row) if rank == index else elsewhere)
+            for rank, rows in enumerate(ranks)
+            for row, mask in enumerate(rows.masks)
+        ]
+        return np.concatenate(parts)
+
+    return Observation(
+        token_weights=(flat(0.0, lambda rows, row: rows.weights[row]),),
+        pending_reduction=reduction,
+        forward_passes=(flat(-1, lambda rows, row: rows.passes[row]).astype(np.int32),),
+    )
+
+
+def _lines(
+    seen: Seen, step: Step, aggregation: Aggregation, reduction: PendingReduction
+) -> Iterator[str]:
+    judgement = seen.judgement
+    assert judgement is not None
+    is_right = judgement.verdict is not Verdict.MISMATCH
+    yield (
+        f"every token weighs as {aggregation.mode} says"
+        if is_right
+        else (f"tokens do not weigh as {aggregation.mode} says")
+    )
+    if judgement.diagnosis is not None:
+        yield f"  {judgement.diagnosis.explanation} [{judgement.diagnosis.name}]"
+    header = ["sample", "active tokens", "weight", "expected", "factor"]
+    rows = [_row(seen, step, index) for index in range(min(step.size, MOST_SAMPLES))]
+    yield from text_table([header, *rows])
+    if step.size > MOST_SAMPLES:
+        yield f"… {step.size - MOST_SAMPLES} more samples"
+    yield UNSEEN.format(reduction=REDUCTIONS[reduction])
+
+
+def _row(seen: Seen, step: Step, index: int) -> list[str]:
+    tokens = slice(*step.offsets[index : index + 2])
+    active = step.mask[tokens]
+    observed, expected = seen.weights[tokens][active], seen.expected[tokens][active]
+    if not len(observed):
+        return [str(index), "0", "", "", ""]
+    factors = observed / expected
+    return [
+        str(index),
+        str(len(observed)),
+        _range(observed),
+        _range(expected),
+        _range(factors),
+    ]
+
+
+def _range(values: NDArray[np.float64]) -> str:
+    low, high = f"{values.min():.4g}", f"{values.max():.4g}"
+    return low if low == high else f"{low} to {high}"

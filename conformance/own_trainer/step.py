@@ -1,0 +1,241 @@
+"""One step of a user's loop: samples, advantages and a model go in, a gradient comes out."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from adapters.contract import Observation
+from adapters.contract.batch.altered import painting
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.objective import Metric
+from adapters.toolkit.probe import CERTAIN_LOGIT
+from conformance.findings.errors import WrongUseError
+from conformance.own_trainer.jobs import METRIC_SPECS
+from conformance.own_trainer.model import StandIn
+from reference.aggregation import AdvantageUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from adapters.contract import Job
+
+NEVER = 2.0**13
+"""An old log-probability by which a token's ratio, and thus its loss, is exactly 0."""
+
+UNITS = {"token": AdvantageUnit.TOKEN, "sample": AdvantageUnit.SAMPLE}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sample:
+    """A prompt with its response, on the CPU.
+
+    ``prompt`` is int64 [P]; ``response`` int64 [R], ``mask`` bool [R], and the log-probabilities
+    of the old and of the reference policy are float32 [R]. Token ids begin at 1, 0 is padding.
+    ``group`` names the prompt.
+    """
+
+    prompt: torch.Tensor
+    response: torch.Tensor
+    mask: torch.Tensor
+    old_log_probs: torch.Tensor
+    reference_log_probs: torch.Tensor
+    group: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shown:
+    """What one rank saw of one step."""
+
+    gradient: NDArray[np.float32] | None
+    dtype: str
+    passes: list[NDArray[np.int64]]
+    logged: dict[Metric, float]
+    unit: AdvantageUnit
+    misuse: str | None
+    """What to change, if nothing can be said about the trainer."""
+
+
+class Step:
+    """What a trainer is given for one optimizer step on one rank.
+
+    ``samples`` are those of this rank, to be cut into ``micro_batches`` of equal numbers of
+    samples; ``batch`` those of all ``dp`` ranks.
+    """
+
+    def __init__(self, job: Job, index: int, rank: int, unit: AdvantageUnit) -> None:
+        self.micro_batches, self.dp, self.rank = int(job.layout.micro_batches), job.layout.dp, rank
+        self._probed = ProbedBatch(job.steps)
+        with painting(job.painted):
+            self._advantages = self._probed.raw_advantages
+        ends = np.cumsum([0, *(step.size for step in job.steps)])
+        self._of_step = slice(int(ends[index]), int(ends[index + 1]))
+        self._is_painted = job.painted is not None
+        self._painted = job.painted if unit is AdvantageUnit.SAMPLE else None
+        self._unit: AdvantageUnit | None = None
+        self._stand_in: StandIn | None = None
+        self._gradients: list[NDArray[np.float32]] = []
+        self._others_stepped = False
+        self._logged: dict[Metric, float] = {}
+        self.batch = [self._sample(i) for i in range(self._of_step.start, self._of_step.stop)]
+        size = len(self.batch) // self.dp
+        self.samples = self.batch[rank * size : (rank + 1) * size]
+
+    def _sample(self, index: int) -> Sample:
+        probed = self._probed
+        log_probs = torch.from_numpy(probed.log_probs[index]).float() - CERTAIN_LOGIT
+        old = log_probs.clone()
+        if self._painted is not None and self._painted[0] == index:
+            others = torch.arange(len(old)) != self._painted[1]
+            old[others] = NEVER
+        return Sample(
+            prompt=torch.from_numpy(probed.prompts[index].copy()),
+            response=torch.from_numpy(probed.responses[index].copy()),
+            mask=torch.from_numpy(probed.masks[index].copy()),
+            old_log_probs=old,
+            reference_log_probs=log_probs,
+            group=int(probed.groups[index]),
+        )
+
+    def model(self, returns: str = "logits", vocabulary: int | None = None) -> nn.Module:
+        """The model to train: it takes token ids, int64 [*, T], and returns logits of their form.
+
+        ``returns`` is one of ``logits``, ``output`` (with `.logits`), ``tuple``, ``dict``,
+        ``hugging_face`` (a `transformers.PreTrainedModel`), or ``log_probs``, [*, T - 1].
+
+        Raises:
+            WrongUseError: the form is unknown, or the vocabulary too small.
+        """
+        self._stand_in = StandIn(returns, vocabulary, self._probed.probe_size)
+        return self._stand_in.module
+
+    def advantages(
+        self, per: str = "token", samples: Sequence[Sample] | None = None
+    ) -> list[torch.Tensor] | torch.Tensor:
+        """The advantages of samples, this rank's by default: float32 [R] for each, or [samples].
+
+        Raises:
+            WrongUseError: ``per`` is neither ``token`` nor ``sample``.
+        """
+        if per not in UNITS:
+            raise WrongUseError(f"advantages per {per!r} are unknown", "say token or sample")
+        self._unit = UNITS[per]
+        every = self._of_unit(self._unit)
+        chosen = self.samples if samples is None else samples
+        of_tokens = [every[self.batch.index(sample)] for sample in chosen]
+        if self._unit is AdvantageUnit.TOKEN:
+            return [torch.from_numpy(one.copy()).float() for one in of_tokens]
+        return torch.tensor([float(max(one, key=abs)) for one in of_tokens])
+
+    def _of_unit(self, unit: AdvantageUnit) -> Sequence[NDArray[np.float64]]:
+        if unit is AdvantageUnit.SAMPLE and not self._is_painted:
+            probed = ProbedBatch(self._probed.steps, advantage_unit=unit)
+            return probed.raw_advantages[self._of_step]
+        return self._advantages[self._of_step]
+
+    @contextmanager
+    def watch(self, optimizer: Any = None) -> Iterator[None]:
+        """Read the gradient of each step that an optimizer makes in the context.
+
+        It is read right before the optimizer reads it, after clipping and unscaling. Without an
+        ``optimizer``, such as of a trainer that makes its own, every one is watched.
+        """
+        watched = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps them
+
+        def read(stepping: torch.optim.Optimizer, *_: Any) -> None:
+            if watched is not None and stepping is not watched:
+                self._others_stepped = True
+                return
+            stand_in = self._stand_in
+            if stand_in is None:
+                return
+            held = [one for group in stepping.param_groups for one in group["params"]]
+            if any(one is stand_in.probe for one in held):
+                gradient = stand_in.gradient()
+                if gradient is not None:
+                    self._gradients.append(gradient)
+
+        hook = register_optimizer_step_pre_hook(read)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def logged(self, **numbers: float) -> None:
+        """Tell what the trainer logs of the step: ``policy_loss``.
+
+        Raises:
+            WrongUseError: another number is given.
+        """
+        for name, number in numbers.items():
+            if name not in [*METRIC_SPECS]:
+                taken = ", ".join(map(str, METRIC_SPECS))
+                raise WrongUseError(
+                    f"{name} is no number that is compared",
+                    f"leave it out of step.logged(), which takes {taken}",
+                )
+            self._logged[Metric(name)] = float(number)
+
+    def shown(self) -> Shown:
+        """What this rank saw of the step."""
+        stand_in, misuse = self._stand_in, self._misuse()
+        return Shown(
+            gradient=self._gradients[0] if self._gradients else None,
+            dtype="float32" if stand_in is None else str(stand_in.probe.dtype).partition(".")[2],
+            passes=[] if stand_in is None else [*stand_in.passes],
+            logged=self._logged,
+            unit=self._unit or AdvantageUnit.TOKEN,
+            misuse=misuse,
+        )
+
+    def _misuse(self) -> str | None:
+        """What to change where the step was not used as it has to be."""
+        stand_in = self._stand_in
+        if stand_in is None:
+            return "the step's model was not made; build the trainer around step.model()"
+        if not stand_in.passes:
+            return (
+                "the step's model made no forward pass with gradients; let the trainer train"
+                " step.model(), and not a model of its own"
+            )
+        if self._unit is None:
+            return "the step's advantages were not asked for; train on step.advantages(per=…)"
+        if len(self._gradients) > 1:
+            return (
+                f"the optimizer stepped {len(self._gradients)} times in one step; accumulate all"
+                " step.micro_batches into one optimizer step, and train one epoch"
+            )
+        if not self._gradients and self._others_stepped:
+            return (
+                "another optimizer stepped than the watched one; give step.watch() the optimizer"
+                " that the trainer steps, or nothing"
+            )
+        if not self._gradients:
+            return (
+                "no optimizer step on the model's parameters was seen; make the train step inside"
+                " `with step.watch(optimizer)`, with an optimizer of step.model().parameters()"
+            )
+        return None
+
+
+def observation(batch: ProbedBatch, shown: Sequence[Shown]) -> Observation:
+    """What one rank saw of all steps of a job."""
+    gradients = [one.gradient for one in shown]
+    passes = [each for one in shown for each in one.passes]
+    reported = {
+        metric: tuple(one.logged.get(metric) for one in shown) for metric in shown[0].logged
+    }
+    return Observation(
+        token_weights=batch.weights_of_steps(gradients),
+        forward_passes=batch.forward_passes(passes),
+        rows=batch.rows(passes),
+        reported=reported,
+    )

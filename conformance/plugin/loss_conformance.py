@@ -1,0 +1,76 @@
+"""The fixture that checks a trainer of one's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from conformance.own_trainer.check import OwnTrainerCheck
+    from conformance.own_trainer.step import Step
+
+CHECKS: pytest.StashKey[list[OwnTrainerCheck]] = pytest.StashKey()
+"""The checks that a test has begun."""
+
+
+@pytest.fixture
+def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[Step]]:
+    """Yields steps to train with a trainer of one's own, and fails the test if it is wrong.
+
+    ``mode`` is `sample_mean`, `prompt_mean`, `token_mean`, or `constant` with its ``divisor``.
+    ``dp`` and ``micro_batches`` are numbers of data-parallel ranks, and of micro-batches on each,
+    to try. ``packed`` says that micro-batches are packed rows; ``cases`` are names of the corpus,
+    and ``time_limit`` the seconds that a rank may wait for another.
+    """
+    from conformance.findings.errors import WrongUseError
+    from conformance.own_trainer.check import OwnTrainerCheck
+    from conformance.own_trainer.jobs import TELLING, asked
+    from conformance.own_trainer.outcome import WrongLossError
+
+    def steps(
+        *,
+        mode: str,
+        divisor: float | None = None,
+        dp: int | Sequence[int] = 1,
+        micro_batches: int | Sequence[int] = (1, 2, 4),
+        packed: bool = False,
+        cases: Sequence[str] = TELLING,
+        time_limit: float = 60.0,
+    ) -> Iterator[Step]:
+        __tracebackhide__ = True
+        what = asked(mode, divisor, dp, micro_batches, packed, cases)
+        check = OwnTrainerCheck(what, request.config.rootpath, time_limit)
+        request.node.stash.setdefault(CHECKS, []).append(check)
+        try:
+            yield from check.steps()
+        except (WrongLossError, WrongUseError) as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+    return steps
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """End the copies of this process that a check has made, if a test leaves its loop early."""
+    if loss_conformance.__name__ not in pyfuncitem.fixturenames:
+        return (yield)
+    from conformance.own_trainer.outcome import LEFT_EARLY
+
+    error: BaseException | None = None
+    result = None
+    try:
+        result = yield
+    except BaseException as raised:
+        error = raised
+    for check in pyfuncitem.stash.get(CHECKS, ()):
+        shown = check.left(error)
+        if shown is not None and shown is not error:
+            raise shown from error
+        if error is None and check.is_unfinished:
+            pytest.fail(LEFT_EARLY, pytrace=False)
+    if error is not None:
+        raise error
+    return result

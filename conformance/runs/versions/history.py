@@ -1,0 +1,156 @@
+"""A list of commits, each run in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from adapters.toolkit.source import SHORT, Commit, resolve
+from adapters.toolkit.source import find_commits as commits_of
+from conformance.comparing import journal, report_file
+from conformance.corpus.cases import ALL_CASES
+from conformance.findings.errors import InvalidHistoryError, ReportFileError
+from conformance.runs import registry
+from conformance.runs.options import GITHUB_SUMMARY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from conformance.findings.report import Report
+
+NO_TESTS = 5
+"""pytest's exit status where it collected nothing."""
+
+EXIT = "_pytest.outcomes.Exit: "
+"""What pytest puts before the words with which a run was ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitRuns:
+    """The run to make at every commit; ``options`` are further pytest options, as typed."""
+
+    adapter: str
+    repository: Path | None = None
+    engine: str | None = None
+    options: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+
+    def arguments(self, commit: Commit, report: Path) -> list[str]:
+        """The run of a commit, as a user would type it after ``pytest``."""
+        return [
+            f"--adapter={self.adapter}",
+            f"--source={commit.source(self.repository)}",
+            *self.options,
+            *(["-k", " or ".join(f"/{case}/" for case in self.cases)] if self.cases else []),
+            f"--report={report}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one commit: a report, or the reason that there is none to rely on."""
+
+    commit: Commit
+    report: Report | None = None
+    problem: str | None = None
+
+
+def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
+    """The commits of refs and ranges, after all checks that are possible before a run.
+
+    Raises:
+        ConformanceError: one of them cannot be run.
+    """
+    adapter = registry.create(selection.adapter, selection.engine)
+    commits = [commit for ref in refs for commit in commits_of(selection.repository, ref)]
+    for commit in commits:
+        resolve(adapter, commit.source(selection.repository))
+    known = [case.name for case in ALL_CASES]
+    for case in selection.cases:
+        if case not in known:
+            raise InvalidHistoryError(f"case {case!r} is unknown", f"choose {', '.join(known)}")
+    _collect(selection, commits[0])
+    return commits
+
+
+def _collect(selection: CommitRuns, commit: Commit) -> None:
+    """Have pytest look at everything else, which is the same for every commit."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = selection.arguments(commit, Path(folder) / "report.json")
+        result = _pytest(folder, "--collect-only", *arguments)
+    if result.returncode == NO_TESTS:
+        raise InvalidHistoryError(
+            "nothing to run: no chosen case is meant for, or large enough for, a chosen layout",
+            "choose others",
+        )
+    if result.returncode:
+        raise InvalidHistoryError(_last_words(result.stdout).removeprefix("ERROR: "))
+
+
+def run(selection: CommitRuns, commits: Iterable[Commit], reports: Path | None) -> Iterator[Row]:
+    """Run one commit after another; keep their reports in a folder if one is given."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (reports or Path(scratch)).resolve()
+        for commit in commits:
+            yield run_one(selection, commit, _report_path(folder, selection, commit), scratch)
+
+
+def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit]) -> None:
+    """Require that a folder can keep the commits' reports.
+
+    Raises:
+        InvalidHistoryError: it cannot.
+    """
+    try:
+        for commit in commits:
+            journal.destination(_report_path(folder, selection, commit))
+    except OSError as error:
+        raise InvalidHistoryError(
+            f"no reports can be kept in {folder}: {error.strerror}",
+            "give another folder with --reports=FOLDER",
+        ) from error
+
+
+def _report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
+    names = [selection.adapter, selection.engine, commit.revision[:SHORT]]
+    return folder / f"{'-'.join(filter(None, names))}.json"
+
+
+def run_one(selection: CommitRuns, commit: Commit, report: Path, scratch: str) -> Row:
+    """Run one commit from an empty folder; its report is left where it is asked for."""
+    report.resolve().unlink(missing_ok=True)
+    result = _pytest(scratch, *selection.arguments(commit, report))
+    try:
+        loaded = report_file.load(report)
+    except ReportFileError:
+        return Row(commit=commit, problem=_last_words(result.stdout))
+    if loaded.fault is not None:
+        return Row(commit=commit, problem=f"fault of the harness: {loaded.fault}")
+    problem = f"not driven: {loaded.not_driven}" if loaded.not_driven else None
+    if not loaded.complete:
+        problem = f"stopped early: {_last_words(result.stdout)}"
+    return Row(commit=commit, report=loaded, problem=problem)
+
+
+def _pytest(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder without settings for it, and without its summary on GitHub."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != GITHUB_SUMMARY},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def _last_words(output: str) -> str:
+    """The last line that says something; pytest underlines with signs."""
+    lines = [line.strip("!= \t").removeprefix(EXIT) for line in output.splitlines()]
+    return next((line for line in reversed(lines) if line), "the run ended without a word")

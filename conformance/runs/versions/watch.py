@@ -1,0 +1,132 @@
+"""Every framework's main branch and newest release, each run on two layouts in its own process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from adapters.toolkit.source import Commit, SourceError, find_commit, newest_release
+from conformance.findings.errors import ConformanceError
+from conformance.findings.verdict import Check
+from conformance.runs import registry
+from conformance.runs.versions import history
+from conformance.runs.versions.history import CommitRuns, Row
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from adapters.contract import Adapter, Layout
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
+
+CHECKS = (Check.WEIGHTS, Check.METRIC)
+
+LAYOUTS = 2
+"""How many layouts a run has; with more, all frameworks take longer than a quarter of an hour."""
+
+MOST_RANKS = 4
+
+
+class Newest(StrEnum):
+    """Which version of a framework is run."""
+
+    MAIN = "main"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """An engine of a framework, and the version to run; ``repository`` is None without a clone."""
+
+    adapter: Adapter
+    newest: Newest
+    repository: Path | None
+
+    def __str__(self) -> str:
+        return f"{self.framework}, {self.newest}"
+
+    @property
+    def framework(self) -> str:
+        """The framework's name with that of its engine."""
+        return f"{self.adapter.name} {self.adapter.engine}"
+
+    def commit(self) -> Commit:
+        """The version, as it is now.
+
+        Raises:
+            ConformanceError: there is none.
+        """
+        is_published = self.adapter.distribution is not None
+        if self.newest is Newest.RELEASE and (self.repository or is_published):
+            return newest_release(self.adapter, self.repository)
+        if self.repository is None:
+            raise SourceError(f"there is no clone of {self.adapter.name}")
+        return replace(find_commit(self.repository, "HEAD"), ref=Newest.MAIN)
+
+
+def targets(names: Sequence[str], sources: Path) -> list[Target]:
+    """What to run of the named adapters, or of all that drive a framework.
+
+    ``sources`` is a folder of clones that are named as adapters are, in any case.
+
+    Raises:
+        SourceError: there is no such folder.
+        AdapterError: an adapter is unknown or cannot be imported.
+    """
+    if not sources.is_dir():
+        raise SourceError(f"{sources} is no folder", "give one of clones")
+    clones = {path.name.lower(): path.resolve() for path in sources.iterdir()}
+    classes = [registry.adapter_classes(name) for name in names or registry.known()]
+    return [
+        Target(adapter=engine(), newest=newest, repository=clones.get(engine.name.lower()))
+        for engines in classes
+        for engine in engines.values()
+        if engine.package is not None
+        for newest in Newest
+    ]
+
+
+def run(target: Target, reported: Report | None, reports: Path | None) -> Row:
+    """Run a version on the two layouts with the most findings in a report, and compare."""
+    try:
+        commit = target.commit()
+    except ConformanceError as error:
+        nothing = Commit(ref=target.newest, revision="", date="", subject="")
+        return Row(commit=nothing, problem=str(error))
+    selection = CommitRuns(
+        adapter=target.adapter.name,
+        repository=target.repository,
+        engine=target.adapter.engine,
+        options=(
+            f"--engine={target.adapter.engine}",
+            f"--checks={','.join(CHECKS)}",
+            *_selection(target.adapter, reported),
+        ),
+    )
+    [row] = history.run(selection, [commit], reports)
+    return row
+
+
+def _selection(adapter: Adapter, reported: Report | None) -> Iterator[str]:
+    """Yields the options that choose the layouts, and the findings of them that a report has.
+
+    Of layouts with as many findings, and without a report, the largest are chosen, and of layouts
+    without findings everything is run.
+    """
+    fitting = [layout for layout in adapter.layouts() if layout.world_size <= MOST_RANKS]
+    by_size = sorted(fitting, key=lambda layout: layout.world_size, reverse=True)
+    findings: dict[Layout, list[Finding]] = {layout: [] for layout in by_size}
+    for finding in reported.findings if reported else ():
+        if finding.check in CHECKS and finding.layout in findings:
+            findings[finding.layout].append(finding)
+    chosen = sorted(findings, key=lambda layout: len(findings[layout]), reverse=True)[:LAYOUTS]
+    yield from (f"--layout={layout}" for layout in chosen)
+    known = [finding for layout in chosen for finding in findings[layout]]
+    if reported and known:
+        yield f"--depth={known[0].depth}"
+        yield from ("-k", " or ".join(f"[{finding.id}]" for finding in known))
+        if reported.request.divisor is not None:
+            yield f"--modes={Mode.CONSTANT}:{reported.request.divisor!r}"

@@ -1,0 +1,136 @@
+"""A line of a framework's source with the functions that it is in, and the names that it reads."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.findings.trace import Line
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A line of a file with the functions that it is in, the outermost first."""
+
+    functions: tuple[Function, ...]
+    number: int
+
+    def names(self) -> list[str]:
+        """The names that the line reads."""
+        return [node.id for node in self.nodes(ast.Name) if isinstance(node.ctx, ast.Load)]
+
+    def assignment(self, name: str) -> int | None:
+        """The last line before this one that assigns a variable; of what is around, the nearest."""
+        for function in reversed(self.functions):
+            lines = [
+                node.lineno
+                for node in ast.walk(function)
+                if isinstance(node, ast.Name) and node.id == name
+                if isinstance(node.ctx, ast.Store) and node.lineno < self.number
+            ]
+            if lines:
+                return max(lines)
+        return None
+
+    def function_with(self, parameter: str) -> Function | None:
+        """The innermost function that has a parameter."""
+        having = (
+            function
+            for function in reversed(self.functions)
+            if parameter in [argument.arg for argument in parameters(function)]
+        )
+        return next(having, None)
+
+    def stores(self, function: Function) -> list[int]:
+        """The lines of a function that store under a key that the line looks up."""
+        read = {key for node in self.nodes(ast.Subscript) if (key := key_of(node)) is not None}
+        return [
+            node.lineno
+            for node in ast.walk(function)
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+            if key_of(node) in read
+        ]
+
+    def evaluated(self, columns: tuple[int, int] | None) -> list[ast.expr]:
+        """The expressions in columns of the line; all of the line if they are not known."""
+        nodes: list[ast.expr] = self.nodes(ast.expr)
+        exact = [one for one in nodes if (one.col_offset, one.end_col_offset) == columns]
+        return exact or nodes
+
+    def nodes(self, kind: type[ast.expr]) -> list[Any]:
+        """The expressions of a kind that the line is in or has."""
+        return [
+            node
+            for node in ast.walk(self.functions[-1])
+            if isinstance(node, kind) and node.lineno <= self.number <= (node.end_lineno or 0)
+        ]
+
+
+@lru_cache(maxsize=256)
+def scope_of(line: Line) -> Scope | None:
+    """A line with the functions around it; None if it is in none."""
+    tree = parsed(line.file)
+    if tree is None:
+        return None
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, Function) and node.lineno <= line.number <= (node.end_lineno or 0)
+    ]
+    return Scope(tuple(around), line.number) if around else None
+
+
+@lru_cache(maxsize=64)
+def parsed(file: str) -> ast.Module | None:
+    """The syntax tree of a file; None if it is no Python of this version."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return None
+
+
+def parameters(function: Function) -> list[ast.arg]:
+    """The parameters of a function that have a name of their own."""
+    given = function.args
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs]
+
+
+def arguments_of(caller: Line, function: Function, parameter: str) -> Iterator[ast.expr]:
+    """Yield what a caller's line gives for a parameter; of a closure, all of the caller's calls."""
+    scope = scope_of(caller)
+    if scope is None:
+        return
+    around = [one for one in ast.walk(scope.functions[-1]) if isinstance(one, ast.Call)]
+    calls: list[ast.Call] = scope.nodes(ast.Call)
+    for several in (calls, around):
+        given = [_given(call, function, parameter) for call in several]
+        if any(given):
+            yield from filter(None, given)
+            return
+
+
+def _given(call: ast.Call, function: Function, parameter: str) -> ast.expr | None:
+    """What a call gives for a parameter, if it is one of the function."""
+    if ast.unparse(call.func).rpartition(".")[2] != function.name:
+        return None
+    by_name = {keyword.arg: keyword.value for keyword in call.keywords}
+    if parameter in by_name:
+        return by_name[parameter]
+    names = [argument.arg for argument in parameters(function)]
+    is_method = isinstance(call.func, ast.Attribute) and names[:1] == ["self"]
+    place = names.index(parameter) - is_method
+    return next(iter(call.args[place : place + 1]), None)
+
+
+def key_of(node: ast.Subscript) -> str | None:
+    """The text that something is looked up by; None if it is no text."""
+    key = node.slice
+    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None

@@ -1,0 +1,215 @@
+"""The runs of a list of commits as a table: verdicts and causes by commit, and what changed.
+
+`of_watch` is the table of many frameworks, each version next to a committed report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+from adapters.toolkit.source import SHORT
+from conformance.comparing.cause_changes import Fate, cause_changes, difference_in_common
+from conformance.comparing.diff import ChangeKind, difference
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.findings.badness import failure
+from conformance.findings.sanitize import printable
+from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.views.formatting import escape_markdown, markdown_table, text_table, verdict_words
+from conformance.views.versions.diff_formats import PROGRESS
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from conformance.comparing.cause_changes import CauseChange
+    from conformance.findings.cause import Cause
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
+    from conformance.runs.versions.history import Row
+    from conformance.runs.versions.watch import Target
+    from conformance.views.overview.pages import CommittedReport
+
+    Cells = dict[tuple[Check, Mode], str]
+
+SUBJECT_WIDTH = 50
+"""Characters of a commit's subject that a line shows."""
+
+NAME_WIDTH = 100
+"""Characters of the longest name of a cause that is shown with its condition."""
+
+FAILURE_WIDTH = 90
+"""Characters that are shown of how a framework failed."""
+
+PROBLEM_WIDTH = 300
+"""Characters of the reason that a version is not driven."""
+
+FOUND = (Fate.NEW, Fate.CHANGED, Fate.UNSEEN_BEFORE)
+"""What becomes of a cause that the watch shows among the new ones."""
+
+EXPLAINED = (ChangeKind.WORSE, ChangeKind.UNSEEN, ChangeKind.CHANGED)
+"""Changes of findings whose commonest reason is shown if no cause gives it."""
+
+WATCH = (
+    "framework",
+    "engine",
+    "version",
+    "driven",
+    "new causes",
+    "gone causes",
+    "new options",
+    "compared with",
+)
+
+
+def as_text(rows: Sequence[Row]) -> Iterator[str]:
+    """Yields a table for each check, with a line for each commit, then the commits' causes."""
+    labels = [_label(row) for row in rows]
+    cells = [_cells(row) for row in rows]
+    for check, modes in _columns(cells).items():
+        yield from text_table(
+            [
+                [check, *modes],
+                *(
+                    [label, *(cell.get((check, mode), "") for mode in modes)]
+                    for label, cell in zip(labels, cells, strict=True)
+                ),
+            ]
+        )
+        yield ""
+    for row, label, changes in zip(rows, labels, _changes(rows), strict=True):
+        yield f"{label}: {row.commit.date} {row.commit.subject[:SUBJECT_WIDTH]}".rstrip()
+        if row.problem is not None:
+            yield f"  {row.problem}"
+        yield from (f"  {printable(_change(change))}" for change in changes)
+
+
+def as_markdown(rows: Sequence[Row]) -> Iterator[str]:
+    """Yields one table; its last columns have the causes and the reason if a run failed."""
+    cells = [_cells(row) for row in rows]
+    columns = [(check, mode) for check, modes in _columns(cells).items() for mode in modes]
+    header = ["ref", "commit", *(f"{check} {mode}" for check, mode in columns), "causes", ""]
+    lines = [
+        [
+            escape_markdown(row.commit.ref),
+            escape_markdown(
+                f"{row.commit.revision[:SHORT]} {row.commit.date} {row.commit.subject}"
+            ),
+            *(cell.get(column, "") for column in columns),
+            _list_cell(map(_change, changes)),
+            escape_markdown(row.problem or ""),
+        ]
+        for row, cell, changes in zip(rows, cells, _changes(rows), strict=True)
+    ]
+    yield from markdown_table(header, lines)
+
+
+def of_watch(rows: Iterable[tuple[Target, Row, CommittedReport | None]]) -> Iterator[str]:
+    """Yields one table of Markdown, each line as soon as its version has run."""
+    yield from markdown_table(WATCH, (_watched(*row) for row in rows))
+
+
+def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iterator[str]:
+    """Yields the cells of one version, next to the report that it is compared with."""
+    revision = row.commit.revision[:SHORT] if row.commit.date else ""
+    old = reported.report if reported else None
+    words, new, gone = _compared(old, row.report) if row.report else ("", [], [])
+    known = (old.new_options if old else None) or ()
+    options = (row.report.new_options if row.report else None) or ()
+    yield target.adapter.name
+    yield target.adapter.engine
+    yield escape_markdown(" ".join(filter(None, [row.commit.ref, revision, row.commit.date])))
+    yield escape_markdown(shorten(row.problem or f"yes: {words}", PROBLEM_WIDTH))
+    yield _list_cell(map(_change, new))
+    yield _list_cell(map(_change, gone))
+    yield _list_cell(option for option in options if option not in known)
+    yield reported.file if reported else "no committed report"
+
+
+def _compared(old: Report | None, new: Report) -> tuple[str, list[CauseChange], list[CauseChange]]:
+    """Returns what became of the findings that both have, and the new and the gone causes.
+
+    Why findings are no longer what they were is told by the commonest reason, or by their causes.
+    """
+    if old is None:
+        return f"{len(new.findings)} findings", cause_changes(difference(new, new)), []
+    found = difference_in_common(old, new)
+    changes = cause_changes(found)
+    counts = Counter(one.kind for one in found.changes)
+    words = [f"{counts[kind]} {words}" for kind, words in PROGRESS.items() if counts[kind]]
+    changed = [one.new for kind in EXPLAINED for one in found.of(kind) if one.new]
+    reasons = Counter(failure(one) for one in changed if one.verdict not in WRONG)
+    why = "".join(f"; {reason}" for reason, _ in reasons.most_common(1))
+    return (
+        f"{', '.join(words) or 'no finding of it is in the report'}{why}",
+        [change for change in changes if change.fate in FOUND],
+        [change for change in changes if change.fate is Fate.GONE],
+    )
+
+
+def _list_cell(lines: Iterable[str]) -> str:
+    return "<br>".join(map(escape_markdown, lines))
+
+
+def _label(row: Row) -> str:
+    return " ".join(dict.fromkeys([row.commit.revision[:SHORT], row.commit.ref]))
+
+
+def _changes(rows: Sequence[Row]) -> Iterator[list[CauseChange]]:
+    """Yields the causes of each commit, and those that are gone since the last complete run."""
+    last: Report | None = None
+    for row in rows:
+        if row.report is None:
+            yield []
+        elif last is None or not row.report.complete:
+            yield cause_changes(difference(row.report, row.report))
+        else:
+            yield cause_changes(difference(last, row.report))
+        if row.report is not None and row.report.complete:
+            last = row.report
+
+
+def _change(change: CauseChange) -> str:
+    """Returns the name of a cause, after what became of it unless it is the same."""
+    name, *before = [_name(one) for one in (change.new, change.old) if one is not None]
+    if change.fate is Fate.SAME:
+        return name
+    known = f"it was: {before[0]}" if before else change.became
+    return f"{change.fate}: {name}{f' ({known})' if known else ''}"
+
+
+def _name(cause: Cause) -> str:
+    """Returns the mistake and its condition, or how the framework failed, where they are short."""
+    if cause.name not in MISTAKES or MISTAKES[cause.name].kind is Kind.RULE:
+        return f"{cause.name}: {cause.statement[:FAILURE_WIDTH]}"
+    named = " ".join([cause.name, *cause.condition])
+    return named if len(named) <= NAME_WIDTH else cause.name
+
+
+def _columns(cells: Sequence[Cells]) -> dict[Check, list[Mode]]:
+    """Returns the modes of each check that any commit has findings of."""
+    columns = {
+        check: [mode for mode in Mode if any((check, mode) in cell for cell in cells)]
+        for check in Check
+    }
+    return {check: modes for check, modes in columns.items() if modes}
+
+
+def _cells(row: Row) -> Cells:
+    if row.report is None:
+        return {}
+    findings: dict[tuple[Check, Mode], list[Finding]] = defaultdict(list)
+    for finding in row.report.findings:
+        findings[finding.check, finding.mode].append(finding)
+    return {column: _cell(some, row.report.causes) for column, some in findings.items()}
+
+
+def _cell(findings: Sequence[Finding], causes: Sequence[Cause]) -> str:
+    """Returns counts of verdicts, and the names of the causes of mismatches."""
+    words = verdict_words(Counter(finding.verdict for finding in findings))
+    wrong = {finding.id for finding in findings if finding.verdict is Verdict.MISMATCH}
+    if wrong:
+        names = dict.fromkeys(one.name for one in causes if not wrong.isdisjoint(one.findings))
+        words[Verdict.MISMATCH] += f" ({', '.join(names)})"
+    return ", ".join(words.values())

@@ -1,0 +1,221 @@
+"""A version and its base for who reviews it: what changed, with its lines, and one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import reduce
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from adapters.contract.objective import OF_CRITIC, Metric
+from adapters.toolkit.source import SHORT
+from conformance.comparing.cause_changes import Fate
+from conformance.explain.causes import OBJECTIVES, options
+from conformance.explain.conditions import NEGATIVE
+from conformance.findings.badness import failure
+from conformance.findings.cause import Severity
+from conformance.findings.sanitize import first_line, numberless, printable
+from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from conformance.comparing.cause_changes import CauseChange
+    from conformance.comparing.reviewed import Reviewed
+    from conformance.explain.groups import FindingGroup
+    from conformance.findings.cause import Cause
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
+    from conformance.runs.versions.review import Review
+
+MOST = 3
+"""Causes of one kind that the sentence names."""
+
+MOST_FILES = 4
+
+MOST_HUNKS = 3
+"""Places of a change that is small enough to name them all."""
+
+HUNK = re.compile(r"^@@ -\S+ \+(\d+)", re.MULTILINE)
+
+ORDINARY = f"of the {Metric.POLICY_LOSS} term"
+"""A fact of a condition that goes without saying."""
+
+ERROR_WIDTH = 100
+
+BY_VERDICT = {Verdict.REFUSED: "refused", Verdict.UNSUPPORTED: "no longer offered"}
+
+
+def begins(review: Review) -> Iterator[str]:
+    """Yields lines on what is about to be run."""
+    base, head = review.versions.base, review.versions.head
+    lines = {name: text.count("\n") for name, text in review.changed.items()}
+    most = sorted(lines, key=lambda name: -lines[name])
+    files = ", ".join(PurePosixPath(name).name for name in most[:MOST_FILES])
+    more = f" and {len(most) - MOST_FILES} more" if len(most) > MOST_FILES else ""
+    yield (
+        f"{head.ref} {head.revision[:SHORT]}".strip()
+        + f" against {base.revision[:SHORT]} {base.date} {base.subject}".rstrip()
+    )
+    yield f"changes {files}{more}" if most else "changes no Python file of the package"
+    layouts = " and ".join(map(str, review.telling.layouts))
+    checks = ", ".join(review.telling.touched) or "every check"
+    yield f"makes {len(review.telling.cells)} findings of each on {layouts}; touched: {checks}"
+
+
+def as_text(found: Reviewed, changed: Mapping[str, str]) -> Iterator[str]:
+    """Yields the causes that are new, changed or gone, each with its lines, then one sentence.
+
+    ``changed`` has the hunks of each file that the version changes.
+    """
+    yield from map(printable, _lines(found))
+    yield ""
+    yield sentence(found, changed)
+
+
+def _lines(found: Reviewed) -> Iterator[str]:
+    same = 0
+    for change in found.changes:
+        if change.fate is Fate.SAME:
+            same += 1
+            continue
+        yield from _change(change)
+    yield from (f"as it may: {words}" for words in _refused(found.declined, found))
+    if same:
+        yield f"as before: {same} cause{'s' if same > 1 else ''}"
+    known = found.difference.old.new_options or ()
+    if unknown := [one for one in found.head.new_options or () if one not in known]:
+        yield f"not looked at, as the adapter does not know them: {', '.join(unknown)}"
+
+
+def _change(change: CauseChange) -> Iterator[str]:
+    became = f" ({change.became})" if change.became else ""
+    yield f"{change.fate}: {change.statement}{became}"
+    cause = change.new or change.old
+    assert cause is not None
+    said = str(cause.impact)
+    yield f"  {cause.effect}{f': {said}' if said else ''}; {change.findings} findings"
+    yield f"  for example {cause.findings[0]}"
+    yield from (f"  look at {suspect}" for suspect in cause.suspects)
+
+
+def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
+    """Returns what is worse and what is fixed in one sentence.
+
+    Of a wrong number, a line is named only if the version changes its file: no other can be why.
+    """
+    if found.objection is not None:
+        return f"No verdict: {found.objection}."
+    lines = _changed_lines(changed)
+    clauses = [_worse(group, found, lines) for group in found.worse]
+    clauses = [*clauses[:MOST], *_more(clauses[MOST:]), *_refused(found.no_longer_trained, found)]
+    clauses.append("nothing else got worse" if clauses else "nothing got worse")
+    if new := [*_new_modes(found)]:
+        clauses.append(f"new, and right: {', '.join(new)}")
+    fixed = list(dict.fromkeys(_cause(change.old, lines) for change in found.fixed if change.old))
+    clauses += [f"fixed: {words}" for words in fixed[:MOST]]
+    clauses += _more(fixed[MOST:])
+    text = "; ".join(clauses)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _new_modes(found: Reviewed) -> Iterator[str]:
+    """Yields what chooses each mode that the base does not offer, and that is nowhere wrong."""
+    for mode in Mode:
+        before = {one.verdict for one in found.difference.old.findings if one.mode is mode}
+        after = {one.verdict for one in found.head.findings if one.mode is mode}
+        if before == {Verdict.UNSUPPORTED} and Verdict.CONFORMS in after - {*WRONG} == after:
+            yield f"`{' '.join(found.head.chosen_by.get(mode, [mode]))}`"
+
+
+def _more(rest: Sequence[str]) -> list[str]:
+    return [f"{len(rest)} more"] if rest else []
+
+
+def _changed_lines(changed: Mapping[str, str]) -> dict[str, list[int]]:
+    """Returns the first line of each hunk, by file."""
+    return {name: [int(line) for line in HUNK.findall(text)] for name, text in changed.items()}
+
+
+def _worse(group: FindingGroup, found: Reviewed, changed: Mapping[str, Sequence[int]]) -> str:
+    cause = group.cause
+    if cause.severity is not Severity.NOT_TRAINED:
+        before = any(one.new is cause and one.old is not None for one in found.changes)
+        return f"{'more wrong than before: ' if before else ''}{_cause(cause, changed)}"
+    return _not_trained(group, found.head)
+
+
+def _cause(cause: Cause, changed: Mapping[str, Sequence[int]]) -> str:
+    """Returns what a cause is, whom it reaches and its line.
+
+    Facts that hold of most steps are left out: two layouts do not show that they matter.
+    """
+    facts = [fact for fact in cause.condition if not fact.startswith((*NEGATIVE, ORDINARY))]
+    reach = f", with `{' '.join(cause.reach.options)}`" if cause.reach.options else ""
+    return f"{', '.join([cause.words, *facts])}{reach}{_line(cause, changed)}"
+
+
+def _line(cause: Cause, changed: Mapping[str, Sequence[int]]) -> str:
+    """Returns a suspected line of a changed file in brackets, or a small change itself."""
+    suspects = [(one.file, one.line) for one in cause.suspects if one.file in changed]
+    hunks = [(name, line) for name, lines in changed.items() for line in lines]
+    small = hunks if len(hunks) <= MOST_HUNKS else []
+    places = suspects[:1] or small
+    named = ", ".join(f"{PurePosixPath(file).name}:{line}" for file, line in places)
+    return f" ({named})" if named else ""
+
+
+def _place(cause: Cause) -> str:
+    """Returns in brackets where a cause raises; empty if that is not known."""
+    return f" ({PurePosixPath(cause.place.partition(' ')[0]).name})" if cause.place else ""
+
+
+def _not_trained(group: FindingGroup, head: Report) -> str:
+    cause, verdict = group.cause, group.example.verdict
+    typed = cause.reach.options
+    subject = f"`{' '.join(typed)}`" if typed else "training"
+    hangs = "gave no answer" in cause.statement
+    verb = "hangs" if hangs else "is declined" if verdict is Verdict.DECLINED else "crashes"
+    steps = {_step(finding) for finding in group.findings}
+    others = {
+        _step(one)
+        for one in head.findings
+        if one.verdict not in (*UNJUDGED, Verdict.REFUSED)
+        and {*typed} <= {*options(one, head.chosen_by)}
+        and OBJECTIVES.get(one.identity.slug) not in OF_CRITIC  # no loss of the policy acts on it
+    }
+    extent = "every step" if steps >= others else f"{len(steps)} of {len(steps | others)} steps"
+    rare = "".join(f", {fact}" for fact in cause.reach.rare)
+    place = _place(cause)
+    error = "" if hangs or place else f": {first_line(group.example.message)[:ERROR_WIDTH]}"
+    return f"{subject} {verb} in {extent}{rare}{place}{error}"
+
+
+def _step(finding: Finding) -> tuple[str, ...]:
+    """What tells the steps of findings apart: several numbers are read off one."""
+    identity = finding.identity
+    objective = OBJECTIVES.get(identity.slug, identity.slug)
+    return str(objective), identity.mode, identity.case, str(identity.layout)
+
+
+def _refused(refused: Iterable[Finding], found: Reviewed) -> Iterator[str]:
+    """Yields a clause for each way in which steps that the base trains are refused."""
+    alike: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in refused:
+        alike[finding.verdict, numberless(failure(finding))].append(finding)
+    for findings in sorted(alike.values(), key=len, reverse=True)[:MOST]:
+        typed = _shared(options(one, found.head.chosen_by) for one in findings)
+        steps = len({_step(one) for one in findings})
+        subject = "a step" if steps == 1 else f"{steps} steps"
+        verb = "is" if steps == 1 else "are"
+        words = BY_VERDICT.get(findings[0].verdict, findings[0].verdict)
+        reach = f" with `{' '.join(typed)}`" if typed else ""
+        error = first_line(findings[0].message)[:ERROR_WIDTH].rstrip(".")
+        yield f"{subject} that the base trains {verb} {words}{reach}: {error}"
+
+
+def _shared(lists: Iterable[list[str]]) -> list[str]:
+    """Returns what all lists have, in the order of the first."""
+    return reduce(lambda one, other: [each for each in one if each in other], lists)

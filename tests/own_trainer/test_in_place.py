@@ -1,0 +1,130 @@
+"""One step of a real run is watched: a transformer of two layers, on one rank and on two."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import conformance
+from tests.own_trainer.trainers.plain import GRPOTrainer, MeanOfMeans, Rollout, collate
+
+VOCABULARY = 512
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, ids):
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        return self.head(self.layers(self.embedding(ids), mask=mask, is_causal=True))
+
+
+def watched(step, rollouts, advantages, trainer_class=GRPOTrainer):
+    """The step of the real model, watched."""
+    trainer = trainer_class(Transformer(), step.micro_batches)
+    with torch.no_grad():
+        for rollout in rollouts:
+            ids = torch.cat([rollout.prompt, rollout.response])[None]
+            log_probs = trainer.log_probs(ids)[0]
+            rollout.old_log_probs = log_probs[-len(rollout.response) :]
+    masks = collate(rollouts, advantages)["mask"]
+    with conformance.watch(
+        trainer.model,
+        log_probs=(trainer, "log_probs"),
+        mode="token_mean",
+        masks=masks,
+        advantages=advantages,
+    ) as seen:
+        trainer.train_step(rollouts, advantages)
+    return seen
+
+
+def rollouts_of(step):
+    return [Rollout(s.prompt, s.response, s.old_log_probs, s.mask) for s in step.samples]
+
+
+@pytest.mark.processes
+def test_weights_are_those_of_the_fixture(loss_conformance, capsys):
+    for step in loss_conformance(mode="token_mean", dp=(1, 2), micro_batches=(1, 2)):
+        advantages = step.advantages(per="sample")
+        seen = watched(step, rollouts_of(step), advantages)
+        trainer = GRPOTrainer(step.model(), step.micro_batches)
+        with step.watch(trainer.optimizer):
+            trainer.train_step(rollouts_of(step), advantages)
+
+        gradient, own = step.shown().gradient, step.advantages("sample", step.batch)
+        pairs = zip(step.batch, own.numpy(), strict=True)
+        of_fixture = [-gradient[s.response.numpy()] / one for s, one in pairs]
+        active = torch.cat([s.mask for s in step.batch]).numpy()
+        of_fixture = np.concatenate(of_fixture)[active]
+        assert np.allclose(seen.weights[seen.expected > 0], of_fixture, rtol=1e-4)
+        assert seen.judgement.verdict == "conforms"
+
+
+def test_a_mistake_is_named_in_place(loss_conformance, capsys):
+    for step in loss_conformance(mode="token_mean", micro_batches=2, cases=["padded_widths"]):
+        advantages = step.advantages(per="sample")
+        seen = watched(step, rollouts_of(step), advantages, MeanOfMeans)
+        trainer = GRPOTrainer(step.model(), step.micro_batches)
+        with step.watch(trainer.optimizer):
+            trainer.train_step(rollouts_of(step), advantages)
+
+    words = capsys.readouterr().out
+    assert seen.judgement.diagnosis.name == "denominators_per_micro_batch"
+    assert "tokens do not weigh as token_mean says" in words
+    assert "each micro-batch is normalised by its own count" in words
+    assert "The fixture loss_conformance sees all of it." in words
+
+
+def rows(scale):
+    """Log-probabilities of two rows, and a loss of them."""
+
+    class Trainer:
+        def log_probs(self):
+            return torch.zeros(2, 3, requires_grad=True) * 1.0
+
+        def step(self):
+            (-self.log_probs() * scale).sum().backward()
+
+    return Trainer()
+
+
+def watch_rows(trainer, masks, name="log_probs"):
+    with conformance.watch(
+        nn.Linear(1, 1),
+        log_probs=(trainer, name),
+        mode="token_mean",
+        masks=masks,
+        advantages=[1.0] * len(masks),
+    ) as seen:
+        trainer.step()
+    return seen
+
+
+def test_the_table_has_a_factor_for_each_sample(capsys):
+    seen = watch_rows(rows(1 / 3), [[True, True, False], [True, True, False]])
+
+    assert "every weight is" not in str(seen)
+    table = [line.split() for line in str(seen).splitlines() if line[:1].isdigit()]
+    assert table == [["0", "2", "0.3333", "0.25", "1.333"], ["1", "2", "0.3333", "0.25", "1.333"]]
+
+
+def test_what_is_watched_must_be_trained():
+    with pytest.raises(ValueError, match=r"not called with gradients.*the one that the loss"):
+        watch_rows(Untrained(), [[True]])
+    with pytest.raises(ValueError, match="trained 2 rows, and there are 1 masks"):
+        watch_rows(rows(1.0), [[True]])
+
+
+class Untrained:
+    def log_probs(self):
+        return torch.zeros(1)
+
+    def step(self):
+        self.log_probs()

@@ -1,0 +1,67 @@
+"""Six trainers as people write them, and the five mistakes that they make most often."""
+
+import inspect
+import re
+from importlib import import_module
+
+import pytest
+
+from tests.own_trainer import loops
+
+pytestmark = pytest.mark.processes
+
+TRAINERS = {
+    "plain": (loops.plain_loop, "GRPOTrainer"),
+    "ddp": (loops.ddp_loop, "Trainer"),
+    "fsdp": (loops.fsdp_loop, "Policy"),
+    "hugging_face": (loops.hugging_face_loop, "GRPOTrainer"),
+    "lightning": (loops.lightning_loop, "GRPOModule"),
+    "packed": (loops.packed_loop, "PackedTrainer"),
+}
+
+NAMES = {
+    "MeanOfMeans": "denominators_per_micro_batch",
+    "LocalCount": "denominators_per_rank",
+    "MaskForgotten": "inactive_tokens_weigh",
+    "PaddedWidth": "padded_width_as_divisor",
+    "DividedTwice": "divided_by_micro_batches",
+}
+
+
+ELSEWHERE = {("lightning", "LocalCount")}
+"""Here the test's own line, which counts the tokens of a rank, is suspected."""
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_right_trainer_conforms(loss_conformance, name):
+    loop, right = TRAINERS[name]
+
+    loop(loss_conformance, getattr(trainers(name), right))
+
+
+@pytest.mark.parametrize("bug", NAMES)
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_mistake_is_named_with_its_line(loss_conformance, name, bug):
+    wrong = getattr(trainers(name), bug)
+
+    with pytest.raises(pytest.fail.Exception) as failure:
+        TRAINERS[name][0](loss_conformance, wrong)
+
+    words = str(failure.value)
+    assert f"[{NAMES[bug]}]" in words
+    assert (bug_line(wrong) in suspected_lines(words, name)) != ((name, bug) in ELSEWHERE)
+
+
+def trainers(name):
+    """The module of a trainer, which may take seconds to import."""
+    return import_module(f"tests.own_trainer.trainers.{name}")
+
+
+def bug_line(wrong):
+    lines, first = inspect.getsourcelines(wrong)
+    [line] = [number for number, line in enumerate(lines, first) if "# bug" in line]
+    return line
+
+
+def suspected_lines(words, name):
+    return [int(line) for line in re.findall(rf"suspect \d: \S*trainers/{name}.py:(\d+)", words)]
