@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job
-    from adapters.contract.framework import Framework, OptionRow, Settings
+    from adapters.contract.framework import Framework, Settings
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -34,7 +34,7 @@ ENVIRONMENT = {
 }
 """Environment variables: no hubs, no threads of a tokenizer, nothing compiled."""
 
-OF_GENERATIONS = (Option.SHARED_GENERATION, Option.SPLIT_GENERATION, Option.MASKED_TRUNCATION)
+OF_GENERATIONS = (Option.SHARED_GENERATION, Option.MASKED_TRUNCATION)
 MIXIN = "swift.rlhf_trainers.args_mixin"
 
 
@@ -49,8 +49,6 @@ class MsSwiftAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     framework: ClassVar[Framework]
-    elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
-    """Rows of another record that say something of this trainer's options, too."""
     arguments: ClassVar[str]
     trainer: ClassVar[str]
     """Paths of classes: the command line's arguments, and the trainer."""
@@ -80,7 +78,6 @@ class MsSwiftAdapter(Adapter):
         )
         losses = choices_in(found(trainer.__module__), "loss_type")
         names = (own - others) | {f"loss_type={loss}" for loss in losses}
-        elsewhere = {name for row in self.elsewhere for name in row.names}
 
         def offers(settings: Settings) -> bool:
             loss = settings.get("loss_type")
@@ -88,7 +85,7 @@ class MsSwiftAdapter(Adapter):
 
         return self.framework.description(
             offers,
-            {name for name in names if name.partition("=")[0] not in elsewhere},
+            names,
             lambda name: getattr(kind, name, None),
         )
 
@@ -123,8 +120,8 @@ class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
 
     def layouts(self) -> list[Layout]:
         """Data and sequence parallelism on up to 4 ranks, and other generations."""
-        plain = cuts(((1, 1), (2, 1), (4, 1)), "bshd", "thd", micro_batches=(1, 2))
-        shared = cuts(((1, 2), (2, 2)), "bshd", "thd", micro_batches=(2,))
+        plain = cuts(((1, 1), (2, 1), (4, 1)), "thd", "bshd", micro_batches=(1, 2))
+        shared = cuts(((1, 2), (2, 2)), "thd", "bshd", micro_batches=(2,))
         optional = [Layout(dp=2, micro_batches=2, options=(one,)) for one in OF_GENERATIONS]
         return by_size([*plain, *shared, Layout(micro_batches=4), *optional])
 
@@ -155,7 +152,6 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
 
     engine = "megatron"
     framework = MEGATRON
-    elsewhere = MS_SWIFT.options
     mode_names = MEGATRON.mode_names
     dependencies = ("accelerate", "mcore-bridge", "megatron-core", "transformers")
     arguments = "swift.megatron.arguments:MegatronRLHFArguments"
@@ -167,7 +163,7 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
         packed = cuts(ranks, "thd", micro_batches=(1, 2))
         padded = cuts(ranks[:2], "bshd", micro_batches=(1, 2))
         with_two = Layout(dp=2, micro_batches=2, format="thd")
-        optional = [replace(with_two, options=(one,)) for one in OF_GENERATIONS[::2]]
+        optional = [replace(with_two, options=(one,)) for one in OF_GENERATIONS]
         return by_size([*packed, *padded, *optional])
 
     def load(self, source: Path | None) -> None:

@@ -64,7 +64,6 @@ OF_LAYOUT: dict[str, Settings] = {
     "thd": {"padding_free": True},
     "cp": {"sequence_parallel_size": lambda job: job.layout.cp},
     Option.SHARED_GENERATION: {"steps_per_generation": _per_generation},
-    Option.SPLIT_GENERATION: {"steps_per_generation": _per_generation},
     Option.MASKED_TRUNCATION: {"overlong_filter": True},
 }
 
@@ -143,7 +142,7 @@ OF_ACCELERATE = parse_departures(
 
 MS_SWIFT = Framework(
     title="ms-swift",
-    scope="Fields of `RLHFArguments` with `rlhf_type=grpo`.",
+    scope="Fields of `RLHFArguments` with `rlhf_type=grpo`, and of `MegatronRLHFArguments`.",
     # `bnpo`, a token mean of each micro-batch of a process, is none of the modes; `real` and `fipo`
     # raise an error in 4.6.0.
     modes={
@@ -233,9 +232,13 @@ MS_SWIFT = Framework(
             FIPO | not looked at: it raises an error
         real_tau | the temperature of REAL | not looked at: it raises an error
         gradient_accumulation_steps, per_device_train_batch_size | micro-batches
+        micro_batch_size, global_batch_size, num_microbatches | micro-batches of `megatron`
         padding_free | packed rows
         sequence_parallel_size | sequence parallelism
-        steps_per_generation | the micro-batches of a generation
+        context_parallel_size | context parallelism of `megatron` | with packed rows
+        use_distributed_optimizer | who holds the states of its optimizer | it is off
+        steps_per_generation | the micro-batches of a generation | those of whole steps, as
+            docs/source_en/Megatron-SWIFT/GRPO.md wants it
         generation_batch_size | the samples of a generation | `steps_per_generation` says how many
         num_iterations | how often a generation is trained on | log-probabilities of the old policy
             are given, and ratios other than 1 need no second time
@@ -313,8 +316,6 @@ OF_MEGATRON = parse_departures(
 
 MEGATRON = replace(
     MS_SWIFT,
-    scope="Fields of `MegatronRLHFArguments` with `rlhf_type=grpo`, of the engine `megatron`. Those"
-    " that `RLHFArguments` has too are covered in the same way, unless they are here.",
     modes={**MS_SWIFT.modes, "bnpo": (Mode.TOKEN_MEAN, {"loss_type": "bnpo"})},
     layout={
         "mb": {
@@ -338,12 +339,5 @@ MEGATRON = replace(
         **OF_MACHINE,
     },
     metrics={**MS_SWIFT.metrics, Metric.ENTROPY: "entropy/entropy_mean"},
-    options=parse_options(
-        """
-        micro_batch_size, global_batch_size | micro-batches
-        context_parallel_size | context parallelism, with packed rows
-        use_distributed_optimizer | who holds the states of the optimizer | it is off
-        """
-    ),
     departures=(*OF_ALL, *OF_MEGATRON),
 )

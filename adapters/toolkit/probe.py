@@ -150,6 +150,8 @@ class GradientReader:
 
     def _read(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         [probe] = [one for one in optimizer.param_groups[0]["params"] if one.requires_grad]
+        if probe.grad is None:  # no backward pass reached it
+            probe.grad = torch.zeros_like(probe)
         self._gradients.append(self._whole(probe.grad))
         probe.grad.zero_()
 
