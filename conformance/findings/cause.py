@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -92,6 +93,10 @@ class Severity(StrEnum):
     NOT_TRAINED = "ordinary step declined or crashed"
     ACCEPTED = "bad input accepted"
     ADVICE = "advice"
+
+
+FAILURES = {"crashed": "crash", "declined": "refusal of an ordinary step"}
+"""What steps that cannot run do, by the name of their cause."""
 
 
 class Harm(StrEnum):
@@ -260,10 +265,23 @@ class Cause(_Frozen):
         return Harm[self.severity.name]
 
     @property
+    def where(self) -> str:
+        """The file and line to look at first; empty if neither is known."""
+        if self.suspects:
+            return f"{PurePosixPath(self.suspects[0].file).name}:{self.suspects[0].line}"
+        return PurePosixPath((self.place or "").partition(" ")[0]).name
+
+    @property
+    def loss(self) -> str:
+        """What users lose by it, in a few words: a crash is called a crash."""
+        return FAILURES.get(self.name, str(self.harm))
+
+    @property
     def effect(self) -> str:
         """What it does, and to whom."""
-        is_wrong = self.severity not in (Severity.ACCEPTED, Severity.ADVICE)
-        return f"{self.severity} {self.reach}" if is_wrong else str(self.severity)
+        if self.severity in (Severity.ACCEPTED, Severity.ADVICE):
+            return str(self.severity)
+        return f"{FAILURES.get(self.name, self.severity)} {self.reach}"
 
     @property
     def mistake(self) -> str:

@@ -41,7 +41,7 @@ PARTS = Path(__file__).with_name("page_parts")
 UNFOLDED = 24
 """Causes that are unfolded at first, of all frameworks together: they fit on a screen."""
 
-LEAST_UNFOLDED = 2
+LEAST_UNFOLDED = 1
 """Causes of each framework that are unfolded at first, however many frameworks there are."""
 
 SCRIPTS = ("data.js", "picture.js", "detail.js", "list.js")
