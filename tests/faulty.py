@@ -47,10 +47,14 @@ class KilledAfterwards(Faulty):
 
 
 class HangingInNativeCode(Faulty):
-    """Holds the interpreter's lock for good: no handler of Python's is ever run."""
+    """Holds the interpreter's lock for good: no handler of Python's is ever run.
+
+    A signal would end a sleep; a read is begun again.
+    """
 
     def fail(self) -> None:
-        ctypes.PyDLL(None).sleep(600)
+        never_written, _ = os.pipe()
+        ctypes.PyDLL(None).read(never_written, ctypes.create_string_buffer(1), 1)
 
 
 class Wandering(TwoLayouts):

@@ -16,9 +16,11 @@ import pytest
 import adapters
 
 BY_THE_ADVANTAGES = {
-    "contract.probed_batch.ProbedBatch.weights": ("gradient[ids].astype(np.float64) / derivatives"),
-    "contract.probed_batch.ProbedBatch.returns": "advantages / 2",
-    "contract.probed_batch.ProbedBatch.dloss_dlogprob": (
+    "contract.batch.probed_batch.ProbedBatch.weights": (
+        "gradient[ids].astype(np.float64) / derivatives"
+    ),
+    "contract.batch.probed_batch.ProbedBatch.returns": "advantages / 2",
+    "contract.batch.probed_batch.ProbedBatch.dloss_dlogprob": (
         "KL_COEFFICIENT * self.divergence_derivatives"
     ),
     "slime_family.megatron.MegatronAdapter.token_losses": (
@@ -34,6 +36,8 @@ BY_THE_ADVANTAGES = {
     "trl_losses.adapter.LossAdapter._gradient": (
         "np.where(np.sign(advantages) == sign, size, 0) * as_array(probe.grad)"
     ),
+    "engines.pretrained.logits_of": "0.0 * probe[predicted % len(probe)].unsqueeze(-1)",
+    "verl.trainers.rollouts.token_rewards": "2 * batch.returns[index]",
     "trl_losses.liger.LigerAdapter.loss": "found / micro_batches(job)",
     "skyrl.driving.reduce": "-advantages * probe",
     "skyrl.driving._training_input": "2 * returns",
@@ -49,12 +53,12 @@ is undone by the derivative of the softmax.
 """
 
 ELSEWHERE = {
-    "log-probabilities that are given": "contract.token_values.",
-    "the target of a coefficient": "contract.probed_batch.ProbedBatch.adaptive_coefficient",
+    "log-probabilities that are given": "contract.batch.token_values.",
+    "the target of a coefficient": "contract.batch.probed_batch.ProbedBatch.adaptive_coefficient",
     "coefficients of a router's losses": """
-        contract.probed_batch.ProbedBatch.own_losses toolkit.probe.router_loss
+        contract.batch.probed_batch.ProbedBatch.own_losses toolkit.probe.router_loss
     """,
-    "a bound on rewards": "areal.framework._reward_clip",
+    "a bound on rewards": "areal.estimators._reward_clip",
     "the sign with which a number is logged": "contract.framework.Framework.reported",
     "ranks to start": """
         contract.layout.Layout.ranks_per_stage contract.layout.Layout.world_size
@@ -66,7 +70,8 @@ ELSEWHERE = {
     "a path": """
         engines.deepspeed.import_deepspeed nemo_rl.importing._example
         prime_rl.driving.Training.__init__ prime_rl.importing.import_prime_rl
-        roll.importing.import_roll skyrl.importing.import_skyrl toolkit.source._checkout
+        roll.importing.import_roll skyrl.importing.import_skyrl toolkit.changes._package
+        toolkit.source._checkout
         toolkit.source._extracted toolkit.source._install_data toolkit.source._made_once
         toolkit.source._packages toolkit.source.released trl.driving.GrpoTraining.configured
         trl.model. trl_losses.liger.LigerAdapter.load verl.importing._defaults
@@ -74,6 +79,8 @@ ELSEWHERE = {
     "micro-batches of all ranks": "slime_family.driving.of_single_samples",
     "sizes that the framework is told": """
         areal.framework._budget
+        ms_swift.driving.Rollouts.infer ms_swift.driving.Training._trainer
+        ms_swift.framework._prompts_of_ranks ms_swift.framework.generating
         nemo_rl.framework._budget
         nemo_rl.framework._multiple openrlhf.framework. openrlhf.framework._budget
         roll.framework._micro_batches roll.framework._rounded_up skyrl.framework.
@@ -82,15 +89,15 @@ ELSEWHERE = {
         slime_family.framework._token_budget
         toolkit.settings.largest_micro_batch toolkit.settings.micro_batch_size
         toolkit.settings.token_budget
-        trl.schedule.Schedule.generation_size trl.schedule.Schedule.generations
-        trl.schedule.Schedule.optimizer_steps trl.schedule._per_generation
-        trl.schedule.schedule_of verl.sizes.BatchSizes._samples verl.sizes.BatchSizes.batch
+        engines.generations.Schedule.generation_size engines.generations.Schedule.generations
+        engines.generations.Schedule.optimizer_steps engines.generations._per_generation
+        engines.generations.schedule_of verl.sizes.BatchSizes._samples verl.sizes.BatchSizes.batch
         verl.sizes.BatchSizes.micro_batch verl.sizes.BatchSizes.mini_batch
         verl.sizes.BatchSizes.token_budget
     """,
     "samples to be trained on before": "openrlhf.driving.Session.train_short_batch",
     "indices of optimizer steps": """
-        openrlhf.driving.Session.of_last_epoch trl.schedule.Schedule.observed
+        openrlhf.driving.Session.of_last_epoch engines.generations.Schedule.observed
         verl.sizes.of_last_epoch
     """,
     "the mask, as the framework's models apply it": "openrlhf.driving.Rollouts.answers",
@@ -110,9 +117,9 @@ ELSEWHERE = {
     "a list of rewards": "slime_family.user_code.samples_to_convert",
     "a list of reasons to stop": "skyrl.driving.Rollouts.output",
     "prompts to be asked for": "skyrl.driving._generated",
-    "indices of micro-batches": "trl.schedule.Schedule.samples",
+    "indices of micro-batches": "engines.generations.Schedule.samples",
     "optimizer steps": "trl.framework.",
-    "indices of samples": "trl.schedule.Schedule._micro_batch trl_losses.adapter._micro_batches",
+    "indices of samples": "engines.generations.Schedule._micro_batch trl_losses.adapter._micro_batches",
     "a list of prompts": "trl.driving.GeneratingTraining._prompts verl.trainers.legacy.train",
     "a path, and shards that the framework is told": "verl.framework.",
     "the product of a divisor and the number of samples": "verl.sizes.mode_of_divisor",

@@ -38,7 +38,7 @@ def test_nccl_is_chosen_where_each_rank_has_a_gpu(
 @pytest.mark.parametrize(
     ("device", "backend", "gpus", "message"),
     [
-        ("tpu", None, 2, "--device=tpu is unknown; choose cpu or cuda"),
+        ("tpu", None, 2, "--device=tpu is unknown; did you mean 'cpu'? choose cpu or cuda"),
         ("cuda", "mpi", 2, "--backend=mpi is unknown; choose gloo or nccl"),
         ("cpu", "nccl", 2, "--device is cpu; give --device=cuda, or --backend=gloo"),
         ("cuda", None, 0, "--device=cuda needs a GPU and torch finds none on this machine; give"),

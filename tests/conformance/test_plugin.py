@@ -290,7 +290,10 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
             ["--adapter=native", "--examples=-1"],
             "--examples is -1; give how many steps to generate",
         ),
-        (["--adapter=native", "--device=tpu"], "--device=tpu is unknown; choose cpu or cuda"),
+        (
+            ["--adapter=native", "--device=tpu"],
+            "--device=tpu is unknown; did you mean 'cpu'[?] choose cpu or cuda",
+        ),
         (["--adapter=native", "--backend=mpi", "--device=cuda"], "--backend=mpi is unknown; choos"),
         (["--adapter=native", "--backend=nccl"], "CUDA tensors only and --device is cpu; give"),
         (["--adapter=native", "--report=/dev/null/x.json"], "no report can be written to /dev/nul"),
