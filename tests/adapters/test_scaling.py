@@ -119,7 +119,9 @@ ELSEWHERE = {
     "prompts to be asked for": "skyrl.driving._generated",
     "indices of micro-batches": "engines.generations.Schedule.samples",
     "optimizer steps": "trl.framework.",
-    "indices of samples": "engines.generations.Schedule._micro_batch trl_losses.adapter._micro_batches",
+    "indices of samples": """
+        engines.generations.Schedule._micro_batch trl_losses.adapter._micro_batches
+    """,
     "a list of prompts": "trl.driving.GeneratingTraining._prompts verl.trainers.legacy.train",
     "a path, and shards that the framework is told": "verl.framework.",
     "the product of a divisor and the number of samples": "verl.sizes.mode_of_divisor",
