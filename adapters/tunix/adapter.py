@@ -28,7 +28,8 @@ LARGEST = 4
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count={LARGEST}",
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={LARGEST}"
+    " --xla_backend_optimization_level=0",
 }
 LEARNER = "tunix.rl.grpo.grpo_learner"
 CONFIGS = (
