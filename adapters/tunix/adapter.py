@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job, Rank
-    from adapters.contract.framework import Settings
+    from adapters.contract.framework import Framework, Settings
 
 LARGEST = 4
 """Devices of a process, of which layouts use the first."""
@@ -52,7 +52,7 @@ class TunixAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("flax", "jax", "optax")
-    framework = TUNIX
+    framework: ClassVar[Framework] = TUNIX
     mode_names = TUNIX.mode_names
 
     def layouts(self) -> list[Layout]:
@@ -85,7 +85,7 @@ class TunixAdapter(Adapter):
             )
 
         values = {f"{name}={one}" for name, chosen in choices.items() for one in chosen}
-        return TUNIX.description(
+        return self.framework.description(
             offers,
             {*_names(config), *_names(training), *attributes, *values},
             lambda name: getattr(config, name, None),
@@ -95,12 +95,12 @@ class TunixAdapter(Adapter):
         """Train all steps of the batch in one run of the learner, on rank 0 for all ranks."""
         from adapters.tunix import driving
 
-        batch = ProbedBatch.of(job, conventions_of(TUNIX.conventions))
-        settings = TUNIX.settings(job)
+        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
+        settings = self.framework.settings(job)
         with rank.framework():
             algorithm = driving.algorithm(settings)
             done = of_first_rank(rank, lambda: driving.train(job, batch, settings, algorithm))
-        reported = TUNIX.reported(done.logs)
+        reported = self.framework.reported(done.logs)
         return observation(batch, done.gradients, done.passes[rank.index], reported)
 
 
