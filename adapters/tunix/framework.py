@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Framework, parse_options
-from adapters.contract.job import Unsupported
+from adapters.contract.framework import Configurable, Framework, parse_options
+from adapters.contract.job import Setting, Unsupported
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
-from adapters.engines.generations import schedule_of
+from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.toolkit.settings import samples_per_step, whole_divisor
-from reference.aggregation import AuxiliaryAggregation, EmptyUnits, Mode
+from reference.aggregation import AuxiliaryAggregation, DivergenceEstimator, EmptyUnits, Mode
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -25,10 +26,6 @@ def samples_of_prompt(job: Job) -> int:
     The case's are taken where advantages are compared within a prompt. Raises `Unsupported` if a
     micro-batch would not have whole prompts.
     """
-    from dataclasses import replace
-
-    from adapters.engines.generations import generations_of_prompt
-
     size = generations_of_prompt(job, replace(schedule_of(job), per_generation=1))
     if size < 2:
         raise Unsupported("no num_generations of 1")
@@ -96,6 +93,10 @@ TUNIX = Framework(
         "max_steps": lambda job: len(job.steps),
         "eval_every_n_steps": lambda job: len(job.steps) + 1,
     },
+    configurations={
+        Setting.MODE: Configurable({"loss_agg_mode": ""}, ("loss_agg_mode",)),
+        Setting.KL: Configurable({"beta": KL_COEFFICIENT}, ("beta",)),
+    },
     rules={"default_mode": CONFIG},
     metrics={
         Metric.POLICY_LOSS: "loss",
@@ -107,6 +108,9 @@ TUNIX = Framework(
     conventions={
         "empty_units": Documented(EmptyUnits.EXCLUDED, TESTS),
         "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+        "kl_estimator": Documented(
+            DivergenceEstimator.K1, "tunix/rl/common.py (compute_kl_divergence)"
+        ),
         "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
     },
