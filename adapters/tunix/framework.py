@@ -63,7 +63,7 @@ TUNIX = Framework(
         "token-mean": (Mode.TOKEN_MEAN, {"loss_agg_mode": "token-mean"}),
         "sequence-mean-token-scale": (
             Mode.CONSTANT,
-            {"loss_agg_mode": "sequence-mean-token-scale"},
+            {"loss_agg_mode": "sequence-mean-token-scale", "max_tokens_to_generate": _width},
         ),
         "seq-mean-token-sum": ("constant:1", {"loss_agg_mode": "seq-mean-token-sum"}),
         "sequence-mean-token-sum-norm": (
@@ -132,10 +132,10 @@ TUNIX = Framework(
         kl_clamp_value | a bound on it | it is off, the default
         advantage_estimator | how rewards are compared | `gae` needs a critic
         reward_manager | how rewards are summed | there is one
-        num_generations | the samples of a prompt
+        num_generations | the samples of a prompt | `advantages` for those of a case, 2 elsewhere
         num_iterations | how often a batch is trained on | log-probabilities of the old policy are
             given, and ratios other than 1 need no second time
-        mini_batch_size | the prompts of an optimizer step
+        mini_batch_size | the prompts of an optimizer step | `weights` for those of a case
         train_micro_batch_size | the prompts of a micro-batch
         gradient_accumulation_steps | micro-batches | tunix derives it from the two above
         rollout_micro_batch_size, compute_logps_micro_batch_size | other micro-batches | they come
