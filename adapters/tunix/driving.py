@@ -48,7 +48,7 @@ class Done:
     passes: list[list[NDArray[np.int64]]]
 
 
-class Probe(nnx.Module):  # type: ignore[misc] # flax is not imported for types
+class Probe(nnx.Module):
     """Logits whose log-softmax is an entry of the next token, less `CERTAIN_LOGIT`."""
 
     def __init__(self, values: NDArray[np.float32]) -> None:
@@ -92,7 +92,7 @@ def rollouts(batch: ProbedBatch, of_prompt: int) -> type:
     width = max(map(len, batch.prompts))
     prompts = [np.pad(ids, (width - len(ids), 0)) for ids in batch.prompts]
 
-    class Given(base):  # type: ignore[misc] # loaded when run
+    class Given(base):
         def __init__(self, rollout_actor: Any, **_: Any) -> None:
             self.actor, self.seen = rollout_actor, dict[int, int]()
 
@@ -204,7 +204,7 @@ def _learner_class(job: Job, batch: ProbedBatch) -> Any:
     tables = _tables(job, batch)
     base: Any = found(f"{LEARNER}:GRPOLearner")
 
-    class WithValues(base):  # type: ignore[misc] # loaded when run
+    class WithValues(base):
         def _generate_and_compute_advantage(self, *args: Any, **options: Any) -> Any:
             example = super()._generate_and_compute_advantage(*args, **options)
             ids = np.asarray(example.completion_ids)
