@@ -47,7 +47,7 @@ class TunixAdapter(Adapter):
     engine = "jax"
     package = "tunix"
     distribution = "google-tunix"
-    versions = "tunix 0.1.7"
+    versions = "tunix 0.1.7 and main"
     tree = ("tunix",)
     devices = ("cpu",)
     dtypes = ("float32",)

@@ -83,14 +83,17 @@ def recording(steps: int) -> optax.GradientTransformation:
     return optax.GradientTransformation(start, update)
 
 
-def rollouts(batch: ProbedBatch, of_prompt: int) -> type:
+def rollouts(batch: ProbedBatch, of_prompt: int, is_corrected: bool) -> type:
     """tunix's plug-in point of a rollout engine, with the case's samples.
 
-    Prompts are named by their number; every prompt comes once for each of its samples.
+    Prompts are named by their number; every prompt comes once for each of its samples. Samples have
+    log-probabilities of the rollout policy if importance sampling corrects for it.
     """
     base: Any = found(f"{ROLLOUT}:BaseRollout")
     width = max(map(len, batch.prompts))
     prompts = [np.pad(ids, (width - len(ids), 0)) for ids in batch.prompts]
+    pairs = zip(batch.rollout_log_probs, batch.old_log_probs, strict=True)
+    sampled = [rollout - old - CERTAIN_LOGIT for rollout, old in pairs]
 
     class Given(base):
         def __init__(self, rollout_actor: Any, **_: Any) -> None:
@@ -103,7 +106,7 @@ def rollouts(batch: ProbedBatch, of_prompt: int) -> type:
                 logits=None,
                 tokens=[batch.responses[sample] for sample in samples],
                 left_padded_prompt_tokens=np.array([prompts[sample] for sample in samples]),
-                logprobs=None,
+                logprobs=[sampled[sample] for sample in samples] if is_corrected else None,
             )
 
         def _sample(self, prompt: int) -> int:
@@ -192,7 +195,9 @@ def _cluster(job: Job, batch: ProbedBatch, settings: Settings) -> Any:
         tokenizer=tokenizer,
         cluster_config=home.ClusterConfig(
             role_to_mesh=dict.fromkeys(roles, mesh),
-            rollout_engine=rollouts(batch, settings["num_generations"]),
+            rollout_engine=rollouts(
+                batch, settings["num_generations"], is_corrected="sampler_is" in settings
+            ),
             training_config=training,
             rollout_config=rollout,
         ),

@@ -74,6 +74,11 @@ TUNIX = Framework(
     objectives={
         Objective.POLICY: {},
         Objective.OFF_POLICY: CLIPPED,
+        Objective.TIS_TOKEN: {
+            **CLIPPED,
+            "sampler_is": "token",
+            "sampler_is_threshold": CONSTANTS.truncation,
+        },
         Objective.GSPO: {**CLIPPED, "loss_algo": "gspo-token"},
         Objective.KL: {"beta": KL_COEFFICIENT},
         Objective.GROUP_NORMALISED: {"advantage_estimator": "grpo"},
@@ -127,6 +132,8 @@ TUNIX = Framework(
         loss_algo | ratios of tokens or of sequences | `gspo-token`, `grpo`
         policy_loss_fn | the policy loss | `grpo`; `ppo` and others have a learner of their own
         algo_variant | the name of the algorithm | it chooses nothing in the learner
+        sampler_is, sampler_is_threshold | truncated importance sampling
+        use_rollout_logps | whose log-probabilities those of the old policy are | they are given
         beta | the divergence in the loss
         kl_loss_mode | its estimator | `kl`, the default; the others are not looked at yet
         kl_clamp_value | a bound on it | it is off, the default
@@ -140,7 +147,8 @@ TUNIX = Framework(
         gradient_accumulation_steps | micro-batches | tunix derives it from the two above
         rollout_micro_batch_size, compute_logps_micro_batch_size | other micro-batches | they come
             before a step
-        max_seq_token_per_tpu | packed rows | not looked at yet
+        compute_logps_chunk_size | logits of one pass | it is off, the default
+        max_seq_token_per_tpu, max_segments_per_packed_row | packed rows | not looked at yet
         mesh.shape, data_sharding_axis | devices | the axis is `fsdp`, the default
         temperature | what logits are divided by | it is 1
         actor_optimizer, critic_optimizer | the optimizer | its gradients are what is read
@@ -158,6 +166,9 @@ TUNIX = Framework(
             tunix's own log-softmax runs on them; weights are read through the entries
         stubbed: the rollout engine and the tokenizer, by one that returns the case's samples
             generation comes before a step
+        set: with sampler_is, log-probabilities of the rollout policy by which the ratio to the
+        policy is the case's ratio of the old policy to that of the rollouts
+            tunix compares the rollout policy with the policy before it is trained
         set: a subclass of the learner that sets loss masks, log-probabilities of the old and the
         reference policy and, except in checks on its own advantages, advantages of tokens
             the loss takes them of each token; advantages are signed powers of two, on which no
