@@ -114,7 +114,7 @@ def _read() -> Iterator[Mistake]:
 
 MISTAKES = tuple(_read())
 
-INSTALLED = ("ms_swift", "skyrl", "trl", "verl")
+INSTALLED = ("ms_swift", "skyrl", "trl", "tunix", "verl")
 """Frameworks that are on the package index."""
 
 RELEASED = {"areal": "pypi:1.0.4", "openrlhf": "pypi:0.11.2"}

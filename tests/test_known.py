@@ -21,6 +21,7 @@ IN_OLDER_REPORTS = {
     ("areal", "groups_of_a_fixed_size"),
     ("areal", "crashed"),
     ("areal", "selected_micro_batch"),
+    ("tunix", "denominators_per_micro_batch_of_all_ranks"),
 }
 """Known of versions whose reports are not the newest."""
 

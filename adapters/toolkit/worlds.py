@@ -72,6 +72,18 @@ def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
+def of_first_rank(rank: Rank, make: Callable[[], _Kept]) -> _Kept:
+    """What the first rank makes, on all ranks: of a framework whose ranks are one's devices."""
+    if rank.world_size == 1:
+        return make()
+    import torch.distributed as dist
+
+    made = [make() if rank.index == 0 else None]
+    dist.broadcast_object_list(made)
+    [sent] = made
+    return sent  # type: ignore[return-value] # what the first rank made
+
+
 def set_what_ray_sets(rank: Rank) -> None:
     """Name a rank in environment variables; no address is called, as the process group exists."""
     os.environ |= {"RANK": str(rank.index), "WORLD_SIZE": str(rank.world_size)}

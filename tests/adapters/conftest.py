@@ -6,7 +6,9 @@ from multiprocessing import forkserver
 
 import pytest
 
-OF_FRAMEWORKS = {"areal", "ms_swift", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "verl"}
+OF_FRAMEWORKS = {
+    *("areal", "ms_swift", "nemo_rl", "openrlhf", "prime_rl", "roll", "trl", "tunix", "verl"),
+}
 """Markers of modules whose ranks have a framework in memory."""
 
 

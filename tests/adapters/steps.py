@@ -34,6 +34,7 @@ NEEDED = {
     "roll": "dacite",
     "skyrl": "skyrl",
     "trl": "trl",
+    "tunix": "tunix",
     "verl": "verl",
 }
 """Packages that frameworks or engines need, and that not all environments have."""

@@ -158,6 +158,15 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
                 of_samples(4, 2, 8, 6),
             ],
         ),
+        (
+            replace(
+                CONSTANT,
+                forward_pass_of_token=SCATTERED,
+                conventions=Conventions(empty_units=EmptyUnits.EXCLUDED),
+            ),
+            "denominators_per_micro_batch",
+            [of_samples(160, 160, 160, 160)],
+        ),
         # The first ones of both ranks have 7 tokens, the second ones 3.
         (TOKEN, "tokens_counted_per_micro_batch_of_all_ranks", [of_samples(7, 7, 7, 3)]),
         (TOKEN, "denominators_per_micro_batch_of_all_ranks", [of_samples(14, 14, 14, 6)] * 2),

@@ -270,6 +270,8 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
     """Counts tokens and units per part and averages over parts, or only one of them."""
     unit = context.unit[context.sample]
     units = units_held(unit, part.whole)
+    if context.conventions.empty_units is EmptyUnits.EXCLUDED:
+        units = _units_with_tokens(context, unit, part.whole)
     tokens = None
     if context.mode is not Mode.CONSTANT:
         tokens = _tokens_held(unit, part.label, counted_mask(context))
@@ -297,11 +299,9 @@ def _means_added_up(
     context: StepContext, part: _Part, tokens: NDArray[np.float64] | None
 ) -> Iterator[Prediction]:
     """Adds up the means of micro-batches, over all their samples or those with tokens."""
-    unit, counted = context.unit[context.sample], counted_mask(context)
+    unit = context.unit[context.sample]
     every = units_held(unit, part.label)
-    with_tokens = every.copy()
-    if counted.any():
-        with_tokens[counted] = units_held(unit[counted], part.label[counted])
+    with_tokens = _units_with_tokens(context, unit, part.label)
     differ = (with_tokens != every).any()
     for units in (every, with_tokens)[: 1 + differ]:
         for ranks in sorted({1, context.layout.dp}):
@@ -309,6 +309,17 @@ def _means_added_up(
                 name="micro_batch_means_added_up",
                 weights=context.weights(tokens, units * ranks),
             )
+
+
+def _units_with_tokens(
+    context: StepContext, unit: NDArray[np.int64], label: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Number of units with counted tokens in each token's part; all units for other tokens."""
+    counted = counted_mask(context)
+    units = units_held(unit, label)
+    if counted.any():
+        units[counted] = units_held(unit[counted], label[counted])
+    return units
 
 
 def _of_tokens_held(

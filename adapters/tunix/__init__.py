@@ -1,0 +1,1 @@
+"""The adapter of google/tunix, whose ranks are JAX devices of one process."""

@@ -1,0 +1,115 @@
+"""The adapter of tunix: rank n of a layout is device n of rank 0's process."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from adapters.contract import Adapter, Layout, Observation
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.description import conventions_of
+from adapters.engines.shells import by_size, cuts
+from adapters.toolkit.imports import choices_in, found, import_from
+from adapters.toolkit.worlds import observation, of_first_rank
+from adapters.tunix.framework import TUNIX
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from adapters.contract import Description, Job, Rank
+    from adapters.contract.framework import Framework, Settings
+
+LARGEST = 4
+"""Devices of a process, of which layouts use the first."""
+
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={LARGEST}"
+    " --xla_backend_optimization_level=0",
+}
+LEARNER = "tunix.rl.grpo.grpo_learner"
+CONFIGS = (
+    f"{LEARNER}:GRPOConfig",
+    "tunix.rl.rl_cluster:RLTrainingConfig",
+    "tunix.rl.rollout.base_rollout:RolloutConfig",
+)
+"""Paths of the dataclasses whose fields are options."""
+
+
+class TunixAdapter(Adapter):
+    """Drives google/tunix: `GRPOLearner.train`."""
+
+    name = "tunix"
+    engine = "jax"
+    package = "tunix"
+    distribution = "google-tunix"
+    versions = "tunix 0.1.7 and main"
+    tree = ("tunix",)
+    devices = ("cpu",)
+    dtypes = ("float32",)
+    dependencies = ("flax", "jax", "optax")
+    framework: ClassVar[Framework] = TUNIX
+    mode_names = TUNIX.mode_names
+
+    def layouts(self) -> list[Layout]:
+        """Micro-batches on 1, 2 and 4 devices."""
+        return by_size(cuts(((1, 1), (2, 1), (4, 1)), "bshd", micro_batches=(1, 2, 4)))
+
+    def load(self, source: Path | None) -> None:
+        """Import tunix's learner and losses; JAX looks for devices later, in rank 0."""
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        import_from("tunix", [source] if source else [])
+        importlib.import_module("tunix.rl.algo_core")
+        importlib.import_module(LEARNER)
+
+    def describe(self) -> Description:
+        """Describe the learner by its configurations' fields, and what its loss compares."""
+        config, training, _ = map(found, CONFIGS)
+        algorithms = found("tunix.rl.algo_core")
+        choices = {
+            "loss_agg_mode": choices_in(found("tunix.rl.common:aggregate_loss"), "loss_agg_mode"),
+            "loss_algo": choices_in(config, "loss_algo"),
+            "advantage_estimator": _registered(algorithms),
+        }
+        attributes = set(re.findall(r'"(epsilon_\w+)"', inspect.getsource(algorithms)))
+        known = {"mesh.shape", *attributes}.union(*(_names(found(one)) for one in CONFIGS))
+
+        def offers(settings: Settings) -> bool:
+            return settings.keys() <= known and all(
+                settings.get(name) in {None, *values} for name, values in choices.items()
+            )
+
+        values = {f"{name}={one}" for name, chosen in choices.items() for one in chosen}
+        return self.framework.description(
+            offers,
+            {*_names(config), *_names(training), *attributes, *values},
+            lambda name: getattr(config, name, None),
+        )
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch in one run of the learner, on rank 0 for all ranks."""
+        from adapters.tunix import driving
+
+        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
+        settings = self.framework.settings(job)
+        with rank.framework():
+            algorithm = driving.algorithm(settings)
+            done = of_first_rank(rank, lambda: driving.train(job, batch, settings, algorithm))
+        reported = self.framework.reported(done.logs)
+        return observation(batch, done.gradients, done.passes[rank.index], reported)
+
+
+def _names(config: Any) -> set[str]:
+    return {one.name for one in fields(config)}
+
+
+def _registered(algorithms: Any) -> set[str]:
+    """The names that a module registers advantage estimators by."""
+    return set(
+        re.findall(r'register_advantage_estimator\("(\w+)"\)', inspect.getsource(algorithms))
+    )
