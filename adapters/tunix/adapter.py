@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 LARGEST = 4
 """Devices of a process, of which layouts use the first."""
 
+MOST_MICRO_BATCHES = 8
+"""Of all devices together, for each of which a case has a sample."""
+
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={LARGEST}"
@@ -56,8 +59,10 @@ class TunixAdapter(Adapter):
     mode_names = TUNIX.mode_names
 
     def layouts(self) -> list[Layout]:
-        """Micro-batches on 1, 2 and 4 devices."""
-        return by_size(cuts(((1, 1), (2, 1), (4, 1)), "bshd", micro_batches=(1, 2, 4)))
+        """Micro-batches on 1, 2 and 4 devices, at most 8 in all: few cases have more samples."""
+        every = cuts(((1, 1), (2, 1), (4, 1)), "bshd", micro_batches=(1, 2, 4))
+        few = (one for one in every if one.dp * int(one.micro_batches) <= MOST_MICRO_BATCHES)
+        return by_size(few)
 
     def load(self, source: Path | None) -> None:
         """Import tunix's learner and losses; JAX looks for devices later, in rank 0."""

@@ -65,6 +65,8 @@ ELSEWHERE = {
         contract.layout.grids
     """,
     "digits of token ids": "engines.megatron_core.activations engines.megatron_core.ids_of",
+    "indices of samples that are asked for": "tunix.driving.rollouts.Given._sample",
+    "the logit of padding, which no other token has": "tunix.driving.Probe.__call__",
     "layers of the model": "engines.megatron_core.transformer_config",
     "chunks of the model": "engines.megatron_core.probed_model",
     "a path": """
@@ -89,6 +91,7 @@ ELSEWHERE = {
         slime_family.framework._token_budget
         toolkit.settings.largest_micro_batch toolkit.settings.micro_batch_size
         toolkit.settings.token_budget
+        tunix.driving._data tunix.framework._micro_batch tunix.framework._prompts
         engines.generations.Schedule.generation_size engines.generations.Schedule.generations
         engines.generations.Schedule.optimizer_steps engines.generations._per_generation
         engines.generations.schedule_of verl.sizes.BatchSizes._samples verl.sizes.BatchSizes.batch
