@@ -91,7 +91,8 @@ ELSEWHERE = {
         slime_family.framework._token_budget
         toolkit.settings.largest_micro_batch toolkit.settings.micro_batch_size
         toolkit.settings.token_budget
-        tunix.driving._data tunix.framework._micro_batch tunix.framework._prompts
+        tunix.adapter.TunixAdapter.layouts tunix.driving._data tunix.framework._micro_batch
+        tunix.framework._prompts
         engines.generations.Schedule.generation_size engines.generations.Schedule.generations
         engines.generations.Schedule.optimizer_steps engines.generations._per_generation
         engines.generations.schedule_of verl.sizes.BatchSizes._samples verl.sizes.BatchSizes.batch

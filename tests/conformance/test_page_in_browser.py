@@ -212,7 +212,7 @@ def test_every_newest_version_is_a_row_with_its_worst_cause_in_full(browser: Bro
         assert ("nothing wrong" in heading) == (not wrong)
         assert shown == min(1, len(wrong))
     rows = browser.bottoms(".causes article")
-    assert sum(bottom <= SCREEN for bottom in rows) >= 0.75 * len(rows)
+    assert sum(bottom <= SCREEN for bottom in rows) >= 2 / 3 * len(rows)
     assert all(browser.each(".worst .cause", "one.scrollWidth <= one.clientWidth"))
     assert min(browser.each(".worst .cause", "one.clientHeight")) >= LEAST_ROW
 
