@@ -57,7 +57,7 @@ def replaced(package: str, code: str, log_probs: str, entropies: str) -> Iterato
 
 @dataclass
 class Rollouts:
-    """The samples of a batch in the place of an inference engine, one generation after another.
+    """Stands in for the inference engine, and returns a batch's samples generation by generation.
 
     ``together`` is the number of ranks that share what the schedule has for one.
     """

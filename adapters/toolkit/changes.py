@@ -47,8 +47,8 @@ class Versions:
 def versions(source: str, base: str | None) -> Versions:
     """The version that ``--source`` names, and its base.
 
-    Of a commit or a working tree, the base is where it left the default branch: the last commit
-    where a working tree on that branch has changes, and the commit before where there are none.
+    The base of a commit or a working tree is its merge base with the default branch. On that branch
+    itself, it is the last commit if the working tree has changes, and the one before if not.
 
     Raises:
         SourceError: there is no such version, or no base.

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework, Settings
 
 LARGEST = 4
-"""Devices of a process, of which layouts use the first."""
+"""The devices of rank 0's process. A layout of n ranks uses the first n."""
 
 MOST_MICRO_BATCHES = 8
-"""Of all devices together, for each of which a case has a sample."""
+"""The most micro-batches of all devices together. Few cases have more samples."""
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",

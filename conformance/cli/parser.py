@@ -138,7 +138,7 @@ def _add_review(parser: argparse.ArgumentParser) -> None:
         help="what it is compared with (where it left the default branch)",
     )
     _take(parser, "engine", "expect")
-    _take(parser, "layout", help="instead of the two that tell most (repeatable)")
+    _take(parser, "layout", help="run this layout instead of the two that are chosen (repeatable)")
     parser.add_argument("--checks", type=_several(Check), metavar="CHECK,…", default=frozenset())
     _take(parser, "modes", *commands.OF_BOTH_VERSIONS)
     _add_reports(parser)

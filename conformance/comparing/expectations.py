@@ -233,7 +233,7 @@ class Expectations:
         return None
 
     def of(self, cause: Cause) -> KnownMistake | KnownFailure | None:
-        """What is known of a cause; None if nothing is."""
+        """The entry that describes a cause; None if there is none."""
         entries: tuple[KnownFailure | KnownMistake, ...] = (*self.failures, *self.mistakes)
         return next((one for one in entries if one.is_of(cause)), None)
 

@@ -25,7 +25,7 @@ KNOWN = Path(__file__).parents[2] / "reports" / "known"
 
 @cache
 def known(framework: str, engine: str) -> Expectations | None:
-    """What is known of the newest version of an engine; None if nobody has looked at it.
+    """The known causes of an engine's newest version; None if it has no file of them.
 
     Raises:
         InvalidExpectationsError: its file is wrong.

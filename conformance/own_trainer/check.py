@@ -63,7 +63,7 @@ def without_scale(trace: Trace) -> Trace:
 
 
 class _JobWanted(BaseException):
-    """A judge asked for a job that the loop has not run; nobody who judges may catch it."""
+    """A judge asked for a job that the loop has not run yet. No judge may catch it."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -1,7 +1,7 @@
 """Watches one step of a real run: the weight of each token by the gradient of its log-probability.
 
-Nothing of the run is replaced. What a trainer does behind `backward`, such as clipping and the
-reduction over ranks, is not seen: the reduction is taken for what the model's wrapper does.
+Nothing of the run is replaced. What a trainer does after `backward`, such as clipping, is not
+seen. The reduction over ranks is assumed to be that of the model's wrapper.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Seen:
     """What was seen of a step, once its context has been left.
 
     ``weights`` has the effective weight of every token of all ranks, with the reduction over ranks
-    that is taken for granted, and ``expected`` that of the mode.
+    that is assumed, and ``expected`` that of the mode.
     """
 
     judgement: Judgement | None = None

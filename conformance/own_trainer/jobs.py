@@ -47,7 +47,7 @@ class Asked:
         """The cells of the quick plan, those on few ranks first.
 
         Raises:
-            WrongUseError: a case is unknown, or none has a sample for every micro-batch.
+            WrongUseError: a case is unknown, or every case has fewer samples than micro-batches.
         """
         if unknown := [*{*self.cases} - CASES_BY_NAME.keys()]:
             raise WrongUseError(

@@ -259,8 +259,8 @@ class Copies:
     def left(self, error: BaseException | None) -> BaseException | None:
         """The loop was left, perhaps by an exception: returns the one to be shown.
 
-        A copy hands its exception over and ends here. The first rank shows it if its own is only
-        that it waited in vain.
+        A copy hands its exception over and ends here. The first rank shows it unless it
+        has an exception of its own that is not a time-out.
         """
         if self._parent is not None:
             if error is not None:

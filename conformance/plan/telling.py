@@ -1,8 +1,8 @@
-"""Chooses what tells most of a change within a minute: two layouts, and jobs on them.
+"""Chooses the jobs that are most likely to show what a change does: a minute's, on two layouts.
 
-A change to code of advantages is told by other checks than one to code of a loss. Which checks it
-touches is read off the names and words of its lines. That only orders the jobs: each check is
-looked at as far as there is room.
+A change to the code of advantages needs other checks than a change to a loss. Which checks it
+touches is read off the words of its lines. This only orders the jobs: every check gets some while
+there is time.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class _Blame(IntEnum):
     """How likely it is that a rank without a usable answer is why there is none from another."""
 
     WAITED = 1
-    """It hangs, or waited in vain: for others, or others for it."""
+    """It hangs, or its wait for another rank timed out."""
 
     MISMATCHED = 2
     """It met others in a collective of another kind or size."""

@@ -41,7 +41,7 @@ class TimeLimits:
         self._slowest = max(self._slowest, seconds)
 
     def hung(self, job: Job) -> None:
-        """Note a job that was waited for in vain."""
+        """Note a job that reached its time limit."""
         self._hung[job.objective] = max(_tokens(job), self._hung.get(job.objective, 0))
 
 

@@ -112,7 +112,7 @@ class Graph:
         return Node(node.rank, root)
 
     def logged(self, number: float) -> Iterator[Node]:
-        """Yield where a number is read that is logged; if none is, the last one that is read."""
+        """Yield where logged numbers are read; the last number that is read if none is logged."""
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
         read = [node for node in reversed(ends) if self.operation(node).name == READ]
         yield from (one for one in read if is_close(self._size(one), abs(number)))

@@ -19,7 +19,7 @@ class Why(IntEnum):
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
     IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
     CALLER = 3  # who called what counts
-    CHOSEN = 4  # where what is counted was chosen
+    CHOSEN = 4  # the line that chose the tensor or group that is counted
     AVERAGED = 5  # a reduction averages, and nothing takes that back
     COUNTED = 6  # a count had to be another
     COUNTED_BY_PYTHON = 7  # the same, where a function of Python counts

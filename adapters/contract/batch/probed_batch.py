@@ -391,12 +391,12 @@ class AlteredBatch(ProbedBatch):
 
     @property
     def log_prob_table(self) -> NDArray[np.float64]:
-        """As in the plain batch, but for altered log-probabilities."""
+        """The plain batch's table, with this job's poison in its log-probabilities."""
         return altered_table(self.plain.log_prob_table, self, Column.LOG_PROBS, self.job)
 
     @property
     def entropy_table(self) -> NDArray[np.float64]:
-        """As in the plain batch, but for altered entropies."""
+        """The plain batch's table, with this job's poison in its entropies."""
         return altered_table(self.plain.entropy_table, self, Column.ENTROPIES, self.job)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A version of a framework and the one it is based on, run on what tells most of the change."""
+"""Runs a version of a framework and its base on the jobs most likely to show the change."""
 
 from __future__ import annotations
 
