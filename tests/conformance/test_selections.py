@@ -94,6 +94,13 @@ def test_selection_within_unknown_micro_batches_is_no_verdict() -> None:
         judged(Objective.M2PO, found, {"selected": Assumed(WITHIN)}, is_told=False)
 
 
+@pytest.mark.parametrize("objective", SELECTING)
+def test_a_step_without_active_tokens_has_nothing_to_compare(objective: Objective) -> None:
+    step = step_of([0, 0], [0])
+
+    assert judged(objective, np.zeros(3), {}, step=step).verdict is Verdict.CONFORMS
+
+
 def test_either_of_two_equal_covariances_may_be_chosen() -> None:
     """Covariances of two tokens are always equal: (a - b)·(p - q) / 4."""
     step, objective = step_of([1, 1]), Objective.COVARIANCE_PENALISED

@@ -272,7 +272,10 @@ def _of_selection(loss: Loss) -> Wrong:
         yield "dropped_tokens_not_counted", _per_kept(loss.having(), share)
         return
     covariance = corrections.covariances(tokens)
-    if loss.objective is Objective.COVARIANCE_CLIPPED or np.ptp(loss.weights[tokens.mask]):
+    if (
+        loss.objective is Objective.COVARIANCE_CLIPPED
+        or len(np.unique(loss.weights[tokens.mask])) > 1
+    ):
         yield "divided_advantages_compared", selected(loss, divided_covariances(loss))
     yield "selection_inverted", selected(loss, -covariance)
     yield "covariances_not_centred", selected(loss, tokens.advantages * tokens.log_probs)
