@@ -64,9 +64,13 @@ rollouts, can go wrong with it."""
 
 IRREGULAR = {
     Objective.GROUP_NORMALISED: ROLLOUTS,
-    Objective.GROUP_CENTRED: _cases("missing_siblings", "lone_samples", "several_samples"),
+    Objective.GROUP_CENTRED: _cases(
+        "missing_siblings", "lone_samples", "several_samples", "missing_rewards"
+    ),
     Objective.MEAN_NORMALISED: _cases("lone_samples", "several_samples", "equal_rewards"),
-    Objective.LEAVE_ONE_OUT: _cases("missing_siblings", "lone_samples", "rejected_siblings"),
+    Objective.LEAVE_ONE_OUT: _cases(
+        "missing_siblings", "lone_samples", "rejected_siblings", "missing_rewards"
+    ),
     Objective.OTHERS_NORMALISED: ROLLOUTS,
     Objective.REINFORCE_PP_BASELINE: _cases("lone_samples"),
 }
