@@ -383,7 +383,9 @@ def carried_over(context: StepContext) -> Iterator[Prediction]:
 def partial_window(context: StepContext) -> Iterator[Prediction]:
     """Divides by one micro-batch more than the step has, as layouts with this option set."""
     parts, options = context.layout.micro_batches, context.layout.options
-    if Option.PARTIAL_WINDOW in options and isinstance(parts, int):
+    if not isinstance(parts, int):
+        parts = 0 if context.placement is None else context.most_micro_batches
+    if Option.PARTIAL_WINDOW in options and parts:
         yield Prediction(
             name="partial_window_divided_as_whole",
             weights=context.expected * (parts / (parts + 1)),
