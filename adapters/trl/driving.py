@@ -152,8 +152,10 @@ class Training(ABC):
 
         trainer.remove_callback(PrinterCallback)
         self.watch.trainer = trainer
-        self.give(trainer.model, self.rollouts.batch.old_log_probs)
-        self.passes = trainer.model.passes
+        model, batch = trainer.model, self.rollouts.batch
+        self.give(model, batch.old_log_probs)
+        model.log_prob_table, model.entropy_table = batch.log_prob_table, batch.entropy_table
+        self.passes = model.passes
 
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
         """Set the outputs that a model returns when it is not trained."""
