@@ -233,7 +233,10 @@ def _rejection(name: str, metric: Metric | None, objective: Objective) -> CheckS
     other masks, no mistake could be told from another.
     """
     is_sum = metric is None and objective is Objective.REJECTION_COMBINED
-    cases = tuple(case for case in REJECTION if not (is_sum and case.name == "rejected_of_ten"))
+    left_out = {"rejected_of_ten"} if is_sum else set()
+    if objective is not Objective.REJECTION or metric is not None:
+        left_out.add("rejected_samples")
+    cases = tuple(case for case in REJECTION if case.name not in left_out)
     return CheckSpec(
         check=Check.REJECTION, name=name, objective=objective, metric=metric, cases=cases
     )
