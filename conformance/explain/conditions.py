@@ -32,6 +32,7 @@ METRIC_CHECKS = (
             Metric.POLICY_LOSS,
             Metric.CLIP_FRACTION,
             Metric.POLICY_KL,
+            Metric.RATIO,
             Metric.ENTROPY,
             Metric.KL,
         )

@@ -219,7 +219,7 @@ OF_KEPT = (
     (
         "off_policy",
         Objective.REJECTION_OFF_POLICY,
-        (Metric.POLICY_LOSS, Metric.CLIP_FRACTION, Metric.POLICY_KL),
+        (Metric.POLICY_LOSS, Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.RATIO),
     ),
     ("combined", Objective.REJECTION_COMBINED, (Metric.ENTROPY, Metric.KL)),
 )
@@ -264,6 +264,7 @@ CHECK_SPECS = (
     CheckSpec(check=Check.OFF_POLICY, objective=Objective.OFF_POLICY, cases=TELLING),
     _metric(Metric.CLIP_FRACTION, Objective.OFF_POLICY),
     _metric(Metric.POLICY_KL, Objective.OFF_POLICY),
+    _metric(Metric.RATIO, Objective.OFF_POLICY),
     _rejection("", None, Objective.REJECTION),
     _rejection("metric", Metric.REJECTED, Objective.REJECTION),
     *(
