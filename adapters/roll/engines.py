@@ -39,9 +39,6 @@ OF_TOKENS = ("max_tokens_per_microbatch_in_train", "sequence_length_round_in_tra
 OF_REPLICAS = (Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS)
 """Options that are looked at with data- and context-parallel ranks."""
 
-PARTIAL_WINDOW = Layout(dp=2, micro_batches="tokens", options=(Option.PARTIAL_WINDOW,))
-"""Dynamic batching may leave a window that is not full; ROLL refuses other batches of this kind."""
-
 FSDP2 = replace(
     ROLL,
     layout={
@@ -82,7 +79,8 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
             Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
             Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
             Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
-            PARTIAL_WINDOW,
+            # Dynamic batching may leave a window that is not full; ROLL refuses other such batches.
+            Layout(dp=2, micro_batches="tokens", options=(Option.PARTIAL_WINDOW,)),
         ]
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
@@ -136,7 +134,6 @@ MEGATRON = replace(
         Option.INTERLEAVED: {f"{ENGINE}.virtual_pipeline_model_parallel_size": 2},
         Option.DISTRIBUTED_OPTIMIZER: {f"{ENGINE}.use_distributed_optimizer": True},
         Option.OVERLAP_GRAD_REDUCE: {f"{ENGINE}.overlap_grad_reduce": True},
-        Option.PARTIAL_WINDOW: {},  # `of_windows` sets it
     },
     always={
         **ROLL.always,
@@ -194,7 +191,6 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
                 Layout(pp=2, micro_batches=2, options=(Option.INTERLEAVED,)),
                 Layout(dp=2, micro_batches=2, format="thd"),
                 Layout(cp=2, micro_batches=2, format="thd"),
-                PARTIAL_WINDOW,
             ]
         )
 
@@ -217,10 +213,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         return np.ones_like if is_cut else super().attended(job)
 
     def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
-        """As many micro-batches as ROLL makes of a step, where it cuts them by tokens.
-
-        A window of one more is partial.
-        """
+        """As many micro-batches as ROLL makes of a step, where it cuts them by tokens."""
         if job.layout.micro_batches != "tokens":
             return {}
         shard = module("utils.dynamic_batching").dynamic_batching_shard
@@ -230,8 +223,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
             for index in range(len(job.steps))
         )
         most = max(one.meta_info["num_micro_batchs"] for one in shards)
-        is_partial = Option.PARTIAL_WINDOW in job.layout.options
-        return {f"{SIZES}.gradient_accumulation_steps": most + is_partial}
+        return {f"{SIZES}.gradient_accumulation_steps": most}
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A worker whose optimizer tells the gradient."""
