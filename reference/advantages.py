@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reference.aggregation import Compared, Lone, Penalties, Rejected, TokenSet
+from reference.aggregation import Compared, Lone, Missing, Penalties, Rejected, TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,8 @@ class Rollouts:
     """The inputs of advantages.
 
     ``rewards``, prompt ``groups`` and ``trajectories`` of samples, [N], and whether each was
-    ``rejected`` as a whole, so that none of its tokens is active any more; the rest is [tokens]:
+    ``rejected`` as a whole, so that none of its tokens is active any more; a reward of NaN is a
+    missing one. The rest is [tokens]:
     ``sample``, the index of the token's sample, in order; ``mask``, the loss mask; ``values``, the
     critic's; ``divergences`` of the policy from the reference policy.
     """
@@ -97,24 +98,35 @@ class Peers:
 
     ``rewards`` of each sample, [N]; ``entry``, [N], the index of the sample whose reward it is,
     which is one for all samples of a rollout if rollouts are compared; ``counted``, [N], whether
-    that reward is one of those that statistics of its ``groups`` are taken over.
+    that reward is one of those that statistics of its ``groups`` are taken over; ``missing``, [N],
+    whether a sample has no reward, and hence an advantage of 0.
     """
 
     rewards: Values
     groups: NDArray[np.int64]
     entry: NDArray[np.int64]
     counted: NDArray[np.bool_]
+    missing: NDArray[np.bool_]
 
     @classmethod
     def of(cls, rollouts: Rollouts, conventions: EstimatorConventions) -> Peers:
         """The rewards of rollouts that are compared by conventions."""
-        entry, rewards = _entries(rollouts, conventions.compared), rollouts.rewards
+        entry = _entries(rollouts, conventions.compared)
+        rewards = np.nan_to_num(rollouts.rewards)
         if conventions.rejected is Rejected.ZERO:
             rewards = np.where(rollouts.rejected, 0.0, rewards)
         counted = entry == np.arange(len(entry))
         if conventions.rejected is Rejected.EXCLUDED:
             counted &= ~rollouts.rejected
-        return cls(rewards=rewards[entry], groups=rollouts.groups, entry=entry, counted=counted)
+        missing = np.isnan(rollouts.rewards)[entry] & (conventions.missing is Missing.EXCLUDED)
+        counted &= ~missing
+        return cls(
+            rewards=rewards[entry],
+            groups=rollouts.groups,
+            entry=entry,
+            counted=counted,
+            missing=missing,
+        )
 
     def of_group(self, statistic: Statistic) -> Values:
         """A statistic of the rewards of each sample's group: [N]."""
@@ -132,7 +144,8 @@ class Peers:
     def compared(self, advantages: Values, lone: Lone) -> Values:
         """Advantages, [N], with what a reward has instead that is compared with no other."""
         others = self.of_others(len)
-        return np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
+        compared = np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
+        return np.where(self.missing, 0.0, compared)
 
     def _of(
         self,

@@ -169,6 +169,16 @@ class Rejected(StrEnum):
     EXCLUDED = "excluded"
 
 
+class Missing(StrEnum):
+    """What a sample without a reward is in the statistics of its prompt."""
+
+    EXCLUDED = "excluded"
+    """It is not compared, and its advantage is 0."""
+
+    ZERO = "zero"
+    """Its reward is 0."""
+
+
 class Lone(StrEnum):
     """The advantage of a reward that is compared with no other."""
 
@@ -190,8 +200,8 @@ class EstimatorConventions:
     ``valued`` tokens have a critic's value; it is 0 elsewhere. Mean and variance for whitening are
     taken over n ``whitened`` tokens; the variance is divided by n - ``lost_degrees_of_freedom``.
     ``std_epsilon`` is added to the standard deviation or mean that a group's rewards are divided
-    by. ``penalties`` are subtracted from a centred reward. ``compared``, ``rejected`` and ``lone``
-    say which rewards of a prompt are compared.
+    by. ``penalties`` are subtracted from a centred reward. ``compared``, ``rejected``, ``lone`` and
+    ``missing`` say which rewards of a prompt are compared.
     """
 
     transitions: TokenSet = TokenSet.RESPONSE
@@ -205,6 +215,7 @@ class EstimatorConventions:
     compared: Compared = Compared.SAMPLES
     rejected: Rejected = Rejected.COUNTED
     lone: Lone = Lone.ZERO
+    missing: Missing = Missing.EXCLUDED
 
     def __str__(self) -> str:
         sets = ("transitions", "penalised", "rewarded", "valued", "whitened")
@@ -219,6 +230,7 @@ class EstimatorConventions:
                 ("compared", Compared.SAMPLES),
                 ("rejected", Rejected.COUNTED),
                 ("lone", Lone.ZERO),
+                ("missing", Missing.EXCLUDED),
             )
             if getattr(self, name) is not usual
         ]
@@ -256,9 +268,10 @@ class Conventions:
     terms are logged as plain means.
 
     ``of_groups``, ``of_returns`` and ``of_values`` are the conventions of advantages from rewards
-    of groups, from discounted returns, and from values; ``compared``, ``rejected_rewards`` and
-    ``lone_reward`` say which rewards of a group are compared. ``whole_groups`` says that
-    `prompt_mean` needs all samples of a prompt on one data-parallel rank.
+    of groups, from discounted returns, and from values; ``compared``, ``rejected_rewards``,
+    ``lone_reward`` and ``missing_rewards`` say which rewards of a group are compared.
+    ``whole_groups`` says that `prompt_mean` needs all samples of a prompt on one data-parallel
+    rank.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE
@@ -285,6 +298,7 @@ class Conventions:
     compared: Compared | None = None
     rejected_rewards: Rejected | None = None
     lone_reward: Lone | None = None
+    missing_rewards: Missing | None = None
     entropy_mask: DenominatorMask | None = None
     kl_mask: DenominatorMask | None = None
     diagnostics_mask: DenominatorMask | None = None

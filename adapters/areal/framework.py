@@ -166,6 +166,7 @@ AREAL = Framework(
         Metric.POLICY_LOSS: "ppo_actor/update/actor_loss/avg",
         Metric.CLIP_FRACTION: "ppo_actor/update/clip_ratio/avg",
         Metric.POLICY_KL: "-ppo_actor/update/approx_kl/avg",
+        Metric.RATIO: "ppo_actor/update/importance_weight/avg",
         # The returns that are given are twice the job's, and AReaL trains half of the error.
         Metric.VALUE_LOSS: "1/2 ppo_critic/critic_loss/avg",
         Metric.REJECTED: "ppo_actor/update/rs_filtered_fraction",

@@ -99,6 +99,7 @@ class Description:
     # error that refuses a value must contain one of them.
     configurations: Mapping[Setting | FaultInjection, tuple[str, ...]] = field(default_factory=dict)
     records_forward_passes: bool = False  # whether an observation has `forward_passes`
+    missing_rewards: bool = False  # whether its types allow a sample to have no reward
 
     default_mode: Mode = Mode.SAMPLE_MEAN  # the mode that is trained if a user chooses none
     # What the modes leave open, by the fields of `reference.aggregation.Conventions`.

@@ -94,6 +94,7 @@ class Framework:
     departures: tuple[Departure, ...] = ()
     largest_tp: int = 1
     largest_pp: int = 1
+    missing_rewards: bool = False
 
     @property
     def mode_names(self) -> dict[str, str]:
@@ -130,6 +131,7 @@ class Framework:
             "largest_tp": self.largest_tp,
             "largest_pp": self.largest_pp,
             "records_forward_passes": True,
+            "missing_rewards": self.missing_rewards,
             "new_options": tuple(sorted(name for name in {*names} if not self._knows(name))),
             "chosen_by": self._chosen_by(default),
             "declared": self.conventions,

@@ -170,6 +170,12 @@ class Job:
         """Whether rejection sampling removes tokens."""
         return any(step.original_mask is not None for step in self.steps)
 
+    @property
+    def lacks_rewards(self) -> bool:
+        """Whether some samples have no reward, given as NaN."""
+        given = [step.rewards for step in self.steps if step.rewards is not None]
+        return any(math.isnan(reward) for rewards in given for reward in rewards)
+
 
 class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
     """The framework has no such mode, depth or layout; the message says which."""

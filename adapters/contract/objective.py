@@ -249,6 +249,7 @@ class Metric(StrEnum):
     LOSS = "loss"  # the sum of all terms with their coefficients
     CLIP_FRACTION = "clip_fraction"  # 1 for a token whose ratio is clipped, else 0
     POLICY_KL = "policy_kl"  # old log-probability minus new
+    RATIO = "ratio"  # new probability over old
     ENTROPY = "entropy"
     KL = "kl"  # log-probability minus the reference policy's
     VALUE_LOSS = "value_loss"  # squared error of a critic's value

@@ -134,7 +134,7 @@ def declared(
     partitions = found(f"miles.{TRAIN_DATA}:_prompt_group_partitions")
     compared = Compared.LONGEST_SAMPLES if _compares_rollouts() else Compared.SAMPLES
     return {
-        **conventions(parser, estimators, unit or sample_unit(rollout_field(), tested)),
+        **conventions(parser, estimators, sample_unit(rollout_field(), tested), unit),
         "whole_groups": Assumed(partitions is not None),
         "compared": Assumed(compared),
     }

@@ -29,6 +29,7 @@ NATIVE = Framework(
     objectives={objective: {} for objective in Objective},
     metrics={metric: metric.value for metric in Metric},
     largest_pp=4,
+    missing_rewards=True,
 )
 """The record of the framework, which trains every objective as a job has it."""
 

@@ -88,11 +88,17 @@ class NativeEstimator(OverRanks):
         return self.discounted(deltas, self.constants.discount * self.constants.trace)
 
     def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        """A sample's reward compared with those of its prompt."""
+        """A sample's reward compared with those of its prompt, if it has one."""
+        siblings = self.scored(siblings)
         others = [other for other in siblings if other is not sample]
         compared = others if self.objective in LEAVING_OUT else siblings
         rewards = torch.tensor([self.reward(one) for one in compared])
-        advantage = self.compared(self.reward(sample), rewards) if others else self.alone(sample)
+        if math.isnan(sample.reward):
+            advantage = self.unscored(rewards)
+        else:
+            advantage = (
+                self.compared(self.reward(sample), rewards) if others else self.alone(sample)
+            )
         found = torch.full_like(sample.values, advantage)
         if self.objective is Objective.REINFORCE_PP_BASELINE:
             return found - self.penalties(sample)
@@ -101,6 +107,14 @@ class NativeEstimator(OverRanks):
     def reward(self, sample: SampleTensors) -> float:
         """The reward of a sample in the statistics of its prompt."""
         return sample.reward
+
+    def scored(self, siblings: list[SampleTensors]) -> list[SampleTensors]:
+        """The samples of a prompt that have a reward."""
+        return [one for one in siblings if not math.isnan(one.reward)]
+
+    def unscored(self, rewards: torch.Tensor) -> float:
+        """The advantage of a sample without a reward, given those of its prompt."""
+        return 0.0
 
     def alone(self, sample: SampleTensors) -> float:
         """The advantage of a sample whose reward is compared with no other."""

@@ -286,6 +286,7 @@ class Trainer:
         return {
             Metric.CLIP_FRACTION: self.reduce((too_large | too_small).float(), packed.auxiliary),
             Metric.POLICY_KL: self.reduce(-log_ratios, packed.auxiliary),
+            Metric.RATIO: self.reduce(ratios, packed.auxiliary),
             Metric.REJECTED: self.reduce(rejected.float(), packed.original),
         }
 

@@ -171,6 +171,7 @@ NEMO_RL = Framework(
     },
     metrics={
         Metric.POLICY_LOSS: "loss",
+        Metric.RATIO: "probs_ratio",
         Metric.REJECTED: "is_oob_ratio",
         Metric.REWARD: "reward",
         Metric.ADVANTAGE: "advantages/mean",

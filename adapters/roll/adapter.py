@@ -11,7 +11,7 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.framework import nested
-from adapters.contract.objective import OF_ROLLOUTS
+from adapters.contract.objective import OF_ROLLOUTS, Objective
 from adapters.roll import importing
 from adapters.roll.framework import ROLL
 from adapters.toolkit.settings import trained_model
@@ -113,7 +113,8 @@ class RollAdapter(Adapter):
         actor = nested(settings)["actor_train"]
         # A worker of policy gradients remembers the settings of its variant.
         of_engine = str([actor["model_args"], actor["strategy_args"]])
-        key = "roll", own.worker_cls, own.pg_variant, capacity, of_engine
+        has_router = job.objective is Objective.ROUTER
+        key = "roll", own.worker_cls, own.pg_variant, capacity, of_engine, has_router
         trained = cached(rank, key, lambda: self.make(role, config, job, capacity, rank))
         self.configure(trained.worker, config, own)
         return trained

@@ -16,7 +16,7 @@ from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, by_size, cuts
 from adapters.roll.adapter import RollAdapter
-from adapters.roll.framework import ENGINE, ROLL, SIZES, of_rows
+from adapters.roll.framework import ENGINE, ROLL, SIZES, micro_batches, of_rows
 from adapters.roll.importing import module
 from adapters.toolkit.settings import gives_advantages
 
@@ -48,6 +48,9 @@ FSDP2 = replace(
             of_cp={"actor_train.model_args.ulysses_size": lambda job: job.layout.cp},
         ),
         Option.HYBRID_SHARDING: {f"{ENGINE}.fsdp_size": lambda job: job.layout.world_size // 2},
+        Option.PARTIAL_WINDOW: {
+            f"{SIZES}.gradient_accumulation_steps": lambda job: micro_batches(job) + 1
+        },
     },
     always={
         **ROLL.always,
@@ -76,6 +79,8 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
             Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
             Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
             Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
+            # Dynamic batching may leave a window that is not full; ROLL refuses other such batches.
+            Layout(dp=2, micro_batches="tokens", options=(Option.PARTIAL_WINDOW,)),
         ]
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
@@ -117,7 +122,10 @@ def _slices(job: Job) -> int:
 # ROLL has no critic on Megatron.
 MEGATRON = replace(
     ROLL,
-    objectives={one: of for one, of in ROLL.objectives.items() if one not in OF_CRITIC},
+    objectives={
+        **{one: of for one, of in ROLL.objectives.items() if one not in OF_CRITIC},
+        Objective.ROUTER: {},
+    },
     layout={
         **ROLL.layout,
         **of_rows(_slices, {f"{ENGINE}.context_parallel_size": lambda job: job.layout.cp}),
@@ -222,7 +230,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         from adapters.engines import megatron_core
         from adapters.roll.driving import Trained, new_worker
 
-        chunks = _chunks(job.layout, capacity, rank)
+        chunks = _chunks(job, capacity, rank)
         worker = new_worker(role, config, MEGATRON_STRATEGY, lambda **_: _as_models(chunks))
         policy = megatron_core.wrapped_policy(worker.strategy.models_wrapped, chunks)
         gradients = megatron_core.gradients_of_steps(worker.strategy.optimizer, policy)
@@ -240,14 +248,15 @@ def _move_nothing(*_: object, **__: object) -> None:
     """Stands for moves of states between a device and the host's memory."""
 
 
-def _chunks(layout: Layout, capacity: int, rank: Rank) -> list[Any]:
+def _chunks(job: Job, capacity: int, rank: Rank) -> list[Any]:
     """This rank's chunks of our model, which slice batches as ROLL's models do."""
     import torch
 
-    from adapters.engines import megatron_core
+    from adapters.engines import megatron_core, router
     from adapters.roll.model import megatron_logits
 
-    config = megatron_core.transformer_config(layout, torch.float32)
+    options = router.options(job)
+    config = megatron_core.transformer_config(job.layout, torch.float32, **options)
     chunks = megatron_core.probed_model(config, capacity, rank, megatron_logits)
     for chunk in chunks:
         slicing = _factory().PretrainedModel.get_batch_on_this_cp_rank

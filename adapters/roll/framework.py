@@ -60,7 +60,7 @@ def _rounded_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _micro_batches(job: Job) -> int:
+def micro_batches(job: Job) -> int:
     """The micro-batches of a rank in each step, or its samples if tokens cut them."""
     count = job.layout.micro_batches
     return count if isinstance(count, int) else samples_per_step(job.steps) // job.layout.dp
@@ -206,7 +206,7 @@ ROLL = Framework(
     layout={
         "mb mbtokens": {
             f"{SIZES}.per_device_train_batch_size": _micro_batch_size,
-            f"{SIZES}.gradient_accumulation_steps": _micro_batches,
+            f"{SIZES}.gradient_accumulation_steps": micro_batches,
         },
         Option.TWO_EPOCHS: {"ppo_epochs": 2},
         Option.POLICY_GRADIENT_WORKER: {

@@ -207,17 +207,19 @@ def sample_unit(rollout_field: str | None, where: str) -> Convention:
 
 
 def conventions(
-    parser: argparse.ArgumentParser, estimators: Any, sample_unit: Convention
+    parser: argparse.ArgumentParser,
+    estimators: Any,
+    of_version: Convention,
+    of_engine: Convention | None = None,
 ) -> dict[str, Convention]:
     """What the modes of slime and miles leave open.
 
-    Versions that count the tokens of rollouts before a step is cut keep these denominators when
-    tokens are rejected. The option for the four modes is documented to apply only to the policy
-    loss: everything else is a mean over samples. The module ``estimators`` has the functions that
-    compute advantages; None if there is none.
+    ``of_version`` is the sample unit, ``of_engine`` that of an engine that has another one. The
+    option for the four modes is documented to apply only to the policy loss: everything else is a
+    mean over samples. The module ``estimators`` has the functions that compute advantages; None if
+    there is none.
     """
-    by_rollout = sample_unit.value is SampleUnit.ROLLOUT
-    mask = {"denominator_mask": Assumed(DenominatorMask.ORIGINAL)} if by_rollout else {}
+    sample_unit = of_engine or of_version
     auxiliary: Convention = (
         Documented(AuxiliaryAggregation.SAMPLE_MEAN, f"the documentation of {MODE}")
         if MODE in parser._option_string_actions
@@ -225,12 +227,31 @@ def conventions(
     )
     return {
         "sample_unit": sample_unit,
-        **mask,
+        **_denominator_mask(of_version, sample_unit),
         **dict.fromkeys(("entropy", "kl", "diagnostics"), auxiliary),
         "compared": Assumed(Compared.SAMPLES),
         **COMPARING,
         "of_returns": _of_returns(getattr(estimators, "get_reinforce_plus_plus_returns", None)),
         "of_values": _of_values(getattr(estimators, "get_advantages_and_returns_batch", None)),
+    }
+
+
+def _denominator_mask(of_version: Convention, of_engine: Convention) -> dict[str, Convention]:
+    """The tokens that every term is divided by where tokens are rejected.
+
+    Versions that count the tokens of rollouts before a step is cut have two comments on the reducer
+    of all terms: the mask after rejection corrects denominators, and it corrects "the numerator
+    only; denominators stay the precomputed rollout_mask_sums" (miles'
+    loss_hub/losses.py:policy_loss_function). So none of the two is documented, and an engine that
+    counts no rollouts counts the remaining tokens.
+    """
+    if of_version.value is not SampleUnit.ROLLOUT:
+        return {}
+    by_rollout = of_engine.value is SampleUnit.ROLLOUT
+    return {
+        "denominator_mask": Assumed(
+            DenominatorMask.ORIGINAL if by_rollout else DenominatorMask.MODIFIED
+        )
     }
 
 

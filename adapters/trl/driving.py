@@ -75,7 +75,7 @@ class Rollouts:
             "completion_ids": [self._completion(sample) for sample in samples],
             "logprobs": [batch.rollout_log_probs[sample].tolist() for sample in samples],
             "env_mask": [self._mask(sample).tolist() for sample in samples],
-            "reward": [float(batch.rewards[sample]) for sample in samples],
+            "reward": [_reward(batch.rewards[sample]) for sample in samples],
         }
 
     def _completion(self, sample: int) -> list[int]:
@@ -88,7 +88,12 @@ class Rollouts:
         return (self.batch.original_masks[sample] | self.truncated[sample]).astype(np.int64)
 
 
-def rewards(completions: list[Any], reward: list[float], **_: Any) -> list[float]:
+def _reward(reward: np.float64) -> float | None:
+    """What a reward function returns for a sample: None if it does not apply."""
+    return None if np.isnan(reward) else float(reward)
+
+
+def rewards(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
     """A user's reward function, which returns each sample's given reward."""
     return reward
 
@@ -147,8 +152,10 @@ class Training(ABC):
 
         trainer.remove_callback(PrinterCallback)
         self.watch.trainer = trainer
-        self.give(trainer.model, self.rollouts.batch.old_log_probs)
-        self.passes = trainer.model.passes
+        model, batch = trainer.model, self.rollouts.batch
+        self.give(model, batch.old_log_probs)
+        model.log_prob_table, model.entropy_table = batch.log_prob_table, batch.entropy_table
+        self.passes = model.passes
 
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
         """Set the outputs that a model returns when it is not trained."""

@@ -25,6 +25,7 @@ from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
     EstimatorConventions,
+    Missing,
     Mode,
 )
 
@@ -264,7 +265,9 @@ GRPO = Framework(
     # divergence is part of each token's loss. TRL's documents call the entropy bonus the mean
     # entropy of tokens, and logged entropies, divergences and clip ratios averages over completions
     # (docs/source/grpo_trainer.md); they do not say whether they are pooled over a step.
+    missing_rewards=True,
     conventions={
+        "missing_rewards": Assumed(Missing.EXCLUDED),
         "denominator_mask": Documented(
             DenominatorMask.ORIGINAL, f"{CONFIG}, vllm_importance_sampling_mode"
         ),
@@ -358,7 +361,9 @@ RLOO = Framework(
         Metric.REWARD: "reward",
         Metric.DIVERGENCE: "kl",
     },
+    missing_rewards=True,
     conventions={
+        "missing_rewards": Assumed(Missing.EXCLUDED),
         "advantage_unit": Documented(AdvantageUnit.SAMPLE, f"{PAGE}, Computing the advantage"),
         "logged_policy_loss": Documented(
             AuxiliaryAggregation.SAMPLE_MEAN, f"{PAGE}, Computing the loss"

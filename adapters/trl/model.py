@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
-from adapters.contract.batch.token_values import ENTROPIES
+from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.toolkit.probe import CERTAIN_LOGIT, ForwardPasses, ProbeLayer, cycled, router_loss
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
     """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
 
     ``given`` are the log-probabilities, by token id, that it returns when it is not trained, as one
-    that is not the policy never is.
+    that is not the policy never is. ``log_prob_table`` and ``entropy_table`` are those of
+    `ProbedBatch`.
     """
 
     config_class = ProbeConfig
@@ -81,6 +82,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         self.passes = ForwardPasses()
         self.is_policy = True
         self.given = self.probe = torch.zeros(config.capacity)
+        self.log_prob_table, self.entropy_table = NO_LOG_PROBS, ENTROPIES
         self.predicted = torch.zeros(0, dtype=torch.int64)
         self.post_init()
 
@@ -113,12 +115,14 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
 
     def values(self) -> torch.Tensor:
         """The terms to add to the log-probabilities of the predicted ids, in their shape."""
-        trained = self.is_policy and torch.is_grad_enabled()
-        return (self.probe if trained else self.given)[self.predicted]
+        if not (self.is_policy and torch.is_grad_enabled()):
+            return self.given[self.predicted]
+        return self.probe[self.predicted] + cycled(self.log_prob_table, self.predicted)
 
     def entropies(self) -> torch.Tensor:
         """The terms to add to their entropies, in the same shape."""
-        return cycled(ENTROPIES, self.predicted) + self.values()
+        probe = self.probe if self.is_policy and torch.is_grad_enabled() else self.given
+        return cycled(self.entropy_table, self.predicted) + probe[self.predicted]
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
         """Logits of the only token, for versions without a fused LM head."""

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.verl.sizes import batch_normalize
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
     from adapters.contract.framework import Settings
+    from reference.step import Step
 
 LOSS = "policy_loss.loss_mode"
 CLIPPED: Settings = {
@@ -20,10 +28,24 @@ COMPARED: Settings = {"actor_rollout_ref.rollout.calculate_log_probs": True}
 SAMPLING = "algorithm.rollout_correction.rollout_is"
 TRUNCATED: Settings = {**CLIPPED, **COMPARED, f"{SAMPLING}_threshold": CONSTANTS.truncation}
 
-# The lower bound on a token's ratio is then the reciprocal.
+
+def _criterion(job: Job) -> str:
+    """What is compared: the mean of log-ratios of samples that are rejected as a whole, or each."""
+    kept = [np.unique(step.mask[tokens]) for step in job.steps for tokens in _trained(step)]
+    return "token_k1" if any(len(one) > 1 for one in kept) else "seq_mean_k1"
+
+
+def _trained(step: Step) -> Iterator[NDArray[np.int64]]:
+    """The tokens of each sample that are active before rejection sampling."""
+    for response in step.responses:
+        tokens = np.arange(len(step.mask))[response]
+        yield tokens[step.mask_before_rejection[response]]
+
+
+# The lower bound on a ratio is then the reciprocal.
 REJECTED: Settings = {
     **COMPARED,
-    "algorithm.rollout_correction.rollout_rs": "token_k1",
+    "algorithm.rollout_correction.rollout_rs": _criterion,
     "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
 }
 OF_LOSS = "policy_loss.rollout_correction"

@@ -310,7 +310,7 @@ VERL = Framework(
             tokens, and of one step
         algorithm.rollout_correction.rollout_rs, algorithm.rollout_correction.rollout_rs_threshold,
             algorithm.rollout_correction.rollout_rs_threshold_lower | masks by the ratio to the
-            rollout policy | masks of whole sequences are not run
+            rollout policy | `token_k1`, and `seq_mean_k1` where whole samples are rejected
         algorithm.rollout_correction.rollout_token_veto_threshold | sequences with a token of a
             small ratio are masked, before 0.7.1 | it is off
         algorithm.rollout_correction.bypass_mode, algorithm.rollout_correction.loss_type,

@@ -317,6 +317,12 @@ REJECTION = (
         steps=(_step("111 1111 xxx xx 11x11 1 x1 111111"),),
     ),
     Case(
+        name="rejected_samples",
+        catches="samples that are rejected by the ratio of a whole sequence, and counted",
+        source="verl's docs/algo/rollout_corr.md: seq_mean_k1",
+        steps=(_step("111 xxxx 11 11111 1101 xx 111111 00111"),),
+    ),
+    Case(
         name="rejected_of_five",
         catches="micro-batches of padding that fill up ranks, counted in means of rejected tokens",
         source="design: no weight depends on the cut",

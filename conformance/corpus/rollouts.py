@@ -1,13 +1,14 @@
 """Batches of rollouts as they really are, for advantages that a framework computes from rewards.
 
 Samples of a prompt are missing, a rollout has several samples, rejection sampling has removed some,
-and rewards are no dyadic numbers, all equal, or large. No reward is negative: MaxRL divides by
-their mean.
+and rewards are missing, no dyadic numbers, all equal, or large. None is negative: MaxRL divides
+by their mean.
 """
 
 from __future__ import annotations
 
 from itertools import cycle
+from math import nan
 from typing import TYPE_CHECKING
 
 from conformance.corpus.case import Case
@@ -145,6 +146,18 @@ ROLLOUTS = (
             _step(
                 "11 1 111 1101 11111 1 11 1 111 11 01 1111 1 111 11 1",
                 [*[0.75] * 4, 1, *[ALMOST] * 3, 0, 0, 0, 1, 1, 0, 1, 1],
+                groups="0000111122223333",
+            ),
+        ),
+    ),
+    Case(
+        name="missing_rewards",
+        catches="a reward that no function gave: counted as 0, trained on, or NaN for its group",
+        source="TRL pull request 5902: functions return None for samples that they cannot score",
+        steps=(
+            _step(
+                "11 1 111 1111 11111 1 11 1 111 11 1 1111 1 111 11 1",
+                [0.1, nan, 1, 0.3, 0.9, nan, nan, 0.4, nan, nan, nan, 0.5, nan, nan, nan, nan],
                 groups="0000111122223333",
             ),
         ),

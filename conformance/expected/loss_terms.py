@@ -385,6 +385,7 @@ _QUANTITIES: dict[Metric, Quantity] = {
     Metric.POLICY_LOSS: _policy_losses,
     Metric.CLIP_FRACTION: _clipped,
     Metric.POLICY_KL: lambda batch: np.concatenate(batch.old_log_probs),
+    Metric.RATIO: lambda batch: batch.policy_tokens.ratios,
     Metric.ENTROPY: _table(ENTROPIES),
     Metric.KL: lambda batch: batch.divergences,
     Metric.VALUE_LOSS: lambda batch: batch.value_tokens.errors,

@@ -35,6 +35,7 @@ RARE = (
     "where rows are repeated to fill up a batch",
     "where a rollout has several samples",
     "where a reward is compared with no other",
+    "where a sample has no reward",
     "where rewards are large",
     "where rewards of a prompt hardly differ",
 )

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.contract import Option
-from adapters.contract.objective import Metric
+from adapters.contract.objective import OFF_POLICY, Metric
 from conformance.findings.verdict import Check
+from conformance.plan.checks import ALL_SPECS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ METRIC_CHECKS = (
             Metric.POLICY_LOSS,
             Metric.CLIP_FRACTION,
             Metric.POLICY_KL,
+            Metric.RATIO,
             Metric.ENTROPY,
             Metric.KL,
         )
@@ -46,6 +48,12 @@ LOGGED_LOSSES = (Check.METRIC, WHOLE_LOSS)
 
 Other logged numbers are diagnostics, which frameworks reduce apart.
 """
+
+LOGGED_FRACTION = f"{Check.REJECTION}.{Check.METRIC}"
+"""Slug of the check of the logged fraction of rejected tokens, which corrections log themselves."""
+
+RATIOS_OF_1 = frozenset(spec.slug for spec in ALL_SPECS if spec.objective not in OFF_POLICY)
+"""Slugs of the checks whose new log-probabilities are the old ones."""
 
 LOGGED_TERMS = (
     *LOGGED_LOSSES,
@@ -69,13 +77,16 @@ NEGATIVE = (
 )
 """Beginnings of negative facts, which are chosen last."""
 
+NARROWING = ("of the policy_loss term where ratios", "in logged numbers of the loss")
+"""Beginnings of facts that are chosen last too, where findings contradict every plainer one."""
+
 
 def plainness(fact: str) -> tuple[bool, int, str]:
     """A sort key, the plainest facts first: modes and terms, checks, layouts, then steps."""
     sizes = ("where dp ", "where cp ", "where tp ", "where pp ")
     kinds = ("in ", "of the ", "of ", *sizes, "with ", "where ", "")
     kind = next(place for place, start in enumerate(kinds) if fact.startswith(start))
-    return fact.startswith(NEGATIVE), kind, fact
+    return fact.startswith((*NEGATIVE, *NARROWING)), kind, fact
 
 
 def of_finding(finding: Finding, term: str) -> Iterator[str]:
@@ -83,9 +94,13 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
     for mode in Mode:
         yield f"in {mode}" if mode is finding.mode else f"except in {mode}"
     yield f"of the {term} term"
+    slug = finding.identity.slug
     if term != Metric.POLICY_LOSS:
         yield "of auxiliary terms"
-    slug = finding.identity.slug
+    elif slug in RATIOS_OF_1:
+        yield "of the policy_loss term where ratios are 1"
+    else:
+        yield "of the policy_loss term where ratios are not 1"
     is_logged = slug.startswith(METRIC_CHECKS)
     if term in (Metric.POLICY_LOSS, Metric.KL) and (not is_logged or slug in LOGGED_LOSSES):
         yield "of the policy_loss and kl terms of the loss"
@@ -98,6 +113,8 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
         yield "in logged terms of the loss"
     if slug.startswith(Check.ROLLOUTS):
         yield "in what is logged of rollouts"
+    elif is_logged and slug != LOGGED_FRACTION:
+        yield "in logged numbers of the loss"
     if not is_logged or slug in LOGGED_TERMS:
         yield "except in logged diagnostics"
     if not is_logged or slug == WHOLE_LOSS:

@@ -13,7 +13,7 @@ from itertools import chain, combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, commonness
-from conformance.explain.conditions import of_finding, plainness
+from conformance.explain.conditions import NARROWING, of_finding, plainness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ class Table:
         facts = [
             (fact, bits)
             for fact in self._plain_first
-            if (bits := self._facts[fact]) & claims == claims
+            if (bits := self._facts[fact]) & claims == claims and not fact.startswith(NARROWING)
         ]
         conditions: list[tuple[tuple[str, ...], int]] = [
             ((), self._everywhere),

@@ -51,6 +51,9 @@ OF_STEPS: dict[str, Callable[[Step], bool]] = {
     "where a reward is compared with no other": lambda step: _has_prompt(
         step, lambda rewards: len(rewards) == 1
     ),
+    "where a sample has no reward": lambda step: _has_prompt(
+        step, lambda rewards: bool(np.isnan(rewards).any())
+    ),
     "where all rewards of a prompt are equal": lambda step: _has_prompt(
         step, lambda rewards: len(rewards) > 1 and not np.ptp(rewards)
     ),

@@ -64,9 +64,13 @@ rollouts, can go wrong with it."""
 
 IRREGULAR = {
     Objective.GROUP_NORMALISED: ROLLOUTS,
-    Objective.GROUP_CENTRED: _cases("missing_siblings", "lone_samples", "several_samples"),
+    Objective.GROUP_CENTRED: _cases(
+        "missing_siblings", "lone_samples", "several_samples", "missing_rewards"
+    ),
     Objective.MEAN_NORMALISED: _cases("lone_samples", "several_samples", "equal_rewards"),
-    Objective.LEAVE_ONE_OUT: _cases("missing_siblings", "lone_samples", "rejected_siblings"),
+    Objective.LEAVE_ONE_OUT: _cases(
+        "missing_siblings", "lone_samples", "rejected_siblings", "missing_rewards"
+    ),
     Objective.OTHERS_NORMALISED: ROLLOUTS,
     Objective.REINFORCE_PP_BASELINE: _cases("lone_samples"),
 }
@@ -215,7 +219,7 @@ OF_KEPT = (
     (
         "off_policy",
         Objective.REJECTION_OFF_POLICY,
-        (Metric.POLICY_LOSS, Metric.CLIP_FRACTION, Metric.POLICY_KL),
+        (Metric.POLICY_LOSS, Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.RATIO),
     ),
     ("combined", Objective.REJECTION_COMBINED, (Metric.ENTROPY, Metric.KL)),
 )
@@ -229,7 +233,10 @@ def _rejection(name: str, metric: Metric | None, objective: Objective) -> CheckS
     other masks, no mistake could be told from another.
     """
     is_sum = metric is None and objective is Objective.REJECTION_COMBINED
-    cases = tuple(case for case in REJECTION if not (is_sum and case.name == "rejected_of_ten"))
+    left_out = {"rejected_of_ten"} if is_sum else set()
+    if objective is not Objective.REJECTION or metric is not None:
+        left_out.add("rejected_samples")
+    cases = tuple(case for case in REJECTION if case.name not in left_out)
     return CheckSpec(
         check=Check.REJECTION, name=name, objective=objective, metric=metric, cases=cases
     )
@@ -257,6 +264,7 @@ CHECK_SPECS = (
     CheckSpec(check=Check.OFF_POLICY, objective=Objective.OFF_POLICY, cases=TELLING),
     _metric(Metric.CLIP_FRACTION, Objective.OFF_POLICY),
     _metric(Metric.POLICY_KL, Objective.OFF_POLICY),
+    _metric(Metric.RATIO, Objective.OFF_POLICY),
     _rejection("", None, Objective.REJECTION),
     _rejection("metric", Metric.REJECTED, Objective.REJECTION),
     *(

@@ -333,6 +333,8 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         return f"no objective {cell.spec.objective}"
     if cell.job.rejects and Objective.REJECTION not in description.objectives:
         return f"no objective {Objective.REJECTION}"
+    if cell.job.lacks_rewards and not description.missing_rewards:
+        return "no missing rewards"
     if cell.layout.tp > description.largest_tp:
         return f"no {cell.layout.tp} tensor-parallel ranks"
     if cell.layout.pp > description.largest_pp:

@@ -58,6 +58,17 @@ def test_mini_batch_is_counted_in_prompts_of_several_samples() -> None:
     assert uneven["ppo_mini_batch_size"] == 9
 
 
+@pytest.mark.parametrize(
+    ("case", "criterion"), [("rejected_samples", "seq_mean_k1"), ("rejected_sample", "token_k1")]
+)
+def test_samples_are_rejected_as_a_whole_where_no_token_is_rejected_alone(
+    case: str, criterion: str
+) -> None:
+    settings = FSDP.settings(job(case, objective=Objective.REJECTION))
+
+    assert settings["algorithm.rollout_correction.rollout_rs"] == criterion
+
+
 @on_fsdp2
 @pytest.mark.parametrize("divisor", [1.0, 1 / MASKED.steps[0].size, 2.5])
 def test_any_divisor_has_a_mode(pool: RankPool, divisor: float) -> None:

@@ -116,6 +116,51 @@ def test_terms_of_the_loss_that_are_logged_wrongly_are_one_cause() -> None:
     ) == [(shares, ("in logged terms of the loss",), 3)]
 
 
+def test_all_logged_numbers_of_the_loss_are_one_cause_if_those_of_rollouts_are_right() -> None:
+    """As in ROLL: logged sums are divided by a wrong number, and other numbers are means."""
+    windows, metrics = "windows_counted_by_samples", ("clip_fraction", "policy_kl", "kl")
+
+    def logged(slug: str, term: str, make: Callable[..., Said]) -> Said:
+        finding, clues = make(f"{slug}/token_mean/a/dp1-cp1-mb2-thd", f"{term}/{windows}")
+        return finding, clues.model_copy(update={"terms": [term]})
+
+    assert named(
+        *(logged(f"metric.{metric}", metric, wrong) for metric in metrics),
+        logged("rejection.metric", "rejected", right),
+        logged("rollouts.reward", "reward", right),
+    ) == [(windows, ("in logged numbers of the loss",), 3)]
+
+
+def test_two_mistakes_of_one_finding_are_those_of_findings_that_have_one_each() -> None:
+    """As in ROLL: rejected tokens are trained on if log-probabilities are not recomputed."""
+    left_out, counted = "rejection_left_out", "original_mask_counted"
+    policy, kl, not_kl = f"policy_loss/{left_out}", f"kl/{counted}", f"kl/{left_out}"
+    where = "token_mean/a/dp1-cp1-mb2-thd"
+    both = ("policy_loss", "kl")
+
+    def of(terms: Sequence[str], said: Said) -> Said:
+        return said[0], said[1].model_copy(update={"terms": [*terms]})
+
+    assert sorted(
+        named(
+            wrong(f"rejection/{where}", policy),
+            of(["kl"], wrong(f"rejection.kl/{where}", kl, excluded=[not_kl])),
+            explained(
+                f"rejection.combined/{where}",
+                [policy],
+                [kl],
+                terms=both,
+                excluded=[not_kl, f"policy_loss/{counted}"],
+            ),
+            right(f"rejection.off_policy/{where}", policy),
+            of(both, right("rejection.combined/sample_mean/a/dp1-cp1-mb2-thd", policy, kl)),
+        )
+    ) == [
+        (counted, ("in token_mean", "of the kl term"), 2),
+        (left_out, ("in token_mean", "of the policy_loss term where ratios are 1"), 2),
+    ]
+
+
 def test_another_wrong_finding_that_excludes_a_mistake_contradicts_it_too() -> None:
     both = named(
         wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),

@@ -319,6 +319,24 @@ def test_documented_mask_of_rejection_is_the_only_one(
     assert mistake in [judgement.diagnosis.name, *judgement.diagnosis.also]
 
 
+@pytest.mark.parametrize("mask", DenominatorMask)
+def test_terms_are_divided_by_either_tokens_where_no_document_says_which(
+    mask: DenominatorMask,
+) -> None:
+    """Rejected tokens add 0 to a term, and count in its denominator or do not."""
+    for weights, found in [
+        (AFTER, DenominatorMask.MODIFIED),
+        (WITH_ZEROS, DenominatorMask.ORIGINAL),
+    ]:
+        judgement = logged_of_kept({"denominator_mask": Assumed(mask)}, weights)
+        expected = Verdict.CONFORMS if found is mask else Verdict.ADVICE
+        assert judgement.verdict is expected
+        if expected is Verdict.ADVICE:
+            assert judgement.diagnosis.name == f"denominator_mask_{found}"
+    documented = {"denominator_mask": Documented(DenominatorMask.MODIFIED, "a page")}
+    assert logged_of_kept(documented, WITH_ZEROS).diagnosis.name == "original_mask_counted"
+
+
 def test_the_masks_that_leave_the_fewest_mistakes_are_those_of_a_wrong_sum() -> None:
     """As in ROLL: the policy loss trains rejected tokens, and the entropy is over all tokens."""
     spec = check_spec("rejection.combined")

@@ -25,6 +25,7 @@ from reference.aggregation import (
     Compared,
     Conventions,
     Lone,
+    Missing,
     Mode,
     Rejected,
 )
@@ -41,6 +42,7 @@ OPPOSITE = Conventions(
     compared=Compared.LONGEST_SAMPLES,
     rejected_rewards=Rejected.EXCLUDED,
     lone_reward=Lone.REWARD,
+    missing_rewards=Missing.ZERO,
 )
 """Other answers than the default ones."""
 
@@ -156,7 +158,7 @@ def test_float32_statistics_are_within_the_bound(right: Estimate, case: Case) ->
         group = peers.counted & (peers.groups == peers.groups[index])
         others = group & (np.arange(len(group)) != peers.entry[index])
         found.append(by_torch(right, rewards[index], rewards[group], rewards[others]))
-    advantages = np.array(found)[right.rollouts.sample]
+    advantages = np.where(peers.missing, 0.0, found)[right.rollouts.sample]
     if right.objective is Objective.REINFORCE_PP_BASELINE:
         return
 

@@ -43,6 +43,7 @@ def test_ratios_beyond_the_clip_range_are_clipped_where_they_would_help() -> Non
 
     assert of(Metric.POLICY_KL, off) == [0.5, -1.25, -0.25, 0.25, 0.5]
     assert of(Metric.CLIP_FRACTION, off) == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert of(Metric.RATIO, off) == [*np.exp([-0.5, 1.25, 0.25, -0.25, -0.5])]
     assert of(Metric.POLICY_LOSS, off) == pytest.approx(
         [-2 * np.exp(-0.5), np.exp(1.25), -0.5 * np.exp(0.25), 2 * 0.8, 0.5 * 0.8]
     )
@@ -64,7 +65,7 @@ def test_terms_are_reduced_by_their_own_convention() -> None:
         loss_terms.reducer_of_term(Metric.ENTROPY, conventions) is AuxiliaryAggregation.TOKEN_MEAN
     )
     assert loss_terms.reducer_of_term(Metric.KL, conventions) is AuxiliaryAggregation.SAMPLE_MEAN
-    for metric in (Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.REJECTED):
+    for metric in (Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.RATIO, Metric.REJECTED):
         assert loss_terms.reducer_of_term(metric, conventions) is MICRO_BATCHES
 
 

@@ -1,5 +1,6 @@
 """Mistakes in comparing the rewards of a prompt whose samples are not as they were asked for."""
 
+import math
 from collections import Counter
 from itertools import groupby
 
@@ -200,6 +201,48 @@ class LoneRewardDropped(
     conventions=Conventions(lone_reward=Lone.REWARD),
 ):
     """A group of one is compared with itself."""
+
+
+class _ScoringAll(NativeEstimator):
+    def scored(self, siblings: list[SampleTensors]) -> list[SampleTensors]:
+        return siblings
+
+
+class _MissingAsZero(_ScoringAll):
+    def reward(self, sample: SampleTensors) -> float:
+        return 0.0 if math.isnan(sample.reward) else sample.reward
+
+    def unscored(self, rewards: torch.Tensor) -> float:
+        return self.compared(0.0, rewards)
+
+
+class MissingRewardsCountedAs0(
+    FromRewards,
+    diagnosis="missing_rewards_counted_as_0",
+    of="leave_one_out",
+    estimator=_MissingAsZero,
+):
+    """Rewards of all functions are added up by nansum (TRL's pull request 5902)."""
+
+
+class _TrainingUnscored(NativeEstimator):
+    def unscored(self, rewards: torch.Tensor) -> float:
+        return self.compared(0.0, rewards) if len(rewards) else 0.0
+
+
+class MissingRewardTrained(
+    FromRewards,
+    diagnosis="missing_reward_trained",
+    of="group_centred",
+    estimator=_TrainingUnscored,
+):
+    """The baseline is a nanmean, and it is subtracted from a nansum."""
+
+
+class MissingRewardsSpread(
+    FromRewards, diagnosis="not_finite", of="group_normalised", estimator=_ScoringAll
+):
+    """One missing reward is NaN in the statistics of its prompt."""
 
 
 class _OfOneReward(NativeEstimator):

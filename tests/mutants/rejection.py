@@ -59,6 +59,15 @@ class RejectedTokensDrift(
         return replace(packed, mask=packed.original_mask)
 
 
+class RatiosOfRejectedTokens(
+    DiagnosingKept, diagnosis="rejection_left_out", check="rejection.ratio"
+):
+    """The mean ratio keeps the mask that the batch came with."""
+
+    def changed(self, packed: Packed) -> Packed:
+        return over_original(packed)
+
+
 class KeptTokensByAll(
     DiagnosingKept, diagnosis="original_mask_counted", check="rejection.clip_fraction"
 ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from math import nan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from reference.aggregation import (
     Compared,
     EstimatorConventions,
     Lone,
+    Missing,
     Penalties,
     Rejected,
     TokenSet,
@@ -172,6 +174,35 @@ def test_rewards_are_compared_by_conventions(
     conventions: EstimatorConventions, expected: list[Fraction | int]
 ) -> None:
     found = advantages.group_centred(IRREGULAR, CONSTANTS, conventions)
+
+    assert found[FIRST].tolist() == pytest.approx([float(one) for one in expected], rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "missing", "expected"),
+    [
+        # Of 1, 3 and 5: 3. The second prompt has one reward, and the third none.
+        (advantages.group_centred, Missing.EXCLUDED, [-2, 0, 0, 0, 2, 0, 0]),
+        (advantages.leave_one_out, Missing.EXCLUDED, [-3, 0, 0, 0, 3, 0, 0]),
+        # Of 1, 0, 0, 3 and 5: 9/5; the others of 1 are 0, 0, 3 and 5.
+        (
+            advantages.group_centred,
+            Missing.ZERO,
+            [*(Fraction(n, 5) for n in (-4, -9, -9, 6, 16)), 0, 0],
+        ),
+        (
+            advantages.leave_one_out,
+            Missing.ZERO,
+            [*(Fraction(n, 4) for n in (-4, -9, -9, 6, 16)), 0, 0],
+        ),
+    ],
+)
+def test_samples_without_a_reward_are_left_out_or_have_one_of_0(
+    estimator: Estimator, missing: Missing, expected: list[Fraction | int]
+) -> None:
+    rollouts = replace(IRREGULAR, rewards=np.array([1.0, nan, nan, 3.0, 5.0, 8.0, nan]))
+
+    found = estimator(rollouts, CONSTANTS, EstimatorConventions(missing=missing))
 
     assert found[FIRST].tolist() == pytest.approx([float(one) for one in expected], rel=1e-15)
 

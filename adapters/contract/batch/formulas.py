@@ -109,4 +109,5 @@ def estimator_conventions(objective: Objective, conventions: Conventions) -> Est
         compared=conventions.compared or usual.compared,
         rejected=conventions.rejected_rewards or usual.rejected,
         lone=conventions.lone_reward or usual.lone,
+        missing=conventions.missing_rewards or usual.missing,
     )

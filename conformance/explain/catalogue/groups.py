@@ -7,6 +7,7 @@ by a wrong statistic of the rewards.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import numpy as np
 from adapters.contract.objective import Objective
 from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
-from reference.aggregation import Compared, Lone, Rejected, TokenSet
+from reference.aggregation import Compared, Lone, Missing, Rejected, TokenSet
 from reference.rounding import statistic_bound
 
 if TYPE_CHECKING:
@@ -67,10 +68,19 @@ ANSWERS: dict[str, dict[StrEnum, str]] = {
         Rejected.EXCLUDED: "rejected_siblings_excluded",
     },
     "lone_reward": {Lone.ZERO: "lone_reward_dropped", Lone.REWARD: "lone_reward_kept"},
+    "missing_rewards": {
+        Missing.EXCLUDED: "missing_rewards_excluded",
+        Missing.ZERO: "missing_rewards_counted_as_0",
+    },
 }
 """Conventions of comparing rewards on which frameworks differ: the name of each answer."""
 
-OF_ESTIMATORS = {"compared": "compared", "rejected_rewards": "rejected", "lone_reward": "lone"}
+OF_ESTIMATORS = {
+    "compared": "compared",
+    "rejected_rewards": "rejected",
+    "lone_reward": "lone",
+    "missing_rewards": "missing",
+}
 """Their names in `EstimatorConventions`."""
 
 known(
@@ -89,6 +99,11 @@ known(
         ),
         "lone_reward_dropped": "a reward that is compared with no other gives an advantage of 0",
         "lone_reward_kept": "a reward that is compared with no other is the advantage itself",
+        "missing_rewards_excluded": "samples without a reward are left out, with an advantage of 0",
+        "missing_rewards_counted_as_0": "a missing reward counts as a reward of 0",
+        "missing_reward_trained": (
+            "a sample without a reward has the advantage of a reward of 0, which no mean counts"
+        ),
     },
     rank=15,
     kind=Kind.ADVANTAGE,
@@ -155,7 +170,9 @@ def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[W
         yield "groups_of_a_fixed_size", sliced
         if not estimate.estimator.whitens:
             divided = estimate.objective in DIVIDED_BY_STD
-            alone = rollouts.rewards / (estimate.conventions.std_epsilon if divided else 1.0)
+            alone = np.nan_to_num(rollouts.rewards) / (
+                estimate.conventions.std_epsilon if divided else 1.0
+            )
             tail = left[rollouts.sample]
             yield "groups_of_a_fixed_size", np.where(tail, alone[rollouts.sample], sliced)
 
@@ -196,6 +213,13 @@ def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
 def _of_baselines(estimate: Estimate) -> Iterator[Wrong]:
     """Yield mistakes in what is subtracted from a reward."""
     peers, divisor = estimate.peers, _divisor(estimate)
+    if peers.missing.any():
+        of_zero = (peers.rewards - _baseline(estimate)) / divisor
+        trained = np.where(peers.missing, of_zero, 0.0)
+        yield (
+            "missing_reward_trained",
+            estimate.of(estimate.raw + trained[estimate.rollouts.sample]),
+        )
     yield "baseline_left_out", _raw(estimate, np.zeros(len(peers.rewards)), divisor)
     if estimate.objective is Objective.LEAVE_ONE_OUT:  # of n / (n - 1) times a centred reward
         size = peers.of_group(len)
@@ -203,7 +227,8 @@ def _of_baselines(estimate: Estimate) -> Iterator[Wrong]:
         yield "baseline_left_out", uncentred[estimate.rollouts.sample]
     if estimate.objective in LEAVING_OUT:
         yield "own_reward_in_baseline", _raw(estimate, peers.of_group(_mean), divisor)
-    largest = int(peers.of_group(len).max())
+    sampled = replace(peers, counted=peers.counted | peers.missing)
+    largest = int(sampled.of_group(len).max())
 
     def filled(rewards: Values) -> Values:
         """Rewards with zeros up to the size of the largest group."""
@@ -221,7 +246,8 @@ def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
     baseline = _baseline(estimate)
     yield "std_left_out", _raw(estimate, baseline, 1.0)
     if not estimate.estimator.whitens:  # which makes up for one factor of all
-        of_all = math.sqrt(advantages.variance(estimate.rollouts.rewards, 1))
+        given = peers.rewards[~peers.missing]
+        of_all = math.sqrt(advantages.variance(given, 1))
         yield "std_of_the_batch", _raw(estimate, baseline, of_all + epsilon)
     biased = _statistic(estimate, lambda rewards: float(rewards.std()))
     yield "biased_std", _raw(estimate, baseline, _divisor(estimate, biased))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from adapters.contract import Option
 from conformance.explain.catalogue.mistake import Kind, Prediction, known
 from conformance.explain.catalogue.parts import unfilled
 
@@ -50,7 +51,8 @@ def averaged_shares(context: StepContext) -> Iterator[Prediction]:
     if context.placement is None:
         return
     rows = context.filled_rows or unfilled(context, context.placement)
-    windows = context.step.size // context.layout.dp // rows.most_micro_batches
+    whole = rows.most_micro_batches + (Option.PARTIAL_WINDOW in context.layout.options)
+    windows = context.step.size // context.layout.dp // whole
     if not isinstance(context.layout.micro_batches, int) and windows > 1:
         yield Prediction(
             name="windows_counted_by_samples",

@@ -81,12 +81,7 @@ known(
     rank=6,
 )
 known(
-    {
-        "micro_batches_carried_over": ("leftover micro-batches leak into the next step"),
-        "partial_window_divided_as_whole": (
-            "a window of fewer micro-batches is divided by the number of a whole one"
-        ),
-    },
+    {"micro_batches_carried_over": "leftover micro-batches leak into the next step"},
     rank=8,
 )
 known(
@@ -377,16 +372,6 @@ def carried_over(context: StepContext) -> Iterator[Prediction]:
         yield Prediction(
             name="micro_batches_carried_over",
             weights=context.expected * (in_time + before),
-        )
-
-
-def partial_window(context: StepContext) -> Iterator[Prediction]:
-    """Divides by one micro-batch more than the step has, as layouts with this option set."""
-    parts, options = context.layout.micro_batches, context.layout.options
-    if Option.PARTIAL_WINDOW in options and isinstance(parts, int):
-        yield Prediction(
-            name="partial_window_divided_as_whole",
-            weights=context.expected * (parts / (parts + 1)),
         )
 
 

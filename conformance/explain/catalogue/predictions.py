@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract import Option
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
@@ -45,7 +46,6 @@ from conformance.explain.catalogue.paddings import padded_widths
 from conformance.explain.catalogue.parts import (
     carried_over,
     filled_up,
-    partial_window,
     parts,
 )
 from conformance.explain.catalogue.values_of_others import values_of_others
@@ -83,6 +83,15 @@ known(
         for size, words in SIZES.items()
     },
     rank=1,
+    kind=Kind.FACTOR,
+)
+known(
+    {
+        "partial_window_divided_as_whole": (
+            "a window of fewer micro-batches is divided by the number of a whole one"
+        )
+    },
+    rank=8,
     kind=Kind.FACTOR,
 )
 known(
@@ -217,7 +226,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         filling_rows,
         parts,
         carried_over,
-        partial_window,
+        _partial_window,
         rounded_counts,
         clamped_shares,
         rounded_shares,
@@ -226,6 +235,18 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         yield from kind(context)
     yield from _factors(context, of_layout=False)
     yield from padded_widths(context)
+
+
+def _partial_window(context: StepContext) -> Iterator[Prediction]:
+    """Divides by one micro-batch more than the step has, as layouts with this option set."""
+    parts, options = context.layout.micro_batches, context.layout.options
+    if not isinstance(parts, int):
+        parts = 0 if context.placement is None else context.most_micro_batches
+    if Option.PARTIAL_WINDOW in options and parts:
+        yield Prediction(
+            name="partial_window_divided_as_whole",
+            weights=context.expected * (parts / (parts + 1)),
+        )
 
 
 def _layout_sizes(context: StepContext) -> dict[str, float]:
