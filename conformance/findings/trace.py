@@ -49,14 +49,17 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The entries of a tensor: all of a small one, and of any the largest size and the sum."""
+    """The entries of a tensor: all of a small one, and of any the largest size and the sum.
+
+    ``is_measured`` tells numbers and truths from integers, which may be indices.
+    """
 
     size: int
     values: tuple[float, ...]
     largest: float
     total: float
     nonzero: int
-    is_floating: bool
+    is_measured: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

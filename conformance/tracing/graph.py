@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from adapters.contract.batch.altered import PAINT
+from adapters.contract.batch.altered import PAINT, SELECTED
 from conformance.findings.trace import READ
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ class Graph:
     """What each operation of each rank was made of."""
 
     traces: Sequence[RankTrace]
+
+    paint: float = PAINT
+    """The size of the token's value in the column that is painted."""
 
     def operation(self, node: Node) -> Operation:
         """The operation itself."""
@@ -72,13 +75,18 @@ class Graph:
                     self._paint(node, found)
         return found
 
+    @property
+    def has_paint(self) -> bool:
+        """Whether a tensor has the token's value alone."""
+        return any(self._is_leaf(node, self.paint) for node in self.painted)
+
     def _nodes(self) -> Iterator[Node]:
         for rank, trace in enumerate(self.traces):
             yield from (Node(rank, place) for place in range(len(trace.operations)))
 
     def _paint(self, node: Node, found: dict[Node, bool]) -> None:
         operation, held = self.operation(node), self.operation(node).contents
-        if not held.is_floating or operation.name.startswith(ALLOCATIONS):
+        if not held.is_measured or operation.name.startswith(ALLOCATIONS):
             return
         painted = [found[one] for one in self.inputs(node) if one in found]
         if operation.collective is not None:
@@ -86,8 +94,17 @@ class Graph:
             found.update([(node, any(painted))] if painted else [])
         elif held.nonzero and painted:
             found[node] = any(painted) or operation.backward_pass is not None
-        elif held.largest == PAINT and abs(held.total) == PAINT * held.nonzero:
+        elif self._is_leaf(node, self.paint) or self._selects(node):
             found[node] = False
+
+    def _is_leaf(self, node: Node, value: float) -> bool:
+        """Whether a tensor has a value at some entries and 0 elsewhere."""
+        held = self.operation(node).contents
+        return held.largest == value and abs(held.total) == value * held.nonzero
+
+    def _selects(self, node: Node) -> bool:
+        """Whether it is what leaves the painted token's gradient alone."""
+        return self._is_leaf(node, SELECTED)
 
     def before(self, node: Node) -> Node | None:
         """The node that a painted one has the token's value from; None if it is the first.
@@ -108,7 +125,7 @@ class Graph:
         number = self.operation(node).backward_pass
         root = None if number is None else self.traces[node.rank].roots.get(number)
         if self.painted[best] or root is None or Node(node.rank, root) not in self.painted:
-            return best
+            return None if self._selects(best) else best
         return Node(node.rank, root)
 
     def logged(self, number: float) -> Iterator[Node]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.batch.altered import PAINT
+from adapters.contract.batch.altered import painted_value
 from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
+from conformance.findings.errors import NotTracedError
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph, Node, is_close
@@ -35,14 +36,20 @@ class Trace:
 
     @classmethod
     def of(cls, finding: str, job: TracedJob, package: str | None, source: Path | None) -> Trace:
-        """The trace of a job that has been run."""
-        graph = Graph(job.traces)
+        """The trace of a job that has been run.
+
+        Raises:
+            NotTracedError: the framework was not given what is painted.
+        """
+        graph = Graph(job.traces, painted_value(job.column))
+        if not graph.has_paint:
+            raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
         ends = graph.ends if job.logged is None else graph.logged(job.logged)
         end = next(ends, None)
         if end is None:
             suspects = _suspects_of_loss(graph)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
-        found = chain(graph, end)
+        found = chain(graph, end, job.gradient_unit)
         suspects = Suspects(job, found, package).best() if job.is_wrong else []
         trace = cls(finding=finding, job=job, chain=found, suspects=suspects, source=source)
         if job.is_wrong and job.logged is not None and trace.is_pending:
@@ -97,12 +104,12 @@ class Trace:
                 return f"the weight is {job.observed:.6g}, and the traced job has no gradient of it"
             return None
         first = self.chain.graph.operation(self.chain.way[0])
-        if first.contents.largest != PAINT:
+        if first.contents.largest != self.chain.graph.paint:
             place = "" if first.line is None else f" at {self.place(first.line)}"
             return f"the way of the value is lost before {first.name}{place}"
         if abs(job.traced - job.observed) > job.tolerance * abs(job.observed):
             return (
-                f"the token weighs {job.traced:.6g} where it alone has an advantage, and"
+                f"the token weighs {job.traced:.6g} where it alone has a value, and"
                 f" {job.observed:.6g} among others: its weight depends on their losses"
             )
         return None

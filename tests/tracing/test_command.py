@@ -36,7 +36,7 @@ def test_a_document_has_all_of_it_and_no_source(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        ("metric/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "1/23 in the logged loss"),
+        ("metric/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "1/23 in the logged policy loss"),
         ("off_policy.tis_token/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/23"),
         ("off_policy.cispo/sample_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/48"),
     ],

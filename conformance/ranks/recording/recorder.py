@@ -180,7 +180,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return place
 
 
-NOTHING = Contents(0, (), 0.0, 0.0, 0, is_floating=False)
+NOTHING = Contents(0, (), 0.0, 0.0, 0, is_measured=False)
 
 
 def _backward_pass() -> int | None:
@@ -234,7 +234,7 @@ def _contents(tensor: torch.Tensor) -> Contents:
         largest=max(abs(float(low)), abs(float(high))),
         total=float(held.sum(dtype=torch.float64)),
         nonzero=int(torch.count_nonzero(held)),
-        is_floating=tensor.is_floating_point(),
+        is_measured=tensor.is_floating_point() or tensor.dtype is torch.bool,
     )
 
 
