@@ -14,12 +14,13 @@ from pathlib import Path
 
 from adapters.contract import Layout
 from adapters.toolkit.source import resolve
-from conformance.findings.errors import NotTracedError
-from conformance.findings.verdict import Check
+from conformance.findings.verdict import Check, Verdict
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
 from conformance.ranks.pool import RankPool
 from conformance.runs import registry
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
 from conformance.tracing import columns, tracer
 from conformance.tracing.trace import Trace
 from reference.aggregation import Aggregation, Mode
@@ -41,11 +42,11 @@ def traced(mistake: Mistake, folder: Path) -> Iterator[str]:
     adapter = registry.create(mistake.framework, mistake.engine)
     path = resolve(adapter, str(source)).path
     with RankPool(adapter, path, max(cell.layout.world_size for cell in cells(mistake))) as pool:
+        jobs = SharedJobs(pool)
         for cell in cells(mistake):
-            try:
-                job = tracer.trace(cell.job, pool, metric=cell.spec.metric)
-            except NotTracedError:
+            if make(cell, jobs).verdict is not Verdict.MISMATCH:
                 continue
+            job = tracer.trace(cell.job, pool, metric=cell.spec.metric)
             if isinstance(job, tracer.TracedJob) and job.is_wrong:
                 trace = Trace.of(cell.id, job, adapter.package, path)
                 hits = [

@@ -21,6 +21,9 @@ MULTIPLYING = ("aten.mul", "aten.div", "aten._foreach_mul", "aten._foreach_div")
 READ = "aten._local_scalar_dense.default"
 """The operation that makes a Python number of a tensor."""
 
+LISTED = "tolist"
+"""The name of what makes a list of Python numbers, or an array of numpy's, of a tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:

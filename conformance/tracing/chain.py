@@ -12,7 +12,7 @@ from conformance.tracing.graph import NEGLIGIBLE, is_close
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conformance.findings.trace import Operation
+    from conformance.findings.trace import Contents, Operation
     from conformance.tracing.graph import Graph, Node
 
 
@@ -106,6 +106,7 @@ def _values(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[flo
     """
     values: list[float] = []
     summed, several = 1.0, 1
+    entry = _Entry(0.0)
     for node in way:
         operation = graph.operation(node)
         held = operation.contents
@@ -114,9 +115,27 @@ def _values(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[flo
         elif operation.name.startswith(SUMMING) and held.nonzero < several:
             summed *= several / held.nonzero
         several = held.nonzero
+        entry = entry.after(held)
         unit = gradient_unit if graph.painted[node] else 1.0
-        values.append(held.largest / summed / unit)
+        values.append(entry.size / summed / unit)
     return values
+
+
+class _Entry(NamedTuple):
+    """The size of the token's value in a tensor, and its place among the entries of a small one."""
+
+    size: float
+    place: int | None = None
+    entries: int = 0
+
+    def after(self, held: Contents) -> _Entry:
+        """The entry of the next tensor: at the same place, or of equal size, or the largest."""
+        sizes = [abs(one) for one in held.values]
+        if self.place is not None and len(sizes) == self.entries and sizes[self.place]:
+            return _Entry(sizes[self.place], self.place, self.entries)
+        equal = (place for place, size in enumerate(sizes) if size and is_close(size, self.size))
+        place = next(equal, sizes.index(held.largest) if held.largest in sizes else None)
+        return _Entry(held.largest if place is None else sizes[place], place, len(sizes))
 
 
 def _at_its_operation(graph: Graph, factor: Factor) -> Factor:

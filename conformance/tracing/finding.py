@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conformance.explain.causes import is_inferred
 from conformance.findings.cause import Severity
 from conformance.findings.errors import NotTracedError, StartError
 from conformance.findings.finding import FindingId
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 TRACED = (Severity.GRADIENT, Severity.LOGGED)
 """How bad the causes are that are traced at the end of a run."""
+
+MOST_OF_A_CAUSE = 6
+"""Findings of a cause that are traced at most."""
 
 
 def trace_finding(
@@ -55,7 +59,11 @@ def trace_finding(
 def traces_of_causes(
     causes: Iterable[Cause], settings: Settings, pool: RankPool
 ) -> dict[str, CauseTrace]:
-    """The traces of wrong gradients and logs, by the first of each cause's findings."""
+    """The traces of wrong gradients and logs, by the ids of findings.
+
+    Of a cause it is the smallest finding that has a suspect; of one that no known mistake explains
+    several, which may have causes of their own.
+    """
     cells = {
         cell.id: cell
         for cell in settings.plan.cells()
@@ -63,15 +71,16 @@ def traces_of_causes(
     }
     found: dict[str, CauseTrace] = {}
     for cause in causes:
-        smallest = next((cells[one] for one in cause.findings if one in cells), None)
-        if cause.severity in TRACED and smallest is not None:
+        names = [name for name in cause.findings if name in cells][:MOST_OF_A_CAUSE]
+        for name in names if cause.severity in TRACED else ():
             try:
-                trace = _of_cell(smallest, settings, pool)
+                found[name] = _of_cell(cells[name], settings, pool).of_cause
             except StartError:  # after a crash the framework could not be loaded again
                 return found
             except NotTracedError:
                 continue
-            found[cause.findings[0]] = trace.of_cause
+            if found[name].suspects and not is_inferred(cause):
+                break
     return found
 
 

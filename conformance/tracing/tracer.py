@@ -83,7 +83,10 @@ class TracedJob:
     """The number that it is traced to, if that is not its gradient."""
 
     logged: float | None = None
-    """What the traced job logs as that."""
+    """What the traced job logs as that, where it is most wrong."""
+
+    rank: int = 0
+    """The rank that logs it."""
 
     @property
     def expected(self) -> float:
@@ -225,17 +228,15 @@ class _ToLog(_Tracer):
         painted = self._painted(paint)
         if not isinstance(painted, Ran):
             return painted
-        of_ranks = [one.reported.get(self.metric, ()) for one in painted.observations]
-        reported = [of_steps[step_index] for of_steps in of_ranks if step_index < len(of_steps)]
-        values = [one for one in reported if one is not None]
-        if not values:
-            raise NotTracedError(f"no rank logs {self.metric}")
         with painting(paint):
             terms = logged_terms(self._context(step_index), self.job.objective, self.metric)
         [of_term] = [one for one in terms if one.metric is term]
-        quantity, value = float(of_term.factors[place]), max(values, key=abs)
+        quantity = float(of_term.factors[place])
         if not quantity:
             raise NotTracedError(f"{token} adds nothing to {self.metric}")
+        right = quantity * float(of_term.context.expected[place])
+        reported = self._reported(painted.observations, step_index)
+        rank, value = max(reported, key=lambda one: abs(one[1] - right))
         is_exact = self.job.objective is Objective.POLICY
         return TracedJob(
             token=token,
@@ -253,7 +254,24 @@ class _ToLog(_Tracer):
             traces=painted.traces,
             metric=self.metric,
             logged=value,
+            rank=rank,
         )
+
+    def _reported(
+        self, observations: Sequence[Observation], step_index: int
+    ) -> list[tuple[int, float]]:
+        """The numbers that ranks log of a step, each with its rank."""
+        assert self.metric is not None
+        of_ranks = [one.reported.get(self.metric, ()) for one in observations]
+        reported = [
+            (rank, value)
+            for rank, of_steps in enumerate(of_ranks)
+            for value in of_steps[step_index : step_index + 1]
+            if value is not None
+        ]
+        if not reported:
+            raise NotTracedError(f"no rank logs {self.metric}")
+        return reported
 
 
 def _tolerance(job: Job, step_index: int, description: Description) -> float:
