@@ -14,12 +14,14 @@ from pathlib import Path
 
 from adapters.contract import Layout
 from adapters.toolkit.source import resolve
-from conformance.findings.verdict import Check
+from conformance.findings.verdict import Check, Verdict
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
 from conformance.ranks.pool import RankPool
 from conformance.runs import registry
-from conformance.tracing import tracer
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
+from conformance.tracing import columns, tracer
 from conformance.tracing.trace import Trace
 from reference.aggregation import Aggregation, Mode
 from tests.mistakes_in_real_code import CASES, MISTAKES, Edit, Mistake, copied, packages
@@ -29,7 +31,10 @@ EMPTY_SAMPLES = "fully_masked_sample"
 
 
 def traced(mistake: Mistake, folder: Path) -> Iterator[str]:
-    """The smallest wrong finding of a mistake, and the place of its statement among suspects."""
+    """The smallest wrong finding of a mistake, and the place of its statement among suspects.
+
+    Findings of weights come first.
+    """
     source = copied(mistake, folder)
     package = source / packages(mistake)[0]
     first, last = statement(mistake.edit, package)
@@ -37,8 +42,11 @@ def traced(mistake: Mistake, folder: Path) -> Iterator[str]:
     adapter = registry.create(mistake.framework, mistake.engine)
     path = resolve(adapter, str(source)).path
     with RankPool(adapter, path, max(cell.layout.world_size for cell in cells(mistake))) as pool:
+        jobs = SharedJobs(pool)
         for cell in cells(mistake):
-            job = tracer.trace(cell.job, pool)
+            if make(cell, jobs).verdict is not Verdict.MISMATCH:
+                continue
+            job = tracer.trace(cell.job, pool, metric=cell.spec.metric)
             if isinstance(job, tracer.TracedJob) and job.is_wrong:
                 trace = Trace.of(cell.id, job, adapter.package, path)
                 hits = [
@@ -56,17 +64,21 @@ def cells(mistake: Mistake) -> list[MatrixCell]:
     """The cells that may show a mistake, those on the fewest ranks first."""
     layouts = [Layout.parse(text) for text in mistake.layouts]
     modes: dict[Mode, Aggregation | None] = dict.fromkeys(map(Mode, mistake.modes.split(",")))
-    plan = Plan(layouts=tuple(layouts), aggregations=modes, checks=frozenset({Check.WEIGHTS}))
+    checks = frozenset(map(Check, mistake.checks.split(",")))
+    plan = Plan(layouts=tuple(layouts), aggregations=modes, checks=checks)
     about_cp = "cp" in mistake.cause or "slices" in mistake.name
     chosen = [
         cell
         for cell in plan.cells()
-        if isinstance(cell, MatrixCell) and tracer.is_traced(cell) and cell.case.name in CASES
+        if isinstance(cell, MatrixCell) and columns.is_traced(cell) and cell.case.name in CASES
         if cell.case.name != EMPTY_SAMPLES or "empty" in mistake.name or "invalid" in mistake.name
     ]
-    return sorted(
-        chosen, key=lambda cell: (about_cp and cell.layout.cp == 1, cell.layout.world_size)
-    )
+
+    def size(cell: MatrixCell) -> tuple[bool, bool, int]:
+        is_of_others = cell.spec.check is not Check.WEIGHTS
+        return about_cp and cell.layout.cp == 1, is_of_others, cell.layout.world_size
+
+    return sorted(chosen, key=size)
 
 
 def statement(edit: Edit, package: Path) -> tuple[int, int]:

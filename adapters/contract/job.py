@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import Metric, Objective
 
@@ -121,6 +121,19 @@ class Column(StrEnum):
     TEACHER_LOG_PROBS = "teacher_log_probs"
 
 
+class Paint(NamedTuple):
+    """The only token of a batch that has a value in a column, where every other has none.
+
+    ``sample`` counts over all steps, ``token`` within the response. ``id`` is the token's, if the
+    gradient of all others is multiplied by 0.
+    """
+
+    sample: int
+    token: int
+    column: Column = Column.ADVANTAGES
+    id: int | None = None
+
+
 class Place(StrEnum):
     """Where poison stands in a column."""
 
@@ -162,8 +175,8 @@ class Job:
     poison: Poison | None = None
     attached: Column | None = None
     """The column whose values have a gradient, as of a model that was not run without one."""
-    painted: tuple[int, int] | None = None
-    """The sample and token of the batch that alone has an advantage, in a job that is traced."""
+    painted: Paint | None = None
+    """What alone has a value in a job that is traced."""
 
     @property
     def rejects(self) -> bool:

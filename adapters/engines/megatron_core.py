@@ -22,7 +22,7 @@ from torch import nn
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
 from adapters.engines.router import RouterLosses
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, Recorder, as_array
+from adapters.toolkit.probe import ForwardPasses, Recorder, as_array, selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -260,7 +260,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             self.zero_grad()
 
         def forward(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            ids, probe = input_ids, self.probe.float()
+            ids, probe = input_ids, selected(self.probe.float())
             if not self.pre_process:
                 ids = ids_of(self.received)
                 probe = probe + probe_of(self.received, ids, capacity)

@@ -37,7 +37,7 @@ from adapters.native.corrections import with_corrections
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.rollouts import NativeEstimator, RolloutLog
-from adapters.toolkit.probe import ForwardPasses
+from adapters.toolkit.probe import ForwardPasses, selected
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode, auxiliary_aggregation
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Trainer:
             if not self.layout.is_on_last_stage(self.rank):
                 continue
             self.passes.note(packed.ids[packed.ids != PADDING_ID] - 1)
-            loss, log = self.loss(probe.float(), packed.to(probe.device), token_losses)
+            loss, log = self.loss(selected(probe.float()), packed.to(probe.device), token_losses)
             loss.backward()
             for metric, value in log.items():
                 logs[metric].append(value.item())

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from adapters.contract.batch.altered import Attached, elsewhere
+from adapters.contract.batch.altered import PAINTED, SELECTED, Attached, elsewhere
 from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
 from adapters.toolkit.worlds import of_all_ranks
@@ -107,6 +107,16 @@ SMALLEST_CAPACITY = 512
 def probe_capacity(size: int) -> int:
     """A size of the probe that batches of about ``size`` token ids can share: a power of two."""
     return max(1 << size.bit_length(), SMALLEST_CAPACITY)
+
+
+def selected(probe: torch.Tensor) -> torch.Tensor:
+    """The probe, [capacity], of which the painted token's entry alone may have a gradient."""
+    paint = PAINTED.get()
+    if paint is None or paint.id is None:
+        return probe
+    factors = torch.zeros_like(probe)
+    factors[paint.id] = SELECTED
+    return probe * factors
 
 
 class ForwardPasses(Recorder["NDArray[np.int64]"]):
@@ -234,7 +244,7 @@ class ProbeLayer(nn.Module):
 
     def forward(self) -> torch.Tensor:
         """The whole probe; a copy, as FSDP frees the parameter itself after the layer."""
-        return self.probe.clone()
+        return selected(self.probe.clone())
 
 
 class ProbedModel(nn.Module):

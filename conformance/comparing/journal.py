@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
 
-    from conformance.findings.cause import Cause, CauseTrace, Clues
+    from conformance.findings.cause import CauseTrace, Clues
     from conformance.findings.finding import Finding
     from conformance.findings.report import Header, Report, Selection
 
@@ -114,14 +114,17 @@ class Journal:
 
         It keeps what findings say of ``watched`` mistakes, also if these do not occur. ``fault`` is
         the fault of the harness that stopped the run, and ``traces`` those of causes, by the
-        smallest reproduction of each.
+        ids of their findings.
 
         Raises:
             ReportPathError: it cannot be written; what was found is kept in the journal.
         """
         report = self.report(selection, watched, fault)
         if report is not None:
-            traced = [_with_trace(cause, traces) for cause in report.causes]
+            from conformance.explain.causes import with_traces  # imports numpy, as findings did
+
+            by_id = {finding.id: finding for finding in self._findings}
+            traced = with_traces(report.causes, traces, by_id)
             report = report.model_copy(update={"causes": traced})
             self._write_report(report)
         _journal_path(self.path).unlink(missing_ok=True)
@@ -152,11 +155,6 @@ class Journal:
                 self._is_whole = self._file.write(data) == len(data)
             except OSError:
                 self._is_whole = False
-
-
-def _with_trace(cause: Cause, traces: Mapping[str, CauseTrace]) -> Cause:
-    found = traces.get(cause.findings[0])
-    return cause.model_copy(update=dict(found)) if found else cause
 
 
 def destination(path: Path) -> Path:

@@ -14,7 +14,6 @@ import numpy as np
 from adapters.contract import Option
 from adapters.contract.batch.formulas import DERIVATIVES, estimator_conventions
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.batch.token_values import ENTROPIES
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
@@ -373,20 +372,12 @@ def _rejected(batch: ProbedBatch) -> NDArray[np.float64]:
     return (original & ~modified).astype(np.float64)
 
 
-def _table(values: NDArray[np.float64]) -> Quantity:
-    def of_tokens(batch: ProbedBatch) -> NDArray[np.float64]:
-        looked_up: NDArray[np.float64] = values[np.concatenate(batch.responses) % len(values)]
-        return looked_up
-
-    return of_tokens
-
-
 _QUANTITIES: dict[Metric, Quantity] = {
     Metric.POLICY_LOSS: _policy_losses,
     Metric.CLIP_FRACTION: _clipped,
     Metric.POLICY_KL: lambda batch: np.concatenate(batch.old_log_probs),
     Metric.RATIO: lambda batch: batch.policy_tokens.ratios,
-    Metric.ENTROPY: _table(ENTROPIES),
+    Metric.ENTROPY: lambda batch: np.concatenate(batch.entropies),
     Metric.KL: lambda batch: batch.divergences,
     Metric.VALUE_LOSS: lambda batch: batch.value_tokens.errors,
     Metric.KL_COEFFICIENT: _coefficients,

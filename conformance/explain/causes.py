@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from adapters.contract.framework import parts_of
 from adapters.contract.objective import FROM_REWARDS, Objective
 from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
-from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED
+from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind
 from conformance.explain.conditions import EMPTY_SAMPLE, METRIC_CHECKS
 from conformance.explain.cover import Table, cover, explanation
 from conformance.findings.badness import badness, failure
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from conformance.explain.cover import Pair
-    from conformance.findings.cause import Clues
+    from conformance.findings.cause import CauseTrace, Clues
     from conformance.findings.finding import Finding, FindingId
 
 
@@ -88,6 +88,43 @@ def causes(
         return -cause.harm.rank, worst, len(cause.findings)
 
     return sorted(everything, key=harm, reverse=True)
+
+
+def with_traces(
+    causes: Iterable[Cause], traces: Mapping[str, CauseTrace], findings: Mapping[str, Finding]
+) -> list[Cause]:
+    """The causes with what traces of their findings tell, by the ids of these.
+
+    A cause that no mistake explains, or a count that is read off a factor, is told by its first
+    suspect, and is one for each: a line is believed before what merely fits. Findings that were not
+    traced stay with the smallest one.
+    """
+    return [each for cause in causes for each in _with_traces(cause, traces, findings)]
+
+
+def is_inferred(cause: Cause) -> bool:
+    """Whether no mistake of the catalogue predicts what a cause's findings show."""
+    is_count = cause.name in MISTAKES and MISTAKES[cause.name].kind is Kind.COUNT
+    is_measured = cause.severity in (Severity.GRADIENT, Severity.LOGGED)
+    return is_measured and (cause.name == UNEXPLAINED or is_count)
+
+
+def _with_traces(
+    cause: Cause, traces: Mapping[str, CauseTrace], findings: Mapping[str, Finding]
+) -> Iterator[Cause]:
+    smallest = next((traces[name] for name in cause.findings if name in traces), None)
+    if not is_inferred(cause) or smallest is None:
+        yield cause if smallest is None else cause.model_copy(update=dict(smallest))
+        return
+    groups: dict[str | None, list[str]] = defaultdict(list)
+    for name in cause.findings:
+        suspects = traces.get(name, smallest).suspects
+        groups[suspects[0].place if suspects else None].append(name)
+    for place, names in groups.items():
+        words = cause.words if place is None else f"a different factor at {place}"
+        split = _cause(cause.name, words, cause.condition, [findings[name] for name in names])
+        found = next((traces[name] for name in split.findings if name in traces), smallest)
+        yield split.model_copy(update={**dict(found), "reach": cause.reach})
 
 
 def _reach(

@@ -192,7 +192,7 @@ def _count(weights: ObservedWeights) -> Diagnosis | None:
     if weights.hidden_have_gradient:
         return None
     context, ratio = weights.context, weights.common_ratio
-    if ratio is None:
+    if ratio is None or ratio < 0:  # no count is negative
         return None
     divisor = context.aggregation.divisor
     if divisor is not None:

@@ -21,6 +21,9 @@ MULTIPLYING = ("aten.mul", "aten.div", "aten._foreach_mul", "aten._foreach_div")
 READ = "aten._local_scalar_dense.default"
 """The operation that makes a Python number of a tensor."""
 
+LISTED = "tolist"
+"""The name of what makes a list of Python numbers, or an array of numpy's, of a tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -49,14 +52,17 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The entries of a tensor: all of a small one, and of any the largest size and the sum."""
+    """The entries of a tensor: all of a small one, and of any the largest size and the sum.
+
+    ``is_measured`` tells numbers and truths from integers, which may be indices.
+    """
 
     size: int
     values: tuple[float, ...]
     largest: float
     total: float
     nonzero: int
-    is_floating: bool
+    is_measured: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

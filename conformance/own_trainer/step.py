@@ -73,9 +73,9 @@ class Step:
 
     def __init__(self, job: Job, index: int, rank: int, unit: AdvantageUnit) -> None:
         self.micro_batches, self.dp, self.rank = int(job.layout.micro_batches), job.layout.dp, rank
-        self._probed = ProbedBatch(job.steps)
         with painting(job.painted):
-            self._advantages = self._probed.raw_advantages
+            self._probed = ProbedBatch.of(job)
+        self._advantages = self._probed.raw_advantages
         ends = np.cumsum([0, *(step.size for step in job.steps)])
         self._of_step = slice(int(ends[index]), int(ends[index + 1]))
         self._is_painted = job.painted is not None

@@ -12,7 +12,7 @@ from conformance.tracing.graph import NEGLIGIBLE, is_close
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conformance.findings.trace import Operation
+    from conformance.findings.trace import Contents, Operation
     from conformance.tracing.graph import Graph, Node
 
 
@@ -61,22 +61,25 @@ class Chain:
         return [one for one in inputs if one not in self.graph.painted]
 
 
-def chain(graph: Graph, end: Node) -> Chain:
-    """The chain that ends in a node which holds the token's value."""
+def chain(graph: Graph, end: Node, gradient_unit: float = 1.0) -> Chain:
+    """The chain that ends in a node which holds the token's value.
+
+    Values in a gradient are those in the loss, divided by ``gradient_unit``.
+    """
     way = [end]
     while (before := graph.before(way[-1])) is not None:
         way.append(before)
     way = [one for one in reversed(way) if graph.operation(one).contents.nonzero]
-    return Chain(graph, tuple(way), tuple(_factors(graph, way)))
+    return Chain(graph, tuple(way), tuple(_factors(graph, way, gradient_unit)))
 
 
-def _factors(graph: Graph, way: Sequence[Node]) -> list[Factor]:
+def _factors(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[Factor]:
     """The factors of a way, without those of a backward pass that are together 1.
 
     A backward pass splits a value and adds the parts up again, as for the maximum of two losses
     that are equal.
     """
-    values = _values(graph, way)
+    values = _values(graph, way, gradient_unit)
     steps = [
         Factor(node, before, after)
         for node, before, after in zip(way[1:], values, values[1:], strict=False)
@@ -95,7 +98,7 @@ def _factors(graph: Graph, way: Sequence[Node]) -> list[Factor]:
     return [*kept[:start], *kept[end:]]
 
 
-def _values(graph: Graph, way: Sequence[Node]) -> list[float]:
+def _values(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[float]:
     """The token's value in each node.
 
     An advantage of a whole sample paints all of its tokens. Until a backward pass takes them apart,
@@ -103,6 +106,7 @@ def _values(graph: Graph, way: Sequence[Node]) -> list[float]:
     """
     values: list[float] = []
     summed, several = 1.0, 1
+    entry = _Entry(0.0)
     for node in way:
         operation = graph.operation(node)
         held = operation.contents
@@ -111,8 +115,27 @@ def _values(graph: Graph, way: Sequence[Node]) -> list[float]:
         elif operation.name.startswith(SUMMING) and held.nonzero < several:
             summed *= several / held.nonzero
         several = held.nonzero
-        values.append(held.largest / summed)
+        entry = entry.after(held)
+        unit = gradient_unit if graph.painted[node] else 1.0
+        values.append(entry.size / summed / unit)
     return values
+
+
+class _Entry(NamedTuple):
+    """The size of the token's value in a tensor, and its place among the entries of a small one."""
+
+    size: float
+    place: int | None = None
+    entries: int = 0
+
+    def after(self, held: Contents) -> _Entry:
+        """The entry of the next tensor: at the same place, or of equal size, or the largest."""
+        sizes = [abs(one) for one in held.values]
+        if self.place is not None and len(sizes) == self.entries and sizes[self.place]:
+            return _Entry(sizes[self.place], self.place, self.entries)
+        equal = (place for place, size in enumerate(sizes) if size and is_close(size, self.size))
+        place = next(equal, sizes.index(held.largest) if held.largest in sizes else None)
+        return _Entry(held.largest if place is None else sizes[place], place, len(sizes))
 
 
 def _at_its_operation(graph: Graph, factor: Factor) -> Factor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conformance.explain.causes import is_inferred
 from conformance.findings.cause import Severity
 from conformance.findings.errors import NotTracedError, StartError
 from conformance.findings.finding import FindingId
@@ -14,21 +15,22 @@ from conformance.ranks.hardware import MAX_RANKS, RankBudget
 from conformance.ranks.pool import RankPool
 from conformance.runs.settings import Settings
 from conformance.tracing import tracer
-from conformance.tracing.logged import trace_logged
+from conformance.tracing.columns import is_traced
 from conformance.tracing.trace import Trace
-from conformance.tracing.tracer import Token, TracedJob, is_traced
+from conformance.tracing.tracer import Token, TracedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from conformance.findings.cause import Cause, CauseTrace
     from conformance.plan.matrix import AnyMatrixCell
-    from conformance.ranks.messages import Declined
-    from conformance.ranks.pool import Crashed
 
 
 TRACED = (Severity.GRADIENT, Severity.LOGGED)
 """How bad the causes are that are traced at the end of a run."""
+
+MOST_OF_A_CAUSE = 6
+"""Findings of a cause that are traced at most."""
 
 
 def trace_finding(
@@ -57,7 +59,11 @@ def trace_finding(
 def traces_of_causes(
     causes: Iterable[Cause], settings: Settings, pool: RankPool
 ) -> dict[str, CauseTrace]:
-    """The traces of wrong gradients and logs, by the first of each cause's findings."""
+    """The traces of wrong gradients and logs, by the ids of findings.
+
+    Of a cause it is the smallest finding that has a suspect; of one that no known mistake explains
+    several, which may have causes of their own.
+    """
     cells = {
         cell.id: cell
         for cell in settings.plan.cells()
@@ -65,36 +71,38 @@ def traces_of_causes(
     }
     found: dict[str, CauseTrace] = {}
     for cause in causes:
-        smallest = next((cells[one] for one in cause.findings if one in cells), None)
-        if cause.severity in TRACED and smallest is not None:
+        names = [name for name in cause.findings if name in cells][:MOST_OF_A_CAUSE]
+        for name in names if cause.severity in TRACED else ():
             try:
-                job = _run(smallest, pool)
+                found[name] = _of_cell(cells[name], settings, pool).of_cause
             except StartError:  # after a crash the framework could not be loaded again
                 return found
             except NotTracedError:
                 continue
-            if isinstance(job, TracedJob):
-                package, source = settings.adapter.package, settings.source.path
-                trace = Trace.of(smallest.id, job, package, source)
-                found[cause.findings[0]] = trace.of_cause
+            if found[name].suspects and not is_inferred(cause):
+                break
     return found
 
 
-def _run(
-    cell: MatrixCell, pool: RankPool, token: Token | None = None
-) -> TracedJob | Crashed | Declined:
-    way = trace_logged if tracer.is_of_log(cell) else tracer.trace
-    return way(cell.job, pool, token)
+def _of_cell(
+    cell: MatrixCell, settings: Settings, pool: RankPool, token: Token | None = None
+) -> Trace:
+    """The trace of a cell's job.
+
+    Raises:
+        NotTracedError: the step did not run, or does not have the token.
+    """
+    job = tracer.trace(cell.job, pool, token, cell.spec.metric)
+    if not isinstance(job, TracedJob):
+        raise NotTracedError(f"the step did not run: {job.message.splitlines()[0]}")
+    return Trace.of(cell.id, job, settings.adapter.package, settings.source.path)
 
 
 def _traced(cell: MatrixCell, settings: Settings, token: tuple[int, int] | None) -> Trace:
-    ranks, source = cell.layout.world_size, settings.source.path
     chosen = None if token is None else Token(*token)
-    with RankPool(settings.adapter, source, ranks, settings.time_limit) as pool:
-        job = _run(cell, pool, chosen)
-    if not isinstance(job, TracedJob):
-        raise NotTracedError(f"the step did not run: {job.message.splitlines()[0]}")
-    return Trace.of(cell.id, job, settings.adapter.package, source)
+    ranks = cell.layout.world_size
+    with RankPool(settings.adapter, settings.source.path, ranks, settings.time_limit) as pool:
+        return _of_cell(cell, settings, pool, chosen)
 
 
 def _parsed(finding: str) -> FindingId:
@@ -125,14 +133,14 @@ def _settings(
 
 
 def _traceable(cell: AnyMatrixCell) -> MatrixCell:
-    """The cell if one token's advantage shows what its weight is made of.
+    """The cell if one token's value shows what its weight is made of.
 
     Raises:
         NotTracedError: it does not.
     """
     if not isinstance(cell, MatrixCell) or not is_traced(cell):
         raise NotTracedError(
-            f"{cell.id} cannot be traced: a trace follows a token's advantage to its gradient",
-            "trace a finding of weights, rejection, off_policy or of the logged policy loss",
+            f"{cell.id} cannot be traced: a trace follows what a token adds to a sum",
+            "trace a finding of weights, losses or logged numbers",
         )
     return cell

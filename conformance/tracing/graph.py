@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from adapters.contract.batch.altered import PAINT
-from conformance.findings.trace import READ
+from adapters.contract.batch.altered import PAINT, SELECTED
+from conformance.findings.trace import GIVEN, LISTED, READ
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from conformance.findings.trace import Operation, RankTrace
 
@@ -39,6 +39,12 @@ class Graph:
     """What each operation of each rank was made of."""
 
     traces: Sequence[RankTrace]
+
+    paint: float = PAINT
+    """The size of the token's value in the column that is painted."""
+
+    _carried: dict[Node, Node] = field(default_factory=dict)
+    """Where Python read the numbers of painted tensors that were made of such."""
 
     def operation(self, node: Node) -> Operation:
         """The operation itself."""
@@ -72,13 +78,18 @@ class Graph:
                     self._paint(node, found)
         return found
 
+    @property
+    def has_paint(self) -> bool:
+        """Whether a tensor has the token's value alone."""
+        return any(self._is_leaf(node, self.paint) for node in self.painted)
+
     def _nodes(self) -> Iterator[Node]:
         for rank, trace in enumerate(self.traces):
             yield from (Node(rank, place) for place in range(len(trace.operations)))
 
     def _paint(self, node: Node, found: dict[Node, bool]) -> None:
         operation, held = self.operation(node), self.operation(node).contents
-        if not held.is_floating or operation.name.startswith(ALLOCATIONS):
+        if not held.is_measured or operation.name.startswith(ALLOCATIONS):
             return
         painted = [found[one] for one in self.inputs(node) if one in found]
         if operation.collective is not None:
@@ -86,8 +97,31 @@ class Graph:
             found.update([(node, any(painted))] if painted else [])
         elif held.nonzero and painted:
             found[node] = any(painted) or operation.backward_pass is not None
-        elif held.largest == PAINT and abs(held.total) == PAINT * held.nonzero:
+        elif self._is_leaf(node, self.paint) or self._selects(node):
             found[node] = False
+        elif operation.name == GIVEN and (read := self._read_before(node, found)) is not None:
+            found[node] = found[read]
+            self._carried[node] = read
+
+    def _read_before(self, node: Node, found: Mapping[Node, bool]) -> Node | None:
+        """Where Python read a number that a tensor was made of, the last time before."""
+        numbers = [abs(one) for one in self.operation(node).contents.values if one not in (0, 1)]
+        for place in range(node.place - 1, -1, -1) if numbers else ():
+            read = Node(node.rank, place)
+            if self.operation(read).name == READ and read in found:
+                size = self.operation(read).contents.largest
+                if any(is_close(one, size) for one in numbers):
+                    return read
+        return None
+
+    def _is_leaf(self, node: Node, value: float) -> bool:
+        """Whether a tensor has a value at some entries and 0 elsewhere."""
+        held = self.operation(node).contents
+        return held.largest == value and abs(held.total) == value * held.nonzero
+
+    def _selects(self, node: Node) -> bool:
+        """Whether it is what leaves the painted token's gradient alone."""
+        return self._is_leaf(node, SELECTED)
 
     def before(self, node: Node) -> Node | None:
         """The node that a painted one has the token's value from; None if it is the first.
@@ -96,7 +130,7 @@ class Graph:
         """
         painted = [one for one in self.inputs(node) if one in self.painted]
         if not painted:
-            return None
+            return self._carried.get(node)
         value = self.operation(node).contents.largest
 
         def fit(one: Node) -> tuple[bool, bool, float]:
@@ -108,19 +142,41 @@ class Graph:
         number = self.operation(node).backward_pass
         root = None if number is None else self.traces[node.rank].roots.get(number)
         if self.painted[best] or root is None or Node(node.rank, root) not in self.painted:
-            return best
+            return None if self._selects(best) else best
         return Node(node.rank, root)
 
-    def logged(self, number: float) -> Iterator[Node]:
-        """Yield where logged numbers are read; the last number that is read if none is logged."""
+    def logged(self, number: float, rank: int) -> Iterator[Node]:
+        """Yield where a number that a rank logs is read, or has been made, there or elsewhere.
+
+        Other numbers that are read come last, the latest first. A loss that is differentiated is
+        not logged itself.
+        """
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
-        read = [node for node in reversed(ends) if self.operation(node).name == READ]
-        yield from (one for one in read if is_close(self._size(one), abs(number)))
-        yield from (one for one in reversed(ends) if is_close(self._size(one), abs(number)))
+        ends = sorted(ends, key=lambda node: (node.rank == rank, node.place), reverse=True)
+        read = [node for node in ends if self.operation(node).name in (READ, LISTED)]
+        others = [node for node in ends if node not in self._differentiated]
+        yield from (one for one in (*read, *others) if self._holds(one, abs(number)))
         yield from read
 
-    def _size(self, node: Node) -> float:
-        return self.operation(node).contents.largest
+    def _holds(self, node: Node, number: float) -> bool:
+        held = self.operation(node).contents
+        return any(is_close(abs(one), number) for one in (held.largest, *held.values))
+
+    @cached_property
+    def _differentiated(self) -> frozenset[Node]:
+        """The nodes that backward passes begin with, and what these were made of."""
+        found: set[Node] = set()
+        waiting = [
+            Node(rank, root)
+            for rank, trace in enumerate(self.traces)
+            for root in trace.roots.values()
+        ]
+        while waiting:
+            node = waiting.pop()
+            if node not in found and node in self.painted:
+                found.add(node)
+                waiting += self.inputs(node)
+        return frozenset(found)
 
     @property
     def ends(self) -> Iterator[Node]:

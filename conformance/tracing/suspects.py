@@ -65,6 +65,13 @@ class Suspects:
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
         return [*by_line.values()][:MOST]
 
+    def may_be_wrong(self, factor: float) -> bool:
+        """Whether a factor that no operation shows had to be another, or only another is known."""
+        needed = factor / self._off if self._off else 0.0
+        if is_close(factor, self._off) or not needed:
+            return True
+        return self._right.needed(1 / needed) is not None or self._right.is_size(needed)
+
     def _rank(self, one: Ranked) -> tuple[bool, Why, int]:
         return self._is_own(one.suspect.line), one.why, one.depth
 

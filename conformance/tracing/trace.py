@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from itertools import chain as chained
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from adapters.contract.batch.altered import PAINT
+from adapters.contract.batch.altered import painted_value
 from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
+from conformance.findings.errors import NotTracedError
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph, Node, is_close
 from conformance.tracing.reasons import Suspect
+from conformance.tracing.right_counts import RightCounts
+from conformance.tracing.source.arithmetic import scaling_lines
 from conformance.tracing.suspects import MOST, Suspects
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from conformance.findings.trace import Line
@@ -35,19 +42,28 @@ class Trace:
 
     @classmethod
     def of(cls, finding: str, job: TracedJob, package: str | None, source: Path | None) -> Trace:
-        """The trace of a job that has been run."""
-        graph = Graph(job.traces)
-        ends = graph.ends if job.logged is None else graph.logged(job.logged)
-        end = next(ends, None)
-        if end is None:
-            suspects = _suspects_of_loss(graph)
+        """The trace of a job that has been run.
+
+        Raises:
+            NotTracedError: the framework was not given what is painted.
+        """
+        graph = Graph(job.traces, painted_value(job.column))
+        if not graph.has_paint:
+            raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
+        chains = [*_chains(graph, job)]
+        if not chains:
+            suspects = _suspects_of_loss(graph, None if job.logged is None else job.rank)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
-        found = chain(graph, end)
-        suspects = Suspects(job, found, package).best() if job.is_wrong else []
-        trace = cls(finding=finding, job=job, chain=found, suspects=suspects, source=source)
-        if job.is_wrong and job.logged is not None and trace.is_pending:
-            return replace(trace, suspects=[*_read(graph, end, trace.rest), *suspects][:MOST])
-        return trace
+        of_factors = Suspects(job, chains[0], package)
+        suspects = of_factors.best() if job.is_wrong else []
+        trace = cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
+        if not (job.is_wrong and job.logged is not None and trace.is_pending):
+            return trace
+        read = _of_reading(chains, trace.rest)
+        is_to_blame = not suspects or of_factors.may_be_wrong(trace.rest)
+        ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
+        by_line = {one.line: one for one in reversed(ordered)}
+        return replace(trace, suspects=[*by_line.values()][::-1][:MOST])
 
     @property
     def of_cause(self) -> CauseTrace:
@@ -97,12 +113,12 @@ class Trace:
                 return f"the weight is {job.observed:.6g}, and the traced job has no gradient of it"
             return None
         first = self.chain.graph.operation(self.chain.way[0])
-        if first.contents.largest != PAINT:
+        if first.contents.largest != self.chain.graph.paint:
             place = "" if first.line is None else f" at {self.place(first.line)}"
             return f"the way of the value is lost before {first.name}{place}"
         if abs(job.traced - job.observed) > job.tolerance * abs(job.observed):
             return (
-                f"the token weighs {job.traced:.6g} where it alone has an advantage, and"
+                f"the token weighs {job.traced:.6g} where it alone has a value, and"
                 f" {job.observed:.6g} among others: its weight depends on their losses"
             )
         return None
@@ -113,17 +129,52 @@ class Trace:
         return not is_close(self.rest, 1)
 
 
-def _read(graph: Graph, end: Node, rest: float) -> list[Suspect]:
-    """The line that reads a number out of its last tensor, with what plain Python makes of it."""
+def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
+    """Yield the chain that ends in the gradient, or those that may end in the logged number.
+
+    There is none if the value is lost. Of numbers that may have become the logged one the first are
+    those that differ from it by what is known, and have the same value.
+    """
+    if job.logged is None:
+        yield from (chain(graph, end, job.gradient_unit) for end in islice(graph.ends, 1))
+        return
+    if not job.logged:
+        return
+    right = RightCounts(job.context, job.place)
+    chains = [chain(graph, end) for end in graph.logged(job.logged, job.rank)]
+
+    def is_known(one: Chain) -> bool:
+        rest = abs(job.traced) * job.derivative / one.product if one.product else 0.0
+        return right.is_size(rest) or any(
+            right.ingredient(factor) is not None for factor in (rest, 1 / (rest or math.inf))
+        )
+
+    first = next(filter(is_known, chains), next(iter(chains), None))
+    yield from (one for one in chains if first and is_close(one.product, first.product))
+
+
+def _of_reading(chains: Sequence[Chain], rest: float) -> list[Suspect]:
+    """The lines of plain Python that go on with a number out of its last tensor.
+
+    Those that scale numbers come first; a line that was called from another file to read one says
+    less than who called it.
+    """
+    stacks = [one.graph.operation(one.way[-1]).stack for one in chains]
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
-    return [Suspect(line, words) for line in graph.operation(end).stack[:1]]
+    scaling = islice(scaling_lines(stacks[0][:1]), MOST - 1)
+    outside = [[line for line in stack if line.file != stack[0].file][:1] for stack in stacks]
+    readers = [stack[:1] for stack in stacks]
+    return [Suspect(line, words) for line in (*scaling, *chained(*outside), *chained(*readers))]
 
 
-def _suspects_of_loss(graph: Graph) -> list[Suspect]:
-    """The lines after which a token's value is nowhere: of its gradient, if it has any."""
-    painted = graph.painted.items()
-    last = {in_gradient: node for node, in_gradient in sorted(painted)}
-    ends = [last[one] for one in (True, False) if one in last]
+def _suspects_of_loss(graph: Graph, rank: int | None) -> list[Suspect]:
+    """The lines after which a token's value is nowhere: of its gradient, if it has any.
+
+    Of a logged number they are those of the rank that logs it, where the value came there.
+    """
+    painted = sorted(graph.painted.items(), key=lambda one: (one[0].rank == rank, one[0]))
+    last = {in_gradient: node for node, in_gradient in painted}
+    ends = [last[one] for one in (True, False) if one in last and (rank is None or not one)]
     readers = [
         Node(end.rank, place)
         for end in ends
@@ -131,5 +182,6 @@ def _suspects_of_loss(graph: Graph) -> list[Suspect]:
         if end.place in operation.inputs
     ]
     words = "no operation after this line holds the value of the token"
-    lines = [graph.operation(node).line for node in [*readers, *ends]]
-    return [Suspect(line, words) for line in dict.fromkeys(lines) if line is not None][:MOST]
+    stacks = [graph.operation(node).stack for node in [*readers, *ends]]
+    lines = [line for stack in stacks for line in stack[: MOST if rank is not None else 1]]
+    return [Suspect(line, words) for line in dict.fromkeys(lines)][:MOST]

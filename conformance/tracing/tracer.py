@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from adapters.contract.batch.altered import PAINT, painting
+from adapters.contract.batch.altered import SELECTED, painted_value, painting
 from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.job import Column, Paint
 from adapters.contract.objective import (
-    NORMALISED,
+    OF_TERMS,
     OFF_POLICY,
     ONE_ADVANTAGE,
-    SELECTING,
+    WITH_REJECTION,
     Metric,
     Objective,
 )
+from conformance.expected.loss_terms import logged_terms
 from conformance.findings.errors import NotTracedError
-from conformance.findings.verdict import Check
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
-from reference.rounding import ratio_bound, weight_bound
+from conformance.tracing.columns import columns_of, contribution
+from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound, weight_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,24 +32,14 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
     from conformance.findings.trace import RankTrace
-    from conformance.plan.matrix import MatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
 
-TRACED = frozenset({Objective.POLICY, Objective.REJECTION, *OFF_POLICY}).difference(
-    ONE_ADVANTAGE,
-    NORMALISED,
-    SELECTING,
-    {Objective.KL_COV, Objective.CLIP_COV, Objective.DRO},
-)
-"""Objectives whose token losses are proportional to the token's own advantage."""
+MOST_TRIED = 6
+"""Painted jobs that are tried until one has a wrong share."""
 
-CHECKED = frozenset({Check.WEIGHTS, Check.REJECTION, Check.OFF_POLICY})
-"""Checks of the gradient that such losses have."""
-
-
-MOST_TOKENS = 4096
-"""Tokens of the largest batch that is traced: every operation on them is kept in memory."""
+MOST_SAMPLES = 4
+"""Samples whose first tokens are tried for a logged number."""
 
 
 class Token(NamedTuple):
@@ -64,24 +57,36 @@ class TracedJob:
     """The weight of one token in an ordinary run of a job, and the operations of a traced one."""
 
     token: Token
+    column: Column
+    """What is painted."""
+
     context: StepContext
-    """Of the step that has the token."""
+    """Of the step that has the token, with the aggregation of the term that it is traced in."""
 
     place: int
     """The place of the token among the tokens of its step."""
 
     observed: float
     traced: float
-    """Its weight in the job that is traced, in which it alone has an advantage."""
+    """Its weight in the job that is traced, in which it alone has a value."""
 
     derivative: float = 1.0
-    """Of the token's loss by its log-probability, in the traced job, relative to its advantage."""
+    """The token's loss in the traced job, relative to its painted value."""
+
+    gradient_unit: float = 1.0
+    """What a gradient of the token in the traced job is relative to its loss, both by weight 1."""
 
     tolerance: float
     traces: tuple[RankTrace, ...]
 
+    metric: Metric | None = None
+    """The number that it is traced to, if that is not its gradient."""
+
     logged: float | None = None
-    """The policy loss that the traced job logs, if it is traced to that and not to its gradient."""
+    """What the traced job logs as that, where it is most wrong."""
+
+    rank: int = 0
+    """The rank that logs it."""
 
     @property
     def expected(self) -> float:
@@ -94,54 +99,179 @@ class TracedJob:
         return not abs(self.observed - self.expected) <= self.tolerance * self.expected
 
 
-def is_traced(cell: MatrixCell) -> bool:
-    """Whether the painted token of a cell's job tells what its weights, or its log, are made of."""
-    tokens = sum(len(step.mask) for step in cell.case.steps)
-    is_checked = cell.spec.check in CHECKED and cell.spec.objective in TRACED
-    is_checked &= cell.spec.metric is None
-    return (is_checked or is_of_log(cell)) and tokens <= MOST_TOKENS
+def trace(
+    job: Job, pool: RankPool, token: Token | None = None, metric: Metric | None = None
+) -> TracedJob | Crashed | Declined:
+    """Trace a token of a job to its gradient, or to a logged number.
 
-
-def is_of_log(cell: MatrixCell) -> bool:
-    """Whether a cell is about the policy loss that is logged, with ratios of 1."""
-    is_plain = cell.spec.check is Check.METRIC and cell.spec.metric is Metric.POLICY_LOSS
-    return is_plain and cell.spec.objective is Objective.POLICY
-
-
-def trace(job: Job, pool: RankPool, token: Token | None = None) -> TracedJob | Crashed | Declined:
-    """Trace a token of a job, by default the one whose weight is most wrong.
+    By default it is the one whose weight is most wrong, or the first whose share in the number is.
 
     Raises:
-        NotTracedError: the job has no such token.
+        NotTracedError: the job has no such token, or no rank logs the number.
     """
+    if metric is None and job.objective in OF_TERMS:
+        return _of_terms(job, pool, token)
     ordinary = pool.run(job)
     if not isinstance(ordinary, Ran):
         return ordinary
-    description = pool.description
-    chosen = token or most_wrong(job, ordinary.observations, description)
-    step_index, place = place_of(job, chosen)
-    painted = pool.run(replace(job, painted=chosen))
-    if not isinstance(painted, Ran):
-        return painted
+    way = _ToLog if metric is not None else _ToGradient
+    tracer = way(job, pool, ordinary.observations, metric)
+    tokens = [token] if token is not None else tracer.candidates()
+    columns = columns_of(job.objective, metric)
+    traced: TracedJob | Crashed | Declined | None = None
+    for term, one in islice(product(columns, tokens), MOST_TRIED):
+        traced = tracer.traced(one, term, columns[term])
+        if not isinstance(traced, TracedJob) or traced.is_wrong:
+            return traced
+    if traced is None:
+        raise NotTracedError("no token of this batch is active")
+    return traced
 
-    with painting(chosen):
-        batch = ProbedBatch.of(job, description.conventions)
-        derivative = float(batch.split(batch.dloss_dlogprob)[step_index][place]) / PAINT
 
-    def weight(observations: Sequence[Observation]) -> float:
-        of_ranks = final_weights(observations, step_index, job, description.conventions)
+def _of_terms(job: Job, pool: RankPool, token: Token | None) -> TracedJob | Crashed | Declined:
+    """Trace a token in one of the terms of an objective, each alone: the first that is wrong.
+
+    Derivatives of the others are no smaller where a token has no value.
+    """
+    policy = Objective.REJECTION if job.objective in WITH_REJECTION else Objective.POLICY
+    for objective in (policy, Objective.ENTROPY, Objective.KL):
+        traced = trace(replace(job, objective=objective), pool, token)
+        if isinstance(traced, TracedJob) and traced.is_wrong:
+            break
+    return traced
+
+
+@dataclass(frozen=True, eq=False)
+class _Tracer:
+    """Runs a job in which one token is painted."""
+
+    job: Job
+    pool: RankPool
+    ordinary: Sequence[Observation]
+    metric: Metric | None
+
+    @property
+    def _description(self) -> Description:
+        return self.pool.description
+
+    def _painted(self, paint: Paint) -> Ran | Crashed | Declined:
+        return self.pool.run(replace(self.job, painted=paint))
+
+    def _batch(self) -> ProbedBatch:
+        return ProbedBatch.of(self.job, self._description.conventions)
+
+    def _context(self, step_index: int) -> StepContext:
+        return step_context(self.job, step_index, self.ordinary, self._description)
+
+
+class _ToGradient(_Tracer):
+    """Traces a token to its gradient."""
+
+    def candidates(self) -> list[Token]:
+        """The token that is most wrong."""
+        return [most_wrong(self.job, self.ordinary, self._description)]
+
+    def traced(
+        self, token: Token, term: Metric | Objective, column: Column
+    ) -> TracedJob | Crashed | Declined:
+        """The job with the token painted in a column."""
+        job, (step_index, place) = self.job, place_of(self.job, token)
+        is_selected = column is not Column.ADVANTAGES or job.objective in ONE_ADVANTAGE
+        ids = self._batch().responses[token.sample]
+        paint = Paint(*token, column, int(ids[token.token]) if is_selected else None)
+        painted = self._painted(paint)
+        if not isinstance(painted, Ran):
+            return painted
+        with painting(paint):
+            batch = self._batch()
+            derivative = abs(float(batch.split(batch.dloss_dlogprob)[step_index][place]))
+        unit, loss = SELECTED if is_selected else 1.0, contribution(batch, column, derivative)
+        return TracedJob(
+            token=token,
+            column=column,
+            context=self._context(step_index),
+            place=place,
+            observed=self._weight(self.ordinary, step_index, place),
+            traced=self._weight(painted.observations, step_index, place) / unit,
+            derivative=loss / painted_value(column),
+            gradient_unit=derivative * unit / loss if loss else 1.0,
+            tolerance=_tolerance(job, step_index, self._description),
+            traces=painted.traces,
+        )
+
+    def _weight(self, observations: Sequence[Observation], step_index: int, place: int) -> float:
+        conventions = self._description.conventions
+        of_ranks = final_weights(observations, step_index, self.job, conventions)
         return max((float(weights[place]) for weights in of_ranks), key=abs)
 
-    return TracedJob(
-        token=chosen,
-        context=step_context(job, step_index, ordinary.observations, description),
-        place=place,
-        observed=weight(ordinary.observations),
-        traced=weight(painted.observations),
-        derivative=abs(derivative),
-        tolerance=_tolerance(job, step_index, description),
-        traces=painted.traces,
-    )
+
+class _ToLog(_Tracer):
+    """Traces a token to a logged number."""
+
+    def candidates(self) -> list[Token]:
+        """The first active token of each sample, those of the largest samples first."""
+        active = [
+            (int(step.mask[start : start + length].sum()), tokens[start + int(first)])
+            for step, tokens in zip(self.job.steps, tokens_of_steps(self.job), strict=True)
+            for start, length in zip(step.offsets, step.response_lengths, strict=False)
+            for first in np.flatnonzero(step.mask[start : start + length])[:1]
+        ]
+        return [token for _, token in sorted(active, key=lambda one: -one[0])][:MOST_SAMPLES]
+
+    def traced(
+        self, token: Token, term: Metric | Objective, column: Column
+    ) -> TracedJob | Crashed | Declined:
+        """The job with the token painted in a column."""
+        assert self.metric is not None
+        step_index, place = place_of(self.job, token)
+        paint = Paint(*token, column)
+        painted = self._painted(paint)
+        if not isinstance(painted, Ran):
+            return painted
+        with painting(paint):
+            terms = logged_terms(self._context(step_index), self.job.objective, self.metric)
+        [of_term] = [one for one in terms if one.metric is term]
+        quantity = float(of_term.factors[place])
+        if not quantity:
+            raise NotTracedError(f"{token} adds nothing to {self.metric}")
+        right = quantity * float(of_term.context.expected[place])
+        reported = self._reported(painted.observations, step_index)
+        rank, value = max(reported, key=lambda one: abs(one[1] - right))
+        is_exact = self.job.objective is Objective.POLICY
+        return TracedJob(
+            token=token,
+            column=column,
+            context=of_term.context,
+            place=place,
+            observed=value / quantity,
+            traced=value / quantity,
+            derivative=abs(quantity) / painted_value(column),
+            tolerance=reported_bound(
+                int(self.job.steps[step_index].mask_before_rejection.sum()),
+                self._description.dtype,
+                0 if is_exact else TERM_OPERATIONS,
+            ),
+            traces=painted.traces,
+            metric=self.metric,
+            logged=value,
+            rank=rank,
+        )
+
+    def _reported(
+        self, observations: Sequence[Observation], step_index: int
+    ) -> list[tuple[int, float]]:
+        """The numbers that ranks log of a step, each with its rank."""
+        assert self.metric is not None
+        of_ranks = [one.reported.get(self.metric, ()) for one in observations]
+        reported = [
+            (rank, value)
+            for rank, of_steps in enumerate(of_ranks)
+            for value in of_steps[step_index : step_index + 1]
+            if value is not None
+        ]
+        if not reported:
+            raise NotTracedError(f"no rank logs {self.metric}")
+        return reported
 
 
 def _tolerance(job: Job, step_index: int, description: Description) -> float:

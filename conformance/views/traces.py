@@ -134,7 +134,7 @@ def _count(trace: Trace, count: Count) -> dict[str, Any]:
 
 def _headline(trace: Trace) -> str:
     job = trace.job
-    in_log = "" if job.logged is None else " in the logged loss"
+    in_log = "" if job.metric is None else f" in the logged {job.metric.replace('_', ' ')}"
     weights = f"weighs {_number(job.observed)}{in_log}"
     right = f" and should weigh {_number(job.expected)}" if job.is_wrong else ", as it should"
     return f"{trace.finding}: token {job.token} {weights}{right}"
@@ -154,7 +154,7 @@ def _ending(trace: Trace) -> Iterator[str]:
         yield f"× {_number(trace.rest):<12} {rest}"
     if abs(trace.job.derivative - 1) > NEGLIGIBLE:
         divisor = _number(1 / trace.job.derivative)
-        yield f"× {divisor:<12} for the derivative of the token's loss by its ratio"
+        yield f"× {divisor:<12} for the token's own loss"
     yield f"= {_number(trace.job.traced)}"
     if trace.objection is not None:
         yield f"this does not explain the finding: {trace.objection}"

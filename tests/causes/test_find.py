@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 
 from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
-from conformance.explain.causes import causes
+from conformance.explain.causes import causes, with_traces
 from conformance.explain.conditions import of_finding
 from conformance.explain.step_conditions import of_step
-from conformance.findings.cause import Cause, Clues, Range, Severity
+from conformance.findings.cause import (
+    Cause,
+    CauseTrace,
+    Clues,
+    Range,
+    Severity,
+    SuspectedLine,
+)
 from conformance.findings.finding import Diagnosis, Finding, Logged
 from conformance.findings.report import Selection
 from conformance.findings.verdict import Verdict
@@ -501,3 +508,25 @@ def test_step_says_whether_tokens_are_rejected() -> None:
 
     assert "where no token is rejected" in plain - rejected
     assert "where tokens are rejected" in rejected - plain
+
+
+def suspected(line: int) -> CauseTrace:
+    found = SuspectedLine(file="toy/loss.py", line=line, function="reduce", why="2 instead of 4")
+    return CauseTrace(suspects=[found])
+
+
+def test_what_no_mistake_explains_is_told_by_its_line() -> None:
+    modes = ("constant", "prompt_mean", "token_mean")
+    names = [f"weights/{mode}/odd_groups/dp1-cp1-mb1-bshd" for mode in modes]
+    said = [wrong(name) for name in names]
+    findings = {finding.id: finding for finding, _ in said}
+    [whole] = found(*said)
+
+    traces = {names[0]: suspected(7), names[1]: suspected(9)}
+    one, other = with_traces([whole], traces, findings)
+
+    assert one.statement == "a different factor at toy/loss.py:7 (reduce)"
+    assert one.findings == [names[0], names[2]]
+    assert other.statement == "a different factor at toy/loss.py:9 (reduce)"
+    assert other.suspects == traces[names[1]].suspects
+    assert with_traces([whole], {}, findings) == [whole]

@@ -36,12 +36,21 @@ def test_a_document_has_all_of_it_and_no_source(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        ("metric/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "1/23 in the logged loss"),
+        ("metric/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "1/23 in the logged policy loss"),
         ("off_policy.tis_token/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/23"),
         ("off_policy.cispo/sample_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/48"),
+        ("off_policy.gspo/sample_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/48"),
+        ("off_policy.geo_mean/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/23"),
+        ("auxiliary.kl/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/23"),
+        ("auxiliary.combined/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/23"),
+        ("other_losses.sft/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/23"),
+        ("other_losses.value/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "weighs 1/23"),
+        ("metric.entropy/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "in the logged entropy"),
+        ("metric.clip_fraction/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "1/23"),
+        ("metric.loss/token_mean/fully_masked_sample/dp2-cp1-mb2-thd", "1/23 in the logged loss"),
     ],
 )
-def test_logs_and_off_policy_losses_are_traced(
+def test_losses_and_logs_are_traced(
     capsys: pytest.CaptureFixture[str], finding: str, words: str
 ) -> None:
     assert main(["trace", finding, "--adapter=native", "--format=json"]) == 0
@@ -71,7 +80,7 @@ def test_a_trace_against_another_tells_the_factors_that_differ(
     [
         (["weights"], "is no id of a finding"),
         ([FINDING.replace("uneven_lengths", "none")], "there is no finding"),
-        ([FINDING.replace("weights", "metric.kl_coefficient")], "cannot be traced"),
+        ([FINDING.replace("weights", "auxiliary.router")], "cannot be traced"),
         ([FINDING, "--token=90:0"], "90:0 is no token"),
     ],
 )

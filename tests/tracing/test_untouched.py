@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adapters.contract.batch.altered import painting
+from adapters.contract.job import Paint
 from conformance.ranks.pool import Ran, RankPool
 from conformance.runs import registry
 from reference.aggregation import Mode
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter, Job, Layout, Observation, Rank
 
-TOKEN = (1, 0)
+TOKEN = Paint(1, 0)
 STEP = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 
 

@@ -1,18 +1,19 @@
 """Columns of a batch that are poisoned, attached or painted.
 
-A poison is a value that no loss may depend on. Paint is the advantage of one token alone, whose way
-to the gradient is traced. An attached column is not detached from a graph: it
-has a gradient, which must stay 0.
+A poison is a value that no loss may depend on. Paint is the value of one token alone, such as its
+advantage, whose way to the gradient or to a logged number is traced. An attached column is not
+detached from a graph: it has a gradient, which must stay 0.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from adapters.contract.batch.token_values import ADVANTAGES
 from adapters.contract.job import Column, Place
 from adapters.contract.objective import CONSTANTS
 from reference.aggregation import AdvantageUnit
@@ -22,22 +23,33 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract.job import Job
+    from adapters.contract.job import Job, Paint
 
 
 PAINT = 4096.0
-"""The advantage of a painted token, which no other number of a step is."""
+"""The advantage or entropy of a painted token, which no other number of a step is."""
 
-PAINTED: ContextVar[tuple[int, int] | None] = ContextVar("painted", default=None)
+SHADE = 2.578125
+"""The same in columns of log-probabilities, and a return: no bound on log-ratios clips it."""
+
+SELECTED = 8192.0
+"""What the gradient of a painted token is multiplied by where that of all others is made 0."""
+
+PAINTED: ContextVar[Paint | None] = ContextVar("painted", default=None)
+
+
+def painted_value(column: Column) -> float:
+    """The size of a painted token's value in a column."""
+    return PAINT if column in (Column.ADVANTAGES, Column.ENTROPIES) else SHADE
 
 
 @contextmanager
-def painting(token: tuple[int, int] | None) -> Iterator[None]:
-    """Give one token of every batch made in the context an advantage, and all others none.
+def painting(paint: Paint | None) -> Iterator[None]:
+    """Give one token of every batch made in the context a value in a column, and all others none.
 
-    It has the sign of its own, which clipping depends on.
+    An advantage has the sign of the token's own, which clipping depends on.
     """
-    reset = PAINTED.set(token)
+    reset = PAINTED.set(paint)
     try:
         yield
     finally:
@@ -105,6 +117,49 @@ class Batch(Protocol):
     @property
     def advantage_unit(self) -> AdvantageUnit:
         """What has an advantage of its own."""
+
+
+def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
+    """What `ProbedBatch` has by name where one token alone has a value in a column.
+
+    Nothing else adds to a loss: the other columns are 0, as are the new log-probabilities. A ratio
+    that is painted is clipped, as the token has a negative advantage.
+    """
+    size, (sample, token) = painted_value(paint.column), paint[:2]
+    [painted_id] = batch.responses[sample][token : token + 1]
+
+    def one(value: float) -> list[NDArray[np.float64]]:
+        values = [np.zeros(len(ids)) for ids in batch.responses]
+        values[sample][token] = value
+        return values
+
+    def table(value: float) -> NDArray[np.float64]:
+        return np.where(np.arange(batch.probe_size + 2) == painted_id, value, 0.0)
+
+    neutral = {
+        "raw_advantages": one(0.0),
+        "entropies": one(0.0),
+        "entropy_table": table(0.0),
+        "old_values": one(0.0),
+    }
+    match paint.column:
+        case Column.ADVANTAGES:
+            advantages = one(np.copysign(size, ADVANTAGES[painted_id % len(ADVANTAGES)]))
+            if paint.id is not None:  # those of its sample are one
+                advantages[sample][:] = advantages[sample][token]
+            return {**neutral, "raw_advantages": advantages, "reference_log_probs": batch.log_probs}
+        case Column.RETURNS:
+            return {**neutral, "raw_advantages": one(2 * size)}
+        case Column.LOG_PROBS:
+            return {**neutral, "log_probs": one(-size), "log_prob_table": table(-size)}
+        case Column.ENTROPIES:
+            painted_columns = {"entropies": one(size), "entropy_table": table(size)}
+        case Column.OLD_LOG_PROBS:
+            painted_columns = {"old_log_probs": one(size), "raw_advantages": one(-1.0)}
+        case _:
+            painted_columns = {paint.column: one(-size)}
+    kept = {"old_log_probs": batch.log_probs, "reference_log_probs": batch.log_probs}
+    return {**neutral, **kept, **painted_columns}
 
 
 def altered(plain: Batch, column: Column, job: Job) -> list[NDArray[np.float64]]:

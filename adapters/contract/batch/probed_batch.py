@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from adapters.contract.batch.altered import COLUMNS, PAINT, PAINTED, altered, altered_table
+from adapters.contract.batch.altered import COLUMNS, PAINTED, altered, altered_table, painted
 from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.batch.sequences import Sequences
 from adapters.contract.batch.token_values import (
@@ -88,7 +88,10 @@ class ProbedBatch(Sequences):
     ) -> ProbedBatch:
         """The batch as a framework with these conventions is given it."""
         unit = conventions.advantage_unit or AdvantageUnit.TOKEN
-        return cls(steps, objective, conventions.kl_estimator, unit)
+        batch = cls(steps, objective, conventions.kl_estimator, unit)
+        if (paint := PAINTED.get()) is not None:
+            vars(batch).update(painted(batch, paint))  # as cached
+        return batch
 
     @classmethod
     def of(cls, job: Job, conventions: Conventions = DEFAULT_CONVENTIONS) -> ProbedBatch:
@@ -107,12 +110,6 @@ class ProbedBatch(Sequences):
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
         """An advantage for each token, never 0: a framework must mask by the mask alone."""
-        if (painted := PAINTED.get()) is not None:
-            sample, token = painted
-            advantages = [np.zeros(len(ids)) for ids in self.responses]
-            own = ADVANTAGES[self.responses[sample][token] % len(ADVANTAGES)]
-            advantages[sample][token] = np.copysign(PAINT, own)
-            return advantages
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
             pairs = zip(self.responses, of_sample, strict=True)
@@ -124,7 +121,7 @@ class ProbedBatch(Sequences):
         """One advantage for each sample, [N], for a framework whose `AdvantageUnit` is that."""
         return np.array([max(one, key=abs) for one in self.advantages])
 
-    @property
+    @cached_property
     def log_prob_table(self) -> NDArray[np.float64]:
         """Log-probabilities of the new policy, which the probe is added to, cycled over ids."""
         return LOG_PROBS if self.objective in OF_LOG_PROBS else NO_LOG_PROBS
@@ -135,7 +132,7 @@ class ProbedBatch(Sequences):
         table = self.log_prob_table
         return [table[ids % len(table)] for ids in self.responses]
 
-    @property
+    @cached_property
     def entropy_table(self) -> NDArray[np.float64]:
         """Entropies of the new policy, which the probe is added to, cycled over ids."""
         return ENTROPIES

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from conformance.findings.trace import (
     GIVEN,
+    LISTED,
     MULTIPLYING,
     OUTSIDE,
     READ,
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from conformance.ranks.recording.frames import Asked
 
 COPY = "aten.copy_.default"
+
+LISTING = ("tolist", "numpy")
+"""Methods of tensors that hand their entries to Python; torch dispatches no operation for them."""
+
+listed = torch.Tensor.tolist
+"""The method itself, by which the recorder looks at entries."""
 
 SMALL = 64
 """Entries of the largest tensor whose entries are kept: it may be a count, or made of some."""
@@ -58,6 +65,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Recorder:
+        """Begin to record."""
+        for name in LISTING:
+            setattr(torch.Tensor, name, self._noting(getattr(torch.Tensor, name)))
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        """Record no more."""
+        for name in LISTING:
+            delattr(torch.Tensor, name)  # that of its base shows again
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of tensors, with a note that Python has the entries from here."""
+
+        def noting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            who = asked(self.is_passed_by)
+            if who.stack and not who.reads_gradient and not wraps_others(type(tensor)):
+                with _disable_current_modes():
+                    inputs = self._inputs([tensor], who)
+                    draft = Operation(name=LISTED, stack=who.stack, contents=NOTHING, inputs=inputs)
+                    self._operations.append(replace(draft, contents=_contents(tensor)))
+            return method(tensor, *args, **kwargs)
+
+        return noting
 
     @property
     def trace(self) -> RankTrace:
@@ -180,7 +213,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return place
 
 
-NOTHING = Contents(0, (), 0.0, 0.0, 0, is_floating=False)
+NOTHING = Contents(0, (), 0.0, 0.0, 0, is_measured=False)
 
 
 def _backward_pass() -> int | None:
@@ -230,11 +263,11 @@ def _contents(tensor: torch.Tensor) -> Contents:
     low, high = torch.aminmax(held)
     return Contents(
         size=held.numel(),
-        values=tuple(held.reshape(-1).tolist()) if held.numel() <= SMALL else (),
+        values=tuple(listed(held.reshape(-1))) if held.numel() <= SMALL else (),
         largest=max(abs(float(low)), abs(float(high))),
         total=float(held.sum(dtype=torch.float64)),
         nonzero=int(torch.count_nonzero(held)),
-        is_floating=tensor.is_floating_point(),
+        is_measured=tensor.is_floating_point() or tensor.dtype is torch.bool,
     )
 
 

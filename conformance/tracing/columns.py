@@ -1,0 +1,104 @@
+"""The columns that are painted: what a token adds to a loss, or to a logged number, comes from one.
+
+A token's share in a sum is proportional to, or at least made of, its own value there alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.batch.altered import painted_value
+from adapters.contract.job import Column
+from adapters.contract.objective import (
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    FROM_REWARDS,
+    KL_COEFFICIENT,
+    Metric,
+    Objective,
+)
+from conformance.expected.loss_terms import coefficients, trained_term
+from conformance.findings.verdict import Check
+
+if TYPE_CHECKING:
+    from adapters.contract.batch.probed_batch import ProbedBatch
+    from conformance.plan.matrix import MatrixCell
+
+MOST_TOKENS = 4096
+"""Tokens of the largest batch that is traced: every operation on them is kept in memory."""
+
+CHECKED = frozenset(
+    {
+        Check.WEIGHTS,
+        Check.METRIC,
+        Check.REJECTION,
+        Check.OFF_POLICY,
+        Check.AUXILIARY,
+        Check.OTHER_LOSSES,
+    }
+)
+"""Checks of sums over tokens, in gradients and in logs."""
+
+SELECTED_BY_ADVANTAGES = frozenset(
+    {
+        Objective.CLIP_COV,
+        Objective.COVARIANCE_CLIPPED,
+        Objective.COVARIANCE_PENALISED,
+        Objective.ROUTER,
+    }
+)
+"""Objectives whose losses select tokens by comparing advantages, or have no losses of tokens."""
+
+COLUMNS: dict[Metric | Objective, Column] = {
+    Metric.POLICY_LOSS: Column.ADVANTAGES,
+    Metric.ENTROPY: Column.ENTROPIES,
+    Metric.KL: Column.REFERENCE_LOG_PROBS,
+    Metric.POLICY_KL: Column.OLD_LOG_PROBS,
+    Metric.CLIP_FRACTION: Column.OLD_LOG_PROBS,
+    Metric.VALUE_LOSS: Column.RETURNS,
+    Objective.SFT: Column.LOG_PROBS,
+    Objective.VALUE: Column.RETURNS,
+}
+"""What each term, or logged number, is made of."""
+
+
+def is_traced(cell: MatrixCell) -> bool:
+    """Whether a painted token tells what a cell's weights, or its logged number, are made of."""
+    spec, tokens = cell.spec, sum(len(step.mask) for step in cell.case.steps)
+    is_plain = not (spec.compares_cuts or spec.poisoned or spec.attached)
+    is_of_tokens = spec.objective not in (*SELECTED_BY_ADVANTAGES, *FROM_REWARDS)
+    is_checked = spec.check in CHECKED and is_plain and is_of_tokens
+    return is_checked and tokens <= MOST_TOKENS and bool(columns_of(spec.objective, spec.metric))
+
+
+def columns_of(objective: Objective, metric: Metric | None) -> dict[Metric | Objective, Column]:
+    """The column of each term of a logged number, or of the gradient if there is none."""
+    if metric is not None:
+        return {term: COLUMNS[term] for term in coefficients(metric, objective) if term in COLUMNS}
+    term = trained_term(objective)
+    if objective is Objective.KL_COV:  # what its penalty on log-ratios adds
+        return {term: Column.OLD_LOG_PROBS}
+    return {term: COLUMNS[term]}
+
+
+def contribution(batch: ProbedBatch, column: Column, derivative: float) -> float:
+    """The size of the painted token's loss, which its weight multiplies.
+
+    ``batch`` is the painted one; ``derivative`` is that of the loss by the log-probability, which a
+    policy loss without penalties is equal to.
+    """
+    size = painted_value(column)
+    match column:
+        case Column.ENTROPIES:
+            return ENTROPY_COEFFICIENT * size
+        case Column.REFERENCE_LOG_PROBS:
+            return KL_COEFFICIENT * float(np.abs(batch.divergences).max())
+        case Column.OLD_LOG_PROBS:
+            return CONSTANTS.kl_penalty * size
+        case Column.RETURNS:
+            return size**2
+        case Column.LOG_PROBS:
+            return size
+    return abs(derivative)

@@ -1,0 +1,74 @@
+"""Where the line of a mutant is among the suspects of its smallest wrong finding.
+
+``python -m tests.tracing.traced_mutants [NAME …]`` prints it for mutants, all if none is named.
+"""
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.findings.errors import NotTracedError
+from conformance.findings.trace import Line
+from conformance.ranks.pool import Ran, RankPool
+from conformance.runs.check import judge
+from conformance.tracing import tracer
+from conformance.tracing.columns import is_traced
+from conformance.tracing.trace import Trace
+from tests.mutants import MUTANTS
+from tests.mutants.kills import cells_of
+from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter, MutantJob
+
+MOST_TRIED = 12
+"""Findings of a mutant that are looked at until one is wrong."""
+
+
+def place(mutant: type[Mutant], pool: RankPool) -> int | None:
+    """The place of a line of the mutant among the suspects, from 1; None if it has none.
+
+    Raises:
+        NotTracedError: no finding of it is traced and wrong.
+    """
+    cells = [cell for cell in cells_of(mutant.spec, mutant) if is_traced(cell)]
+    for cell in sorted(cells, key=lambda one: one.layout.world_size)[::-1][:MOST_TRIED]:
+        job = MutantJob(**vars(cell.job), mutant=mutant)
+        ran = pool.run(job)
+        is_killed = isinstance(ran, Ran) and judge(cell.spec)(
+            job, ran.observations, pool.description
+        )
+        if not is_killed or is_killed.verdict != "mismatch":
+            continue
+        traced = tracer.trace(job, pool, metric=cell.spec.metric)
+        if isinstance(traced, tracer.TracedJob) and traced.is_wrong:
+            lines = [one.line for one in Trace.of(cell.id, traced, None, None).suspects]
+            return next((n for n, line in enumerate(lines, 1) if _has(mutant, line)), None)
+    raise NotTracedError(f"no finding of {mutant.__name__} is traced and wrong")
+
+
+def _has(mutant: type[Mutant], line: Line) -> bool:
+    """Whether a line is one of the mutant's, or of a class in its room that it is made of."""
+    for one in inspect.getmro(mutant):
+        if not one.__module__.startswith("tests.mutants.") or one is Mutant:
+            continue
+        lines, first = inspect.getsourcelines(one)
+        is_there = first <= line.number < first + len(lines)
+        if is_there and Path(inspect.getfile(one)).samefile(line.file):
+            return True
+    return False
+
+
+def main(names: Sequence[str]) -> None:
+    """Print the place of each mutant's line."""
+    with RankPool(MutantAdapter(), None, LARGEST) as pool:
+        for mutant in MUTANTS:
+            if mutant.__name__ in (names or [mutant.__name__]):
+                try:
+                    found = place(mutant, pool)
+                except NotTracedError as error:
+                    print(f"{mutant.__name__}: {error}", flush=True)
+                    continue
+                print(f"{mutant.__name__}: {found or 'not suspected'}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
