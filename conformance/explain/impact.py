@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -95,8 +96,8 @@ def impact(
         for one in findings
         if one.check not in OF_ONE_TERM and _holds(condition, one.mode, layout)
     }
-    effects = [_effect(mistake, mode, objective, layout) for mode, objective in sorted(asked)]
-    return _over([one for one in effects if one is not None], severity, layout)
+    found = chain.from_iterable(_effects(mistake, *one, layout) for one in sorted(asked))
+    return _over([*found], severity, layout)
 
 
 def _estimator(objective: Objective | None) -> Objective:
@@ -121,23 +122,24 @@ def _over(effects: Sequence[Effect], severity: Severity, layout: Layout) -> Impa
     return found.model_copy(update={"step": _words(layout)}) if str(found) else Impact()
 
 
-def _effect(mistake: str, mode: Mode, objective: Objective, layout: Layout) -> Effect | None:
-    """What a mistake does to the production step; None if it may be several different things.
+def _effects(mistake: str, mode: Mode, objective: Objective, layout: Layout) -> Sequence[Effect]:
+    """What a mistake may do to the production step; nothing if that is too many things.
 
     Of a mistake in what parts of a step are divided by, a prediction without another direction
     comes from a second mistake, a factor on top.
     """
-    found = [*effects(mode, objective, layout).get(mistake, ())]
+    found = _of_mistakes(mode, objective, layout).get(mistake, ())
     if any(one.turns for one in found):
         found = [one for one in found if one.turns]
-    scales = sorted(one.scale for one in found)
-    if not scales or scales[0] <= 0 or scales[-1] > SIMILAR * scales[0]:
-        return None
-    return min(found, key=lambda one: one.cosine)
+    scales = [one.scale for one in found]
+    is_one = bool(scales) and 0 < max(scales) <= SIMILAR * min(scales)
+    return found if is_one else ()
 
 
 @lru_cache(maxsize=32)
-def effects(mode: Mode, objective: Objective, layout: Layout) -> Mapping[str, Sequence[Effect]]:
+def _of_mistakes(
+    mode: Mode, objective: Objective, layout: Layout
+) -> Mapping[str, Sequence[Effect]]:
     """What each mistake does to the production step: a mistake may have several predictions."""
     context = production_context(mode, layout)
     found: dict[str, list[Effect]] = {}
