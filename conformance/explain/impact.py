@@ -13,13 +13,11 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from adapters.contract import Layout
 from adapters.contract.objective import OF_GROUPS, Objective
 from conformance.corpus.cases import CORPUS
 from conformance.expected.loss_terms import advantage_terms
-from conformance.expected.placement import zigzag_rank
+from conformance.expected.placement import passes_in_order
 from conformance.expected.step_context import StepContext
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
@@ -33,8 +31,6 @@ from reference.aggregation import DEFAULT_CONVENTIONS, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from conformance.explain.catalogue.mistake import Prediction
     from conformance.findings.finding import Finding
@@ -165,25 +161,15 @@ def _of_weights(context: StepContext) -> Iterable[Prediction]:
 
 @lru_cache(maxsize=8)
 def production_context(mode: Mode, layout: Layout) -> StepContext:
-    """The production step in a mode, as every rank is given equally many samples in their order."""
-    assert isinstance(layout.micro_batches, int)
+    """The production step in a mode, cut as `LAYOUT` says."""
     [step] = CASE.steps
-    places = np.arange(step.size)
-    dp_rank, place = np.divmod(places, step.size // layout.dp)
-    micro_batch = place * layout.micro_batches * layout.dp // step.size
-    of_token = np.repeat(places, step.response_lengths)
-    holder = dp_rank[of_token] * layout.cp
-    if layout.cp > 1:
-        holder = holder + zigzag_rank(step, layout.cp)
-    ranks = np.arange(layout.dp * layout.cp)[:, np.newaxis]
-    passes: NDArray[np.int32] = np.where(holder == ranks, micro_batch[of_token], -1)
     return StepContext(
         steps=CASE.steps,
         step_index=0,
         aggregation=CASE.aggregation(mode),
         conventions=DEFAULT_CONVENTIONS,
         layout=layout,
-        forward_pass_of_token=passes.astype(np.int32),
+        forward_pass_of_token=passes_in_order(step, layout),
     )
 
 
