@@ -152,7 +152,7 @@ class Peers:
         statistic: Statistic,
         chosen: Callable[[NDArray[np.int64], int], NDArray[np.int64]],
     ) -> Values:
-        """A statistic of the chosen rewards in each sample's group, 0 where none is chosen: [N]."""
+        """A statistic of the chosen rewards in each sample's group, 0 if it has no such: [N]."""
         found = np.zeros(len(self.rewards))
         for sample, group in enumerate(self.groups):
             members = np.flatnonzero(self.counted & (self.groups == group))

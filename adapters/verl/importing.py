@@ -40,7 +40,7 @@ REGISTRIES = {
 
 
 def import_verl(source: Path | None) -> None:
-    """Import verl; what is imported of it later is to find no TRL."""
+    """Import verl, and hide TRL from the modules that verl imports later."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     import_from("verl", [source] if source else [])
     _keep_trl_out_of_sight()

@@ -9,10 +9,10 @@ cause::
     [[cause]]
     name = "padding_micro_batches_averaged"
     condition = ["in logged numbers"]
-    reason = "micro-batches of padding count as 0 in means that are logged"
+    reason = "padding micro-batches are averaged into logged means as zeros"
     link = "https://github.com/owner/framework/issues/1"
 
-A mistake stands for all findings that it explains. A run fails if it has another cause, or if a
+An entry covers all findings that its mistake explains. A run fails if it has another cause, or if a
 finding shows that this one is gone. Without ``condition``, any will do.
 
 The condition of a failure only describes it, so that no right finding shows that it is gone. Its
@@ -286,7 +286,7 @@ class Expectations:
 
 
 def draft(report: Report) -> Iterator[str]:
-    """A file of all that is wrong in a report: an entry for each cause, but for reasons and links.
+    """A draft of a file with an entry for each cause of a report, without reasons and links.
 
     Without these it cannot be loaded: a fault is known once somebody can say why it is there.
     """

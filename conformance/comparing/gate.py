@@ -62,7 +62,7 @@ class Gate(ABC):
         yield from ()
 
     def difference(self, report: Report) -> Difference | None:
-        """What changed since an earlier report; None if none is looked at."""
+        """What changed since an earlier report; None without one."""
         return None
 
     def refusal(self, cells: Sequence[AnyMatrixCell]) -> str | None:
@@ -70,7 +70,7 @@ class Gate(ABC):
         return None
 
     def objection(self, report: Report) -> str | None:
-        """Why a run of which no finding fails is to fail all the same, None if it is not."""
+        """Why the run fails although every finding passes; None if it does not."""
         found = report.findings
         if not found or any(one.verdict not in UNJUDGED for one in found):
             return None
@@ -78,12 +78,12 @@ class Gate(ABC):
             return f"no verdicts, as nothing shows that this version is driven: {report.not_driven}"
         return (
             f"nothing was exercised: all {len(found)} findings are unsupported, by the adapter's"
-            " declaration; choose modes, layouts and checks of which it has some"
+            " declaration; choose modes, layouts and checks that it declares"
         )
 
     @property
     def watched(self) -> frozenset[str]:
-        """Names of mistakes of which it has to be known where they do not show."""
+        """Names of mistakes whose absence must be recorded."""
         return frozenset()
 
     def failing(self, report: Report) -> Iterator[Finding]:
@@ -107,7 +107,7 @@ class Strict(Gate):
 
 @dataclass(frozen=True)
 class Expecting(Gate):
-    """What is listed has to be wrong in the way that is listed; for the rest, all that is wrong."""
+    """Fails what is wrong and not listed, and what is listed and no longer wrong as listed."""
 
     expectations: Expectations
 
@@ -201,7 +201,7 @@ def _is_gone(expected: KnownMistake, report: Report) -> bool:
 
 @dataclass(frozen=True)
 class Comparing(Gate):
-    """What is worse than in an earlier report fails, and what is wrong and not in it.
+    """Fails what is worse than in an earlier report, and what is wrong and missing there.
 
     What the report lacks cannot be called known: whoever adds a layout, a case or a check to a run
     makes the baseline anew. It may hold more than a run looks at, and may not lack most of that.

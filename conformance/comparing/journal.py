@@ -117,7 +117,7 @@ class Journal:
         ids of their findings.
 
         Raises:
-            ReportPathError: it cannot be written; what was found is kept in the journal.
+            ReportPathError: it cannot be written; the journal keeps the findings.
         """
         report = self.report(selection, watched, fault)
         if report is not None:

@@ -58,6 +58,20 @@ def zigzag_rank(step: Step, cp: int) -> NDArray[np.int64]:
     return rank
 
 
+def passes_in_order(step: Step, layout: Layout) -> NDArray[np.int32]:
+    """The forward passes of a step whose samples are cut evenly in their order: [ranks, tokens].
+
+    Micro-batches that are not equal are taken to be two. Frameworks may cut otherwise: this is for
+    a step that none of them has seen.
+    """
+    count = layout.micro_batches if isinstance(layout.micro_batches, int) else 2
+    part = np.arange(step.size) * (layout.dp * count) // step.size
+    dp_rank, micro_batch = np.divmod(np.repeat(part, step.response_lengths), count)
+    holder = dp_rank * layout.cp + (zigzag_rank(step, layout.cp) if layout.cp > 1 else 0)
+    ranks = np.arange(layout.dp * layout.cp)[:, np.newaxis]
+    return np.where(holder == ranks, micro_batch, -1).astype(np.int32)
+
+
 def forward_pass_of_token(
     observations: Sequence[Observation], step_index: int, layout: Layout
 ) -> NDArray[np.int32] | None:

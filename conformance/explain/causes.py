@@ -12,8 +12,9 @@ from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind
 from conformance.explain.conditions import EMPTY_SAMPLE, METRIC_CHECKS
 from conformance.explain.cover import Table, cover, explanation
+from conformance.explain.impact import impact
 from conformance.findings.badness import badness, failure
-from conformance.findings.cause import UNEXPLAINED, Cause, Impact, Reach, Severity
+from conformance.findings.cause import UNEXPLAINED, Cause, Reach, Severity
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
@@ -80,8 +81,11 @@ def causes(
     everything = []
     for cause in (*found, *_alike(left, table)):
         worst = [by_name[name] for name in cause.findings if is_worst(by_name[name], cause)]
-        its_reach = _reach(worst, cause.condition, chosen_by)
-        everything.append(cause.model_copy(update={"reach": its_reach}))
+        found_out = {
+            "reach": _reach(worst, cause.condition, chosen_by),
+            "impact": impact(cause.name, cause.severity, cause.condition, worst, OBJECTIVES),
+        }
+        everything.append(cause.model_copy(update=found_out))
 
     def harm(cause: Cause) -> tuple[int, tuple[bool, bool, float, float], int]:
         worst = max(badness(by_name[name]) for name in cause.findings)
@@ -253,7 +257,6 @@ def _cause(
         condition=[*condition],
         severity=min(map(_severity, findings), key=[*Severity].index),
         statement=", ".join([statement, *condition]),
-        impact=Impact.of(findings),
         place=places.pop() if len(places) == 1 else None,
         findings=[finding.id for finding in smallest_first],
     )

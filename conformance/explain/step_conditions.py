@@ -5,7 +5,7 @@ Each is a phrase that a cause's statement can end with.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Metric
+from conformance.expected.placement import passes_in_order, token_placement
 from conformance.explain.conditions import EMPTY_SAMPLE, of_finding
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Verdict
@@ -78,21 +79,21 @@ OF_BATCHES: dict[str, Callable[[StepContext], bool]] = {
 }
 """Facts of the batch that a step is of."""
 
-OF_CUTS: dict[str, Callable[[StepContext, TokenPlacement], bool]] = {
-    "where data-parallel ranks differ in active tokens": lambda context, placement: _differ(
-        context.step.mask, placement.dp_rank
+OF_CUTS: dict[str, Callable[[Step, TokenPlacement], bool]] = {
+    "where data-parallel ranks differ in active tokens": lambda step, placement: _differ(
+        step.mask, placement.dp_rank
     ),
-    "where micro-batches differ in active tokens": lambda context, placement: _differ(
-        context.step.mask, placement.micro_batch_number
+    "where micro-batches differ in active tokens": lambda step, placement: _differ(
+        step.mask, placement.micro_batch_number
     ),
     "where data-parallel ranks differ in micro-batches": lambda _, placement: _several(
         placement.micro_batches
     ),
-    "where a prompt group is on several data-parallel ranks": lambda context, placement: _split(
-        context.step.groups[context.sample], placement.dp_rank
+    "where a prompt group is on several data-parallel ranks": lambda step, placement: _split(
+        np.repeat(step.groups, step.response_lengths), placement.dp_rank
     ),
-    "where a prompt group is in several micro-batches": lambda context, placement: _split(
-        context.step.groups[context.sample], placement.micro_batch_number
+    "where a prompt group is in several micro-batches": lambda step, placement: _split(
+        np.repeat(step.groups, step.response_lengths), placement.micro_batch_number
     ),
 }
 """Facts of how steps are cut."""
@@ -103,7 +104,14 @@ def of_context(context: StepContext) -> Iterator[str]:
     yield from of_step(context.step)
     yield from (fact for fact, holds in OF_BATCHES.items() if holds(context))
     if (placement := context.placement) is not None:
-        yield from (fact for fact, holds in OF_CUTS.items() if holds(context, placement))
+        yield from (fact for fact, holds in OF_CUTS.items() if holds(context.step, placement))
+
+
+@lru_cache(maxsize=4096)
+def of_cut_in_order(step: Step, layout: Layout) -> frozenset[str]:
+    """The facts of how a step is cut if every rank and micro-batch has the next few samples."""
+    placement = token_placement(passes_in_order(step, layout), layout)
+    return frozenset(fact for fact, holds in OF_CUTS.items() if holds(step, placement))
 
 
 def of_step(step: Step) -> Iterator[str]:

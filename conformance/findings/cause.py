@@ -24,6 +24,13 @@ SAME_DIRECTION = 1 - 1e-6
 """The cosine above which two gradients have one direction."""
 
 
+TIMES = 2
+"""The factor from which on sizes are given as multiples instead of percent."""
+
+INVISIBLE = 1e-6
+"""A relative error below which a size counts as right, as float32 rounds as much."""
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -143,22 +150,55 @@ class Range(NamedTuple):
         known = [value for value in values if value is not None]
         return cls(min(known), max(known)) if known else None
 
-    def __str__(self) -> str:
-        low, high = (f"{value:.4g}" for value in self)
-        return low if low == high else f"{low} to {high}"
+    @property
+    def off(self) -> str:
+        """How far factors are from 1, such as ``6 % too small to 4 % too large``; empty if 1."""
+        sizes = [_off(factor) for factor in self if abs(factor - 1) >= INVISIBLE]
+        if len(sizes) < 2:
+            return "".join(f"up to {_digits(size)}{unit}" for size, unit in sizes)
+        (low, unit), (high, other) = sizes
+        if unit != other:
+            return f"{_digits(low)}{unit} to {_digits(high)}{other}"
+        numbers = dict.fromkeys(_digits(size) for size in sorted((low, high)))
+        return f"{' to '.join(numbers)}{unit}"
+
+
+def _off(factor: float) -> tuple[float, str]:
+    """A size, and what it is the size of, for a factor other than 1."""
+    side = "large" if factor > 1 else "small"
+    if factor <= 0:
+        return factor, " times the right size"
+    if 1 / TIMES < factor < TIMES:
+        return abs(factor - 1) * 100, f" % too {side}"
+    return max(factor, 1 / factor), f" times too {side}"
+
+
+def _digits(number: float) -> str:
+    """Two significant digits, or three of a number above 100, and no exponent."""
+    rounded = float(f"{number:.{3 if abs(number) > 100 else 2}g}")
+    return f"{rounded:,.10f}".rstrip("0").rstrip(".")
 
 
 class Impact(_Frozen):
-    """What a cause does to training, over its findings; None where nothing was measured."""
+    """What a cause does to training at the size of a production step; None where that is unknown.
+
+    It is measured on such a step, predicted for one, or a sentence with the formula.
+    """
 
     scale: Range | None = None
-    """The factor on the learning rate: the least-squares scale of observed over right gradient."""
+    """The factor on the learning rate: the least-squares scale of wrong over right gradient."""
 
     cosine: Range | None = None
-    """The cosine of the angle between observed and right gradient."""
+    """The cosine of the angle between wrong and right gradient."""
 
     reported: Range | None = None
     """Logged over right numbers."""
+
+    step: str = ""
+    """The size of the step and how it is cut, such as ``512 samples, dp 8, cp 1``."""
+
+    words: str = ""
+    """What it does at any size, if no number says it."""
 
     @classmethod
     def of(cls, findings: Sequence[Finding]) -> Self:
@@ -175,16 +215,17 @@ class Impact(_Frozen):
         )
 
     def __str__(self) -> str:
-        """Returns what it means for training; empty if nothing was measured."""
-        said = []
-        if self.scale is not None:
-            said.append(f"updates {self.scale} times the right size")
+        """Returns what it means for training; empty if nothing is known."""
+        said = [self.words] if self.words else []
+        if self.scale is not None and (off := self.scale.off):
+            said.append(f"updates {off}")
         if self.cosine is not None and self.cosine.lowest < SAME_DIRECTION:
             angle = math.degrees(math.acos(max(self.cosine.lowest, -1.0)))
-            said.append(f"gradient direction off by up to {angle:.3g}°")
-        if self.reported is not None:
-            said.append(f"logs {self.reported} times the right number")
-        return "; ".join(said)
+            said.append(f"direction off by up to {_digits(angle)}°")
+        if self.reported is not None and (off := self.reported.off):
+            said.append(f"the logged number is {off}")
+        step = f" ({self.step})" if self.step else ""
+        return f"{', '.join(said)}{step}" if said else ""
 
 
 class SuspectedLine(_Frozen):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from adapters.contract.objective import Metric
 from conformance.explain.causes import is_worst, options
 from conformance.explain.conditions import of_finding
-from conformance.explain.step_conditions import of_step
+from conformance.explain.step_conditions import of_cut_in_order, of_step
 from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding
 from conformance.findings.report import PlanSize
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import Check, Verdict
 from conformance.runs.check import job_cell, make
 from conformance.runs.recorder import message
 
@@ -63,6 +63,7 @@ def chosen(report: Report, plan: Plan, description: Description) -> list[MatrixC
         if cause.severity in TESTED
     ]
     slugs = {findings[name].identity.slug for _, names in tested for name in names}
+    slugs.add(Check.REJECTION)  # which alone rejects tokens
     whole = replace(plan, size=PlanSize.FULL).cells()
     cells = filter(None, (job_cell(cell, description) for cell in whole))
     candidates = [_candidate(cell, report) for cell in cells if cell.spec.slug in slugs]
@@ -85,7 +86,11 @@ class _Candidate(NamedTuple):
 def _candidate(cell: MatrixCell, report: Report) -> _Candidate:
     finding = Finding(id=cell.id, verdict=Verdict.CONFORMS)
     set_by_user = frozenset(options(finding, report.chosen_by))
-    of_steps = {fact for step in cell.case.steps for fact in of_step(step)}
+    of_steps = {
+        fact
+        for step in cell.case.steps
+        for fact in (*of_step(step), *of_cut_in_order(step, cell.layout))
+    }
     facts = {*of_finding(finding, Metric.POLICY_LOSS), *of_steps, *set_by_user}
     return _Candidate(cell, set_by_user, frozenset(facts))
 
@@ -95,14 +100,17 @@ def _telling(
 ) -> Iterator[MatrixCell]:
     """Yield the nearest cell without each fact of a condition and option of a cause's reach.
 
-    That is nearest to the finding which needs the fewest options, and of the same check.
+    That is nearest to the finding which needs the fewest options, and of the same check if any such
+    lacks the fact. How a framework cuts a step is not known before it has: samples are taken to be
+    dealt in order.
     """
     alike = [one for one in candidates if one.cell.id in findings]
     if not alike:
         return
     plainest = min(alike, key=lambda one: (len(one.options), findings.index(one.cell.id)))
-    of_check = [one for one in candidates if one.cell.spec.slug == plainest.cell.spec.slug]
+    slug = plainest.cell.spec.slug
     for claim in (*condition, *sorted(plainest.options)):
-        lacking = [one for one in of_check if claim not in one.facts]
-        if claim in plainest.facts and lacking:
-            yield min(lacking, key=plainest.distance).cell
+        lacking = [one for one in candidates if claim not in one.facts]
+        of_check = [one for one in lacking if one.cell.spec.slug == slug] or lacking
+        if claim in plainest.facts and of_check:
+            yield min(of_check, key=plainest.distance).cell

@@ -11,7 +11,7 @@ from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
-from conformance.findings.badness import explain, off_by
+from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import JUDGED, Check, Verdict
@@ -121,7 +121,6 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
         framework=f"{report.adapter} (engine {report.engine})",
         what=(is_of_rules and escape_markdown(_explanation(example))) or statement,
         judged="the" if kind is ADVICE else judged,  # advice is not one of the judged
-        effect=str(cause.impact) or off_by(example),
         is_of_rules=is_of_rules,
         example=example,
         worked=worked,

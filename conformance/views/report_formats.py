@@ -186,7 +186,7 @@ def _details(report: Report, group: FindingGroup) -> Iterator[str]:
 
 
 def _known(report: Report, cause: Cause) -> Iterator[str]:
-    """Yields what is known of a cause, or that nothing is, if the framework was ever audited."""
+    """Yields the known fault that a cause is, or that it is none, if the framework was audited."""
     audited = known(report.adapter, report.engine)
     if audited is None:
         return

@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 
-OTHER_GRADIENTS = (Check.OFF_POLICY, Check.ADVANTAGES)
-"""Checks of weights that are multiplied by derivatives or advantages."""
-
-
 class WorkedTerm:
     """One term of a step's loss, or of a number that it logs, with its right denominators."""
 
@@ -240,24 +236,6 @@ class ShownCause:
     def named(self) -> list[str]:
         """The names of the causes that a run of the example alone ends with."""
         return self._named(self.example)
-
-    @property
-    def ratios(self) -> tuple[float, float] | None:
-        """The smallest and the largest observed weight in pictures, relative to the right one.
-
-        Gradients of several terms, which may cancel, and those that are no weights are left out;
-        None if nothing else is there.
-        """
-        found = [*self._ratios()]
-        return (min(found), max(found)) if found else None
-
-    def _ratios(self) -> Iterator[float]:
-        for one in self.findings:
-            is_weight = one.subject != Objective.COMBINED and one.check not in OTHER_GRADIENTS
-            for sample in one.picture.samples if one.picture is not None and is_weight else ():
-                for run in sample.runs:
-                    if run.expected and run.observed is not None:
-                        yield run.observed / run.expected
 
     def _named(self, finding: Finding) -> list[str]:
         return [one.name for one in causes([finding], self.report.clues, {})]

@@ -16,7 +16,6 @@ from conformance.findings.cause import (
     Cause,
     CauseTrace,
     Clues,
-    Range,
     Severity,
     SuspectedLine,
 )
@@ -381,7 +380,7 @@ def test_the_smallest_reproduction_comes_first() -> None:
     assert [name.split("/")[2] for name in cause.findings] == ["b", "c", "a"]
 
 
-def test_causes_come_by_what_they_do_and_say_how_much() -> None:
+def test_causes_come_by_what_they_do() -> None:
     logged, clues = wrong("metric.kl/token_mean/a/dp1-cp2-mb1-thd", EMPTY)
     logged = logged.model_copy(update={"logged": Logged(expected=2.0, reported=3.0)})
     gradient, more = wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP)
@@ -398,8 +397,6 @@ def test_causes_come_by_what_they_do_and_say_how_much() -> None:
         Severity.LOGGED,
         Severity.ADVICE,
     ]
-    assert all_three[0].impact.scale == Range(2.0, 2.0)
-    assert all_three[1].impact.reported == Range(1.5, 1.5)
 
 
 MISTAKES = [CP, MICRO, EMPTY, "policy_loss/not_divided"]

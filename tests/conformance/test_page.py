@@ -146,7 +146,7 @@ def test_causes_stand_before_all_else_and_say_what_is_known_of_them() -> None:
     for words in (
         "wrong gradient",
         "token losses are summed but never normalised",
-        "updates 2 times the right size",
+        "too large by the divisor that is missing",
         "loss.py:7 (reduce)",
         "weights/token_mean/a/dp2-cp1-mb2-thd</a>: relative error 1: e [not_divided]",
         "pytest --adapter=toy",

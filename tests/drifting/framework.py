@@ -21,7 +21,7 @@ class Actor:
         return int(self.mesh.size())
 
     def rank(self) -> object:
-        """Need what nobody ever sets."""
+        """Read an attribute that is never set."""
         return self.local_rank  # type: ignore[attr-defined]
 
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
 
 GENERATED = {"num_turns": 2, "min_global_steps": 0, "max_global_steps": 0}
-"""What is logged about how a sample was generated: a user's turn and the model's, by the initial
-weights."""
+"""Columns that rollout workers log with a sample: two turns, generated with the initial weights."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,6 +92,12 @@ known(
     },
     rank=14,
     kind=Kind.DERIVATIVE,
+    at_size={
+        "dropped_tokens_not_counted": "divided by the share of tokens that are kept",
+        "dropped_tokens_not_counted_per_micro_batch": (
+            "each micro-batch is divided by the share of its tokens that are kept"
+        ),
+    },
 )
 
 

@@ -56,6 +56,12 @@ known(
     },
     rank=14,
     kind=Kind.DERIVATIVE,
+    at_size={
+        "penalty_not_divided": (
+            "the penalty outweighs the policy loss by the divisor of the mean, such as the number"
+            " of tokens"
+        ),
+    },
 )
 known(
     {OPTION_IGNORED: "an option is accepted and changes nothing"},

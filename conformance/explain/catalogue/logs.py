@@ -32,6 +32,14 @@ known(
     },
     rank=6,
     kind=Kind.LOGGED,
+    at_size={
+        "shares_of_all_ranks_averaged": (
+            "too small by the number of ranks times that of their micro-batches"
+        ),
+        "windows_counted_by_samples": (
+            "as many times too small as an average micro-batch has samples"
+        ),
+    },
 )
 known(
     {

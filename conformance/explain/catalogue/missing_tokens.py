@@ -33,6 +33,11 @@ known(
     },
     rank=7,
     kind=Kind.UNREDUCED,
+    at_size={
+        "not_reduced_over_dp": (
+            "every rank trains on its own samples alone, and their copies of the model drift apart"
+        ),
+    },
 )
 known(
     {

@@ -48,6 +48,10 @@ class Mistake:
     rank: int
     """A low one for a common mistake; of one rank, the first to be declared is the most common."""
 
+    at_size: str = ""
+    """What it does to a step of any size, as the end of a sentence, where a formula says more than
+    a prediction for one step would."""
+
     @property
     def is_read_off(self) -> bool:
         """Whether nothing predicts it: it shows in the numbers, or it does not."""
@@ -69,11 +73,18 @@ def known(
     *,
     rank: int,
     kind: Kind = Kind.WEIGHTS,
+    at_size: Mapping[str, str] | None = None,
 ) -> None:
-    """Adds mistakes to the catalogue, given a sentence for each name."""
+    """Adds mistakes to the catalogue, given a sentence for each name.
+
+    ``at_size`` has a second sentence for some of them: what they do to a step of any size.
+    """
+    sizes = {**(at_size or {})}
+    assert sizes.keys() <= sentences.keys(), "a mistake has a size and no sentence"
     for name, says in sentences.items():
         assert name not in MISTAKES, f"{name} is declared twice"
-        MISTAKES[name] = Mistake(name=name, says=says, kind=kind, rank=rank)
+        size = sizes.get(name, "")
+        MISTAKES[name] = Mistake(name=name, says=says, kind=kind, rank=rank, at_size=size)
 
 
 # Mistakes that no prediction of weights is about: they are read off, or found by judges.

@@ -42,6 +42,14 @@ known(
     },
     rank=6,
     kind=Kind.FILLED,
+    at_size={
+        "repeated_rows_averaged": (
+            "at most dp - 1 rows are repeated: 1.4 % of a batch of 512 with dp 8"
+        ),
+        "padding_micro_batches_averaged": (
+            "too small by the share of micro-batches that are padding"
+        ),
+    },
 )
 known(
     {
@@ -79,6 +87,9 @@ known(
         "micro_batch_means_added_up": ("micro-batch means are summed instead of averaged"),
     },
     rank=6,
+    at_size={
+        "micro_batch_means_added_up": "as many times too large as there are micro-batches",
+    },
 )
 known(
     {"micro_batches_carried_over": "leftover micro-batches leak into the next step"},

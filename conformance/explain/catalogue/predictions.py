@@ -97,6 +97,11 @@ known(
 known(
     {"not_divided": "token losses are summed but never normalised"},
     rank=2,
+    at_size={
+        "not_divided": (
+            "too large by the divisor that is missing, such as the number of tokens of a step"
+        ),
+    },
 )
 known(
     {"samples_not_averaged": "sample sums are divided by the constant divisor but not averaged"},

@@ -102,9 +102,9 @@ def _change(change: CauseChange) -> Iterator[str]:
 
 
 def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
-    """Returns what is worse and what is fixed in one sentence.
+    """Returns one sentence on what got worse and what was fixed.
 
-    Of a wrong number, a line is named only if the version changes its file: no other can be why.
+    For a wrong number, a line is named only if the version changes its file, as no other explains it.
     """
     if found.objection is not None:
         return f"No verdict: {found.objection}."

@@ -1,0 +1,183 @@
+"""What a cause does to training at the size of a production step.
+
+Findings are mostly of steps of a few dozen tokens, whose numbers tell nothing about a step of half
+a million. So a cause's impact is measured where the corpus' production step shows it. Elsewhere it
+is the catalogue's sentence on steps of any size, or what the catalogue predicts for the production
+step, cut as `LAYOUT` says. Where none of them tells, nothing is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from adapters.contract import Layout
+from adapters.contract.objective import OF_GROUPS, Objective
+from conformance.corpus.cases import CORPUS
+from conformance.expected.loss_terms import advantage_terms
+from conformance.expected.placement import passes_in_order
+from conformance.expected.step_context import StepContext
+from conformance.explain.catalogue.missing_tokens import shares
+from conformance.explain.catalogue.mistake import MISTAKES, Kind
+from conformance.explain.catalogue.predictions import predictions, predictions_of_factors
+from conformance.explain.step_conditions import OF_BATCHES, OF_CUTS, OF_STEPS, of_context
+from conformance.findings.agreement import direction
+from conformance.findings.cause import SAME_DIRECTION, Impact, Range, Severity
+from conformance.findings.finding import PRODUCTION
+from conformance.findings.verdict import Check
+from reference.aggregation import DEFAULT_CONVENTIONS, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from conformance.explain.catalogue.mistake import Prediction
+    from conformance.findings.finding import Finding
+
+CASE = next(case for case in CORPUS if case.name == PRODUCTION)
+
+LAYOUT = Layout(dp=8, micro_batches=8, format="thd")
+"""How the production step is cut: each rank has 64 samples in micro-batches of 8."""
+
+CP = 8
+"""Context-parallel ranks, where a cause needs several."""
+
+SIMILAR = 1.5
+"""The largest ratio of the scales of predictions that one mistake may have."""
+
+PREDICTED = (Kind.WEIGHTS, Kind.FACTOR, Kind.PARTS, Kind.UNREDUCED, Kind.ADVANTAGE)
+"""Kinds of mistakes whose predictions depend on the step alone, and not on our values of tokens."""
+
+OF_ONE_TERM = (Check.AUXILIARY, Check.OTHER_LOSSES)
+"""Checks of losses that are a part of what is trained."""
+
+
+class Effect(NamedTuple):
+    """What a prediction does to the gradient of a step."""
+
+    scale: float
+    cosine: float
+
+    @property
+    def turns(self) -> bool:
+        """Whether the gradient has another direction."""
+        return self.cosine < SAME_DIRECTION
+
+
+def impact(
+    mistake: str,
+    severity: Severity,
+    condition: Sequence[str],
+    findings: Sequence[Finding],
+    objectives: Mapping[str, Objective],
+) -> Impact:
+    """What a cause does, given the findings that show the worst of it.
+
+    ``objectives`` are those of findings, by their slug.
+    """
+    at_size = [finding for finding in findings if finding.case == PRODUCTION]
+    measured = Impact.of(at_size)
+    if str(measured):
+        return measured.model_copy(update={"step": _words(at_size[0].layout)})
+    if mistake not in MISTAKES or severity not in (Severity.GRADIENT, Severity.LOGGED):
+        return Impact()
+    if MISTAKES[mistake].at_size:
+        return Impact(words=MISTAKES[mistake].at_size)
+    if MISTAKES[mistake].kind not in PREDICTED:
+        return Impact()
+    layout = replace(LAYOUT, cp=CP if all(one.layout.cp > 1 for one in findings) else 1)
+    asked = {
+        (one.mode, _estimator(objectives.get(one.identity.slug)))
+        for one in findings
+        if one.check not in OF_ONE_TERM and _holds(condition, one.mode, layout)
+    }
+    found = chain.from_iterable(_effects(mistake, *one, layout) for one in sorted(asked))
+    return _over([*found], severity, layout)
+
+
+def _estimator(objective: Objective | None) -> Objective:
+    """The objective if its advantages are made of rewards alone, else the plain policy loss."""
+    return objective if objective in OF_GROUPS else Objective.POLICY
+
+
+def _holds(condition: Sequence[str], mode: Mode, layout: Layout) -> bool:
+    """Whether the production step has the facts of a condition that are about steps."""
+    facts = {*of_context(production_context(mode, layout))}
+    about_steps = OF_STEPS.keys() | OF_BATCHES.keys() | OF_CUTS.keys()
+    return facts.issuperset(about_steps & {*condition})
+
+
+def _over(effects: Sequence[Effect], severity: Severity, layout: Layout) -> Impact:
+    """The impact over all modes that show it; logged numbers have no direction."""
+    scales = Range.of(one.scale for one in effects)
+    if severity is Severity.LOGGED:
+        found = Impact(reported=None if any(one.turns for one in effects) else scales)
+    else:
+        found = Impact(scale=scales, cosine=Range.of(one.cosine for one in effects))
+    return found.model_copy(update={"step": _words(layout)}) if str(found) else Impact()
+
+
+def _effects(mistake: str, mode: Mode, objective: Objective, layout: Layout) -> Sequence[Effect]:
+    """What a mistake may do to the production step; nothing if that is too many things.
+
+    Of a mistake in what parts of a step are divided by, a prediction without another direction
+    comes from a second mistake, a factor on top.
+    """
+    found = _of_mistakes(mode, objective, layout).get(mistake, ())
+    if any(one.turns for one in found):
+        found = [one for one in found if one.turns]
+    scales = [one.scale for one in found]
+    is_one = bool(scales) and 0 < max(scales) <= SIMILAR * min(scales)
+    return found if is_one else ()
+
+
+@lru_cache(maxsize=32)
+def _of_mistakes(
+    mode: Mode, objective: Objective, layout: Layout
+) -> Mapping[str, Sequence[Effect]]:
+    """What each mistake does to the production step: a mistake may have several predictions."""
+    context = production_context(mode, layout)
+    found: dict[str, list[Effect]] = {}
+    if objective in OF_GROUPS:
+        [term] = advantage_terms([context], objective)
+        right = term.products
+        wrong = ((one, one.products(term)) for one in predictions_of_factors(term))
+    else:
+        right = context.expected
+        wrong = ((one, one.weights) for one in _of_weights(context))
+    for prediction, weights in wrong:
+        scale, cosine = direction(weights, right)
+        if scale is not None and cosine is not None:
+            for mistake in prediction.mistakes:
+                found.setdefault(mistake.name, []).append(Effect(scale, cosine))
+    return found
+
+
+def _of_weights(context: StepContext) -> Iterable[Prediction]:
+    yield from predictions(context)
+    yield from shares(context)
+
+
+@lru_cache(maxsize=8)
+def production_context(mode: Mode, layout: Layout) -> StepContext:
+    """The production step in a mode, cut as `LAYOUT` says."""
+    [step] = CASE.steps
+    return StepContext(
+        steps=CASE.steps,
+        step_index=0,
+        aggregation=CASE.aggregation(mode),
+        conventions=DEFAULT_CONVENTIONS,
+        layout=layout,
+        forward_pass_of_token=passes_in_order(step, layout),
+    )
+
+
+def _words(layout: Layout) -> str:
+    """The size of the production step and its cut."""
+    [step] = CASE.steps
+    ranks = ", ".join(
+        f"{name} {size}" for name in ("dp", "cp") if (size := getattr(layout, name)) > 1
+    )
+    micro_batches = f"{layout.micro_batches} micro-batches each"
+    return f"{step.size} samples, {ranks}, {micro_batches}"
