@@ -5,15 +5,15 @@ verdicts, from best to worst:
 
 1. ``conforms`` and ``advice``, which breaks no promise; so is ``refused`` where a refusal is what
    is looked at (`Finding.is_rightly_refused`).
-2. ``refused`` and ``unsupported``: nothing is trained, and the failure is explicit. It is worse than
-   to conform, and a framework that refuses what it used to reduce wrongly has become better.
+2. ``refused`` and ``unsupported``: nothing is trained, and the failure is explicit. It is worse
+   than to conform, and a framework that refuses what it used to reduce wrongly has become better.
 3. ``mismatch``: training goes on with wrong weights. Of two, that off by the larger factor is
    worse, be it too large or too small (`conformance.findings.badness`).
 4. ``crashed``: nothing is trained, by no decision of the framework's, and whatever is wrong with
    the weights behind it is hidden.
 
-What was wrong and is ``unsupported`` now has not become better, since it was not run again. The same
-holds for a finding that is ``not_driven`` on one of the sides.
+What was wrong and is ``unsupported`` now has not become better, since it was not run again. The
+same holds for a finding that is ``not_driven`` on one of the sides.
 
 What only one side looked at (a check, mode, depth, layout or case) says nothing of the other's
 code. It is kept apart, and so is what was looked at on both sides and still stands on one alone.

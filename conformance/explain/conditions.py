@@ -91,8 +91,9 @@ def plainness(fact: str) -> tuple[bool, int, str]:
 
 def of_finding(finding: Finding, term: str) -> Iterator[str]:
     """Yield what a finding's id and one of its terms say."""
-    for mode in Mode:
-        yield f"in {mode}" if mode is finding.mode else f"except in {mode}"
+    if finding.check not in (Check.ADVANTAGES, Check.ROLLOUTS):  # which are run in one mode alone
+        for mode in Mode:
+            yield f"in {mode}" if mode is finding.mode else f"except in {mode}"
     yield f"of the {term} term"
     slug = finding.identity.slug
     if term != Metric.POLICY_LOSS:

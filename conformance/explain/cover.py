@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, commonness
 from conformance.explain.conditions import NARROWING, of_finding, plainness
+from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from conformance.findings.cause import Clues, TermMistake
     from conformance.findings.finding import Finding
+
+TRAINED = (Verdict.CONFORMS, Verdict.MISMATCH, Verdict.ADVICE)
+"""Verdicts on steps that were trained."""
+
+OF_TERMS = "of "
+"""How facts of a term of the loss begin, which a step has only if it is trained."""
 
 LARGEST = 9
 """Mistakes in an explanation: a factor and two others for each term of the largest loss."""
@@ -65,6 +72,7 @@ class Table:
         self._facts: dict[str, int] = defaultdict(int)
         self._excluded: dict[str, int] = defaultdict(int)
         self._everywhere = 0
+        self._trained = 0
         for finding, clues in findings:
             self._add(finding, clues)
         self._plain_first = sorted(self._facts, key=plainness)
@@ -75,10 +83,13 @@ class Table:
             of_terms[term] = bit = self._everywhere + 1
             self._everywhere |= bit
             for fact in (*of_finding(finding, term), *clues.conditions):
-                self._facts[fact] |= bit
+                if finding.verdict in TRAINED or not fact.startswith(OF_TERMS):
+                    self._facts[fact] |= bit
         for named in clues.excluded:
             self._excluded[named.mistake] |= of_terms[named.term]
         self.bits[finding.id] = sum(of_terms.values())
+        if finding.verdict in TRAINED:
+            self._trained |= self.bits[finding.id]
         explanations = tuple(
             tuple(_part(names, of_terms) for names in parts) for parts in clues.explanations
         )
@@ -118,18 +129,24 @@ class Table:
                 yield (one, other), bits & more
 
     def described(self, claims: int) -> tuple[str, ...]:
-        """The condition that holds for all claims and for the fewest others."""
+        """The condition that holds for all claims and for the fewest others that were trained.
+
+        What was not trained tells nothing, neither of a mistake nor of how its step is cut. A fact
+        is named if it at least halves the others.
+        """
+        telling = self._trained | claims
         facts = [
-            (fact, bits)
+            (fact, bits & telling)
             for fact in self._plain_first
             if (bits := self._facts[fact]) & claims == claims and not fact.startswith(NARROWING)
         ]
-        conditions: list[tuple[tuple[str, ...], int]] = [
-            ((), self._everywhere),
-            *(((fact,), bits) for fact, bits in facts),
-            *(((one, two), bits & more) for (one, bits), (two, more) in combinations(facts, 2)),
-        ]
-        return min(conditions, key=lambda one: one[1].bit_count())[0]
+        found: tuple[tuple[str, ...], int] = ((), self._everywhere & telling)
+        pairs = (((one, two), bits & more) for (one, bits), (two, more) in combinations(facts, 2))
+        for conditions in ([((fact,), bits) for fact, bits in facts], [*pairs]):
+            best = min(conditions, key=lambda one: one[1].bit_count(), default=found)
+            if 2 * _others(best, claims) <= _others(found, claims) > 0:
+                found = best
+        return found[0]
 
     def holding(self, condition: Sequence[str]) -> int:
         """The terms for which all facts of a condition hold."""
@@ -137,6 +154,11 @@ class Table:
         for fact in condition:
             bits &= self._facts[fact]
         return bits
+
+
+def _others(condition: tuple[Sequence[str], int], claims: int) -> int:
+    """How many terms a condition holds for besides those that are claimed."""
+    return (condition[1] & ~claims).bit_count()
 
 
 def _part(names: Sequence[TermMistake], bits: Mapping[str, int]) -> Part:

@@ -347,6 +347,10 @@ def test_what_nothing_explains_is_one_cause_for_each_pattern() -> None:
     assert cause.condition == []
 
 
+def of_untrained(identity: str) -> Finding:
+    return Finding(id=identity, verdict=Verdict.UNSUPPORTED)
+
+
 def crashed(identity: str, line: int, words: str) -> Said:
     place = f"fw/loss.py:{line} (step)"
     finding = Finding(id=identity, verdict=Verdict.CRASHED, message=words, place=place)
@@ -368,6 +372,39 @@ def test_crashes_are_one_cause_for_each_place_and_kind_of_error() -> None:
         "IndexError: # of #, at fw/loss.py:#",
         "ValueError: 3, at fw/loss.py:7",
     ]
+
+
+LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several micro-batches"
+
+
+@pytest.mark.parametrize(
+    ("others", "condition"),
+    [
+        ([right("weights/sample_mean/b/dp1-cp1-mb2-thd")], ("in token_mean",)),
+        ([right("weights/token_mean/b/dp1-cp1-mb2-thd")], (SPLIT,)),
+        # a finding that is not trained tells nothing, and lacks the facts of a cut
+        (
+            [(of_untrained("weights/token_mean/b/dp1-cp1-mb2-thd"), Clues(terms=["policy_loss"]))],
+            (),
+        ),
+        # one of three is no reason to name the fact that it lacks
+        (
+            [
+                right("weights/token_mean/b/dp1-cp1-mb2-thd"),
+                right("weights/token_mean/c/dp1-cp1-mb2-thd", facts=[SPLIT]),
+                right("weights/token_mean/d/dp1-cp1-mb2-thd", facts=[SPLIT]),
+            ],
+            (),
+        ),
+        # what distinguishes a finding by what it does not have is no condition
+        ([right("weights/token_mean/b/dp1-cp2-mb2-thd", facts=[SPLIT])], ()),
+    ],
+)
+def test_what_nothing_predicts_has_a_condition_if_it_halves_what_is_right(
+    others: Sequence[Said], condition: tuple[str, ...]
+) -> None:
+    lost = wrong("weights/token_mean/a/dp1-cp1-mb2-thd", LOST, facts=[SPLIT])
+    assert named(lost, *others) == [("tokens_lost", condition, 1)]
 
 
 def test_the_smallest_reproduction_comes_first() -> None:

@@ -14,7 +14,7 @@ from conformance.plugin import experiments
 from conformance.ranks.pool import RankPool
 from conformance.runs.jobs import SharedJobs
 from conformance.runs.recorder import FindingMessage, FindingRecorder
-from tests.causes.test_find import Said, wrong
+from tests.causes.test_find import Said, right, wrong
 from tests.conformance.test_journal import HEADER
 
 MISTAKE = "policy_loss/multiplied_by_cp"
@@ -47,6 +47,26 @@ def test_parallelism_is_an_option() -> None:
     assert chosen(wrong("weights/sample_mean/uneven_lengths/dp1-cp2-mb2-thd", MISTAKE)) == [
         "weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd"
     ]
+
+
+def test_how_a_step_is_cut_is_tested_by_a_step_that_is_cut_otherwise() -> None:
+    """Micro-batches of 12 samples split a group of 8, and those of 4 split no group of 2."""
+    split = "where a prompt group is in several micro-batches"
+    cells = chosen(
+        wrong("weights/sample_mean/split_groups/dp1-cp1-mb2-thd", MISTAKE, facts=[split]),
+        right("weights/sample_mean/one_token/dp1-cp1-mb2-thd", MISTAKE),
+    )
+    assert cells == ["weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd"]
+
+
+def test_what_no_case_of_a_check_lacks_is_tested_by_another_check() -> None:
+    kept = "where no token is rejected"
+    [cell] = chosen(
+        wrong("weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd", MISTAKE, facts=[kept]),
+        right("rejection/sample_mean/rejected_group/dp1-cp1-mb2-thd", MISTAKE),
+    )
+    assert cell.startswith("rejection/sample_mean/")
+    assert cell.endswith("/dp1-cp1-mb2-thd")
 
 
 def test_nothing_is_looked_at_twice() -> None:

@@ -104,7 +104,7 @@ def _change(change: CauseChange) -> Iterator[str]:
 def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
     """Returns one sentence on what got worse and what was fixed.
 
-    For a wrong number, a line is named only if the version changes its file, as no other explains it.
+    A line is named for a wrong number only if the version changes its file: no other explains it.
     """
     if found.objection is not None:
         return f"No verdict: {found.objection}."
