@@ -13,7 +13,7 @@ from itertools import chain, combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, commonness
-from conformance.explain.conditions import NARROWING, of_finding, plainness
+from conformance.explain.conditions import NARROWING, NEGATIVE, of_finding, plainness
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Table:
         facts = [
             (fact, bits & telling)
             for fact in self._plain_first
-            if (bits := self._facts[fact]) & claims == claims and not fact.startswith(NARROWING)
+            if (bits := self._facts[fact]) & claims == claims and not fact.startswith((*NEGATIVE, *NARROWING))
         ]
         found: tuple[tuple[str, ...], int] = ((), self._everywhere & telling)
         pairs = (((one, two), bits & more) for (one, bits), (two, more) in combinations(facts, 2))
