@@ -73,6 +73,7 @@ class Operation:
     pass those of the forward operation that it differentiates. ``inputs`` are the places of its
     operands in `RankTrace.operations`, and ``numbers`` its operands that are Python numbers. Of one
     that multiplies, ``variables`` are the numbers that the innermost function has, by their names.
+    ``requires_grad`` tells whether one of its operands has a gradient.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Operation:
     numbers: tuple[float, ...] = ()
     variables: tuple[tuple[str, float], ...] = ()
     backward_pass: int | None = None
+    requires_grad: bool = False
     collective: Collective | None = None
 
     @property

@@ -154,7 +154,7 @@ class Graph:
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
         ends = sorted(ends, key=lambda node: (node.rank == rank, node.place), reverse=True)
         read = [node for node in ends if self.operation(node).name in (READ, LISTED)]
-        others = [node for node in ends if node not in self._differentiated]
+        others = [node for node in ends if node not in self.trained]
         yield from (one for one in (*read, *others) if self._holds(one, abs(number)))
         yield from read
 
@@ -163,8 +163,8 @@ class Graph:
         return any(is_close(abs(one), number) for one in (held.largest, *held.values))
 
     @cached_property
-    def _differentiated(self) -> frozenset[Node]:
-        """The nodes that backward passes begin with, and what these were made of."""
+    def trained(self) -> frozenset[Node]:
+        """The painted nodes that backward passes begin with, and what these were made of."""
         found: set[Node] = set()
         waiting = [
             Node(rank, root)

@@ -23,7 +23,7 @@ class RightCounts:
     def __init__(self, context: StepContext, place: int) -> None:
         self._ingredients = [*_ingredients(context, place)]
         self._parts = [*_parts(context, place)]
-        self._factors = [*_factors(context)]
+        self._factors = [*_factors(context, place)]
 
     @property
     def tokens(self) -> float:
@@ -116,7 +116,7 @@ def _parts(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
         yield float(step.mask[part == part[place]].sum()), words
 
 
-def _factors(context: StepContext) -> Iterator[tuple[float, str]]:
+def _factors(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
     layout, held = context.layout, context.placement
     sizes = {
         layout.dp: "data-parallel ranks",
@@ -124,8 +124,10 @@ def _factors(context: StepContext) -> Iterator[tuple[float, str]]:
         layout.dp * layout.cp: "ranks",
     }
     if held is not None:
-        micro_batches = context.most_micro_batches
+        micro_batches, own = context.most_micro_batches, int(held.micro_batches[place])
         sizes = {
+            own * layout.dp: "micro-batches of its rank on all",
+            own: "micro-batches of its rank",
             micro_batches * layout.dp: "micro-batches of all",
             micro_batches: "micro-batches",
             **sizes,

@@ -272,7 +272,9 @@ class Suspects:
             for inner in self._deepest_changed(count):
                 made = f"makes {inner.value:.6g} of {self._recounted(inner):.6g}"
                 yield from self._at(inner.node, Why.CHANGED, wrong.depth, f"{made}: {words}")
-        is_whole = self._right.ingredient(wrong.needed) is not None
+        is_whole = self._right.ingredient(wrong.needed) is not None and not self._divides(
+            wrong.needed
+        )
         for node in self._unused(count.value, wrong) if is_whole else ():
             yield from self._at(node, Why.UNUSED, 0, f"counts right, but nothing uses it: {words}")
         if count.node is None:
@@ -353,6 +355,10 @@ class Suspects:
     def _is_part(self, count: Count) -> bool:
         """Whether it is the mask of a part of the step, which is right for that part."""
         return self._right.part(count.value) is not None
+
+    def _divides(self, count: float) -> bool:
+        """Whether a factor divides by a count."""
+        return any(is_close(factor.value * count, 1) for factor in self.chain.factors)
 
     def _unused(self, value: float, wrong: _Wrong) -> Iterator[Node]:
         """Yield the collectives that make what a count had to be of what it is."""

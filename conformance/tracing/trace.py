@@ -16,7 +16,8 @@ from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph, Node, is_close
 from conformance.tracing.reasons import Suspect
 from conformance.tracing.right_counts import RightCounts
-from conformance.tracing.source.arithmetic import scaling_lines
+from conformance.tracing.source.arithmetic import goes_on
+from conformance.tracing.source.origins import source_line
 from conformance.tracing.suspects import MOST, Suspects
 
 if TYPE_CHECKING:
@@ -62,8 +63,10 @@ class Trace:
         read = _of_reading(chains, trace.rest)
         is_to_blame = not suspects or of_factors.may_be_wrong(trace.rest)
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
-        by_line = {one.line: one for one in reversed(ordered)}
-        return replace(trace, suspects=[*by_line.values()][::-1][:MOST])
+        by_line: dict[Line, Suspect] = {}
+        for one in ordered:
+            by_line.setdefault(one.line, one)
+        return replace(trace, suspects=[*by_line.values()][:MOST])
 
     @property
     def of_cause(self) -> CauseTrace:
@@ -156,15 +159,16 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
 def _of_reading(chains: Sequence[Chain], rest: float) -> list[Suspect]:
     """The lines of plain Python that go on with a number out of its last tensor.
 
-    Those that scale numbers come first; a line that was called from another file to read one says
-    less than who called it.
+    The first that scales or collects it comes first; a line that was called from another file to
+    read one says less than who called it.
     """
     stacks = [one.graph.operation(one.way[-1]).stack for one in chains]
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
-    scaling = islice(scaling_lines(stacks[0][:1]), MOST - 1)
+    going = chained.from_iterable(map(goes_on, stacks))
     outside = [[line for line in stack if line.file != stack[0].file][:1] for stack in stacks]
-    readers = [stack[:1] for stack in stacks]
-    return [Suspect(line, words) for line in (*scaling, *chained(*outside), *chained(*readers))]
+    callers = [line for lines in reversed(outside) for line in lines]  # the first to read one first
+    lines = [*islice(going, 1), *callers, *islice(going, MOST), *(stack[0] for stack in stacks)]
+    return [Suspect(line, words) for line in lines]
 
 
 def _suspects_of_loss(graph: Graph, rank: int | None) -> list[Suspect]:
@@ -184,4 +188,19 @@ def _suspects_of_loss(graph: Graph, rank: int | None) -> list[Suspect]:
     words = "no operation after this line holds the value of the token"
     stacks = [graph.operation(node).stack for node in [*readers, *ends]]
     lines = [line for stack in stacks for line in stack[: MOST if rank is not None else 1]]
-    return [Suspect(line, words) for line in dict.fromkeys(lines)][:MOST]
+    lost = [Suspect(line, words) for line in dict.fromkeys(lines)]
+    return [*([] if rank is not None else _detached(graph)), *lost][:MOST]
+
+
+def _detached(graph: Graph) -> list[Suspect]:
+    """The first line that adds to the loss a value which has no gradient, and who called it."""
+    for node in sorted(graph.trained):
+        operation = graph.operation(node)
+        before = [graph.operation(one) for one in graph.inputs(node) if one in graph.painted]
+        if any(one.requires_grad for one in before) and not operation.requires_grad:
+            words = "the value of the token goes on to the loss from here, without a gradient"
+            stack = sorted(
+                operation.stack[:MOST], key=lambda line: "detach" not in source_line(line)
+            )
+            return [Suspect(line, words) for line in stack]
+    return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
 
-MOST_TRIED = 6
+MOST_TRIED = 12
 """Painted jobs that are tried until one has a wrong share."""
 
-MOST_SAMPLES = 4
+MOST_SAMPLES = 6
 """Samples whose first tokens are tried for a logged number."""
 
 
@@ -186,13 +186,15 @@ class _ToGradient(_Tracer):
             batch = self._batch()
             derivative = abs(float(batch.split(batch.dloss_dlogprob)[step_index][place]))
         unit, loss = SELECTED if is_selected else 1.0, contribution(batch, column, derivative)
+        traced = self._weight(painted.observations, step_index, place) / unit
+        is_part = column is Column.OLD_LOG_PROBS  # of a loss that advantages add to
         return TracedJob(
             token=token,
             column=column,
             context=self._context(step_index),
             place=place,
-            observed=self._weight(self.ordinary, step_index, place),
-            traced=self._weight(painted.observations, step_index, place) / unit,
+            observed=traced if is_part else self._weight(self.ordinary, step_index, place),
+            traced=traced,
             derivative=loss / painted_value(column),
             gradient_unit=derivative * unit / loss if loss else 1.0,
             tolerance=_tolerance(job, step_index, self._description),
@@ -209,14 +211,16 @@ class _ToLog(_Tracer):
     """Traces a token to a logged number."""
 
     def candidates(self) -> list[Token]:
-        """The first active token of each sample, those of the largest samples first."""
+        """The first active token of each sample, in turn of the largest and the smallest left."""
         active = [
             (int(step.mask[start : start + length].sum()), tokens[start + int(first)])
             for step, tokens in zip(self.job.steps, tokens_of_steps(self.job), strict=True)
             for start, length in zip(step.offsets, step.response_lengths, strict=False)
             for first in np.flatnonzero(step.mask[start : start + length])[:1]
         ]
-        return [token for _, token in sorted(active, key=lambda one: -one[0])][:MOST_SAMPLES]
+        tokens = [token for _, token in sorted(active, key=lambda one: -one[0])]
+        in_turn = chain.from_iterable(zip(tokens, reversed(tokens), strict=True))
+        return [*dict.fromkeys(in_turn)][:MOST_SAMPLES]
 
     def traced(
         self, token: Token, term: Metric | Objective, column: Column

@@ -113,7 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         looks_at_nothing = func.is_view and not who.reads_gradient
         if looks_at_nothing or self._completes_collective(func, args):
             return func(*args, **kwargs)
-        inputs = self._inputs(_tensors((args, kwargs)), who)
+        operands = _tensors((args, kwargs))
+        inputs = self._inputs(operands, who)
         self._note_ends(who, inputs)
         draft = Operation(
             name=str(func),
@@ -123,6 +124,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             numbers=_numbers((args, kwargs)),
             variables=who.variables if str(func).startswith(MULTIPLYING) else (),
             backward_pass=_backward_pass(),
+            requires_grad=torch.is_grad_enabled() and any(one.requires_grad for one in operands),
         )
         apart = [self._inputs(_tensors(one), who) for one in _each_of_several(func, args)]
         moved = self._collectives.moved(func, args) if is_collective(draft.name) else None

@@ -1,13 +1,13 @@
 """Where plain Python goes on with a number that was read out of a tensor.
 
-No operation shows what becomes of it. The lines that may change it are read off the source: of the
-function that read it what follows, and then of those that called that function.
+No operation shows what becomes of it. Its names are followed forwards through the source: in the
+function that read it, and in those that called that function and were returned the number.
 """
 
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.tracing.source.scopes import scope_of
@@ -16,35 +16,122 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from conformance.findings.trace import Line
+    from conformance.tracing.source.scopes import Function
 
-SCALING = (ast.Mult, ast.Div)
+AVERAGING = ("mean", "average", "avg", "reduce")
+"""What names of functions have in them that divide by how many numbers they are given."""
 
-AVERAGING = frozenset({"mean", "average", "fmean"})
-"""Functions and methods that divide by how many numbers they are given."""
+COLLECTING = frozenset({"append", "extend", "update"})
+"""Methods by which something gets what it holds."""
 
 
-def scaling_lines(stack: Sequence[Line]) -> Iterator[Line]:
-    """Yield the lines after a reading that multiply, divide or average, its function's first.
+def goes_on(stack: Sequence[Line]) -> Iterator[Line]:
+    """Yield the lines that scale, average or collect a number that was read, the nearest first.
 
     ``stack`` begins with the line that reads, followed by those that called its function.
     """
+    places: frozenset[int] = frozenset()
     for line in stack:
         scope = scope_of(line)
-        numbers = [] if scope is None else _scaling(scope.functions[-1])
-        yield from (replace(line, number=one) for one in numbers if one >= line.number)
+        if scope is None:
+            return
+        flow = _Flow()
+        flow.go_through(scope.functions[-1], line.number, places)
+        yield from (replace(line, number=number) for number in flow.lines)
+        if not flow.is_returned:
+            return
+        places = flow.places
 
 
-def _scaling(function: ast.AST) -> list[int]:
-    """The first lines of the statements of a function that scale numbers, in their order."""
-    lines = set()
+@dataclass
+class _Flow:
+    """The names that hold a number in a function, and the lines that change or collect it.
+
+    ``places`` are those of the number in a tuple that the function returns, if it returns one.
+    """
+
+    names: set[str] = field(default_factory=set)
+    lines: list[int] = field(default_factory=list)
+    is_returned: bool = False
+    places: frozenset[int] = frozenset()
+
+    def go_through(self, function: Function, line: int, places: frozenset[int]) -> None:
+        """Follow a number that a line has, alone or at places of a tuple."""
+        statements = sorted(_statements(function), key=lambda one: one.lineno)
+        around = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0)]
+        for start in around[-1:]:
+            self.names.update(_targets(start, places))
+            self.is_returned, self.places = isinstance(start, ast.Return), places
+        for one in statements:
+            if one.lineno > line and not self.names.isdisjoint(_read(one)):
+                self.names.update(_targets(one, frozenset()))
+                self.lines += [one.lineno] if _scales(one) or _collects(one) else []
+                self._note_return(one)
+
+    def _note_return(self, one: ast.stmt) -> None:
+        if isinstance(one, ast.Return):
+            parts = enumerate(one.value.elts if isinstance(one.value, ast.Tuple) else ())
+            held = (place for place, part in parts if not self.names.isdisjoint(_read(part)))
+            self.is_returned, self.places = True, frozenset(held)
+
+
+def _statements(function: Function) -> Iterator[ast.stmt]:
+    """Yield the statements of a function that hold no others, and the heads of its loops."""
     for node in ast.walk(function):
+        if isinstance(node, ast.For):
+            yield ast.copy_location(ast.For(node.target, node.iter, [], [], None), node.iter)
+        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            yield node
+
+
+def _read(node: ast.AST) -> set[str]:
+    """The names that are read; where something is collected, those of that."""
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    parts = node.value.args if is_call and _collects(node) else [node]
+    parts = [part for part in parts if not _takes_out(part)]
+    inner = [one for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)]
+    return {one.id for one in inner if isinstance(one.ctx, ast.Load)}
+
+
+def _targets(one: ast.stmt, places: frozenset[int]) -> Iterator[str]:
+    """Yield the names that a statement gives what it reads; of a tuple those at the places."""
+    match one:
+        case ast.Assign(targets=[ast.Tuple(elts=parts)]) if places:
+            targets = [part for place, part in enumerate(parts) if place in places]
+        case ast.Assign(targets=targets):
+            pass
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target) | ast.For(target=target):
+            targets = [target]
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=target))) if _collects(one):
+            targets = [target]
+        case _:
+            return
+    for each in targets:
+        while isinstance(each, ast.Subscript | ast.Attribute):
+            each = each.value
+        parts = each.elts if isinstance(each, ast.Tuple) else [each]
+        yield from (part.id for part in parts if isinstance(part, ast.Name))
+
+
+def _scales(one: ast.stmt) -> bool:
+    """Whether a statement multiplies, divides or averages."""
+    for node in ast.walk(one):
         match node:
-            case ast.BinOp(op=operator) | ast.AugAssign(op=operator):
-                is_scaling = isinstance(operator, SCALING)
+            case ast.BinOp(op=ast.Mult() | ast.Div()) | ast.AugAssign(op=ast.Mult() | ast.Div()):
+                return True
             case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
-                is_scaling = name in AVERAGING
-            case _:
-                is_scaling = False
-        if is_scaling:
-            lines.add(node.lineno)  # type: ignore[attr-defined]
-    return sorted(lines)
+                if any(word in name for word in AVERAGING):
+                    return True
+    return False
+
+
+def _takes_out(one: ast.AST) -> bool:
+    """Whether something else is taken out of what may hold the number."""
+    return isinstance(one, ast.Call) and ast.unparse(one.func).endswith(".pop")
+
+
+def _collects(one: ast.AST) -> bool:
+    match one:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
+            return name in COLLECTING
+    return False

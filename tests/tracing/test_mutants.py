@@ -1,0 +1,41 @@
+"""The line of a mutant is suspected where an operation of torch has the mistake.
+
+Counts that `native` makes in plain Python are handed on in fields, which no trace follows.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.ranks.pool import RankPool
+from tests.mutants import MUTANTS
+from tests.mutants.mutant import LARGEST, MutantAdapter
+from tests.tracing.traced_mutants import place
+
+SAMPLE = (
+    "AveragedOverDp",
+    "MultipliedByDpAndCp",
+    "DividedByMicroBatches",
+    "SummedOverSamples",
+    "DivisorAppliedTwice",
+    "StaleNumberOfPrompts",
+    "MaskIgnored",
+    "MeanOfProcessMeans",
+    "ReportedSumOverStages",
+    "AccumulationOverwritten",
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(MutantAdapter(), None, LARGEST) as pool:
+        yield pool
+
+
+def test_the_lines_of_mutants_are_suspected(pool: RankPool) -> None:
+    by_name = {mutant.__name__: mutant for mutant in MUTANTS}
+
+    places = [place(by_name[name], pool) for name in SAMPLE]
+
+    assert places.count(1) >= 0.7 * len(places)
+    assert len(places) - places.count(None) >= 0.9 * len(places)
