@@ -109,11 +109,11 @@ known(
 )
 known(
     {
-        f"{unit}_units_{empty}": f"{unit}s are the units, empty ones {counted}"
+        f"{unit}_units_{empty}": f"the mean is over {unit}s{which}"
         for unit in SampleUnit
-        for empty, counted in (
-            (EmptyUnits.COUNTED, "included"),
-            (EmptyUnits.EXCLUDED, "excluded"),
+        for empty, which in (
+            (EmptyUnits.COUNTED, ", including those without active tokens"),
+            (EmptyUnits.EXCLUDED, " with active tokens only"),
         )
     },
     rank=11,
