@@ -76,7 +76,9 @@ IN_OTHER_TESTS = [
     "rl-loss-conformance cases worked_example",
     "rl-loss-conformance plan --adapter=skyrl",
     "rl-loss-conformance watch --sources=CLONES slime",
-    "rl-loss-conformance review --adapter=miles --source=PATH@refs/pull/1498/head",
+    "rl-loss-conformance review --adapter=miles --source=.",
+    "rl-loss-conformance review --adapter=miles --source=.@my-branch",
+    "rl-loss-conformance review --adapter=miles --source=.@refs/pull/1498/head",
     "rl-loss-conformance trace weights/token_mean/fully_masked_sample/dp2-cp1-mb2-thd"
     " --adapter=miles --source=PATH@main",
 ]

@@ -9,7 +9,7 @@ step, cut as `LAYOUT` says. Where none of them tells, nothing is said.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -87,10 +87,13 @@ def impact(
     if MISTAKES[mistake].kind not in PREDICTED:
         return Impact()
     layout = replace(LAYOUT, cp=CP if all(one.layout.cp > 1 for one in findings) else 1)
+    about_steps = (OF_STEPS.keys() | OF_BATCHES.keys() | OF_CUTS.keys()) & {*condition}
+    if not about_steps <= _facts(layout):
+        return Impact()
     asked = {
         (one.mode, _estimator(objectives.get(one.identity.slug)))
         for one in findings
-        if one.check not in OF_ONE_TERM and _holds(condition, one.mode, layout)
+        if one.check not in OF_ONE_TERM
     }
     found = chain.from_iterable(_effects(mistake, *one, layout) for one in sorted(asked))
     return _over([*found], severity, layout)
@@ -101,11 +104,10 @@ def _estimator(objective: Objective | None) -> Objective:
     return objective if objective in OF_GROUPS else Objective.POLICY
 
 
-def _holds(condition: Sequence[str], mode: Mode, layout: Layout) -> bool:
-    """Whether the production step has the facts of a condition that are about steps."""
-    facts = {*of_context(production_context(mode, layout))}
-    about_steps = OF_STEPS.keys() | OF_BATCHES.keys() | OF_CUTS.keys()
-    return facts.issuperset(about_steps & {*condition})
+@cache
+def _facts(layout: Layout) -> frozenset[str]:
+    """The facts of the production step and its cut, which are the same in all modes."""
+    return frozenset(of_context(production_context(Mode.TOKEN_MEAN, layout)))
 
 
 def _over(effects: Sequence[Effect], severity: Severity, layout: Layout) -> Impact:

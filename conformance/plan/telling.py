@@ -8,7 +8,7 @@ there is time.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,10 @@ PARALLELISM = {
 
 SHARE = 0.05
 """Of the changed lines that have to be about a pipeline or an option for it to be chosen."""
+
+LEAST_OF_A_FORMAT = 0.2
+"""Of the layouts that have to be of a format for it to be chosen: slime has a few for a format that
+only old versions have."""
 
 LARGEST_WEIGHT = 5
 """How much more a fact counts of the check that most changed lines are about."""
@@ -140,7 +144,9 @@ def _layouts(adapter: Adapter, lines: Sequence[str]) -> tuple[Layout, ...]:
     The first has a pipeline, tensor parallelism or options only if the lines are about them.
     """
     usual = adapter.layouts()[0].format
-    fitting = [one for one in adapter.layouts() if one.world_size <= MOST_RANKS]
+    small = [one for one in adapter.layouts() if one.world_size <= MOST_RANKS]
+    formats = Counter(one.format for one in small)
+    fitting = [one for one in small if formats[one.format] >= LEAST_OF_A_FORMAT * len(small)]
     first = max(fitting, key=lambda one: _rank(one, lines, usual))
     plain = [one for one in fitting if one != first and _is_plain(one)]
     second = sorted(plain, key=lambda one: (one.format != usual, one.micro_batches == "tokens"))

@@ -44,7 +44,7 @@ DEFECTS = {
         "weights/token_mean/fully_masked_group or weights/token_mean/uneven_lengths",
         "count_off_by_one",
         """\
-# Wrong gradient: the count of tokens or units is off by one
+# Wrong gradient: a count of tokens, samples or prompts is off by one
 - Mode: `token_mean`, the mean over all active tokens of the step.
 - Layout: one rank, 2 micro-batches on each data-parallel rank, padded rows.
 | 2 | 1 | 2 | `000` |

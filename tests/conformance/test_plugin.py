@@ -80,7 +80,7 @@ def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> 
     assert finding.error == pytest.approx(1 / 34, rel=1e-5)
     assert finding.diagnosis.name == "count_off_by_one"
     assert not result.report.complete
-    assert "MISMATCH 1 × the count of tokens or units is off by one" in result.output
+    assert "MISMATCH 1 × a count of tokens, samples or prompts is off by one" in result.output
     assert "for example weights/token_mean/uneven_lengths/dp1-cp1-mb1-bshd" in result.output
 
 

@@ -93,7 +93,7 @@ def test_what_a_change_touches_is_looked_at_more_than_otherwise(lines: str, chec
 
 def test_of_two_layouts_one_is_where_most_shows_and_one_what_most_users_have() -> None:
     assert of("").layouts == (
-        Layout.parse("dp2-cp2-mb2-bshd"),
+        Layout.parse("dp2-cp2-mb2-thd"),
         Layout.parse("dp2-cp1-mb2-thd"),
     )
     assert of("if pipeline_model_parallel_size > 1:").layouts[0].pp > 1

@@ -54,7 +54,7 @@ known(
         "whitening_keeps_the_variance": "whitening only subtracts the mean",
         "whitened_by_other_tokens": "whitening takes mean and variance over the wrong tokens",
         "biased_variance": "whitening divides the variance by the wrong number",
-        "copies_whitened": "whitening counts tokens once for each rank that has a copy of them",
+        "copies_whitened": "whitening counts a token once for each rank that holds a copy",
         "padding_whitened": "whitening counts padding in the mean",
         **{
             f"whitened_per_{name}": f"advantages are whitened in each {words} separately"

@@ -50,8 +50,8 @@ known(
         "kept_tokens_corrected": "tokens that are kept are multiplied by their ratios as well",
         "outliers_dropped_alone": "outliers are dropped, but the sequences that have them are not",
         "dropped_for_both_signs": "tokens are dropped regardless of the sign of their advantage",
-        "mask_inverted": "what a mask keeps is dropped, and what it drops is kept",
-        "other_divergence": "another divergence than the configured one is bounded",
+        "mask_inverted": "the mask is inverted: kept tokens are dropped, and dropped ones kept",
+        "other_divergence": "the bound is on another divergence than the configured one",
         "correction_not_normalised": "corrections are not divided by their mean",
         "normalised_per_micro_batch": (
             "corrections are divided by the mean of their micro-batch instead of that of the step"
@@ -75,19 +75,19 @@ known(
         "selected_per_rank": (
             "tokens are selected within each data-parallel rank instead of the step"
         ),
-        "masked_tokens_compared": "masked tokens are compared with those of the loss",
+        "masked_tokens_compared": "masked tokens take part in the selection of tokens",
         "all_tokens_selected": "every token is selected",
         "selection_inverted": "tokens of small covariance are selected instead of large ones",
         "covariances_not_centred": "covariances are products without the means subtracted",
         "divided_advantages_compared": (
-            "tokens are selected by advantages that are already divided for the loss's mean"
+            "tokens are selected by advantages that the loss normaliser has already scaled"
         ),
         "dropped_tokens_not_counted": (
             "losses are divided by the number of tokens that are kept instead of all"
         ),
         "dropped_tokens_not_counted_per_micro_batch": (
-            "losses of a micro-batch are divided by the number of its tokens that are kept, and"
-            " micro-batches weighted by all of their tokens"
+            "each micro-batch is divided by the number of its kept tokens, but weighted by all of"
+            " its tokens"
         ),
     },
     rank=14,

@@ -36,7 +36,7 @@ known(
         "groups_merged": "rewards are compared across prompts and not within each group",
         "groups_per_dp_rank": "rewards are compared only with those of the group on the same rank",
         "groups_of_a_fixed_size": (
-            "the batch is cut into groups of a fixed size, whatever prompts samples are of"
+            "the batch is cut into groups of a fixed size, regardless of the samples' prompts"
         ),
         "groups_cut_into_runs": "rewards are compared only with those of adjacent samples",
         "reward_at_a_masked_token_lost": (
@@ -85,20 +85,22 @@ OF_ESTIMATORS = {
 
 known(
     {
-        "compared_by_samples": "statistics of rewards count samples and not rollouts",
+        "compared_by_samples": "reward statistics count samples instead of rollouts",
         "compared_by_longest_samples": (
             "a rollout counts once, by the reward of its sample with the most tokens"
         ),
         "compared_by_last_samples": "a rollout counts once, by the reward of its last sample",
-        "rejected_siblings_counted": "rewards of rejected samples count in those of their prompt",
+        "rejected_siblings_counted": (
+            "rewards of rejected samples still count in their prompt's statistics"
+        ),
         "rejected_siblings_counted_as_0": (
-            "rejected samples count as rewards of 0 in those of their prompt"
+            "rejected samples count as rewards of 0 in their prompt's statistics"
         ),
         "rejected_siblings_excluded": (
-            "rewards of rejected samples are left out of those of their prompt"
+            "rewards of rejected samples are left out of their prompt's statistics"
         ),
-        "lone_reward_dropped": "a reward that is compared with no other gives an advantage of 0",
-        "lone_reward_kept": "a reward that is compared with no other is the advantage itself",
+        "lone_reward_dropped": "a sample that is alone in its group has an advantage of 0",
+        "lone_reward_kept": "a sample that is alone in its group has its reward as the advantage",
         "missing_rewards_excluded": "samples without a reward are left out, with an advantage of 0",
         "missing_rewards_counted_as_0": "a missing reward counts as a reward of 0",
         "missing_reward_trained": (
@@ -111,7 +113,7 @@ known(
 known(
     {
         "difference_of_squares": (
-            "a variance is the mean of squares minus the square of the mean, which float32 loses"
+            "a variance is the mean of squares minus the squared mean, which cancels in float32"
         )
     },
     rank=15,

@@ -27,7 +27,8 @@ known(
             "micro-batch shares are averaged over all ranks instead of summed"
         ),
         "windows_counted_by_samples": (
-            "sums are divided by a number of optimizer steps that is computed from samples"
+            "a logged sum is divided by a number of optimizer steps that is derived from the"
+            " number of samples"
         ),
     },
     rank=6,
@@ -44,9 +45,7 @@ known(
 known(
     {
         "coefficient_fixed": "the coefficient does not follow its target",
-        "coefficient_adapted_the_wrong_way": (
-            "the coefficient falls where it is to rise, and rises where it is to fall"
-        ),
+        "coefficient_adapted_the_wrong_way": ("the coefficient is adapted in the wrong direction"),
         "coefficient_adapted_twice": "the coefficient is adapted twice after one step",
     },
     rank=14,

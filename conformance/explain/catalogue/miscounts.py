@@ -29,7 +29,9 @@ known(
 known(
     {
         "rejection_left_out": "rejected tokens are trained on and counted",
-        "rejected_tokens_weigh": "rejected tokens weigh, and denominators do not count them",
+        "rejected_tokens_weigh": (
+            "rejected tokens are trained on, but denominators do not count them"
+        ),
         "rejection_put_in": "rejected tokens are left out of a mean over all tokens",
         "rejected_tokens_add_zero": "rejected tokens add 0 to a mean over all tokens",
     },
@@ -56,7 +58,7 @@ known(
 known(
     {
         "counted_over_batch": "the whole batch is counted instead of the step",
-        "mean_of_the_batch_counted": "the count is averaged over the steps of a batch",
+        "mean_of_the_batch_counted": "every step uses the average count over the steps of a batch",
         "counted_of_the_step_before": "the previous step's count is used",
         "masked_tokens_counted": "masked tokens are counted",
         "prompt_tokens_counted": "tokens of prompts are counted",
@@ -75,7 +77,9 @@ known(
 known(
     {
         **{
-            f"{what}_counted_as_units": f"{what} are counted instead of the mode's units"
+            f"{what}_counted_as_units": (
+                f"the number of {what} is the divisor, which the mode does not average over"
+            )
             for what in ("samples", "rollouts", "prompts", "tokens")
         },
         "counted_in_bfloat16": "tokens are counted in bfloat16",
@@ -89,7 +93,7 @@ known(
             "the share of a micro-batch's tokens that each context-parallel rank counts is rounded"
             " down"
         ),
-        "count_off_by_one": "the count of tokens or units is off by one",
+        "count_off_by_one": "a count of tokens, samples or prompts is off by one",
     },
     rank=12,
     at_size={

@@ -148,15 +148,16 @@ known(
         ),
         "gradient_of_constants": "a gradient flows through what the loss must take as a constant",
         "router_losses_not_divided": (
-            "router losses, which Megatron-Core multiplies by tokens, are divided by none"
+            "Megatron-Core multiplies router losses by the number of tokens, and nothing divides"
+            " them by it"
         ),
         "router_losses_per_token": (
-            "router losses of Megatron-Core have another coefficient with a loss per token"
+            "with calculate_per_token_loss, router losses of Megatron-Core have another coefficient"
         ),
         "ratios_overflow": "a ratio that overflows is clipped, and makes gradients NaN",
         "masked_values_read": "values of masked tokens change other numbers",
         "masked_values_crash": "a step crashes because of values of masked tokens",
-        "never_made": "a batch that the framework's own code never makes crashes",
+        "never_made": "a batch that the framework itself never produces crashes",
         "not_logged": "a number that this version logs for other steps is missing",
         "unexplained": "no known mistake explains it",
     },

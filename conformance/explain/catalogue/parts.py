@@ -77,11 +77,11 @@ known(
 known(
     {
         **{
-            f"tokens_counted_per_{part}": (f"tokens are counted per {words} and units per step")
+            f"tokens_counted_per_{part}": f"tokens are counted per {words} instead of over the step"
             for part, words in PARTS.items()
         },
         **{
-            f"units_counted_per_{part}": (f"prompts are counted per {words} and tokens per step")
+            f"units_counted_per_{part}": f"prompts are counted per {words} instead of over the step"
             for part, words in PARTS.items()
         },
         "micro_batch_means_added_up": ("micro-batch means are summed instead of averaged"),

@@ -88,7 +88,7 @@ known(
 known(
     {
         "partial_window_divided_as_whole": (
-            "a window of fewer micro-batches is divided by the number of a whole one"
+            "an incomplete accumulation window is divided by the micro-batches of a complete one"
         )
     },
     rank=8,
@@ -118,11 +118,11 @@ known(
 )
 known(
     {
-        f"{unit}_units_{empty}": f"{unit}s are the units, empty ones {counted}"
+        f"{unit}_units_{empty}": f"the mean is over {unit}s{which}"
         for unit in SampleUnit
-        for empty, counted in (
-            (EmptyUnits.COUNTED, "included"),
-            (EmptyUnits.EXCLUDED, "excluded"),
+        for empty, which in (
+            (EmptyUnits.COUNTED, ", including those without active tokens"),
+            (EmptyUnits.EXCLUDED, " with active tokens only"),
         )
     },
     rank=11,
