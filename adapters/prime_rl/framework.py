@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import Documented, parse_departures
+from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.engines.shells import ZEROED
 from adapters.toolkit.settings import token_budget
-from reference.aggregation import AuxiliaryAggregation, DenominatorMask, DivergenceEstimator, Mode
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    Compared,
+    DenominatorMask,
+    DivergenceEstimator,
+    EstimatorConventions,
+    Lone,
+    Mode,
+)
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -47,6 +55,8 @@ PRIME_RL = Framework(
         },
         Objective.KL: {"orchestrator.algo.type": "opd"},
         Objective.SFT: {"orchestrator.algo.type": "sft"},
+        Objective.GROUP_CENTRED: {"orchestrator.algo.type": "grpo"},
+        Objective.MEAN_NORMALISED: {"orchestrator.algo.type": "max_rl"},
     },
     layout={
         "mb": {"orchestrator.seq_len": _all_tokens},
@@ -83,6 +93,11 @@ PRIME_RL = Framework(
         "diagnostics": Documented(
             AuxiliaryAggregation.SAMPLE_MEAN, "docs/algorithms.md, Custom Loss"
         ),
+        "of_groups": Documented(
+            EstimatorConventions(std_epsilon=0.0), "docs/algorithms.md, the table of types"
+        ),
+        "compared": Assumed(Compared.SAMPLES),
+        "lone_reward": Assumed(Lone.ZERO),
         "kl_estimator": Documented(
             DivergenceEstimator.K1_BY_RATIO, "docs/algorithms.md, Loss Components, ref_kl"
         ),
@@ -99,7 +114,7 @@ PRIME_RL = Framework(
             are 1, and no formula in the reference: a test of the adapter holds it against
             prime-rl's documents
         orchestrator.algo.type | the component of a sample's tokens, and how advantages are computed
-            | elsewhere components of `rl`. Advantages are given, and components are not mixed in a
+            | elsewhere the component `rl`, whose advantages are given. Components are not mixed in a
             step, as `echo` does
         orchestrator.seq_len | the tokens of a micro-batch
         orchestrator.batch_size | the samples of a step | `weights` has steps of 1 to 32 samples
@@ -120,7 +135,8 @@ PRIME_RL = Framework(
     ),
     departures=parse_departures(
         """
-        not_run: the orchestrator: rollouts, advantages, filters of zero advantages
+        not_run: the orchestrator, except the algorithms `grpo` and `max_rl` where advantages are
+        looked at: rollouts, filters of zero advantages
             samples are given; `prepare_batch` is entered with the options that its packer passes
         not_run: `clean_exit` around the trainer
             it ends the process after an error

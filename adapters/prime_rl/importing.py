@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import choices_of, import_from, stub, stub_missing
+from adapters.toolkit.imports import choices_of, found, import_from, stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,13 +24,25 @@ ROOTS = ("src", "packages/prime-rl-configs/src")
 
 GPU_PACKAGES = ("dion", "fla", "ring_flash_attn", "torchtitan")
 
-SERVICES = ("prime_cli", "setproctitle", "verifiers", "wandb", "wandb_gql", "wandb_workspaces")
+SERVICES = (
+    "openai",
+    "prime_cli",
+    "renderers",
+    "setproctitle",
+    "verifiers",
+    "wandb",
+    "wandb_gql",
+    "wandb_workspaces",
+)
 
 RUNS = ("tomli", "tomli_w")
 """What versions before August 2026 read and write the configurations of runs with."""
 
 ORCHESTRATOR = ("prime_rl.configs.orchestrator",)
 """The configuration of an orchestrator, which versions before August 2026 read for each run."""
+
+SCORING = ("prime_rl.configs.algorithm", "prime_rl.orchestrator.utils", "prime_rl.utils.client")
+"""What the orchestrator's algorithms import besides: configurations and clients of servers."""
 
 KERNELS = (
     "prime_rl.trainer.distributed.expert_parallel",
@@ -75,6 +87,16 @@ def has_streams() -> bool:
     return "advantages" in transport("types").TrainingSample.__struct_fields__
 
 
+SCORED = ("grpo", "max_rl")
+"""Algorithms that compute advantages, which are looked at."""
+
+
+def algorithms() -> Any:
+    """The orchestrator's classes of algorithms by type; empty in versions that have none."""
+    registry = found("prime_rl.orchestrator.algo")
+    return getattr(registry, "ALGORITHM_CLASSES", {})
+
+
 def configured(settings: Settings) -> Any:
     """The trainer's configuration, as validated; without what it alone does not read.
 
@@ -90,8 +112,8 @@ def offers(settings: Settings) -> bool:
     """Whether this version has these options and values."""
     from pydantic import ValidationError
 
-    if "orchestrator.algo.type" in settings:
-        return has_streams()
+    if (kind := settings.get("orchestrator.algo.type")) is not None:
+        return has_streams() and (kind not in SCORED or kind in algorithms())
     try:
         module(CONFIGS).TrainerConfig(**nested(settings))
     except ValidationError:
@@ -141,9 +163,9 @@ def _prepare() -> None:
 
     cuda_on_cpu.install()
     worlds.sum_gradients_of_all_gather()
-    stub([*KERNELS, *ORCHESTRATOR])
-    missing = stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS])
-    STUBBED.extend([*missing, *KERNELS, *ORCHESTRATOR])
+    own = [*KERNELS, *ORCHESTRATOR, *SCORING]
+    stub(own)
+    STUBBED.extend([*stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS]), *own])
 
 
 def _is_without_gpu() -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from itertools import chain
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adapters.contract.job import Unsupported
 from adapters.contract.objective import KL_COEFFICIENT, OF_LOG_PROBS, Objective
+from adapters.prime_rl.framework import PRIME_RL
 from adapters.prime_rl.importing import has_streams, module, transport
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.probe import CERTAIN_LOGIT, logits_head, probable_head
+from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +42,7 @@ class Rollouts:
 
     def __init__(self, batch: ProbedBatch, job: Job, seq_len: int) -> None:
         self._batch, self._job, self._seq_len = batch, job, seq_len
+        self._advantages = batch.advantages if gives_advantages(job) else [*self._scored()]
         self._grids = [self._packed(samples) for samples in self._samples_of_steps()]
 
     def send(self, folder: Path) -> None:
@@ -113,19 +119,54 @@ class Rollouts:
         """Those of the policy that generated, which was sure of the tokens to reject."""
         if self._job.objective in OF_LOG_PROBS:
             return self._batch.rollout_log_probs[index]
-        rejected = self._batch.rollout_log_probs[index] != 0
+        rejected = self._batch.rollout_log_probs[index] != self._batch.old_log_probs[index]
         return np.where(rejected, 0.0, self._batch.old_log_probs[index] - CERTAIN_LOGIT)
 
     def _signal(self, index: int) -> dict[str, NDArray[np.float64]]:
         """What tokens are trained by: advantages, or the stream of another component."""
         if self._job.objective not in COMPONENTS:
-            return {"advantages": self._batch.advantages[index]}
+            return {"advantages": self._advantages[index]}
         name, weight = COMPONENTS[self._job.objective]
         mask = self._batch.original_masks[index]
         streams = {"rl_weights": np.zeros(len(mask)), name: np.where(mask, weight, 0.0)}
         if self._job.objective is Objective.KL:
             streams["ref_logprobs"] = self._batch.reference_log_probs[index] - CERTAIN_LOGIT
         return streams
+
+    def _scored(self) -> Iterator[NDArray[np.float64]]:
+        """The advantages of tokens by the orchestrator's algorithm, which compares a prompt's."""
+        kind = PRIME_RL.settings(self._job)["orchestrator.algo.type"]
+        options = SimpleNamespace(type=kind, action_loss_type="rl", length_penalty=None)
+        algorithm, groups = (
+            module("orchestrator.algo").build_algorithm(options, None),
+            defaultdict(list),
+        )
+        if not all(mask.any() for mask in self._batch.original_masks):
+            raise Unsupported(
+                "a trace without sampled tokens is left out before rewards are compared"
+            )
+        traces = [self._trace(index) for index in range(len(self._batch.responses))]
+        for group, trace in zip(self._batch.groups.tolist(), traces, strict=True):
+            groups[group].append(SimpleNamespace(traces=[trace]))
+        for episodes in groups.values():
+            asyncio.run(algorithm.finalize_group(episodes))
+        for trace, mask in zip(traces, self._batch.original_masks, strict=True):
+            [node] = trace.nodes
+            found = np.zeros(len(mask))
+            found[mask] = 0.0 if node.advantages is None else node.advantages
+            yield found
+
+    def _trace(self, index: int) -> Any:
+        """A sample as one turn of an environment's trace."""
+        mask, ids = self._batch.original_masks[index], self._batch.responses[index]
+        node = SimpleNamespace(mask=mask.tolist(), token_ids=ids.tolist(), advantages=None)
+        return SimpleNamespace(
+            id=index,
+            has_error=False,
+            agent=SimpleNamespace(trainable=True),
+            reward=float(self._batch.rewards[index]),
+            nodes=[node],
+        )
 
     def _packed(self, samples: list[Any]) -> list[list[Any]]:
         """The micro-batches of each rank, as prime-rl's packer has them made."""

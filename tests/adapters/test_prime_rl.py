@@ -16,7 +16,7 @@ from adapters.prime_rl.adapter import PrimeRLAdapter
 from adapters.prime_rl.framework import PRIME_RL
 from adapters.toolkit.source import resolve
 from conformance.findings.verdict import Verdict
-from conformance.judging.gradients import judge_off_policy
+from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.judging.metrics import judge_logged
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
@@ -84,6 +84,16 @@ def test_copies_that_fill_up_ranks_are_told_from_samples(pool: RankPool) -> None
     assert [rank.rows[0].tolist() for rank in outcome.observations] == [[1], [1]]
     judged = judge_logged(given, outcome.observations, description(), Metric.POLICY_LOSS)
     assert judged.diagnosis.name == "divided_by_dp"
+
+
+def test_rewards_are_compared_by_the_orchestrators_algorithm(pool: RankPool) -> None:
+    """MaxRL divides by the mean of a prompt's rewards, without an epsilon."""
+    given = job("equal_rewards", objective=Objective.MEAN_NORMALISED)
+    outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judged = judge_advantages(given, outcome.observations, description())
+    assert judged.verdict is Verdict.CONFORMS
 
 
 def test_micro_batches_are_cut_by_tokens(pool: RankPool) -> None:

@@ -152,7 +152,8 @@ def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wron
     if estimate.objective is Objective.MEAN_NORMALISED:
         yield "mean_not_divided_by", _raw(estimate, _baseline(estimate), 1.0)
         by_std = _statistic(estimate, advantages.std) + estimate.conventions.std_epsilon
-        yield "divided_by_std", _raw(estimate, _baseline(estimate), by_std)
+        divisor = np.where(by_std > 0, by_std, np.inf)
+        yield "divided_by_std", _raw(estimate, _baseline(estimate), divisor)
 
 
 def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
