@@ -138,7 +138,8 @@ class Table:
         facts = [
             (fact, bits & telling)
             for fact in self._plain_first
-            if (bits := self._facts[fact]) & claims == claims and not fact.startswith((*NEGATIVE, *NARROWING))
+            if (bits := self._facts[fact]) & claims == claims
+            and not fact.startswith((*NEGATIVE, *NARROWING))
         ]
         found: tuple[tuple[str, ...], int] = ((), self._everywhere & telling)
         pairs = (((one, two), bits & more) for (one, bits), (two, more) in combinations(facts, 2))

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from conformance.ranks.hardware import Device, Hardware
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.preload import load_once
+from conformance.ranks.recording.stacks import waiting
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from tests import broken
@@ -186,3 +188,16 @@ def test_a_framework_that_was_loaded_half_fails_as_it_did_at_first() -> None:
     for _ in ("the fork server", "a rank that was forked from it"):
         with pytest.raises(ImportError, match="flash_attn"):
             load_once(broken.HalfLoaded(), None)
+
+
+def test_a_collective_in_the_thread_of_a_backward_pass_has_torchs_line() -> None:
+    nn = Path(torch.__file__).parent / "distributed" / "nn" / "functional.py"
+    c10d = nn.parents[1] / "distributed_c10d.py"
+    stack = f"""Current thread 0x01 (most recent call first):
+  File "{c10d}", line 3252 in all_reduce
+  File "{nn}", line 532 in forward
+  File "{nn}", line 538 in backward
+"""
+
+    state = str(waiting(stack, NativeAdapter(), None))
+    assert state == "waits in all_reduce at torch/distributed/nn/functional.py:538 (backward)"

@@ -87,20 +87,26 @@ UNKNOWN = Waiting()
 
 
 def waiting(stack: str, adapter: Adapter, source: Path | None) -> Waiting:
-    """What a rank was doing, by a traceback or by the stacks of its threads, the main one last."""
+    """What a rank was doing, by a traceback or by the stacks of its threads, the main one last.
+
+    The thread of a backward pass has frames of torch alone; the outermost one is the place.
+    """
     is_passed_by = passes_by(adapter)
     calls = CALL.findall(THREAD.split(stack)[-1])
     if INNERMOST_FIRST not in stack:
         calls.reverse()
-    passed = []
+    passed: list[tuple[str, str]] = []
+    place: str | None = None
     for path, number, function in calls:
         file = sanitize(path, source)
         is_of_file = bool(number) and not file.startswith("<")
-        if not is_of_file or is_passed_by(file.removesuffix(".py").replace("/", ".")):
-            passed.append((file, function))
-        else:
-            return Waiting(_collective(passed), f"{file}:{number} ({function})")
-    return Waiting(_collective(passed))
+        is_theirs = is_of_file and not is_passed_by(file.removesuffix(".py").replace("/", "."))
+        if is_theirs or file.startswith("torch/"):
+            place = f"{file}:{number} ({function})"
+        if is_theirs:
+            break
+        passed.append((file, function))
+    return Waiting(_collective(passed), place)
 
 
 def _collective(calls: Iterable[tuple[str, str]]) -> str | None:
