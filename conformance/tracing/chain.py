@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import MULTIPLYING
-from conformance.tracing.graph import NEGLIGIBLE, is_close
+from conformance.tracing.graph import NEGLIGIBLE, Entry, is_close
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conformance.findings.trace import Contents, Operation
+    from conformance.findings.trace import Operation
     from conformance.tracing.graph import Graph, Node
 
 
@@ -61,14 +61,18 @@ class Chain:
         return [one for one in inputs if one not in self.graph.painted]
 
 
-def chain(graph: Graph, end: Node, gradient_unit: float = 1.0) -> Chain:
+def chain(
+    graph: Graph, end: Node, gradient_unit: float = 1.0, number: float | None = None
+) -> Chain:
     """The chain that ends in a node which holds the token's value.
 
-    Values in a gradient are those in the loss, divided by ``gradient_unit``.
+    Values in a gradient are those in the loss, divided by ``gradient_unit``. The node may hold
+    others besides a ``number``.
     """
-    way = [end]
-    while (before := graph.before(way[-1])) is not None:
+    way, entry = [end], Entry(number or 0.0).after(graph.operation(end).contents)
+    while (before := graph.before(way[-1], entry)) is not None:
         way.append(before)
+        entry = entry.after(graph.operation(before).contents)
     way = [one for one in reversed(way) if graph.operation(one).contents.nonzero]
     return Chain(graph, tuple(way), tuple(_factors(graph, way, gradient_unit)))
 
@@ -106,7 +110,7 @@ def _values(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[flo
     """
     values: list[float] = []
     summed, several = 1.0, 1
-    entry = _Entry(0.0)
+    entry = Entry(0.0)
     for node in way:
         operation = graph.operation(node)
         held = operation.contents
@@ -119,23 +123,6 @@ def _values(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[flo
         unit = gradient_unit if graph.painted[node] else 1.0
         values.append(entry.size / summed / unit)
     return values
-
-
-class _Entry(NamedTuple):
-    """The size of the token's value in a tensor, and its place among the entries of a small one."""
-
-    size: float
-    place: int | None = None
-    entries: int = 0
-
-    def after(self, held: Contents) -> _Entry:
-        """The entry of the next tensor: at the same place, or of equal size, or the largest."""
-        sizes = [abs(one) for one in held.values]
-        if self.place is not None and len(sizes) == self.entries and sizes[self.place]:
-            return _Entry(sizes[self.place], self.place, self.entries)
-        equal = (place for place, size in enumerate(sizes) if size and is_close(size, self.size))
-        place = next(equal, sizes.index(held.largest) if held.largest in sizes else None)
-        return _Entry(held.largest if place is None else sizes[place], place, len(sizes))
 
 
 def _at_its_operation(graph: Graph, factor: Factor) -> Factor:

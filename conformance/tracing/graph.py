@@ -13,7 +13,7 @@ from conformance.findings.trace import GIVEN, LISTED, READ
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from conformance.findings.trace import Operation, RankTrace
+    from conformance.findings.trace import Contents, Operation, RankTrace
 
 ALLOCATIONS = ("aten.new_empty", "aten.empty", "aten.ones_like", "aten.zeros_like", "aten.new_")
 """Operations whose results hold old bytes, or nothing of what they are given."""
@@ -32,6 +32,23 @@ class Node(NamedTuple):
 
     rank: int
     place: int
+
+
+class Entry(NamedTuple):
+    """The size of the token's value in a tensor, and its place among the entries of a small one."""
+
+    size: float
+    place: int | None = None
+    entries: int = 0
+
+    def after(self, held: Contents) -> Entry:
+        """The entry of the next tensor: at the same place, or of equal size, or the largest."""
+        sizes = [abs(one) for one in held.values]
+        if self.place is not None and len(sizes) == self.entries and sizes[self.place]:
+            return Entry(sizes[self.place], self.place, self.entries)
+        equal = (place for place, size in enumerate(sizes) if size and is_close(size, self.size))
+        place = next(equal, sizes.index(held.largest) if held.largest in sizes else None)
+        return Entry(held.largest if place is None else sizes[place], place, len(sizes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,20 +140,18 @@ class Graph:
         """Whether it is what leaves the painted token's gradient alone."""
         return self._is_leaf(node, SELECTED)
 
-    def before(self, node: Node) -> Node | None:
-        """The node that a painted one has the token's value from; None if it is the first.
+    def before(self, node: Node, entry: Entry) -> Node | None:
+        """The node that a painted one has an entry from; None if it is the first.
 
         The first of a backward pass has it from the root of that, and not from the advantage.
         """
         painted = [one for one in self.inputs(node) if one in self.painted]
         if not painted:
             return self._carried.get(node)
-        value = self.operation(node).contents.largest
 
         def fit(one: Node) -> tuple[bool, bool, float]:
-            held = self.operation(one).contents.largest
-            is_same = math.isclose(held, value, rel_tol=NEGLIGIBLE)
-            return self.painted[one], is_same, held
+            size = entry.after(self.operation(one).contents).size
+            return self.painted[one], is_close(size, entry.size), size
 
         best = max(painted, key=fit)
         number = self.operation(node).backward_pass

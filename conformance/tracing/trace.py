@@ -144,7 +144,9 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
     if not job.logged:
         return
     right = RightCounts(job.context, job.place)
-    chains = [chain(graph, end) for end in graph.logged(job.logged, job.rank)]
+    number = abs(job.logged)
+    ends = graph.logged(number, job.rank)
+    chains = [chain(graph, end, number=number) for end in ends]
 
     def is_known(one: Chain) -> bool:
         rest = abs(job.traced) * job.derivative / one.product if one.product else 0.0

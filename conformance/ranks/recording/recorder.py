@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 COPY = "aten.copy_.default"
 
+EMPTY = ("aten.empty", "aten.new_empty", "aten.zeros", "aten.new_zeros")
+"""The beginnings of the names of operations whose results hold nothing yet."""
+
+LARGE = 1 << 22
+"""Entries of a tensor, such as a bucket of gradients, that is not looked at before it is used."""
+
 LISTING = ("tolist", "numpy")
 """Methods of tensors that hand their entries to Python; torch dispatches no operation for them."""
 
@@ -210,7 +216,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if written is None:
             return None
         place = len(self._operations)
-        self._operations.append(replace(draft, contents=_contents(tensor)))
+        is_empty = draft.name.startswith(EMPTY) and tensor.numel() > LARGE
+        contents = replace(NOTHING, size=tensor.numel()) if is_empty else _contents(tensor)
+        self._operations.append(replace(draft, contents=contents))
         self._memory.write(tensor, written, place)
         return place
 

@@ -86,9 +86,10 @@ def _statements(function: Function) -> Iterator[ast.stmt]:
 
 def _read(node: ast.AST) -> set[str]:
     """The names that are read; where something is collected, those of that."""
-    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    parts = node.value.args if is_call and _collects(node) else [node]
-    parts = [part for part in parts if not _takes_out(part)]
+    parts: list[ast.AST] = [node]
+    match node:
+        case ast.Expr(value=ast.Call(args=given)) if _collects(node):
+            parts = [part for part in given if not _takes_out(part)]
     inner = [one for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)]
     return {one.id for one in inner if isinstance(one.ctx, ast.Load)}
 
