@@ -114,7 +114,7 @@ PRIME_RL = Framework(
             are 1, and no formula in the reference: a test of the adapter holds it against
             prime-rl's documents
         orchestrator.algo.type | the component of a sample's tokens, and how advantages are computed
-            | elsewhere the component `rl`, whose advantages are given. Components are not mixed in a
+            | elsewhere the component `rl`, with given advantages. Components are not mixed in a
             step, as `echo` does
         orchestrator.seq_len | the tokens of a micro-batch
         orchestrator.batch_size | the samples of a step | `weights` has steps of 1 to 32 samples

@@ -50,7 +50,7 @@ OF_STEPS: dict[str, Callable[[Step], bool]] = {
     "where tokens are rejected": lambda step: step.original_mask is not None,
     "where no token is rejected": lambda step: step.original_mask is None,
     "where a reward is compared with no other": lambda step: _has_prompt(
-        step, lambda rewards: len(rewards) == 1
+        step, lambda rewards: np.isfinite(rewards).sum() == 1
     ),
     "where a sample has no reward": lambda step: _has_prompt(
         step, lambda rewards: bool(np.isnan(rewards).any())

@@ -1,5 +1,6 @@
 """Mistakes in computing advantages from rewards."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -69,8 +70,10 @@ class _Centred(NativeEstimator):
 
 class _WithOwnReward(NativeEstimator):
     def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        rewards = torch.tensor([one.reward for one in siblings])
-        return torch.full_like(sample.values, sample.reward - self.baseline(rewards))
+        rewards = torch.tensor([one.reward for one in self.scored(siblings)])
+        is_scored = not math.isnan(sample.reward)
+        advantage = sample.reward - self.baseline(rewards) if is_scored else 0.0
+        return torch.full_like(sample.values, advantage)
 
 
 class OwnRewardInBaseline(

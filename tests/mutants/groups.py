@@ -299,7 +299,8 @@ class VarianceOfGroupSquares(
 
 class _WithOwnSpread(NativeEstimator):
     def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        self.own = self.spread(torch.tensor([one.reward for one in siblings])) + STD_EPSILON
+        rewards = torch.tensor([one.reward for one in self.scored(siblings)])
+        self.own = self.spread(rewards) + STD_EPSILON
         return super().of_group(sample, siblings)
 
     def spread_divisor(self, rewards: torch.Tensor) -> float:
