@@ -238,8 +238,12 @@ def _most_frequent(
 
 
 def _facts(pair: Pair) -> int:
-    """The facts of a pair's condition; that it is of logged numbers may lie in the mistake."""
-    return max(len(pair.condition), MISTAKES[pair.mistake].kind is Kind.LOGGED)
+    """The facts of a pair's condition; that it is of logged numbers may lie in the mistake.
+
+    The condition of a mistake that nothing predicts only describes it.
+    """
+    mistake = MISTAKES[pair.mistake]
+    return 0 if mistake.is_read_off else max(len(pair.condition), mistake.kind is Kind.LOGGED)
 
 
 def _without_needless(chosen: list[Pair], covered: Sequence[Sequence[Explanation]]) -> list[Pair]:

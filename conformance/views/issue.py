@@ -165,6 +165,7 @@ def _subject(slug: str) -> str:
     spaced = name.replace("_", " ")
     others = {
         "metric": f"the logged {spaced}",
+        "rejection": f"the logged {spaced} after rejection sampling",
         "rollouts": f"the logged mean {spaced} of the rollouts",
         "other_losses": f"the gradient of the {spaced} loss",
     }
