@@ -112,12 +112,20 @@ class Graph:
         return Node(node.rank, root)
 
     def logged(self, number: float) -> Iterator[Node]:
-        """Yield where logged numbers are read; the last number that is read if none is logged."""
+        """Yield where logged numbers are read; the last number that is read if none is logged.
+
+        Of equals it is a loss that a backward pass began with.
+        """
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
         read = [node for node in reversed(ends) if self.operation(node).name == READ]
+        read.sort(key=self._reads_root, reverse=True)
         yield from (one for one in read if is_close(self._size(one), abs(number)))
         yield from (one for one in reversed(ends) if is_close(self._size(one), abs(number)))
         yield from read
+
+    def _reads_root(self, node: Node) -> bool:
+        roots = self.traces[node.rank].roots.values()
+        return any(one.place in roots for one in self.inputs(node))
 
     def _size(self, node: Node) -> float:
         return self.operation(node).contents.largest

@@ -17,8 +17,10 @@ from torch.utils._pytree import tree_leaves
 from conformance.findings.trace import (
     GIVEN,
     MULTIPLYING,
+    NOTHING,
     OUTSIDE,
     READ,
+    SMALL,
     Contents,
     Operation,
     RankTrace,
@@ -34,9 +36,6 @@ if TYPE_CHECKING:
     from conformance.ranks.recording.frames import Asked
 
 COPY = "aten.copy_.default"
-
-SMALL = 64
-"""Entries of the largest tensor whose entries are kept: it may be a count, or made of some."""
 
 
 @dataclass
@@ -178,9 +177,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operations.append(replace(draft, contents=_contents(tensor)))
         self._memory.write(tensor, written, place)
         return place
-
-
-NOTHING = Contents(0, (), 0.0, 0.0, 0, is_floating=False)
 
 
 def _backward_pass() -> int | None:
