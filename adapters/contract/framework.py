@@ -40,11 +40,14 @@ class OptionRow:
     note: str = ""
 
 
-def parse_options(table: str) -> tuple[OptionRow, ...]:
-    """Read lines of ``name, name | what they change | note``, continued on indented ones."""
+def parse_options(table: str, *others: OptionRow) -> tuple[OptionRow, ...]:
+    """Read lines of ``name, name | what they change | note``, continued on indented ones.
+
+    ``others``, which are not in the table, come last.
+    """
     lines = re.sub(r"\n +", " ", inspect.cleandoc(table)).splitlines()
     cells = (line.split(" | ") for line in lines)
-    return tuple(OptionRow(tuple(names.split(", ")), *others) for names, *others in cells)
+    return (*(OptionRow(tuple(names.split(", ")), *words) for names, *words in cells), *others)
 
 
 @dataclass(frozen=True)
