@@ -72,6 +72,8 @@ OPTIONS = parse_options(
     top_entropy_quantile | tokens of low entropy are left out | not looked at yet
     sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps | the reference policy follows the
         policy | its answers are given
+    fsdp, fsdp_config | shards of the model | the engine `fsdp2` has them
+    deepspeed | the engine, and what ranks share of a model | on all others stage 2
     num_generations_eval | evaluation | it is not run
     """
 )

@@ -271,8 +271,6 @@ GRPO = Framework(
         vllm_importance_sampling_cap, vllm_importance_sampling_correction | the older name of
             the upper bound, and whether there is a correction | it is on with `use_vllm`
         router_aux_loss_coef | a load-balancing loss
-        fsdp, fsdp_config | shards of the model | the engine `fsdp2` has them
-        deepspeed | the engine, and what ranks share of a model | on all others stage 2
         max_grad_norm | the norm of the gradient | the gradient is read before it
         use_liger_kernel | the loss is Liger-Kernel's, in 1.9 to 1.13, or has no logits, in 1.14
             | `weights` and others by the engine `liger`; since 1.15 it changes layers of the model

@@ -86,7 +86,7 @@ TUNIX = Framework(
     },
     layout={
         "dp": {"mesh.shape": lambda job: (job.layout.dp,)},
-        "mb": {"train_micro_batch_size": _micro_batch},
+        "accumulated": {"train_micro_batch_size": _micro_batch},
     },
     always={
         "beta": 0.0,
@@ -142,7 +142,8 @@ TUNIX = Framework(
         num_iterations | how often a batch is trained on | log-probabilities of the old policy are
             given, and ratios other than 1 need no second time
         mini_batch_size | the prompts of an optimizer step | `weights` for those of a case
-        train_micro_batch_size | the prompts of a micro-batch
+        train_micro_batch_size | the prompts of a micro-batch | it is left out where a step has one,
+            as by default
         gradient_accumulation_steps | micro-batches | tunix derives it from the two above
         rollout_micro_batch_size, compute_logps_micro_batch_size | other micro-batches | they come
             before a step
