@@ -68,11 +68,12 @@ class Framework:
     ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
     alone if users give its divisor) and what chooses it; the first is the default. Of several names
     of a mode, jobs choose the first that has their divisor, or else the first. ``layout`` has what
-    each part of a layout's name sets: ``mb`` for a number of micro-batches, ``accumulated`` for more
-    than one where a framework has one by default, ``mbtokens``, ``thd``, ``mb-thd``, an option, and
-    so on, or several with spaces between them. Jobs of every kind set ``always``; the settings of ``configurations`` come last, and an empty text leaves an option
-    out. A metric is logged by its name in ``metrics``, as its opposite if ``-`` is before the name,
-    and as its complement if ``1 -`` is. With ``1/2``, half of it is taken.
+    each part of a layout's name sets: ``mb`` for a number of micro-batches, ``accumulated`` for
+    more than one where that is not what users do by default, ``mbtokens``, ``thd``, ``mb-thd``, an
+    option, and so on, or several with spaces between them. Jobs of every kind set ``always``; the
+    settings of ``configurations`` come last, and an empty text leaves an option out. A metric is
+    logged by its name in ``metrics``, as its opposite if ``-`` is before the name, and as its
+    complement if ``1 -`` is. With ``1/2``, half of it is taken.
     """
 
     title: str
