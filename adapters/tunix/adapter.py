@@ -70,13 +70,13 @@ class TunixAdapter(Adapter):
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         import_from("tunix", [source] if source else [])
+        importlib.import_module("tunix.rl.algo_core")
         importlib.import_module(LEARNER)
 
     def describe(self) -> Description:
         """Describe the learner by its configurations' fields, and what its loss compares."""
         config, training, _ = map(found, CONFIGS)
-        # Importing it registers the losses; before May 2026 they are next to the learner.
-        algorithms = found("tunix.rl.algo_core") or found(LEARNER)
+        algorithms = found("tunix.rl.algo_core")
         choices = {
             "loss_agg_mode": choices_in(found("tunix.rl.common:aggregate_loss"), "loss_agg_mode"),
             "loss_algo": choices_in(config, "loss_algo"),
