@@ -59,6 +59,7 @@ class Adapter(ABC):
     name: ClassVar[str]  # the value of ``--adapter=``
     engine: ClassVar[str] = "torch"  # the value of ``--engine=``
     package: ClassVar[str | None] = None  # import package; None if it is its own framework
+    library: ClassVar[str] = "torch"  # what it computes with: ``torch`` or ``jax``
     distribution: ClassVar[str | None] = None  # the distribution on PyPI that installs it, if any
     tree: ClassVar[tuple[str, ...]] = ()  # folders to extract from its repository; all if empty
     roots: ClassVar[tuple[str, ...]] = (".",)  # folders of its repository to import packages from

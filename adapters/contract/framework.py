@@ -40,11 +40,14 @@ class OptionRow:
     note: str = ""
 
 
-def parse_options(table: str) -> tuple[OptionRow, ...]:
-    """Read lines of ``name, name | what they change | note``, continued on indented ones."""
+def parse_options(table: str, *others: OptionRow) -> tuple[OptionRow, ...]:
+    """Read lines of ``name, name | what they change | note``, continued on indented ones.
+
+    ``others``, which are not in the table, come last.
+    """
     lines = re.sub(r"\n +", " ", inspect.cleandoc(table)).splitlines()
     cells = (line.split(" | ") for line in lines)
-    return tuple(OptionRow(tuple(names.split(", ")), *others) for names, *others in cells)
+    return (*(OptionRow(tuple(names.split(", ")), *words) for names, *words in cells), *others)
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,12 @@ class Framework:
     ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
     alone if users give its divisor) and what chooses it; the first is the default. Of several names
     of a mode, jobs choose the first that has their divisor, or else the first. ``layout`` has what
-    each part of a layout's name sets: ``mb`` for a number of micro-batches, ``mbtokens``, ``thd``,
-    ``mb-thd``, an option, and so on, or several with spaces between them. Jobs of every kind set
-    ``always``; the settings of ``configurations`` come last, and an empty text leaves an option
-    out. A metric is logged by its name in ``metrics``, as its opposite if ``-`` is before the name,
-    and as its complement if ``1 -`` is. With ``1/2``, half of it is taken.
+    each part of a layout's name sets: ``mb`` for a number of micro-batches, ``accumulated`` for
+    more than one where that is not what users do by default, ``mbtokens``, ``thd``, ``mb-thd``, an
+    option, and so on, or several with spaces between them. Jobs of every kind set ``always``; the
+    settings of ``configurations`` come last, and an empty text leaves an option out. A metric is
+    logged by its name in ``metrics``, as its opposite if ``-`` is before the name, and as its
+    complement if ``1 -`` is. With ``1/2``, half of it is taken.
     """
 
     title: str
@@ -259,8 +263,9 @@ class Framework:
 def parts_of(layout: Layout) -> set[str]:
     """The parts of a layout, by which `Framework.layout` sets options."""
     cut = "mb" if isinstance(layout.micro_batches, int) else f"mb{layout.micro_batches}"
+    several = () if layout.micro_batches == 1 else ("accumulated",)
     stored = layout.format
-    return {"dp", "cp", "tp", "pp", cut, stored, f"{cut}-{stored}", *layout.options}
+    return {"dp", "cp", "tp", "pp", cut, *several, stored, f"{cut}-{stored}", *layout.options}
 
 
 def nested(settings: Settings) -> dict[str, Any]:

@@ -1,18 +1,22 @@
 """What adapters of trainers on Hugging Face Accelerate share and is known without importing it.
 
-The settings of transformers' `Trainer` on which no weight depends, the worlds of ranks, and
-FSDP2, which a `Trainer` is given by its options.
+The settings of transformers' `Trainer` on which no weight depends, the worlds of ranks, and FSDP2
+and DeepSpeed, which a `Trainer` is given by its options.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Layout, Rank, Unsupported
 from adapters.contract.description import parse_departures
+from adapters.engines.shells import DEFAULT_STAGE, STAGES, staged
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from adapters.contract import Job, Observation
     from adapters.contract.framework import Framework
 
@@ -50,6 +54,44 @@ def sharded(record: Framework) -> Framework:
     return replace(
         record,
         always={**record.always, **PREPARED, **of_engine},
+        departures=(*record.departures, *departures),
+    )
+
+
+CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
+"""The layouts that are run with each non-default ZeRO stage."""
+
+FROM_ARGUMENTS = (
+    "train_micro_batch_size_per_gpu",
+    "train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+)
+"""DeepSpeed's settings that take transformers' values."""
+
+
+def of_stage(stage: int) -> dict[str, Any]:
+    """DeepSpeed's configuration, in which transformers fills in the sizes."""
+    sizes = dict.fromkeys(FROM_ARGUMENTS, "auto")
+    return {"deepspeed": {**sizes, "zero_optimization": {"stage": stage}}}
+
+
+def of_zero(record: Framework) -> Framework:
+    """The record of a trainer on DeepSpeed's engine."""
+    departures = parse_departures(
+        """
+        set: on a machine without a GPU, the distributed type that Accelerate chooses on GPUs
+            Accelerate uses DeepSpeed only on GPUs; DeepSpeed has its own accelerator for CPUs
+        stubbed: DeepSpeed's shared-memory collectives, which it would compile C++ for
+            gloo's are equivalent
+        set: DeepSpeed's counts of parameters and modules, to 0 before each job
+            ZeRO 3 compares them over ranks, which have run different numbers of jobs
+        """
+    )
+    return replace(
+        record,
+        layout={**record.layout, **{one: of_stage(stage) for one, stage in STAGES.items()}},
+        always={**record.always, **PREPARED, **of_stage(DEFAULT_STAGE)},
         departures=(*record.departures, *departures),
     )
 
@@ -104,3 +146,37 @@ class OnFsdp2(OnPreparedEngine):
         super().enter_world(rank)
         if rank.device == "cpu":
             accelerate.name_engine("MULTI_GPU")
+
+
+class OnDeepspeed(OnPreparedEngine):
+    """A trainer with DeepSpeed's engine and its ZeRO stages."""
+
+    of_accelerate = "DEEPSPEED"
+
+    def layouts(self) -> list[Layout]:
+        """All layouts with the default stage, 2, and some with the others."""
+        of_all = super().layouts()  # type: ignore[safe-super]
+        return [*of_all, *staged(CUTS_OF_STAGES)]
+
+    def load(self, source: Path | None) -> None:
+        """Import DeepSpeed for CPUs before Accelerate does, then the trainer."""
+        from adapters.engines import deepspeed
+
+        deepspeed.import_deepspeed()
+        super().load(source)  # type: ignore[safe-super]
+
+    def enter_world(self, rank: Rank) -> None:
+        """Make Accelerate use DeepSpeed on CPUs, and set the local rank, which DeepSpeed reads."""
+        from adapters.engines import accelerate, deepspeed
+
+        super().enter_world(rank)
+        deepspeed.number_from_zero()
+        accelerate.name_engine("DEEPSPEED")
+        os.environ[accelerate.LOCAL_RANK] = str(rank.index)
+
+    def leave_world(self) -> None:
+        """Also drop the process groups that DeepSpeed caches."""
+        from adapters.engines import deepspeed
+
+        super().leave_world()
+        deepspeed.leave_world()

@@ -1,9 +1,10 @@
 """Adapters of modelscope/ms-swift, one for each of its trainers and engines."""
 
-from adapters.ms_swift.engines import (
-    MsSwiftDdpAdapter,
-    MsSwiftFsdp2Adapter,
-    MsSwiftMegatronAdapter,
-)
+from adapters.ms_swift import engines
 
-ENGINES = (MsSwiftDdpAdapter, MsSwiftFsdp2Adapter, MsSwiftMegatronAdapter)
+ENGINES = (
+    engines.MsSwiftDdpAdapter,
+    engines.MsSwiftFsdp2Adapter,
+    engines.MsSwiftDeepspeedAdapter,
+    engines.MsSwiftMegatronAdapter,
+)

@@ -14,7 +14,7 @@ from adapters.contract.description import conventions_of
 from adapters.contract.layout import Option
 from adapters.engines.generations import schedule_of
 from adapters.engines.shells import OnMegatron, by_size, cuts
-from adapters.engines.trainers import OnAccelerate, OnFsdp2, sharded
+from adapters.engines.trainers import OnAccelerate, OnDeepspeed, OnFsdp2, of_zero, sharded
 from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.worlds import observation, set_what_ray_sets
@@ -145,6 +145,14 @@ class MsSwiftFsdp2Adapter(OnFsdp2, MsSwiftDdpAdapter):
 
     engine = "fsdp2"
     framework = sharded(MS_SWIFT)
+
+
+class MsSwiftDeepspeedAdapter(OnDeepspeed, MsSwiftDdpAdapter):
+    """`GRPOTrainer` with DeepSpeed's engine."""
+
+    engine = "deepspeed"
+    framework = of_zero(MS_SWIFT)
+    dependencies = (*MsSwiftDdpAdapter.dependencies, "deepspeed")
 
 
 class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):

@@ -9,18 +9,14 @@ from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Framework, Settings, parse_options
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
-from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
+from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.engines import grpo
 from adapters.engines.generations import generations_of_prompt, schedule_of
+from adapters.engines.grpo import CLIPPED
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ONE_BY_ONE, ZEROED
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit.settings import gives_advantages, samples_per_step, whole_divisor
-from reference.aggregation import (
-    AuxiliaryAggregation,
-    DenominatorMask,
-    DivergenceEstimator,
-    EstimatorConventions,
-    Mode,
-)
+from reference.aggregation import AuxiliaryAggregation, DenominatorMask, DivergenceEstimator, Mode
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -52,15 +48,11 @@ def _per_generation(job: Job) -> int:
     return generating(job).per_generation
 
 
-CLIPPED = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
 CORRECTED = {**CLIPPED, "rollout_importance_sampling_threshold": CONSTANTS.truncation}
 MASKED = {**CORRECTED, "rollout_importance_sampling_mode": "token_mask"}
 DIVISOR = {"max_completion_length": lambda job: whole_divisor(job, "max_completion_length") or ""}
 OF_LAYOUT: dict[str, Settings] = {
-    "mb": {
-        "per_device_train_batch_size": lambda job: generating(job).micro_batch_size,
-        "gradient_accumulation_steps": lambda job: generating(job).micro_batches,
-    },
+    **grpo.micro_batches(generating),
     "thd": {"padding_free": True},
     "cp": {"sequence_parallel_size": lambda job: job.layout.cp},
     Option.SHARED_GENERATION: {"steps_per_generation": _per_generation},
@@ -82,17 +74,15 @@ OF_BOTH: dict[str, Any] = {
 """Settings of jobs of both trainers."""
 
 OF_MACHINE: dict[str, Any] = {
-    **dict.fromkeys(("use_vllm", "bf16", "fp16", "sequence_parallel", "is_multimodal"), False),
+    **dict.fromkeys(("use_vllm", "bf16", "fp16", "is_multimodal"), False),
     **dict.fromkeys(("use_distributed_optimizer", "dataloader_pin_memory"), False),
-    **dict.fromkeys(("lr", "min_lr", "weight_decay", "clip_grad", "lr_warmup_iters"), 0.0),
-    **dict.fromkeys(("start_weight_decay", "end_weight_decay"), 0.0),
-    **dict.fromkeys(("eval_iters", "eval_steps", "save_steps", "sleep_level"), 0),
-    **dict.fromkeys(("finetune",), True),
+    **dict.fromkeys(("lr", "clip_grad"), 0.0),
+    **dict.fromkeys(("weight_decay", "start_weight_decay", "end_weight_decay"), 0.0),
+    **dict.fromkeys(("eval_iters", "eval_steps", "save_steps"), 0),
     **dict.fromkeys(("logging_steps", "data_seed"), 1),
     "lr_decay_style": "constant",
     "task_type": "causal_lm",
     "attention_backend": "unfused",
-    "optimizer": "adam",
     "callbacks": ["default_flow"],
     "seq_length": 4096,
 }
@@ -107,12 +97,6 @@ OF_ALL = parse_departures(
         texts are not used but as ids
     set: rollout importance sampling without vLLM, which ms-swift declines without its version
         a sample has log-probabilities of the rollout policy from any engine
-    set: clipping bounds and coefficients of terms
-        a user may choose these values; the reference uses the same ones
-    set: no gradient checkpointing, no saving, no reports to services, no look-up in a hub
-        there are no layers to recompute, and the others compute nothing
-    set: bf16=False
-        the tolerance is derived from the dtype, which a report names
     set: temperature=1.0
         logits are divided by it, and so would be every weight
     stubbed: the inference engine, by one that returns the case's samples with their loss masks
@@ -120,13 +104,10 @@ OF_ALL = parse_departures(
     set: a subclass of the trainer that sets token advantages, except in checks on its own
         its loss takes one advantage of each token; they are signed powers of two, on which no
         weight depends
-    set: num_generations: 2 samples of a prompt or all of a generation, except in checks on its own
-    advantages
-        given advantages are not compared within a prompt
-    stubbed: log-probabilities of the old policy and of the reference policy, as their models'
-    outputs
-        they are the case's; one step has no other way to ratios other than 1
     """,
+    *grpo.OF_ALL,
+    grpo.OF_POLICIES,
+    grpo.OF_PROMPTS,
     NOTHING_LEARNED,
     ZEROED,
 )
@@ -146,22 +127,12 @@ MS_SWIFT = Framework(
     # `bnpo`, a token mean of each micro-batch of a process, is none of the modes; `real` and `fipo`
     # raise an error in 4.6.0.
     modes={
-        "grpo": (Mode.SAMPLE_MEAN, {"loss_type": "grpo"}),
-        "dapo": (Mode.TOKEN_MEAN, {"loss_type": "dapo"}),
-        "dr_grpo": (Mode.CONSTANT, {"loss_type": "dr_grpo", **DIVISOR}),
+        **grpo.modes(DIVISOR),
         "cispo": (Mode.TOKEN_MEAN, {"loss_type": "cispo"}),
         "sapo": (Mode.SAMPLE_MEAN, {"loss_type": "sapo"}),
     },
     objectives={
-        Objective.POLICY: {},
-        Objective.OFF_POLICY: CLIPPED,
-        Objective.DUAL_CLIP: {**CLIPPED, "delta": CONSTANTS.dual_clip},
-        Objective.GSPO: {**CLIPPED, "importance_sampling_level": "sequence"},
-        Objective.SAPO: {
-            "loss_type": "sapo",
-            "tau_pos": CONSTANTS.positive_temperature,
-            "tau_neg": CONSTANTS.negative_temperature,
-        },
+        **grpo.objectives(CLIPPED, ("tau_pos", "tau_neg")),
         Objective.TIS_TOKEN: {**CORRECTED, "rollout_importance_sampling_mode": "token_truncate"},
         Objective.REJECTION: MASKED,
         Objective.REJECTION_OFF_POLICY: MASKED,
@@ -169,9 +140,7 @@ MS_SWIFT = Framework(
             **CLIPPED,
             "off_policy_sequence_mask_delta": CONSTANTS.sequence_divergence,
         },
-        Objective.KL: {"beta": KL_COEFFICIENT},
-        Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
-        Objective.GROUP_CENTRED: {"scale_rewards": "none"},
+        **grpo.SCALED,
         Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo", "scale_rewards": "none"},
     },
     only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
@@ -195,11 +164,8 @@ MS_SWIFT = Framework(
     },
     metrics={
         Metric.POLICY_LOSS: "loss",
-        Metric.LOSS: "loss",
-        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
         Metric.ENTROPY: "entropy/mean",
-        Metric.KL: "kl",
-        Metric.REWARD: "reward",
+        **grpo.METRICS,
     },
     # The documents call the logged divergence and clip ratio averages over completions; they do not
     # say whether they are pooled over a step.
@@ -212,10 +178,8 @@ MS_SWIFT = Framework(
             f"{DOCS}/GRPO/GetStarted/GRPO.md, Algorithm Overview",
         ),
         "kl_estimator": Assumed(DivergenceEstimator.K3),
-        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "of_groups": Assumed(EstimatorConventions(std_epsilon=1e-4)),
         "logged_entropy": Documented(AuxiliaryAggregation.SAMPLE_MEAN, LOGGED),
-        "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        **grpo.ASSUMED,
     },
     options=parse_options(
         """
@@ -223,15 +187,12 @@ MS_SWIFT = Framework(
             reference: tests of the adapter hold them against ms-swift's documents. `real` and
             `fipo` raise an error in 4.6.0
         max_completion_length | the divisor of `dr_grpo` | in `constant`
-        epsilon, epsilon_high | clipping bounds
-        delta | a bound on ratios of negative advantages
         importance_sampling_level | ratios of tokens or of sequences | elsewhere for `token`;
             `sequence_token` is not looked at yet
         tau_pos, tau_neg | temperatures of SAPO
         fipo_decay_rate, fipo_clip_range, fipo_clip_high_only, fipo_safety_threshold | the weight of
             FIPO | not looked at: it raises an error
         real_tau | the temperature of REAL | not looked at: it raises an error
-        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
         micro_batch_size, global_batch_size, num_microbatches | micro-batches of `megatron`
         padding_free | packed rows
         sequence_parallel_size | sequence parallelism
@@ -239,14 +200,11 @@ MS_SWIFT = Framework(
         use_distributed_optimizer | who holds the states of its optimizer | it is off
         steps_per_generation | the micro-batches of a generation | those of whole steps, as
             docs/source_en/Megatron-SWIFT/GRPO.md wants it
-        generation_batch_size | the samples of a generation | `steps_per_generation` says how many
         num_iterations | how often a generation is trained on | log-probabilities of the old policy
             are given, and ratios other than 1 need no second time
         overlong_filter | samples that were cut off are masked
-        beta | the divergence in the loss
         kl_in_reward | the divergence in rewards instead | not looked at yet
         log_entropy | entropies in the log
-        top_entropy_quantile | tokens of low entropy are left out | not looked at yet
         off_policy_sequence_mask_delta | sequences of negative advantages are masked
         scale_rewards | the standard deviation of a group | those of a `batch` and `gdpo` are not
             run
@@ -267,16 +225,14 @@ MS_SWIFT = Framework(
         chord_sft_dataset, chord_sft_per_device_train_batch_size, chord_enable_phi_function,
             chord_mu_warmup_steps, chord_mu_decay_steps, chord_mu_peak, chord_mu_valley | another
             loss of fine-tuning samples | not looked at yet
-        sync_ref_model, ref_model_sync_steps, ref_model_mixup_alpha | the reference policy follows
-            the policy | its answers are given
         reward_model, reward_model_plugin, cosine_min_len_value_wrong, cosine_max_len_value_wrong,
             cosine_min_len_value_correct, cosine_max_len_value_correct, cosine_max_len,
             repetition_n_grams, repetition_max_penalty, soft_max_length, soft_cache_length | rewards
             | they are given
         temperature | what logits are divided by | it is 1
         dataset_shuffle | the order of prompts | it is constant
-        num_generations_eval | evaluation | it is not run
-        """
+        """,
+        *grpo.OPTIONS,
     ),
     departures=(*OF_ALL, *OF_ACCELERATE),
 )
@@ -330,7 +286,6 @@ MEGATRON = replace(
     always={
         **OF_BOTH,
         "rlhf_type": "grpo",
-        "tuner_type": "full",
         "padding_free": True,
         "global_batch_size": lambda job: samples_per_step(job.steps),
         "steps_per_generation": 1,

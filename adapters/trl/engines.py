@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from adapters.contract import Layout
 from adapters.contract.description import (
@@ -15,8 +14,8 @@ from adapters.contract.description import (
 )
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.objective import Metric, Objective
-from adapters.engines.shells import DEFAULT_STAGE, STAGES, cuts, staged
-from adapters.engines.trainers import OF_RUNS, PREPARED, OnFsdp2, OnPreparedEngine, sharded
+from adapters.engines.shells import cuts
+from adapters.engines.trainers import OF_RUNS, OnDeepspeed, OnFsdp2, of_zero, sharded
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
 from adapters.trl.framework import CLIPPED, GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL
@@ -27,43 +26,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation, Rank
     from adapters.trl.driving import Training
-
-CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
-"""The layouts that are run with each non-default ZeRO stage."""
-
-FROM_ARGUMENTS = (
-    "train_micro_batch_size_per_gpu",
-    "train_batch_size",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-)
-"""DeepSpeed's settings that take transformers' values."""
-
-
-def of_stage(stage: int) -> dict[str, Any]:
-    """DeepSpeed's configuration, in which transformers fills in the sizes."""
-    sizes = dict.fromkeys(FROM_ARGUMENTS, "auto")
-    return {"deepspeed": {**sizes, "zero_optimization": {"stage": stage}}}
-
-
-def of_zero(record: Framework) -> Framework:
-    """The record of a trainer on DeepSpeed's engine."""
-    departures = parse_departures(
-        """
-        set: on a machine without a GPU, the distributed type that Accelerate chooses on GPUs
-            Accelerate uses DeepSpeed only on GPUs; DeepSpeed has its own accelerator for CPUs
-        stubbed: DeepSpeed's shared-memory collectives, which it would compile C++ for
-            gloo's are equivalent
-        set: DeepSpeed's counts of parameters and modules, to 0 before each job
-            ZeRO 3 compares them over ranks, which have run different numbers of jobs
-        """
-    )
-    return replace(
-        record,
-        layout={**record.layout, **{one: of_stage(stage) for one, stage in STAGES.items()}},
-        always={**record.always, **PREPARED, **of_stage(DEFAULT_STAGE)},
-        departures=(*record.departures, *departures),
-    )
 
 
 def with_liger(record: Framework) -> Framework:
@@ -165,41 +127,6 @@ class TrlDdpAdapter(GrpoAdapter):
     engine = "ddp"
 
 
-class OnDeepspeed(OnPreparedEngine, TrlAdapter):
-    """A trainer with DeepSpeed's engine and its ZeRO stages."""
-
-    of_accelerate = "DEEPSPEED"
-    dependencies = (*TrlAdapter.dependencies, "deepspeed")
-
-    def layouts(self) -> list[Layout]:
-        """All layouts with the default stage, 2, and some with the others."""
-        return [*super().layouts(), *staged(CUTS_OF_STAGES)]
-
-    def load(self, source: Path | None) -> None:
-        """Import DeepSpeed for CPUs before Accelerate does, then TRL."""
-        from adapters.engines import deepspeed
-
-        importing.set_environment()  # DeepSpeed imports Triton
-        deepspeed.import_deepspeed()
-        super().load(source)
-
-    def enter_world(self, rank: Rank) -> None:
-        """Make Accelerate use DeepSpeed on CPUs, and set the local rank, which DeepSpeed reads."""
-        from adapters.engines import accelerate, deepspeed
-
-        super().enter_world(rank)
-        deepspeed.number_from_zero()
-        accelerate.name_engine("DEEPSPEED")
-        os.environ[accelerate.LOCAL_RANK] = str(rank.index)
-
-    def leave_world(self) -> None:
-        """Also drop the process groups that DeepSpeed caches."""
-        from adapters.engines import deepspeed
-
-        super().leave_world()
-        deepspeed.leave_world()
-
-
 class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
     """`GRPOTrainer` with FSDP2."""
 
@@ -212,6 +139,12 @@ class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
 
     engine = "deepspeed"
     framework = of_zero(GRPO)
+    dependencies = (*GrpoAdapter.dependencies, "deepspeed")
+
+    def load(self, source: Path | None) -> None:
+        """Set what Triton reads, which DeepSpeed imports."""
+        importing.set_environment()
+        super().load(source)
 
 
 class TrlLigerAdapter(GrpoAdapter):

@@ -11,12 +11,13 @@ from adapters.contract.layout import Option
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
-    KL_COEFFICIENT,
     ROUTER_COEFFICIENT,
     Metric,
     Objective,
 )
+from adapters.engines import grpo
 from adapters.engines.generations import generations_of_prompt, schedule_of
+from adapters.engines.grpo import CLIPPED, PENALTY
 from adapters.engines.shells import NOTHING_LEARNED, ZEROED
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit.settings import whole_divisor
@@ -24,7 +25,6 @@ from reference.aggregation import (
     AdvantageUnit,
     AuxiliaryAggregation,
     DenominatorMask,
-    EstimatorConventions,
     Missing,
     Mode,
 )
@@ -61,7 +61,6 @@ def _steps(job: Job) -> int:
 
 
 DIVISOR = {"max_completion_length": _divisor}
-CLIPPED = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
 # From the second time on, the ratio is not 1.
 OFF_POLICY = {**CLIPPED, "num_iterations": 2, "max_steps": lambda job: 2 * _steps(job)}
 # TRL compares only vLLM's rollouts with the old policy.
@@ -70,7 +69,6 @@ SMALLEST = {"vllm_importance_sampling_clip_min": CONSTANTS.kept_low}
 COMPARED = {**CLIPPED, **LARGEST, "use_vllm": True}
 MASKED = {**COMPARED, "vllm_importance_sampling_mode": "token_mask"}
 BONUS = {"entropy_coef": ENTROPY_COEFFICIENT}
-PENALTY = {"beta": KL_COEFFICIENT}
 
 OF_GENERATIONS = {
     **OF_RUNS,
@@ -80,12 +78,7 @@ OF_GENERATIONS = {
     "num_generations": _generations_of_prompt,
     "mask_truncated_completions": False,
 }
-MICRO_BATCHES: dict[str, Settings] = {
-    "mb": {
-        "per_device_train_batch_size": lambda job: schedule_of(job).micro_batch_size,
-        "gradient_accumulation_steps": lambda job: schedule_of(job).micro_batches,
-    },
-}
+MICRO_BATCHES = grpo.micro_batches(schedule_of)
 GENERATIONS: dict[str, Settings] = {
     **MICRO_BATCHES,
     Option.SHARED_GENERATION: {"steps_per_generation": _per_generation},
@@ -112,15 +105,10 @@ OF_ALL = parse_departures(
     stubbed: the model, by one with a vocabulary of one token, and TRL's fused LM head, by itself
     plus an entry for every token
         TRL's own functions run on the model's states; weights are read through the entry
-    set: clipping bounds and coefficients of terms
-        a user may choose these values; the reference uses the same ones
-    set: no gradient checkpointing, no saving, no reports to services, no access to the hub
-        there are no layers to recompute, and the others compute nothing
-    set: bf16=False
-        the tolerance is derived from the dtype, which a report names
     set: TRITON_INTERPRET=1
         1.15 scores tokens with Triton kernels alone, which Triton's own interpreter runs on CPUs
     """,
+    *grpo.OF_ALL,
     NOTHING_LEARNED,
     ZEROED,
 )
@@ -130,17 +118,13 @@ OF_GENERATING = parse_departures(
     set: a reward function that returns the case's rewards, and a tokenizer of two words; the last
     token of samples that are not truncated is its end of text
         the text is never used; each token id follows from the previous one
-    stubbed: log-probabilities of the old policy and of the reference policy, as their models'
-    outputs
-        they are the case's; one step has no other way to ratios other than 1
     set: the order of a generation's samples, if it has those of several optimizer steps
         TRL shuffles it, which would mix the samples of steps
-    set: prompt sizes: 2 samples of each or all of a generation, except in checks on TRL's own
-    advantages
-        given advantages are not compared within a prompt
     set: constant order of prompts
         it comes before rollouts
-    """
+    """,
+    grpo.OF_POLICIES,
+    grpo.OF_PROMPTS,
 )
 
 OF_GRPO = parse_departures(
@@ -175,25 +159,14 @@ GRPO = Framework(
     scope="Fields of `GRPOConfig`.",
     # `bnpo`, a token mean of each micro-batch, is none of the modes.
     modes={
-        "dapo": (Mode.TOKEN_MEAN, {"loss_type": "dapo"}),
-        "grpo": (Mode.SAMPLE_MEAN, {"loss_type": "grpo"}),
-        "dr_grpo": (Mode.CONSTANT, {"loss_type": "dr_grpo", **DIVISOR}),
+        **grpo.modes(DIVISOR),
         "cispo": (Mode.TOKEN_MEAN, {"loss_type": "cispo"}),
         "vespo": (Mode.TOKEN_MEAN, {"loss_type": "vespo"}),
         "sapo": (Mode.SAMPLE_MEAN, {"loss_type": "sapo"}),
         "luspo": ("constant:1", {"loss_type": "luspo"}),
     },
     objectives={
-        Objective.POLICY: {},
-        Objective.OFF_POLICY: OFF_POLICY,
-        Objective.DUAL_CLIP: {**OFF_POLICY, "delta": CONSTANTS.dual_clip},
-        Objective.GSPO: {**OFF_POLICY, "importance_sampling_level": "sequence"},
-        Objective.SAPO: {
-            **OFF_POLICY,
-            "loss_type": "sapo",
-            "sapo_temperature_pos": CONSTANTS.positive_temperature,
-            "sapo_temperature_neg": CONSTANTS.negative_temperature,
-        },
+        **grpo.objectives(OFF_POLICY, ("sapo_temperature_pos", "sapo_temperature_neg")),
         Objective.TIS_TOKEN: {**COMPARED, "vllm_importance_sampling_mode": "token_truncate"},
         Objective.TIS_SEQUENCE: {**COMPARED, "vllm_importance_sampling_mode": "sequence_truncate"},
         Objective.REJECTION: MASKED,
@@ -219,12 +192,10 @@ GRPO = Framework(
             "off_policy_mask_threshold": CONSTANTS.sequence_divergence,
         },
         Objective.ENTROPY: BONUS,
-        Objective.KL: PENALTY,
         Objective.WITH_ENTROPY: BONUS,
         Objective.COMBINED: {**BONUS, **PENALTY},
         Objective.ROUTER: {"router_aux_loss_coef": ROUTER_COEFFICIENT},
-        Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
-        Objective.GROUP_CENTRED: {"scale_rewards": "none"},
+        **grpo.SCALED,
     },
     only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
     layout=GENERATIONS,
@@ -255,11 +226,8 @@ GRPO = Framework(
     # The policy loss is logged apart only with an entropy bonus.
     metrics={
         Metric.POLICY_LOSS: "policy_loss",
-        Metric.LOSS: "loss",
-        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
         Metric.ENTROPY: "entropy",
-        Metric.KL: "kl",
-        Metric.REWARD: "reward",
+        **grpo.METRICS,
     },
     # Ratios to vLLM's policy outside of the bounds are set to 0 and stay in the mean, and the
     # divergence is part of each token's loss. TRL's documents call the entropy bonus the mean
@@ -275,10 +243,8 @@ GRPO = Framework(
         "kl": Documented(
             AuxiliaryAggregation.WITH_POLICY_LOSS, "docs/source/grpo_trainer.md, Computing the loss"
         ),
-        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "of_groups": Assumed(EstimatorConventions(std_epsilon=1e-4)),
         "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        **grpo.ASSUMED,
     },
     options=parse_options(
         """
@@ -286,24 +252,18 @@ GRPO = Framework(
             `--modes=constant:1`. `bnpo` is no mode, `cispo` and `vespo` have no formula in the
             reference: tests of the adapter hold them against TRL's documents
         max_completion_length | the divisor of `dr_grpo` | in `constant`, and `arguments`
-        epsilon, epsilon_high | clipping bounds
-        delta | a bound on ratios of negative advantages
         importance_sampling_level | ratios of tokens or of sequences | elsewhere for `token`
         sapo_temperature_pos, sapo_temperature_neg | temperatures of SAPO
         vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg | constants of VESPO | the loss
             has no formula in the reference
-        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
         steps_per_generation | the micro-batches of a generation
-        generation_batch_size | the samples of a generation | `steps_per_generation` says how many
         num_iterations, max_steps | how often a generation is trained on
         mask_truncated_completions | samples that were cut off are masked
-        beta | the divergence in the loss
         use_bias_correction_kl | the divergence times the ratio | `auxiliary.kl` and others have the
             default of the version
         entropy_coef | the entropy bonus
         use_adaptive_entropy, entropy_coef_min, entropy_coef_max, entropy_coef_delta,
             entropy_target | how the coefficient changes | it is fixed
-        top_entropy_quantile | tokens of low entropy are left out | not looked at yet
         off_policy_mask_threshold | sequences of negative advantages are masked
         scale_rewards | the standard deviation of a group | that of a `batch` is not run
         reward_weights, multi_objective_aggregation | several reward functions |
@@ -313,11 +273,7 @@ GRPO = Framework(
             by the ratio to the rollout policy
         vllm_importance_sampling_cap, vllm_importance_sampling_correction | the older name of
             the upper bound, and whether there is a correction | it is on with `use_vllm`
-        sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps | the reference policy follows
-            the policy | its answers are given
         router_aux_loss_coef | a load-balancing loss
-        fsdp, fsdp_config | shards of the model | the engine `fsdp2` has them
-        deepspeed | the engine, and what ranks share of a model | on all others stage 2
         max_grad_norm | the norm of the gradient | the gradient is read before it
         use_liger_kernel | the loss is Liger-Kernel's, in 1.9 to 1.13, or has no logits, in 1.14
             | `weights` and others by the engine `liger`; since 1.15 it changes layers of the model
@@ -334,10 +290,10 @@ GRPO = Framework(
             vllm_max_model_length, vllm_tensor_parallel_size, vllm_structured_outputs_regex,
             vllm_group_port, vllm_server_base_url, vllm_server_host, vllm_server_port,
             vllm_server_timeout | vLLM's engine, `server` or `colocate` | it is a stub
-        num_generations_eval | evaluation | it is not run
         log_completions, log_completions_hub_repo, log_multimodal, log_unique_prompts,
             num_completions_to_print | the printed completions | no number depends on them
-        """
+        """,
+        *grpo.OPTIONS,
     ),
     departures=(*OF_ALL, *OF_GENERATING, *OF_GRPO),
 )

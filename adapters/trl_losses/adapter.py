@@ -14,7 +14,8 @@ from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.description import Assumed, conventions_of, parse_departures
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
-from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Objective
+from adapters.contract.objective import CONSTANTS, Objective
+from adapters.engines import grpo
 from adapters.engines.shells import cuts
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -37,29 +38,8 @@ CLIPPED = {"epsilon_low": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_hig
 LOSSES = Framework(
     title="Loss functions of libraries",
     scope="Arguments of Liger-Kernel's and Unsloth's functions, at depth `loss`.",
-    modes={
-        "grpo": (Mode.SAMPLE_MEAN, {"loss_type": "grpo"}),
-        "dapo": (Mode.TOKEN_MEAN, {"loss_type": "dapo"}),
-        "dr_grpo": (
-            Mode.CONSTANT,
-            {
-                "loss_type": "dr_grpo",
-                "max_completion_length": lambda job: job.aggregation.divisor,
-            },
-        ),
-    },
-    objectives={
-        Objective.POLICY: {},
-        Objective.OFF_POLICY: CLIPPED,
-        Objective.DUAL_CLIP: {**CLIPPED, "delta": CONSTANTS.dual_clip},
-        Objective.GSPO: {**CLIPPED, "importance_sampling_level": "sequence"},
-        Objective.SAPO: {
-            "loss_type": "sapo",
-            "sapo_temperature_pos": CONSTANTS.positive_temperature,
-            "sapo_temperature_neg": CONSTANTS.negative_temperature,
-        },
-        Objective.KL: {"beta": KL_COEFFICIENT},
-    },
+    modes=grpo.modes({"max_completion_length": lambda job: job.aggregation.divisor}),
+    objectives=grpo.objectives(CLIPPED, ("sapo_temperature_pos", "sapo_temperature_neg")),
     only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
     always={**CLIPPED, "beta": 0.0, "max_completion_length": None},
     # The divergence is a part of each token's loss, and denominators count the mask that is given.
@@ -96,9 +76,8 @@ LOSSES = Framework(
             sign
         set: log-probabilities of the policy, the old policy and the reference policy
             the first are the probe's, by which weights are read; the others are the case's
-        set: clipping bounds and coefficients of terms
-            values a user may choose; the reference takes the same
-        """
+        """,
+        grpo.OF_VALUES,
     ),
 )
 """What loss functions share, whose arguments are named as in TRL."""

@@ -49,6 +49,7 @@ class TunixAdapter(Adapter):
     name = "tunix"
     engine = "jax"
     package = "tunix"
+    library = "jax"
     distribution = "google-tunix"
     versions = "tunix 0.1.7 and main"
     tree = ("tunix",)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting, Unsupported
-from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
+from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.engines.generations import generations_of_prompt, schedule_of
+from adapters.engines.grpo import CLIPPED, OF_VALUES, PENALTY
 from adapters.toolkit.settings import samples_per_step, whole_divisor
 from reference.aggregation import AuxiliaryAggregation, DivergenceEstimator, EmptyUnits, Mode
 
@@ -50,8 +51,6 @@ def _width(job: Job) -> int:
     return max(width, longest)
 
 
-CLIPPED = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
-
 TUNIX = Framework(
     title="tunix",
     scope="Fields of `GRPOConfig`, `RLTrainingConfig` and `RolloutConfig`.",
@@ -80,14 +79,14 @@ TUNIX = Framework(
             "sampler_is_threshold": CONSTANTS.truncation,
         },
         Objective.GSPO: {**CLIPPED, "loss_algo": "gspo-token"},
-        Objective.KL: {"beta": KL_COEFFICIENT},
+        Objective.KL: PENALTY,
         Objective.GROUP_NORMALISED: {"advantage_estimator": "grpo"},
         Objective.GROUP_CENTRED: {"advantage_estimator": "drgrpo"},
         Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo"},
     },
     layout={
         "dp": {"mesh.shape": lambda job: (job.layout.dp,)},
-        "mb": {"train_micro_batch_size": _micro_batch},
+        "accumulated": {"train_micro_batch_size": _micro_batch},
     },
     always={
         "beta": 0.0,
@@ -100,7 +99,7 @@ TUNIX = Framework(
     },
     configurations={
         Setting.MODE: Configurable({"loss_agg_mode": ""}, ("loss_agg_mode",)),
-        Setting.KL: Configurable({"beta": KL_COEFFICIENT}, ("beta",)),
+        Setting.KL: Configurable(PENALTY, ("beta",)),
     },
     rules={"default_mode": CONFIG},
     metrics={
@@ -143,7 +142,8 @@ TUNIX = Framework(
         num_iterations | how often a batch is trained on | log-probabilities of the old policy are
             given, and ratios other than 1 need no second time
         mini_batch_size | the prompts of an optimizer step | `weights` for those of a case
-        train_micro_batch_size | the prompts of a micro-batch
+        train_micro_batch_size | the prompts of a micro-batch | it is left out where a step has one,
+            as by default
         gradient_accumulation_steps | micro-batches | tunix derives it from the two above
         rollout_micro_batch_size, compute_logps_micro_batch_size | other micro-batches | they come
             before a step
@@ -179,13 +179,12 @@ TUNIX = Framework(
             logits are divided by it, and so would be every weight
         set: epsilon_high as an attribute of the configuration
             its documentation has it and its constructor does not take it; the loss reads it
-        set: clipping bounds and coefficients of terms
-            a user may choose these values; the reference uses the same ones
         set: num_generations: 2 samples of a prompt or all of a micro-batch, except in checks on
         its own advantages
             given advantages are not compared within a prompt
         set: XLA devices of the host's CPU
             XLA partitions the step over them as over TPUs
-        """
+        """,
+        OF_VALUES,
     ),
 )

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 GIVEN = "given"
-"""The name of a tensor whose values were not made by an operation of torch, such as of numpy's."""
+"""The name of a tensor whose values no recorded operation made, but for example one of numpy."""
 
 OUTSIDE = "outside"
 """The name of a change that no operation of torch made."""
 
-MULTIPLYING = ("aten.mul", "aten.div", "aten._foreach_mul", "aten._foreach_div")
+MULTIPLYING = (
+    *("aten.mul", "aten.div", "aten._foreach_mul", "aten._foreach_div"),
+    *("jax.mul", "jax.div"),
+)
 """The beginnings of the names of operations that multiply or divide."""
 
 READ = "aten._local_scalar_dense.default"
@@ -65,9 +68,15 @@ class Contents:
     is_measured: bool
 
 
+NOTHING = Contents(0, (), 0.0, 0.0, 0, is_measured=False)
+
+SMALL = 64
+"""Entries of the largest tensor whose entries are kept: it may be a count, or made of some."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """An operation of torch, with the contents of the tensor that it made or changed.
+    """An operation of torch or JAX, with the contents of the tensor that it made or changed.
 
     ``stack`` are the lines of the framework that asked for it, the innermost first; in a backward
     pass those of the forward operation that it differentiates. ``inputs`` are the places of its

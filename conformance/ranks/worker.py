@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from adapters.contract import Adapter, Observation
     from conformance.ranks.messages import HostSlot, WorkerSpec, World
+    from conformance.ranks.recording.jaxprs import JaxRecorder
+    from conformance.ranks.recording.recorder import Recorder
 
 
 BACKENDS = {
@@ -117,12 +119,21 @@ def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
 
 
 def _traced(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
-    from conformance.ranks.recording.recorder import Recorder
-
-    recorder = Recorder(passes_by(spec.adapter))
+    recorder = _recorder(spec.adapter)
     with painting(job.painted), recorder:
         observation = spec.adapter.observe(job, rank)
     return Observed(observation, recorder.trace)
+
+
+def _recorder(adapter: Adapter) -> Recorder | JaxRecorder:
+    """What sees the operations of the library that a framework computes with."""
+    if adapter.library == "jax":
+        from conformance.ranks.recording.jaxprs import JaxRecorder
+
+        return JaxRecorder(passes_by(adapter))
+    from conformance.ranks.recording.recorder import Recorder
+
+    return Recorder(passes_by(adapter))
 
 
 def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conformance.tracing.graph import Graph, Node
 
 
-SUMMING = ("aten.sum", "aten.mean", "aten.dot")
+SUMMING = ("aten.sum", "aten.mean", "aten.dot", "jax.reduce_sum", "jax.dot_general")
 """The beginnings of the names of operations that add entries up."""
 
 

@@ -263,8 +263,10 @@ RULES = {
     **dict.fromkeys(("mul", *DIVIDING), _of_product),
     "reciprocal": _of_reciprocal,
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "maximum", "minimum"), _of_clamp),
-    **dict.fromkeys(("sum", "mean"), _of_whole),
+    **dict.fromkeys(("max", "min"), _of_clamp),
+    **dict.fromkeys(("sum", "mean", "reduce_sum"), _of_whole),
     **dict.fromkeys(("add", "sub", "cat", "stack", "allreduce", "allreduce_coalesced"), _of_sum),
+    **dict.fromkeys(("add_any", "concatenate"), _of_sum),
     **dict.fromkeys(("all_reduce", "reduce_scatter_base", "reduce_scatter"), _of_sum),
 }
 """How an operation makes an entry; without a rule, one that is equal is taken on."""

@@ -164,11 +164,12 @@ class Graph:
         """Yield where a number that a rank logs is read, or has been made, there or elsewhere.
 
         Other numbers that are read come last, the latest first. A loss that is differentiated is
-        not logged itself.
+        not logged itself, but may be read.
         """
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
         ends = sorted(ends, key=lambda node: (node.rank == rank, node.place), reverse=True)
         read = [node for node in ends if self.operation(node).name in (READ, LISTED)]
+        read.sort(key=lambda node: (node.rank == rank, self._reads_root(node)), reverse=True)
         others = [node for node in ends if node not in self.trained]
         yield from (one for one in (*read, *others) if self._holds(one, abs(number)))
         yield from read
@@ -176,6 +177,10 @@ class Graph:
     def _holds(self, node: Node, number: float) -> bool:
         held = self.operation(node).contents
         return any(is_close(abs(one), number) for one in (held.largest, *held.values))
+
+    def _reads_root(self, node: Node) -> bool:
+        roots = self.traces[node.rank].roots.values()
+        return any(one.place in roots for one in self.inputs(node))
 
     @cached_property
     def trained(self) -> frozenset[Node]:

@@ -36,10 +36,9 @@ class RightCounts:
 
     def needed(self, number: float) -> str | None:
         """The same, which may be multiplied or divided by a number of ranks or micro-batches."""
-        of_tokens = [*self._ingredients[:1], *self._ingredients[-1:]]
         several = [
             (count * size, f"{words} {sign} {factor}")
-            for (count, words), (factor_size, factor) in product(of_tokens, self._factors)
+            for (count, words), (factor_size, factor) in product(self._ingredients, self._factors)
             for size, sign in ((factor_size, "·"), (1 / factor_size, "/"))
             if count != 1
         ]

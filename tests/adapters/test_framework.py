@@ -217,7 +217,8 @@ def test_parts_of_layouts_that_set_options_exist(record: Framework) -> None:
     cuts = ("mb", "mbuneven", "mbtokens")
     cut_and_stored = {f"{cut}-{stored}" for cut in cuts for stored in ("thd", "bshd")}
 
-    assert named <= {"dp", "cp", "tp", "pp", *cuts, "thd", "bshd", *cut_and_stored, *Option}
+    sizes = {"dp", "cp", "tp", "pp", "accumulated"}
+    assert named <= {*sizes, *cuts, "thd", "bshd", *cut_and_stored, *Option}
 
 
 @pytest.mark.parametrize("record", RECORDS)

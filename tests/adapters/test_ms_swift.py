@@ -12,7 +12,12 @@ from adapters.contract.description import conventions_of
 from adapters.contract.job import Unsupported
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.generations import schedule_of
-from adapters.ms_swift.engines import MsSwiftDdpAdapter, MsSwiftFsdp2Adapter, MsSwiftMegatronAdapter
+from adapters.ms_swift.engines import (
+    MsSwiftDdpAdapter,
+    MsSwiftDeepspeedAdapter,
+    MsSwiftFsdp2Adapter,
+    MsSwiftMegatronAdapter,
+)
 from adapters.ms_swift.framework import MS_SWIFT, generating
 from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined
@@ -144,9 +149,12 @@ class TestReal:
         assert isinstance(outcome, Crashed), outcome
         assert f"OPD-RL (teacher) does not support loss_type='{loss_type}'" in outcome.message
 
-    def test_model_is_sharded(self) -> None:
+    @pytest.mark.parametrize("adapter", [MsSwiftFsdp2Adapter, MsSwiftDeepspeedAdapter])
+    def test_weights_do_not_depend_on_what_shards_the_model(
+        self, adapter: type[MsSwiftDdpAdapter], other_release: None
+    ) -> None:
         given = job(Mode.SAMPLE_MEAN)
-        with RankPool(MsSwiftFsdp2Adapter(), None, 2) as pool:
+        with RankPool(adapter(), None, 2) as pool:
             outcome = pool.run(given)
 
         assert isinstance(outcome, Ran), outcome

@@ -54,6 +54,13 @@ def test_prompts_of_micro_batches_are_whole() -> None:
     assert (settings["mini_batch_size"], settings["train_micro_batch_size"]) == (4, 2)
 
 
+def test_a_step_has_one_micro_batch_unless_a_user_says_so() -> None:
+    assert "train_micro_batch_size" not in TUNIX.settings(job(layout=TWO))
+    assert (
+        "train_micro_batch_size" in TUNIX.description(lambda _: True, ()).chosen_by["accumulated"]
+    )
+
+
 def test_a_prompt_has_two_samples_at_least() -> None:
     with pytest.raises(Unsupported, match="no num_generations of 1"):
         TUNIX.settings(job(layout="dp1-cp1-mb8-bshd"))

@@ -64,6 +64,15 @@ def test_layout_options_are_named_only_if_all_findings_have_them() -> None:
     assert cause.reach.options == ["--per-token"]
 
 
+@pytest.mark.parametrize(("parts", "reach"), [(2, "with --parts"), (1, "by default")])
+def test_micro_batches_are_an_option_where_a_step_has_one_by_default(
+    parts: int, reach: str
+) -> None:
+    said = wrong(f"weights/sample_mean/a/dp1-cp1-mb{parts}-thd", EMPTY)
+    [cause] = found(said, chosen_by={"accumulated": ("--parts",)})
+    assert str(cause.reach) == reach
+
+
 def test_parallelism_is_named_where_no_record_says_what_sets_it() -> None:
     [cause] = found(wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY), chosen_by={})
     assert str(cause.reach) == "with context parallelism"

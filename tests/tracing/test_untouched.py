@@ -56,6 +56,7 @@ ENGINES = (
     Engine("nemo_rl", "dtensor_v1"),
     Engine("roll", "fsdp2"),
     Engine("roll", "megatron"),
+    Engine("tunix", "jax"),
 )
 
 

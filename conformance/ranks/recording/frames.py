@@ -21,8 +21,8 @@ BEGIN_BACKWARD = {"_engine_run_backward": "t_outputs", "custom_backward": "outpu
 DEEPEST = 8
 """How many lines of a stack are kept."""
 
-READS_GRADIENT = ("adapters.toolkit.probe", "as_array")
-"""The module and function by which adapters read the probe's gradient."""
+READS_GRADIENT = "as_array"
+"""The name of the functions of `adapters` by which the probe's gradient is read."""
 
 
 class Asked(NamedTuple):
@@ -56,7 +56,8 @@ def asked(is_passed_by: Callable[[str], bool]) -> Asked:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if code.co_name in BEGIN_BACKWARD and not roots:
             inside, roots = tuple(stack), _tensors(frame.f_locals[BEGIN_BACKWARD[code.co_name]])
-        reads_gradient = reads_gradient or (module, code.co_name) == READS_GRADIENT
+        is_reader = code.co_name == READS_GRADIENT and module.startswith("adapters.")
+        reads_gradient = reads_gradient or is_reader
         is_of_file = not code.co_filename.startswith("<")
         if len(stack) < DEEPEST and is_of_file and not is_passed_by(module):
             columns = _columns(_ById(code), frame.f_lasti)

@@ -18,8 +18,10 @@ from conformance.findings.trace import (
     GIVEN,
     LISTED,
     MULTIPLYING,
+    NOTHING,
     OUTSIDE,
     READ,
+    SMALL,
     Contents,
     Operation,
     RankTrace,
@@ -47,9 +49,6 @@ LISTING = ("tolist", "numpy")
 
 listed = torch.Tensor.tolist
 """The method itself, by which the recorder looks at entries."""
-
-SMALL = 64
-"""Entries of the largest tensor whose entries are kept: it may be a count, or made of some."""
 
 
 @dataclass
@@ -221,9 +220,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operations.append(replace(draft, contents=contents))
         self._memory.write(tensor, written, place)
         return place
-
-
-NOTHING = Contents(0, (), 0.0, 0.0, 0, is_measured=False)
 
 
 def _backward_pass() -> int | None:

@@ -25,7 +25,7 @@ OURS = ("adapters", "conformance", "tests")
 
 LIBRARIES = frozenset(
     {*sys.stdlib_module_names, "torch", "numpy", "tensordict", "typing_extensions"}
-    - {"__main__", "__mp_main__"}
+    | {"jax", "jaxlib", "flax"} - {"__main__", "__mp_main__"}
 )
 """Packages whose frames are passed by: a framework or its engine asked for what they do."""
 

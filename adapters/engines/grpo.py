@@ -1,0 +1,108 @@
+"""GRPO's options by TRL's names, which ms-swift's trainers, Liger-Kernel and Unsloth share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.description import Assumed, Convention, parse_departures
+from adapters.contract.framework import parse_options
+from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
+from reference.aggregation import AuxiliaryAggregation, EstimatorConventions, Mode
+
+if TYPE_CHECKING:
+    from adapters.contract.framework import Settings
+
+CLIPPED = {"epsilon": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
+PENALTY = {"beta": KL_COEFFICIENT}
+
+
+def modes(divisor: Settings) -> dict[str, tuple[Mode, Settings]]:
+    """The modes of the losses that are means of tokens; ``divisor`` is the constant of one."""
+    return {
+        "grpo": (Mode.SAMPLE_MEAN, {"loss_type": "grpo"}),
+        "dapo": (Mode.TOKEN_MEAN, {"loss_type": "dapo"}),
+        "dr_grpo": (Mode.CONSTANT, {"loss_type": "dr_grpo", **divisor}),
+    }
+
+
+def objectives(off_policy: Settings, temperatures: tuple[str, str]) -> dict[Objective, Settings]:
+    """The policy losses, and the divergence; ``temperatures`` are the names of SAPO's."""
+    of_sapo = (CONSTANTS.positive_temperature, CONSTANTS.negative_temperature)
+    return {
+        Objective.POLICY: {},
+        Objective.OFF_POLICY: off_policy,
+        Objective.DUAL_CLIP: {**off_policy, "delta": CONSTANTS.dual_clip},
+        Objective.GSPO: {**off_policy, "importance_sampling_level": "sequence"},
+        Objective.SAPO: {
+            **off_policy,
+            "loss_type": "sapo",
+            **dict(zip(temperatures, of_sapo, strict=True)),
+        },
+        Objective.KL: PENALTY,
+    }
+
+
+SCALED: dict[Objective, Settings] = {
+    Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
+    Objective.GROUP_CENTRED: {"scale_rewards": "none"},
+}
+"""How trainers compare rewards."""
+
+METRICS = {
+    Metric.LOSS: "loss",
+    Metric.CLIP_FRACTION: "clip_ratio/region_mean",
+    Metric.KL: "kl",
+    Metric.REWARD: "reward",
+}
+
+ASSUMED: dict[str, Convention] = {
+    "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+    "of_groups": Assumed(EstimatorConventions(std_epsilon=1e-4)),
+    "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+}
+"""The documents do not say whether what they call averages over completions is pooled."""
+
+OPTIONS = parse_options(
+    """
+    epsilon, epsilon_high | clipping bounds
+    delta | a bound on ratios of negative advantages
+    gradient_accumulation_steps, per_device_train_batch_size | micro-batches
+    generation_batch_size | the samples of a generation | `steps_per_generation` says how many
+    beta | the divergence in the loss
+    top_entropy_quantile | tokens of low entropy are left out | not looked at yet
+    sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps | the reference policy follows the
+        policy | its answers are given
+    fsdp, fsdp_config | shards of the model | the engine `fsdp2` has them
+    deepspeed | the engine, and what ranks share of a model | on all others stage 2
+    num_generations_eval | evaluation | it is not run
+    """
+)
+
+OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS = parse_departures(
+    """
+    set: clipping bounds and coefficients of terms
+        a user may choose these values; the reference uses the same ones
+    set: no gradient checkpointing, no saving, no reports to services, no access to the hub
+        there are no layers to recompute, and the others compute nothing
+    set: bf16=False
+        the tolerance is derived from the dtype, which a report names
+    stubbed: log-probabilities of the old policy and of the reference policy, as their models'
+    outputs
+        they are the case's; one step has no other way to ratios other than 1
+    set: num_generations: 2 samples of a prompt or all of a generation, except in checks on its own
+    advantages
+        given advantages are not compared within a prompt
+    """
+)
+
+OF_ALL = (OF_VALUES, OF_HUB, OF_DTYPE)
+
+
+def micro_batches(schedule: Any) -> dict[str, Settings]:
+    """The options of micro-batches, by what makes the schedule of a job."""
+    return {
+        "mb": {
+            "per_device_train_batch_size": lambda job: schedule(job).micro_batch_size,
+            "gradient_accumulation_steps": lambda job: schedule(job).micro_batches,
+        }
+    }
