@@ -13,7 +13,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from adapters.engines.deepspeed import gradients_of_steps, number_from_zero, refusals_of_sizes
+from adapters.engines.deepspeed import (
+    forget_engines,
+    gradients_of_steps,
+    number_from_zero,
+    refusals_of_sizes,
+)
 from adapters.engines.pretrained import SEAM, PretrainedProbe, policy, table
 from adapters.open_instruct.importing import actor_class, config_classes, module, of_class
 from adapters.open_instruct.packing import Packing
@@ -45,6 +50,7 @@ class Training:
             self._of_data = data_options(**of_class(data_options, settings))
         self._data = Data(job, batch, self._of_data)
         number_from_zero()
+        forget_engines()
         SEAM.start(batch)
         of_logits = module("model_utils")
         log_probs = SEAM.around_log_probs(of_logits.log_softmax_and_gather)
@@ -65,6 +71,7 @@ class Training:
         given = (self._batch.old_log_probs, self._batch.reference_log_probs)
         models = [policy(self._batch, log_probs, capacity) for log_probs in given]
         models[0].gradient_checkpointing_enable = lambda: None
+        models[0].config._attn_implementation = "sdpa"
         dealt = self._data.prepared(job.layout.dp, args.per_device_train_batch_size)
         self._of_data.build_dataloader = lambda dp_rank, **_: [
             {"batch": of_ranks[dp_rank], "metrics": metrics} for of_ranks, metrics in dealt
@@ -169,7 +176,7 @@ class Data:
 
     def prepared(self, ranks: int, rows: int) -> list[tuple[list[Any], dict[str, Any]]]:
         """Each generation's micro-batches of all ranks, and its numbers."""
-        home, generations = module("data_loader"), Packing(self.job).generations
+        home, generations = module("data_loader"), Packing.of(self.job).generations
         actor = object.__new__(actor_class("data_loader", "DataPreparationActor"))
         vars(actor).update(
             config=self.options,

@@ -54,6 +54,7 @@ def import_open_instruct(source: Path | None) -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # it compiles the log-softmax
     cuda_on_cpu.install()
     deepspeed.import_deepspeed()
+    deepspeed.group_sequences_once()
     import_from("open_instruct", [source] if source else [])
     STUBBED.extend(stub_missing((*OF_SERVERS, *OF_VERIFIERS)))
     _stub_olmo_core()
