@@ -77,7 +77,7 @@ class Training:
             {"batch": of_ranks[dp_rank], "metrics": metrics} for of_ranks, metrics in dealt
         ]
         if args.num_epochs > 1:
-            _let_first_epoch_be_old(models[0], sum(len(of_ranks[0]) for of_ranks, _ in dealt))
+            _let_first_epoch_be_old(models[0], [len(of_ranks[0]) for of_ranks, _ in dealt])
         trainer = actor_class("grpo_fast", "PolicyTrainerRayProcess")(
             job.layout.world_size,
             self._rank.index,
@@ -150,11 +150,12 @@ def _of_last_epoch(seen: Sequence[Any], epochs: int, batches: int) -> list[Any]:
     return [seen[index] for part in parts for index in part[len(part) - len(part) // epochs :]]
 
 
-def _let_first_epoch_be_old(model: PretrainedProbe, micro_batches: int) -> None:
-    """Let the policy be the old one until it has seen all micro-batches once."""
+def _let_first_epoch_be_old(model: PretrainedProbe, batches: Sequence[int]) -> None:
+    """Let the policy be the old one while it is trained on each batch of micro-batches first."""
+    is_first = [first for size in batches for first in [True] * size + [False] * size]
 
     def add(*_: Any) -> None:
-        if torch.is_grad_enabled() and len(model.passes) <= micro_batches:
+        if torch.is_grad_enabled() and is_first[len(model.passes) - 1]:
             assert SEAM.probe is not None
             SEAM.probe = SEAM.probe + model.given
 

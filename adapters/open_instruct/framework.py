@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Framework, parse_options
+from adapters.contract.framework import Configurable, Framework, parse_options
+from adapters.contract.job import Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.open_instruct.packing import Packing
@@ -87,6 +88,25 @@ OPEN_INSTRUCT = Framework(
         Objective.GROUP_NORMALISED: {"advantage_normalization_type": "standard"},
         Objective.GROUP_CENTRED: {"advantage_normalization_type": "centered"},
     },
+    configurations={
+        Setting.MODE: Configurable({"loss_denominator": ""}, ("loss_denominator",)),
+        Setting.DIVISOR: Configurable(
+            {"loss_denominator": lambda job: job.configuration.divisor}, ("loss_denominator",)
+        ),
+        Setting.KL: Configurable(KL, ("beta",)),
+    },
+    rules={
+        "default_mode": f"{OPTIONS}, loss_denominator",
+        **dict.fromkeys(("divisor_zero", "divisor_negative"), f"{OPTIONS}, __post_init__"),
+    },
+    permits={"divisor_missing": f"{OPTIONS}, loss_denominator: a mode of its own"},
+    deliberate={
+        "biased_std": Assumed("advantages are divided by NumPy's standard deviation of rewards"),
+        "samples_dropped": Documented(
+            "rows that do not divide by ranks are dropped with a warning",
+            "open_instruct/data_loader.py (prepare_collated_data_for_workers)",
+        ),
+    },
     layout={
         "mb mbtokens": {"pack_length": lambda job: Packing.of(job).pack_length},
         "cp": {"sequence_parallel_size": lambda job: job.layout.cp},
@@ -135,13 +155,109 @@ OPEN_INSTRUCT = Framework(
     },
     options=parse_options(
         """
-        loss_denominator | the mode
+        loss_denominator | the mode: `token`, or one number that a step's loss is divided by | for
+            `constant`, the divisor times the samples of a step; left out, `arguments`
+        loss_fn | the policy loss | `dapo`; `cispo` has no lower bound and is looked at by a test of
+            the adapter
+        clip_lower, clip_higher | clipping bounds
+        num_epochs | how often a batch is trained on | twice where ratios to the old policy are not
+            1: the old policy is that of the first time
+        num_mini_batches | the optimizer steps of a batch
+        per_device_train_batch_size, pack_length | rows of a micro-batch, and their length
+        use_rho_correction | the ratio to the rollout policy corrects | it is on, as by default
+        rho_clamp_lower_bound, rho_clamp_upper_bound | bounds that the ratio is clamped to
+        rho_mask_lower_bound, rho_mask_upper_bound | bounds out of which tokens are dropped
+        rho_mask_sequence_level | the bounds are of a sequence's mean log-ratio
+        rho_mask_tv_divergence | the bounds are of a divergence | the reference has no formula
+        use_vllm_logprobs | the old policy is that of the rollouts | it has the formula of `dapo`
+        load_ref_policy, beta | the divergence in the loss
+        kl_estimator | its estimator | `2`, the default; the others are not looked at yet
+        ref_policy_update_freq, alpha | when the reference policy changes | it comes after a step
+        record_entropy | whether entropies are logged | the loss has no entropy bonus
+        advantage_normalization_type | how rewards are compared
+        num_samples_per_prompt_rollout | the samples of a prompt | 1 where advantages are given
+        num_unique_prompts_rollout, total_episodes, async_steps, active_sampling,
+            filter_zero_std_samples, no_resampling_pass_rate, inflight_updates | which prompts are
+            generated, and when | they come before a step
+        mask_truncated_completions | samples that were cut off are left out | it is off
+        mask_tool_use | whether inactive tokens are masked | it is on, as by default
+        sequence_parallel_size | Ulysses
+        deepspeed_stage | what ranks share of a model | 3 with Ulysses, which needs it
+        deepspeed_zpg | shards within a node | 1: there are no nodes
+        deepspeed_offload_param, deepspeed_offload_optimizer, gather_whole_model,
+            deepspeed_checkpoint_load_universal, set_weight_decay_on_bias_and_norm,
+            max_grad_norm | the optimizer, and where tensors are kept | they change no gradient
+            before the optimizer
+        model_dtype, fsdp_shard_degree, fsdp_num_replicas | the trainer on OLMo-core | not run
+        temperature | what logits are divided by | it is 1, the default
+        max_prompt_token_length, response_length, eval_response_length, stop_strings,
+            max_length_verifier_max_length | lengths of samples | those of the case
+        apply_verifiable_reward, verification_reward, remap_verifier, apply_r1_style_format_reward,
+            r1_style_format_reward, additive_format_reward, reward_aggregator, non_stop_penalty,
+            non_stop_penalty_value, apply_evolving_rubric_reward, max_active_rubrics,
+            cache_evolving_rubric_data_dir, max_possible_score, llm_judge_model,
+            llm_judge_max_tokens, llm_judge_max_context_length, llm_judge_temperature,
+            llm_judge_timeout, code_api_url, code_max_execution_time,
+            code_pass_rate_reward_threshold, code_apply_perf_penalty | rewards | they are given
+        dataset_mixer_list, dataset_mixer_eval_list, dataset_mixer_list_splits,
+            dataset_mixer_eval_list_splits, dataset_transform_fn, dataset_cache_mode,
+            dataset_local_cache_dir, dataset_config_hash, dataset_config_eval_hash,
+            dataset_skip_cache, system_prompt_override_file, cache_dataset_only | prompts | they are
+            given
+        world_size, num_training_steps, num_learners_per_node, num_nodes, single_gpu_mode,
+            backend_timeout, enable_queue_dashboard, queue_dashboard_port | processes | Ray is not
+            run
+        verbose, push_to_hub, hf_entity, hf_repo_id, hf_repo_revision, hf_repo_url, save_freq,
+            checkpoint_state_freq, checkpoint_state_dir, gs_checkpoint_state_dir, gs_bucket_path,
+            save_traces, rollouts_save_path, send_slack_alerts, try_auto_save_to_beaker,
+            try_launch_beaker_eval_jobs_on_weka, oe_eval_tasks, oe_eval_max_length,
+            oe_eval_beaker_image, oe_eval_gpu_multiplier, eval_priority, eval_workspace,
+            eval_on_step_0, eval_pass_at_k, eval_top_p, local_eval_every | checkpoints, evaluation
+            and logs | they come after a step
         """
     ),
     departures=parse_departures(
         """
-        set: learning_rate 0
-            it acts after the gradient is read
+        not_run: the command line and the main loop, which start Ray's processes, evaluate, save
+        checkpoints and send weights to vLLM
+            configurations are those of the command line; `_data_preparation_loop`,
+            `PolicyTrainerRayProcess.from_pretrained` and `step`, and `one_training_step`, which
+            makes the log of all ranks, are entered
+        stubbed: Ray's processes: every rank prepares the data, trains its part and makes the log
+            the classes under `ray.remote` are made and called without it
+        stubbed: vLLM and the queues of prompts and results: the loop is given the case's samples
+            they come before a step
+        set: advantages of tokens, except in checks on open-instruct's own
+            they are signed powers of two, on which no weight depends
+        set: no shuffling of a rank's rows, and an order of samples in which rows divide by ranks if
+        there is one and micro-batches are not by tokens
+            shuffling would mix the samples of several steps; no weight depends on which row a
+            sample is in
+        set: num_epochs=2 where ratios to the old policy are not 1; only the second is observed
+            the old policy is that of the first epoch, whose log-probabilities the model changes
+            afterwards, as a learning rate of 0 does not
+        set: Ulysses' process groups once in a world; its part in DeepSpeed's state, and ZeRO 3's
+        counts of modules and parameters, to those of a new process
+            a user's process has one trainer
+        set: learning_rate=0, max_grad_norm=None, deepspeed_zpg=1, filter_zero_std_samples=False
+            they act after the gradient is read, or before samples are given
+        set: clipping bounds, bounds of corrections and the coefficient of the divergence
+            a user may choose these values; the reference uses the same ones
+        set: DeepSpeed's configuration to float32
+            weights are read in float32; bfloat16 rounds to 2^-9
+        stubbed: the model, by one with a vocabulary of one token and an entry for every position,
+        and `log_softmax_and_gather`, by itself plus that entry
+            open-instruct's own function runs on the model's logits; weights are read through the
+            entry
+        set: on a machine without a GPU, torch's CUDA device, also as `torch.device` of a rank's
+        number in `grpo_fast`, to the CPU
+            the same operations in the same order, in float32
+        set: torch.compile to nothing (TORCHDYNAMO_DISABLE)
+            the same operations, not compiled
+        stubbed: `get_global_grad_norm`, by 0 where it is None
+            it is logged alone; stage 0 has no DeepSpeed optimizer in float32
+        stubbed: OLMo-core, and open-instruct's modules of vLLM, verifiers and OLMo-core
+            `grpo_fast` imports them, and its step does not reach them
         """
     ),
 )
