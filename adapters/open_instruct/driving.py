@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -19,9 +18,9 @@ from adapters.engines.deepspeed import (
     number_from_zero,
     refusals_of_sizes,
 )
-from adapters.engines.pretrained import SEAM, PretrainedProbe, policy, table
-from adapters.open_instruct.importing import actor_class, config_classes, module, of_class
-from adapters.open_instruct.packing import Packing
+from adapters.engines.pretrained import SEAM, policy, table
+from adapters.open_instruct.importing import ACTORS, actor_class, config_classes, module, of_class
+from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import probe_capacity
@@ -29,7 +28,7 @@ from adapters.toolkit.settings import gives_advantages
 from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
@@ -38,61 +37,65 @@ if TYPE_CHECKING:
 TOKENIZER = SimpleNamespace(pad_token_id=0)
 """What a step reads of a tokenizer."""
 
+ZEROS = ("episode", "num_total_tokens", "start_time", "training_start_time")
+UNREAD = ("actor_manager", "chat_template_name", "model_dims", "vllm_config", "wandb_url")
+"""Arguments of a training step that its log's other numbers are made of."""
+
 
 class Training:
     """One run of the trainer on a job, and what was read from it."""
 
     def __init__(self, job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> None:
-        self._batch, self._rank = batch, rank
-        trainer_options, data_options = config_classes()
+        self._batch, kinds = batch, config_classes()
         with refusals():
-            self._args = trainer_options(**of_class(trainer_options, settings))
-            self._of_data = data_options(**of_class(data_options, settings))
-        self._data = Data(job, batch, self._of_data)
+            self._args, self._of_data = (kind(**of_class(kind, settings)) for kind in kinds)
         number_from_zero()
         forget_engines()
         SEAM.start(batch)
-        of_logits = module("model_utils")
-        log_probs = SEAM.around_log_probs(of_logits.log_softmax_and_gather)
+        self.gradients: list[Any] = []
+        self.passes: list[Any] = []
+        self.logs: list[dict[str, float]] = []
+        functions = module("model_utils")
+        log_probs = SEAM.around_log_probs(functions.log_softmax_and_gather)
         with (
             cuda_on_cpu.redirected(),
-            mock.patch.object(of_logits, "log_softmax_and_gather", log_probs),
+            mock.patch.object(functions, "log_softmax_and_gather", log_probs),
         ):
-            trainer, model = self._trainer(job)
-            gradients = gradients_of_steps(trainer.model, model.layer.probe)
-            self.logs = [self._log(trainer, step) for step in range(self._args.num_training_steps)]
-        epochs, steps = self._args.num_epochs, len(self.logs)
-        self.gradients = _of_last_epoch(gradients.drain(), epochs, steps)
-        self.passes = _of_last_epoch(model.passes.drain(), epochs, steps)
+            data = Data(job, batch, self._of_data)
+            prepared = data.prepared(job.layout.dp, self._args.per_device_train_batch_size)
+            self._train(prepared, job.layout.world_size, rank.index)
 
-    def _trainer(self, job: Job) -> tuple[Any, PretrainedProbe]:
-        """The trainer of this rank, and its model."""
-        home, args, capacity = module("grpo_fast"), self._args, probe_capacity(self._batch.probe_size)
+    def _train(self, prepared: list[Any], world_size: int, rank: int) -> None:
+        """Train on each generation, and keep what was seen the last time."""
+        self._of_data.build_dataloader = lambda dp_rank, **_: [
+            {"batch": of_ranks[dp_rank], "metrics": metrics} for of_ranks, metrics in prepared
+        ]
+        make = actor_class(*ACTORS[0])
+        trainer = make(
+            world_size, rank, 0, "localhost", 0, self._args, self._of_data, None, TOKENIZER
+        )
+        model = self._load(trainer)
+        gradients = gradients_of_steps(trainer.model, model.layer.probe)
+        for of_ranks, _ in prepared:
+            self._micro_batches = len(of_ranks[0])
+            self.logs.append(self._log(of_all_ranks(trainer.step())))
+            for kept, seen in ((self.gradients, gradients), (self.passes, model.passes)):
+                of_all_epochs = seen.drain()
+                kept += of_all_epochs[-(len(of_all_epochs) // self._args.num_epochs) :]
+
+    def _load(self, trainer: Any) -> Any:
+        """Load the models into the trainer; returns the policy."""
+        home, capacity = module("grpo_fast"), probe_capacity(self._batch.probe_size)
         given = (self._batch.old_log_probs, self._batch.reference_log_probs)
         models = [policy(self._batch, log_probs, capacity) for log_probs in given]
-        models[0].gradient_checkpointing_enable = lambda: None
-        models[0].config._attn_implementation = "sdpa"
-        dealt = self._data.prepared(job.layout.dp, args.per_device_train_batch_size)
-        self._of_data.build_dataloader = lambda dp_rank, **_: [
-            {"batch": of_ranks[dp_rank], "metrics": metrics} for of_ranks, metrics in dealt
-        ]
-        if args.num_epochs > 1:
-            _let_first_epoch_be_old(models[0], [len(of_ranks[0]) for of_ranks, _ in dealt])
-        trainer = actor_class("grpo_fast", "PolicyTrainerRayProcess")(
-            job.layout.world_size,
-            self._rank.index,
-            0,
-            "localhost",
-            0,
-            args,
-            self._of_data,
-            None,
-            TOKENIZER,
-        )
+        trained: Any = models[0]
+        trained.gradient_checkpointing_enable = lambda: None
+        trained.config._attn_implementation = "sdpa"
+        if self._args.num_epochs > 1:
+            trained.register_forward_hook(self._be_old_at_first)
+        attention = module("model_utils").AttentionBackendName.torch
         source = SimpleNamespace(
-            model_name_or_path="probe",
-            model_revision=None,
-            attn_implementation=module("model_utils").AttentionBackendName.torch,
+            model_name_or_path="probe", model_revision=None, attn_implementation=attention
         )
         in_float32 = {
             name: partial(_in_float32, getattr(home, name))
@@ -100,15 +103,20 @@ class Training:
         }
         loaded = mock.patch.object(AutoModelForCausalLM, "from_pretrained", side_effect=models)
         with loaded, mock.patch.multiple(home, **in_float32), refusals_of_sizes():
-            trainer.from_pretrained(args, source, None, "", TOKENIZER)
+            trainer.from_pretrained(self._args, source, None, "", TOKENIZER)
         norm = trainer.model.get_global_grad_norm
         trainer.model.get_global_grad_norm = lambda: norm() or 0.0
-        return trainer, models[0]
+        return trained
 
-    def _log(self, trainer: Any, step: int) -> dict[str, float]:
-        """What open-instruct prints of a training step, of all ranks."""
-        home, log = module("grpo_fast"), dict[str, float]()
-        of_ranks = of_all_ranks(trainer.step())
+    def _be_old_at_first(self, model: Any, *_: Any) -> None:
+        """Give the policy the old one's log-probabilities in the first epoch."""
+        if torch.is_grad_enabled() and len(model.passes) <= self._micro_batches:
+            assert SEAM.probe is not None
+            SEAM.probe = SEAM.probe + model.given
+
+    def _log(self, of_ranks: list[Any]) -> dict[str, float]:
+        """What open-instruct prints of a training step, from the answers of all ranks' actors."""
+        log: dict[str, float] = {}
         actors = [
             SimpleNamespace(step=SimpleNamespace(remote=partial(of_ranks.__getitem__, index)))
             for index in range(len(of_ranks))
@@ -119,52 +127,35 @@ class Training:
             "maybe_save_checkpoint": lambda *_: 0.0,
             "print_rich_single_line_metrics": log.update,
         }
-        utilization = mock.patch.object(
-            module("utils"), "calculate_utilization_metrics", lambda **_: {}
-        )
-        with mock.patch.multiple(home, **replaced), utilization:
+        home, functions = module("grpo_fast"), module("utils")
+        use = mock.patch.object(functions, "calculate_utilization_metrics", lambda **_: {})
+        with mock.patch.multiple(home, **replaced), use:
             home.one_training_step(
-                self._args,
-                self._of_data,
-                mock.Mock(),
-                SimpleNamespace(models=actors),
-                TOKENIZER,
-                {},
-                0,
-                step + 1,
-                1,
-                0.0,
-                [None],
-                0.0,
-                "",
-                "",
-                None,
-                mock.Mock(),
+                args=self._args,
+                streaming_config=self._of_data,
+                policy_group=SimpleNamespace(models=actors),
+                tokenizer=TOKENIZER,
+                data_thread_metrics={},
+                training_step=1,
+                train_dataset=[None],
+                **dict.fromkeys(ZEROS, 0),
+                **dict.fromkeys(UNREAD, mock.Mock()),
             )
         return log
-
-
-def _of_last_epoch(seen: Sequence[Any], epochs: int, batches: int) -> list[Any]:
-    """The part of ``seen`` of each batch that belongs to the last time it was trained on."""
-    parts = np.array_split(np.arange(len(seen)), batches)
-    return [seen[index] for part in parts for index in part[len(part) - len(part) // epochs :]]
-
-
-def _let_first_epoch_be_old(model: PretrainedProbe, batches: Sequence[int]) -> None:
-    """Let the policy be the old one while it is trained on each batch of micro-batches first."""
-    is_first = [first for size in batches for first in [True] * size + [False] * size]
-
-    def add(*_: Any) -> None:
-        if torch.is_grad_enabled() and is_first[len(model.passes) - 1]:
-            assert SEAM.probe is not None
-            SEAM.probe = SEAM.probe + model.given
-
-    model.register_forward_hook(add)
 
 
 def _in_float32(make: Any, *args: Any, **options: Any) -> Any:
     """DeepSpeed's configuration without bfloat16."""
     return make(*args, **{**options, "bf16": False})
+
+
+class Prompts:
+    """The loop's prompts, which are given to no generator."""
+
+    _epoch = 0
+
+    def __next__(self) -> None:
+        """No prompt."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,9 +168,9 @@ class Data:
 
     def prepared(self, ranks: int, rows: int) -> list[tuple[list[Any], dict[str, Any]]]:
         """Each generation's micro-batches of all ranks, and its numbers."""
-        home, generations = module("data_loader"), Packing.of(self.job).generations
-        actor = object.__new__(actor_class("data_loader", "DataPreparationActor"))
-        vars(actor).update(
+        home, generations = module("data_loader"), packing_of(self.job).generations
+        loop = actor_class(*ACTORS[1])._data_preparation_loop
+        actor = mock.Mock(
             config=self.options,
             num_training_steps=len(generations),
             per_device_train_batch_size=rows,
@@ -194,93 +185,48 @@ class Data:
             tool_names=[],
             rubric_manager=None,
             lock=mock.MagicMock(),
-            **dict.fromkeys(UNREAD),
         )
+        collate = partial(self._collated, home.prepare_collated_data_for_workers)
         replaced: dict[str, Any] = {
             "add_prompt_to_generator": lambda *_, **__: None,
-            "accumulate_inference_batches": self._generated(iter(generations)),
-            "prepare_collated_data_for_workers": self._with_advantages(
-                home.prepare_collated_data_for_workers
-            ),
+            "accumulate_inference_batches": partial(self._generated, iter(generations)),
+            "prepare_collated_data_for_workers": collate,
         }
         in_order = mock.patch.object(np.random, "permutation", np.arange)
         with mock.patch.multiple(home, **replaced), in_order:
-            actor._data_preparation_loop()
+            loop(actor)
         return [(actor.prepared_data[step], actor.metrics[step]) for step in actor.metrics]
 
-    def _with_advantages(self, collate: Any) -> Any:
-        """open-instruct's function with the advantages of tokens, unless it compares rewards."""
-        batch, of_tokens = self.batch, None
+    def _collated(self, collate: Any, packed: Any, *args: Any, **options: Any) -> Any:
+        """open-instruct's micro-batches, with given advantages unless it compares rewards."""
         if gives_advantages(self.job):
-            of_tokens = table(batch, batch.advantages, probe_capacity(batch.probe_size))
+            capacity = probe_capacity(self.batch.probe_size)
+            of_tokens = table(self.batch, self.batch.advantages, capacity)
+            packed.advantages = [of_tokens[ids] for ids in packed.query_responses]
+        return collate(packed, *args, **options)
 
-        def collate_given(packed: Any, *args: Any, **options: Any) -> Any:
-            if of_tokens is not None:
-                packed.advantages = [of_tokens[ids] for ids in packed.query_responses]
-            return collate(packed, *args, **options)
-
-        return collate_given
-
-    def _generated(self, generations: Iterator[list[int]]) -> Any:
-        """A function that returns generation after generation, as it would those of an engine."""
-        types, batch = module("data_types"), self.batch
-
-        def generated(*_: Any, **__: Any) -> Any:
-            samples = next(generations)
-            size = len(samples)
-            responses, prompts = (
-                [ids[one].tolist() for one in samples] for ids in (batch.responses, batch.prompts)
-            )
-            request = types.RequestInfo(
-                [0] * size, [0] * size, [""] * size, [""] * size, [0.0] * size, [False] * size
-            )
-            result = types.GenerationResult(
-                responses=responses,
-                finish_reasons=["stop"] * size,
-                masks=[batch.original_masks[one].astype(int).tolist() for one in samples],
-                request_info=request,
-                index=None,
-                prompt_id=None,
-                token_statistics=types.TokenStatistics(1, 1, 1.0),
-                logprobs=[batch.rollout_log_probs[one].tolist() for one in samples],
-            )
-            of_samples = module("model_utils").Batch(
-                queries=prompts,
-                ground_truths=[[]] * size,
-                datasets=[""] * size,
-                raw_queries=None,
-                decoded_responses=None,
-                indices=None,
-                scores=[float(batch.rewards[one]) for one in samples],
-            )
-            statistics = module("data_loader").BatchStatistics(
-                prompt_lengths=[len(ids) for ids in prompts],
-                response_lengths=[len(ids) for ids in responses],
-                **dict.fromkeys(COUNTS, 0),
-                percent_solved_hist=np.zeros(1),
-                per_group_generation_times=np.ones(1),
-            )
-            return result, of_samples, {}, statistics
-
-        return generated
-
-
-COUNTS = (
-    *("filtered_prompts", "filtered_prompts_zero", "filtered_prompts_solved"),
-    *("filtered_prompts_nonzero", "filtered_prompts_pct", "percent_solved_mean"),
-    *("no_resampled_prompts", "total_prompts"),
-)
-UNREAD = (
-    *("inference_results_Q", "param_prompt_Q", "generation_config", "model_dims", "dataset"),
-    *("actor_manager", "verbose", "base_env_config", "ground_truth_overrides"),
-)
-"""Numbers of a generation, and parts of the loop, which no step depends on."""
-
-
-class Prompts:
-    """The loop's prompts, which are given to no generator."""
-
-    _epoch = 0
-
-    def __next__(self) -> None:
-        """No prompt."""
+    def _generated(self, generations: Iterator[list[int]], *_: Any, **__: Any) -> Any:
+        """The next generation, as the loop is given those of engines."""
+        batch, samples, types = self.batch, next(generations), module("data_types")
+        responses, prompts, log_probs = (
+            [values[one].tolist() for one in samples]
+            for values in (batch.responses, batch.prompts, batch.rollout_log_probs)
+        )
+        result = types.GenerationResult(
+            responses=responses,
+            finish_reasons=["stop"] * len(samples),
+            masks=[batch.original_masks[one].astype(int).tolist() for one in samples],
+            request_info=types.RequestInfo([], [], [], [], [], []),
+            index=None,
+            prompt_id=None,
+            token_statistics=types.TokenStatistics(1, 1, 1.0),
+            logprobs=log_probs,
+        )
+        scores = [float(batch.rewards[one]) for one in samples]
+        unread = [[]] * len(samples)
+        of_samples = module("model_utils").Batch(prompts, unread, unread, None, None, None, scores)
+        kind = module("data_loader").BatchStatistics
+        counts = dict.fromkeys(kind.__dataclass_fields__, 0)
+        lengths = {"prompt_lengths": [*map(len, prompts)], "response_lengths": [*map(len, responses)]}
+        statistics = kind(**counts | lengths | {"per_group_generation_times": np.ones(1)})
+        return result, of_samples, {}, statistics

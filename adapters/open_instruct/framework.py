@@ -9,7 +9,7 @@ from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
-from adapters.open_instruct.packing import Packing
+from adapters.open_instruct.packing import longest, packing_of
 from adapters.toolkit.settings import gives_advantages, samples_of_prompt, samples_per_step
 from reference.aggregation import (
     AuxiliaryAggregation,
@@ -55,7 +55,7 @@ OF_GROUPS = EstimatorConventions(lost_degrees_of_freedom=0, std_epsilon=1e-8)
 
 OPEN_INSTRUCT = Framework(
     title="open-instruct",
-    scope="Fields of `GRPOExperimentConfig` and `StreamingDataLoaderConfig`.",
+    scope="Fields of `GRPOExperimentConfig` and `StreamingDataLoaderConfig` that a step reads.",
     modes={
         "token": (Mode.TOKEN_MEAN, {"loss_denominator": "token"}),
         "constant": (Mode.CONSTANT, {"loss_denominator": _denominator}),
@@ -108,7 +108,7 @@ OPEN_INSTRUCT = Framework(
         ),
     },
     layout={
-        "mb mbtokens": {"pack_length": lambda job: Packing.of(job).pack_length},
+        "mb mbtokens": {"pack_length": lambda job: packing_of(job).pack_length},
         "cp": {"sequence_parallel_size": lambda job: job.layout.cp},
         **{option: {"deepspeed_stage": stage} for option, stage in STAGES.items()},
         Option.SHARED_GENERATION: {"num_mini_batches": lambda job: len(job.steps)},
@@ -118,10 +118,10 @@ OPEN_INSTRUCT = Framework(
         "deepspeed_stage": _stage,
         "deepspeed_zpg": 1,
         "world_size": lambda job: job.layout.world_size,
-        "num_training_steps": lambda job: len(Packing.of(job).generations),
-        "per_device_train_batch_size": lambda job: Packing.of(job).rows,
-        "max_prompt_token_length": lambda job: Packing.of(job).longest[0],
-        "response_length": lambda job: Packing.of(job).longest[1],
+        "num_training_steps": lambda job: len(packing_of(job).generations),
+        "per_device_train_batch_size": lambda job: packing_of(job).rows,
+        "max_prompt_token_length": lambda job: longest(job)[0],
+        "response_length": lambda job: longest(job)[1],
         "num_samples_per_prompt_rollout": _samples_of_prompt,
         "filter_zero_std_samples": False,
         "async_steps": lambda job: len(job.steps),
@@ -176,44 +176,22 @@ OPEN_INSTRUCT = Framework(
         record_entropy | whether entropies are logged | the loss has no entropy bonus
         advantage_normalization_type | how rewards are compared
         num_samples_per_prompt_rollout | the samples of a prompt | 1 where advantages are given
-        num_unique_prompts_rollout, total_episodes, async_steps, active_sampling,
-            filter_zero_std_samples, no_resampling_pass_rate, inflight_updates | which prompts are
+        active_sampling, filter_zero_std_samples, no_resampling_pass_rate, async_steps,
+            max_possible_score, max_prompt_token_length, response_length | which prompts are
             generated, and when | they come before a step
         mask_truncated_completions | samples that were cut off are left out | it is off
         mask_tool_use | whether inactive tokens are masked | it is on, as by default
+        temperature | what logits are divided by | it is 1, the default
         sequence_parallel_size | Ulysses
         deepspeed_stage | what ranks share of a model | 3 with Ulysses, which needs it
-        deepspeed_zpg | shards within a node | 1: there are no nodes
-        deepspeed_offload_param, deepspeed_offload_optimizer, gather_whole_model,
-            deepspeed_checkpoint_load_universal, set_weight_decay_on_bias_and_norm,
-            max_grad_norm | the optimizer, and where tensors are kept | they change no gradient
-            before the optimizer
-        model_dtype, fsdp_shard_degree, fsdp_num_replicas | the trainer on OLMo-core | not run
-        temperature | what logits are divided by | it is 1, the default
-        max_prompt_token_length, response_length, eval_response_length, stop_strings,
-            max_length_verifier_max_length | lengths of samples | those of the case
-        apply_verifiable_reward, verification_reward, remap_verifier, apply_r1_style_format_reward,
-            r1_style_format_reward, additive_format_reward, reward_aggregator, non_stop_penalty,
-            non_stop_penalty_value, apply_evolving_rubric_reward, max_active_rubrics,
-            cache_evolving_rubric_data_dir, max_possible_score, llm_judge_model,
-            llm_judge_max_tokens, llm_judge_max_context_length, llm_judge_temperature,
-            llm_judge_timeout, code_api_url, code_max_execution_time,
-            code_pass_rate_reward_threshold, code_apply_perf_penalty | rewards | they are given
-        dataset_mixer_list, dataset_mixer_eval_list, dataset_mixer_list_splits,
-            dataset_mixer_eval_list_splits, dataset_transform_fn, dataset_cache_mode,
-            dataset_local_cache_dir, dataset_config_hash, dataset_config_eval_hash,
-            dataset_skip_cache, system_prompt_override_file, cache_dataset_only | prompts | they are
-            given
-        world_size, num_training_steps, num_learners_per_node, num_nodes, single_gpu_mode,
-            backend_timeout, enable_queue_dashboard, queue_dashboard_port | processes | Ray is not
-            run
-        verbose, push_to_hub, hf_entity, hf_repo_id, hf_repo_revision, hf_repo_url, save_freq,
-            checkpoint_state_freq, checkpoint_state_dir, gs_checkpoint_state_dir, gs_bucket_path,
-            save_traces, rollouts_save_path, send_slack_alerts, try_auto_save_to_beaker,
-            try_launch_beaker_eval_jobs_on_weka, oe_eval_tasks, oe_eval_max_length,
-            oe_eval_beaker_image, oe_eval_gpu_multiplier, eval_priority, eval_workspace,
-            eval_on_step_0, eval_pass_at_k, eval_top_p, local_eval_every | checkpoints, evaluation
-            and logs | they come after a step
+        deepspeed_zpg, deepspeed_offload_param, deepspeed_offload_optimizer | where tensors are kept
+            | one node, and no offloading
+        learning_rate, lr_scheduler_type, warmup_ratio, weight_decay, max_grad_norm,
+            set_weight_decay_on_bias_and_norm, fused_optimizer | the optimizer | the gradient is
+            read before it
+        checkpoint_state_dir, deepspeed_checkpoint_load_universal, save_traces, rollouts_save_path,
+            output_dir, with_tracking, seed, backend_timeout, world_size, num_training_steps | the
+            run | they change no gradient
         """
     ),
     departures=parse_departures(

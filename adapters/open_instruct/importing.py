@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
+import re
 import types
 from dataclasses import fields
 from enum import Enum
@@ -44,6 +46,10 @@ CHOICES = {
     "nn.lm_head": ("LMLossImplementation", "default fused_linear"),
 }
 """Its enumerations that open-instruct's configurations read."""
+
+
+ACTORS = (("grpo_fast", "PolicyTrainerRayProcess"), ("data_loader", "DataPreparationActor"))
+"""The classes, with their modules, of the trainer and of its data."""
 
 
 def import_open_instruct(source: Path | None) -> None:
@@ -110,9 +116,11 @@ def offers(settings: Settings) -> bool:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options of both configurations that are their own, and choices."""
-    for kind in config_classes():
-        yield from vars(kind)["__annotations__"]
+    """Yields the options that the code of a step and of its data reads, and choices."""
+    trainer, data = (actor_class(*path) for path in ACTORS)
+    code = (module("grpo_utils"), trainer.from_pretrained, trainer.step, data._data_preparation_loop)
+    read = set(re.findall(r"(?:args|config)\.(\w+)", "".join(map(inspect.getsource, code))))
+    yield from read & {*_defaults()}
     for name, choices in _choices().items():
         yield from (f"{name}={choice}" for choice in choices)
 
@@ -128,7 +136,7 @@ def _defaults() -> dict[str, object]:
 
 def _choices() -> dict[str, set[str]]:
     """The texts that options may have which the trainer compares with texts."""
-    loop = actor_class("data_loader", "DataPreparationActor")._data_preparation_loop
+    loop = actor_class(*ACTORS[1])._data_preparation_loop
     normalisation = "advantage_normalization_type"
     return {
         "loss_fn": {str(one) for one in module("grpo_utils").GRPOLossType},
