@@ -22,7 +22,7 @@ from adapters.engines.pretrained import SEAM, policy, table
 from adapters.open_instruct.importing import ACTORS, actor_class, config_classes, module, of_class
 from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.calls import refusals
+from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.probe import probe_capacity
 from adapters.toolkit.settings import gives_advantages
 from adapters.toolkit.worlds import of_all_ranks
@@ -38,8 +38,11 @@ TOKENIZER = SimpleNamespace(pad_token_id=0)
 """What a step reads of a tokenizer."""
 
 ZEROS = ("episode", "num_total_tokens", "start_time", "training_start_time")
-UNREAD = ("actor_manager", "chat_template_name", "model_dims", "vllm_config", "wandb_url")
-"""Arguments of a training step that its log's other numbers are made of."""
+UNREAD = (
+    *("actor_manager", "chat_template_name", "data_prep_actor_name", "model_dims"),
+    *("vllm_config", "wandb_url"),
+)
+"""Arguments of the trainer and of a training step that no weight and no number read here needs."""
 
 
 class Training:
@@ -70,9 +73,16 @@ class Training:
         self._of_data.build_dataloader = lambda dp_rank, **_: [
             {"batch": of_ranks[dp_rank], "metrics": metrics} for of_ranks, metrics in prepared
         ]
-        make = actor_class(*ACTORS[0])
-        trainer = make(
-            world_size, rank, 0, "localhost", 0, self._args, self._of_data, None, TOKENIZER
+        place = {"local_rank": 0, "master_addr": "localhost", "master_port": 0}
+        trainer = call_supported(
+            actor_class(*ACTORS[0]),
+            world_size=world_size,
+            rank=rank,
+            args=self._args,
+            streaming_config=self._of_data,
+            tokenizer=TOKENIZER,
+            **place,
+            **dict.fromkeys(UNREAD, mock.Mock()),
         )
         model = self._load(trainer)
         gradients = gradients_of_steps(trainer.model, model.layer.probe)
@@ -86,6 +96,8 @@ class Training:
     def _load(self, trainer: Any) -> Any:
         """Load the models into the trainer; returns the policy."""
         home, capacity = module("grpo_fast"), probe_capacity(self._batch.probe_size)
+        # Until May 2026 they were variables of the script.
+        home.streaming_config, home.vllm_config = self._of_data, mock.Mock()
         given = (self._batch.old_log_probs, self._batch.reference_log_probs)
         models = [policy(self._batch, log_probs, capacity) for log_probs in given]
         trained: Any = models[0]
@@ -93,7 +105,8 @@ class Training:
         trained.config._attn_implementation = "sdpa"
         if self._args.num_epochs > 1:
             trained.register_forward_hook(self._be_old_at_first)
-        attention = module("model_utils").AttentionBackendName.torch
+        names = getattr(module("model_utils"), "AttentionBackendName", None)
+        attention = names.torch if names else "sdpa"  # before April 2026
         source = SimpleNamespace(
             model_name_or_path="probe", model_revision=None, attn_implementation=attention
         )
@@ -130,7 +143,8 @@ class Training:
         home, functions = module("grpo_fast"), module("utils")
         use = mock.patch.object(functions, "calculate_utilization_metrics", lambda **_: {})
         with mock.patch.multiple(home, **replaced), use:
-            home.one_training_step(
+            call_supported(
+                home.one_training_step,
                 args=self._args,
                 streaming_config=self._of_data,
                 policy_group=SimpleNamespace(models=actors),
@@ -184,6 +198,7 @@ class Data:
             tokenizer=TOKENIZER,
             tool_names=[],
             rubric_manager=None,
+            shutdown_requested=False,
             lock=mock.MagicMock(),
         )
         collate = partial(self._collated, home.prepare_collated_data_for_workers)
@@ -223,10 +238,9 @@ class Data:
             logprobs=log_probs,
         )
         scores = [float(batch.rewards[one]) for one in samples]
-        unread = [[]] * len(samples)
-        of_samples = module("model_utils").Batch(prompts, unread, unread, None, None, None, scores)
+        none = [[]] * len(samples)
+        of_samples = module("model_utils").Batch(prompts, none, none, None, None, None, scores)
         kind = module("data_loader").BatchStatistics
-        counts = dict.fromkeys(kind.__dataclass_fields__, 0)
+        unread = dict.fromkeys(kind.__dataclass_fields__, np.ones(1))
         lengths = {"prompt_lengths": [*map(len, prompts)], "response_lengths": [*map(len, responses)]}
-        statistics = kind(**counts | lengths | {"per_group_generation_times": np.ones(1)})
-        return result, of_samples, {}, statistics
+        return result, of_samples, {}, kind(**unread | lengths)

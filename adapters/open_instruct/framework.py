@@ -129,6 +129,7 @@ OPEN_INSTRUCT = Framework(
         "beta": 0.0,
         "learning_rate": 0.0,
         "max_grad_norm": None,
+        "set_weight_decay_on_bias_and_norm": False,
     },
     metrics={
         Metric.POLICY_LOSS: "loss/policy_avg",

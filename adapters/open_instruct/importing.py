@@ -98,7 +98,9 @@ def actor_class(home: str, name: str) -> Any:
 
 def config_classes() -> tuple[Any, Any]:
     """The dataclasses of the trainer's options, and of those of its data."""
-    return module("grpo_utils").GRPOExperimentConfig, module("data_loader").StreamingDataLoaderConfig
+    home = module("grpo_utils")
+    kind = getattr(home, "GRPOExperimentConfig", None) or home.ExperimentConfig  # before April 2026
+    return kind, module("data_loader").StreamingDataLoaderConfig
 
 
 def of_class(kind: Any, settings: Settings) -> dict[str, Any]:
