@@ -75,7 +75,7 @@ class OpenInstructAdapter(Adapter):
 
         set_what_ray_sets(rank)
         batch = ProbedBatch.of(job, conventions_of(OPEN_INSTRUCT.conventions))
-        settings = OPEN_INSTRUCT.settings(job)
+        settings = self.framework.settings(job)
         with rank.framework(), refusals_of_configuration(job):
             done = Training(job, batch, settings, rank)
         reported = OPEN_INSTRUCT.reported(done.logs)

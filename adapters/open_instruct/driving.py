@@ -140,9 +140,9 @@ class Training:
             "maybe_save_checkpoint": lambda *_: 0.0,
             "print_rich_single_line_metrics": log.update,
         }
-        home, functions = module("grpo_fast"), module("utils")
-        use = mock.patch.object(functions, "calculate_utilization_metrics", lambda **_: {})
-        with mock.patch.multiple(home, **replaced), use:
+        home, use = module("grpo_fast"), "calculate_utilization_metrics"
+        no_use = mock.patch.object(module("utils"), use, return_value={})
+        with mock.patch.multiple(home, **replaced), no_use:
             call_supported(
                 home.one_training_step,
                 args=self._args,
@@ -242,5 +242,8 @@ class Data:
         of_samples = module("model_utils").Batch(prompts, none, none, None, None, None, scores)
         kind = module("data_loader").BatchStatistics
         unread = dict.fromkeys(kind.__dataclass_fields__, np.ones(1))
-        lengths = {"prompt_lengths": [*map(len, prompts)], "response_lengths": [*map(len, responses)]}
+        lengths = {
+            "prompt_lengths": [*map(len, prompts)],
+            "response_lengths": [*map(len, responses)],
+        }
         return result, of_samples, {}, kind(**unread | lengths)

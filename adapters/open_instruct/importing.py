@@ -120,7 +120,12 @@ def offers(settings: Settings) -> bool:
 def option_names() -> Iterator[str]:
     """Yields the options that the code of a step and of its data reads, and choices."""
     trainer, data = (actor_class(*path) for path in ACTORS)
-    code = (module("grpo_utils"), trainer.from_pretrained, trainer.step, data._data_preparation_loop)
+    code = (
+        module("grpo_utils"),
+        trainer.from_pretrained,
+        trainer.step,
+        data._data_preparation_loop,
+    )
     read = set(re.findall(r"(?:args|config)\.(\w+)", "".join(map(inspect.getsource, code))))
     yield from read & {*_defaults()}
     for name, choices in _choices().items():
