@@ -77,13 +77,6 @@ OPEN_INSTRUCT = Framework(
             "rho_mask_lower_bound": CONSTANTS.kept_low,
             "rho_mask_upper_bound": CONSTANTS.truncation,
         },
-        Objective.SEQUENCE_MASKED: {
-            **CLIPPED,
-            **UNCLAMPED,
-            "rho_mask_sequence_level": True,
-            "rho_mask_lower_bound": CONSTANTS.kept_low,
-            "rho_mask_upper_bound": CONSTANTS.kept_high,
-        },
         Objective.KL: KL,
         Objective.GROUP_NORMALISED: {"advantage_normalization_type": "standard"},
         Objective.GROUP_CENTRED: {"advantage_normalization_type": "centered"},
@@ -168,7 +161,7 @@ OPEN_INSTRUCT = Framework(
         use_rho_correction | the ratio to the rollout policy corrects | it is on, as by default
         rho_clamp_lower_bound, rho_clamp_upper_bound | bounds that the ratio is clamped to
         rho_mask_lower_bound, rho_mask_upper_bound | bounds out of which tokens are dropped
-        rho_mask_sequence_level | the bounds are of a sequence's mean log-ratio
+        rho_mask_sequence_level | the bounds are of a sequence's mean log-ratio | a test of the adapter
         rho_mask_tv_divergence | the bounds are of a divergence | the reference has no formula
         use_vllm_logprobs | the old policy is that of the rollouts | it has the formula of `dapo`
         load_ref_policy, beta | the divergence in the loss
