@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job, Unsupported
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.open_instruct.adapter import OpenInstructAdapter
 from adapters.open_instruct.framework import OPEN_INSTRUCT
 from adapters.open_instruct.packing import packing_of
@@ -84,6 +85,21 @@ class Cispo(OpenInstructAdapter):
     framework = replace(OPEN_INSTRUCT, always={**OPEN_INSTRUCT.always, "loss_fn": "cispo"})
 
 
+class MaskingSequences(OpenInstructAdapter):
+    """Has the option by which whole sequences are dropped."""
+
+    framework = replace(
+        OPEN_INSTRUCT,
+        objectives={
+            Objective.SEQUENCE_MASKED: {
+                **OPEN_INSTRUCT.objectives[Objective.ICEPOP],
+                "rho_mask_sequence_level": True,
+                "rho_mask_upper_bound": CONSTANTS.kept_high,
+            }
+        },
+    )
+
+
 class TestReal:
     pytestmark = needs_open_instruct
 
@@ -124,6 +140,21 @@ class TestReal:
         assert lost.sum() == 1
         assert weights[mask & ~lost] == pytest.approx(0.5 / (mask.sum() - 1), rel=1e-6)
 
+    def test_masks_of_sequences_are_of_packed_rows(self) -> None:
+        """Its documents drop the third sample, whose mean ratio is exp(-0.75 / 2), below 0.7.
+
+        In its row ten tokens have a mean log-ratio of -0.175, by which all of them are multiplied.
+        """
+        given = job(ONE, objective=Objective.SEQUENCE_MASKED)
+        with RankPool(MaskingSequences(), source(), 1) as other:
+            outcome = other.run(given)
+
+        assert isinstance(outcome, Ran), outcome
+        [weights] = outcome.observations[0].token_weights
+        of_sample = (ProbedBatch(given.steps).sample == 2) & given.steps[0].mask
+        first = steps.gradient(given, weights)[of_sample][0]
+        assert first == pytest.approx(-0.5 * np.exp(-0.175) / 23, rel=1e-5)
+
     def test_rows_that_do_not_divide_by_ranks_are_dropped(self, pool: RankPool) -> None:
         given = job("dp2-cp1-mbtokens-thd", "split_groups")
         outcome = pool.run(given)
@@ -151,7 +182,5 @@ class TestReal:
 
 def k3(given: Job) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """The estimates of the divergence of active tokens."""
-    from adapters.contract.batch.probed_batch import ProbedBatch
-
     ratios = -np.concatenate(ProbedBatch(given.steps).reference_log_probs)
     return (np.expm1(-ratios) + ratios)[given.steps[0].mask]
