@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
-from adapters.contract.job import Setting
+from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.open_instruct.packing import longest, packing_of
@@ -39,8 +39,12 @@ def _stage(job: Job) -> int:
 
 
 def _samples_of_prompt(job: Job) -> int:
-    name = "num_samples_per_prompt_rollout"
-    return 1 if gives_advantages(job) else samples_of_prompt(job, name)
+    """The samples of a prompt, whose rewards are compared before rows are sliced for ranks."""
+    if gives_advantages(job):
+        return 1
+    if job.layout.cp > 1:
+        raise Unsupported("open-instruct's advantages are looked at without Ulysses")
+    return samples_of_prompt(job, "num_samples_per_prompt_rollout")
 
 
 CLIPPED = {
@@ -161,7 +165,7 @@ OPEN_INSTRUCT = Framework(
         use_rho_correction | the ratio to the rollout policy corrects | it is on, as by default
         rho_clamp_lower_bound, rho_clamp_upper_bound | bounds that the ratio is clamped to
         rho_mask_lower_bound, rho_mask_upper_bound | bounds out of which tokens are dropped
-        rho_mask_sequence_level | the bounds are of a sequence's mean log-ratio | a test of the adapter
+        rho_mask_sequence_level | the bounds are of a sequence's mean | by a test of the adapter
         rho_mask_tv_divergence | the bounds are of a divergence | the reference has no formula
         use_vllm_logprobs | the old policy is that of the rollouts | it has the formula of `dapo`
         load_ref_policy, beta | the divergence in the loss
