@@ -110,7 +110,7 @@ class Training:
         source = SimpleNamespace(
             model_name_or_path="probe", model_revision=None, attn_implementation=attention
         )
-        in_float32 = {
+        in_float32: dict[str, Any] = {
             name: partial(_in_float32, getattr(home, name))
             for name in ("get_train_ds_config", "get_eval_ds_config")
         }
@@ -238,7 +238,7 @@ class Data:
             logprobs=log_probs,
         )
         scores = [float(batch.rewards[one]) for one in samples]
-        none = [[]] * len(samples)
+        none: list[Any] = [[]] * len(samples)
         of_samples = module("model_utils").Batch(prompts, none, none, None, None, None, scores)
         kind = module("data_loader").BatchStatistics
         unread = dict.fromkeys(kind.__dataclass_fields__, np.ones(1))
