@@ -2,7 +2,7 @@
 
 ``RL_LOSS_CONFORMANCE_SOURCES=FOLDER python -m tests.mistakes_in_real_code [NAME …]`` prints what
 changes in the causes when each mistake is made; FOLDER has clones of miles, slime, prime_rl,
-nemo_rl and roll.
+nemo_rl, open_instruct and roll.
 """
 
 import ast

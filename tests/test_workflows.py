@@ -192,8 +192,8 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
     page = PAGES[GPU_GATE]
 
     exceptions = (
-        "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's, ms-swift's, tunix'"
-        " and those of loss functions"
+        "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's, ms-swift's,"
+        " open-instruct's, tunix' and those of loss functions"
     )
     assert f"on `cpu` and, except for {exceptions}, on `cuda`" in page
     on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
@@ -205,6 +205,7 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
         "nemo_rl",
         "roll",
         "ms_swift",
+        "open_instruct",
         "tunix",
         "liger",
         "unsloth",

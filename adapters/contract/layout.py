@@ -30,10 +30,11 @@ class Option(StrEnum):
     REPLICATED_OPTIMIZER = "replicated_optimizer"  # not distributed, where that is the default
     # A batch of rollouts that fills no optimizer step comes before, as at the end of an epoch.
     SHORT_BATCH = "short_batch"
-    # Stages of ZeRO (arXiv:1910.02054) other than the default, which is 2: ranks share the states
+    # Stages of ZeRO (arXiv:1910.02054) other than a framework's default: ranks share the states
     # of the optimizer (1), gradients too (2) and parameters too (3), or nothing (0).
     ZERO_0 = "zero_0"
     ZERO_1 = "zero_1"
+    ZERO_2 = "zero_2"
     ZERO_3 = "zero_3"
     SHARED_GENERATION = "shared_generation"  # all optimizer steps are cut out of one generation
     SPLIT_GENERATION = "split_generation"  # every micro-batch is a generation of its own

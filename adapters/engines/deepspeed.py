@@ -117,9 +117,27 @@ def number_from_zero() -> None:
         count[0] = 0
 
 
+SEQUENCES = "deepspeed.runtime.sequence_parallel.parallel_state_sp"
+"""The module with the process groups of ranks that share sequences."""
+
+
+def group_sequences_once() -> None:
+    """Let the process groups of ranks that share sequences be made once in a world."""
+    home: Any = importlib.import_module(SEQUENCES)
+    home.initialize_sequence_parallel = made_once(home.initialize_sequence_parallel)
+
+
+def forget_engines() -> None:
+    """Forget how ranks shared sequences in the process's last engine: a user's has one."""
+    groups: Any = importlib.import_module("deepspeed.utils.groups")
+    groups.mpu = None
+
+
 def leave_world() -> None:
     """Forget the process groups and meshes that are kept of a world about to end."""
     _MESHES.clear()
+    sequences: Any = importlib.import_module(SEQUENCES)
+    sequences._SEQUENCE_PARALLEL_GROUP = sequences._SEQUENCE_DATA_PARALLEL_GROUP = None
     groups: Any = importlib.import_module("deepspeed.utils.groups")
     for name in GROUPS:
         if hasattr(groups, name):

@@ -29,6 +29,7 @@ NEEDED = {
     "dtensor_v2": "nemo_automodel",
     "ms_swift": "swift",
     "nemo_rl": "ray",
+    "open_instruct": "wandb",
     "openrlhf": "deepspeed",
     "prime_rl": "pydantic_config",
     "roll": "dacite",

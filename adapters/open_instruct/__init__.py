@@ -1,0 +1,1 @@
+"""The adapter of allenai/open-instruct: GRPO on DeepSpeed (`grpo_fast`)."""

@@ -1,0 +1,239 @@
+"""The record of open-instruct: fields of its two configurations, and what it documents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract.description import Assumed, Documented, parse_departures
+from adapters.contract.framework import Configurable, Framework, parse_options
+from adapters.contract.job import Setting, Unsupported
+from adapters.contract.layout import Option
+from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
+from adapters.open_instruct.packing import longest, packing_of
+from adapters.toolkit.settings import gives_advantages, samples_of_prompt, samples_per_step
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    DenominatorMask,
+    DivergenceEstimator,
+    EstimatorConventions,
+    Mode,
+)
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+
+STAGES = {Option.ZERO_1: 1, Option.ZERO_2: 2, Option.ZERO_3: 3}
+"""Options that choose a stage of ZeRO other than the default, 0."""
+
+OPTIONS = "open_instruct/grpo_utils.py (GRPOExperimentConfig)"
+
+
+def _denominator(job: Job) -> str:
+    """The one number that a step's loss is divided by: `constant` divides by samples too."""
+    return str((job.aggregation.divisor or 1.0) * samples_per_step(job.steps))
+
+
+def _stage(job: Job) -> int:
+    """Ulysses is for stage 3 alone."""
+    return 3 if job.layout.cp > 1 else 0
+
+
+def _samples_of_prompt(job: Job) -> int:
+    """The samples of a prompt, whose rewards are compared before rows are sliced for ranks."""
+    if gives_advantages(job):
+        return 1
+    if job.layout.cp > 1:
+        raise Unsupported("open-instruct's advantages are looked at without Ulysses")
+    return samples_of_prompt(job, "num_samples_per_prompt_rollout")
+
+
+CLIPPED = {
+    "num_epochs": 2,
+    "clip_lower": CONSTANTS.clip_low,
+    "clip_higher": CONSTANTS.clip_high,
+}
+MASKED = {"rho_mask_lower_bound": 0.5, "rho_mask_upper_bound": 5.0}
+UNCLAMPED = {"rho_clamp_lower_bound": 0.0, "rho_clamp_upper_bound": 0.0}
+KL = {"load_ref_policy": True, "beta": KL_COEFFICIENT}
+OF_GROUPS = EstimatorConventions(lost_degrees_of_freedom=0, std_epsilon=1e-8)
+
+OPEN_INSTRUCT = Framework(
+    title="open-instruct",
+    scope="Fields of `GRPOExperimentConfig` and `StreamingDataLoaderConfig` that a step reads.",
+    modes={
+        "token": (Mode.TOKEN_MEAN, {"loss_denominator": "token"}),
+        "constant": (Mode.CONSTANT, {"loss_denominator": _denominator}),
+    },
+    objectives={
+        Objective.POLICY: {},
+        Objective.OFF_POLICY: CLIPPED,
+        Objective.REJECTION: MASKED,
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **MASKED},
+        Objective.TIS_TOKEN: {**CLIPPED, "rho_clamp_upper_bound": CONSTANTS.truncation},
+        Objective.TIS_BOUNDED: {
+            **CLIPPED,
+            "rho_clamp_lower_bound": CONSTANTS.kept_low,
+            "rho_clamp_upper_bound": CONSTANTS.truncation,
+        },
+        Objective.ICEPOP: {
+            **CLIPPED,
+            **UNCLAMPED,
+            "rho_mask_lower_bound": CONSTANTS.kept_low,
+            "rho_mask_upper_bound": CONSTANTS.truncation,
+        },
+        Objective.KL: KL,
+        Objective.GROUP_NORMALISED: {"advantage_normalization_type": "standard"},
+        Objective.GROUP_CENTRED: {"advantage_normalization_type": "centered"},
+    },
+    configurations={
+        Setting.MODE: Configurable({"loss_denominator": ""}, ("loss_denominator",)),
+        Setting.DIVISOR: Configurable(
+            {"loss_denominator": lambda job: job.configuration.divisor}, ("loss_denominator",)
+        ),
+        Setting.KL: Configurable(KL, ("beta",)),
+    },
+    rules={
+        "default_mode": f"{OPTIONS}, loss_denominator",
+        **dict.fromkeys(("divisor_zero", "divisor_negative"), f"{OPTIONS}, __post_init__"),
+    },
+    permits={"divisor_missing": f"{OPTIONS}, loss_denominator: a mode of its own"},
+    deliberate={
+        "biased_std": Assumed("advantages are divided by NumPy's standard deviation of rewards"),
+        "samples_dropped": Documented(
+            "rows that do not divide by ranks are dropped with a warning",
+            "open_instruct/data_loader.py (prepare_collated_data_for_workers)",
+        ),
+    },
+    layout={
+        "mb mbtokens": {"pack_length": lambda job: packing_of(job).pack_length},
+        "cp": {"sequence_parallel_size": lambda job: job.layout.cp},
+        **{option: {"deepspeed_stage": stage} for option, stage in STAGES.items()},
+        Option.SHARED_GENERATION: {"num_mini_batches": lambda job: len(job.steps)},
+        Option.TWO_EPOCHS: {"num_epochs": 2},
+    },
+    always={
+        "deepspeed_stage": _stage,
+        "deepspeed_zpg": 1,
+        "world_size": lambda job: job.layout.world_size,
+        "num_training_steps": lambda job: len(packing_of(job).generations),
+        "per_device_train_batch_size": lambda job: packing_of(job).rows,
+        "max_prompt_token_length": lambda job: longest(job)[0],
+        "response_length": lambda job: longest(job)[1],
+        "num_samples_per_prompt_rollout": _samples_of_prompt,
+        "filter_zero_std_samples": False,
+        "async_steps": lambda job: len(job.steps),
+        "load_ref_policy": False,
+        "beta": 0.0,
+        "learning_rate": 0.0,
+        "max_grad_norm": None,
+        "set_weight_decay_on_bias_and_norm": False,
+    },
+    metrics={
+        Metric.POLICY_LOSS: "loss/policy_avg",
+        Metric.LOSS: "loss/total_avg",
+        Metric.CLIP_FRACTION: "policy/clipfrac_avg",
+        Metric.KL: "objective/kl2_avg",
+        Metric.REJECTED: "val/rho_drop_frac",
+        Metric.REWARD: "scores",
+        Metric.RESPONSE_LENGTH: "val/sequence_lengths",
+        Metric.ADVANTAGE: "val/advantages_mean",
+    },
+    conventions={
+        "denominator_mask": Documented(
+            DenominatorMask.ORIGINAL, f"{OPTIONS}, use_rho_correction: the loss is zeroed out"
+        ),
+        "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+        "kl_mask": Assumed(DenominatorMask.ORIGINAL),
+        "kl_estimator": Documented(DivergenceEstimator.K3, f"{OPTIONS}, kl_estimator"),
+        "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "logged_policy_loss": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "diagnostics_mask": Assumed(DenominatorMask.ORIGINAL),
+        "of_groups": Assumed(OF_GROUPS),
+    },
+    options=parse_options(
+        """
+        loss_denominator | the mode: `token`, or one number that a step's loss is divided by | for
+            `constant`, the divisor times the samples of a step; left out, `arguments`
+        loss_fn | the policy loss | `dapo`; `cispo` has no lower bound and is looked at by a test of
+            the adapter
+        clip_lower, clip_higher | clipping bounds
+        num_epochs | how often a batch is trained on | twice where ratios to the old policy are not
+            1: the old policy is that of the first time
+        num_mini_batches | the optimizer steps of a batch
+        per_device_train_batch_size, pack_length | rows of a micro-batch, and their length
+        use_rho_correction | the ratio to the rollout policy corrects | it is on, as by default
+        rho_clamp_lower_bound, rho_clamp_upper_bound | bounds that the ratio is clamped to
+        rho_mask_lower_bound, rho_mask_upper_bound | bounds out of which tokens are dropped
+        rho_mask_sequence_level | the bounds are of a sequence's mean | by a test of the adapter
+        rho_mask_tv_divergence | the bounds are of a divergence | the reference has no formula
+        use_vllm_logprobs | the old policy is that of the rollouts | it has the formula of `dapo`
+        load_ref_policy, beta | the divergence in the loss
+        kl_estimator | its estimator | `2`, the default; the others are not looked at yet
+        ref_policy_update_freq, alpha | when the reference policy changes | it comes after a step
+        record_entropy | whether entropies are logged | the loss has no entropy bonus
+        advantage_normalization_type | how rewards are compared
+        num_samples_per_prompt_rollout | the samples of a prompt | 1 where advantages are given
+        active_sampling, filter_zero_std_samples, no_resampling_pass_rate, async_steps,
+            max_possible_score, max_prompt_token_length, response_length | which prompts are
+            generated, and when | they come before a step
+        mask_truncated_completions | samples that were cut off are left out | it is off
+        mask_tool_use | whether inactive tokens are masked | it is on, as by default
+        temperature | what logits are divided by | it is 1, the default
+        sequence_parallel_size | Ulysses
+        deepspeed_stage | what ranks share of a model | 3 with Ulysses, which needs it
+        deepspeed_zpg, deepspeed_offload_param, deepspeed_offload_optimizer | where tensors are kept
+            | one node, and no offloading
+        learning_rate, lr_scheduler_type, warmup_ratio, weight_decay, max_grad_norm,
+            set_weight_decay_on_bias_and_norm, fused_optimizer | the optimizer | the gradient is
+            read before it
+        checkpoint_state_dir, deepspeed_checkpoint_load_universal, save_traces, rollouts_save_path,
+            output_dir, with_tracking, seed, backend_timeout, world_size, num_training_steps | the
+            run | they change no gradient
+        """
+    ),
+    departures=parse_departures(
+        """
+        not_run: the command line and the main loop, which start Ray's processes, evaluate, save
+        checkpoints and send weights to vLLM
+            configurations are those of the command line; `_data_preparation_loop`,
+            `PolicyTrainerRayProcess.from_pretrained` and `step`, and `one_training_step`, which
+            makes the log of all ranks, are entered
+        stubbed: Ray's processes: every rank prepares the data, trains its part and makes the log
+            the classes under `ray.remote` are made and called without it
+        stubbed: vLLM and the queues of prompts and results: the loop is given the case's samples
+            they come before a step
+        set: advantages of tokens, except in checks on open-instruct's own
+            they are signed powers of two, on which no weight depends
+        set: no shuffling of a rank's rows, and an order of samples in which rows divide by ranks if
+        there is one and micro-batches are not by tokens
+            shuffling would mix the samples of several steps; no weight depends on which row a
+            sample is in
+        set: num_epochs=2 where ratios to the old policy are not 1; only the second is observed
+            the old policy is that of the first epoch, whose log-probabilities the model changes
+            afterwards, as a learning rate of 0 does not
+        set: Ulysses' process groups once in a world; its part in DeepSpeed's state, and ZeRO 3's
+        counts of modules and parameters, to those of a new process
+            a user's process has one trainer
+        set: learning_rate=0, max_grad_norm=None, deepspeed_zpg=1, filter_zero_std_samples=False
+            they act after the gradient is read, or before samples are given
+        set: clipping bounds, bounds of corrections and the coefficient of the divergence
+            a user may choose these values; the reference uses the same ones
+        set: DeepSpeed's configuration to float32
+            weights are read in float32; bfloat16 rounds to 2^-9
+        stubbed: the model, by one with a vocabulary of one token and an entry for every position,
+        and `log_softmax_and_gather`, by itself plus that entry
+            open-instruct's own function runs on the model's logits; weights are read through the
+            entry
+        set: on a machine without a GPU, torch's CUDA device, also as `torch.device` of a rank's
+        number in `grpo_fast`, to the CPU
+            the same operations in the same order, in float32
+        set: torch.compile to nothing (TORCHDYNAMO_DISABLE)
+            the same operations, not compiled
+        stubbed: `get_global_grad_norm`, by 0 where it is None
+            it is logged alone; stage 0 has no DeepSpeed optimizer in float32
+        stubbed: OLMo-core, and open-instruct's modules of vLLM, verifiers and OLMo-core
+            `grpo_fast` imports them, and its step does not reach them
+        """
+    ),
+)

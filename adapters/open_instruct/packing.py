@@ -1,0 +1,111 @@
+"""How open-instruct packs the samples of a job into rows, and rows into micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract import Unsupported
+from adapters.contract.layout import Option
+from adapters.toolkit.settings import gives_advantages, token_budget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
+
+ATTEMPTS = 50
+"""Further orders of samples that are tried."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The samples of each generation in their order, and the lengths of rows and micro-batches.
+
+    open-instruct fills rows one after another, gives each rank consecutive rows and drops those
+    that are left over. None are, unless micro-batches are by tokens.
+    """
+
+    generations: list[list[int]]
+    pack_length: int
+    rows: int
+
+
+def packing_of(job: Job) -> Packing:
+    """The shortest rows that give every rank as many as it has micro-batches, or more if padded.
+
+    Raises `Unsupported` if no length does.
+    """
+    layout, steps = job.layout, job.steps
+    least, lengths = sum(longest(job)), _lengths(job)
+    if layout.micro_batches == "tokens":
+        return Packing(next(_orders(job)), max(token_budget(steps, layout.dp), least), 1)
+    parts, is_padded = layout.dp * int(layout.micro_batches), layout.format == "bshd"
+    shortest = least if is_padded else max(least, int(lengths.sum()) // (parts * len(steps)))
+    for generations in _orders(job):
+        length: int | None = shortest
+        while length is not None:
+            cut = [_rows(lengths, samples, length, layout.dp) for samples in generations]
+            if all(_fits(job, rows, parts) for rows in cut):
+                most = max(map(len, cut))
+                return Packing(generations, length, -(-most // parts) if is_padded else 1)
+            ends = [(*row, after[0]) for rows in cut for row, after in pairwise(rows)]
+            longer = (int(lengths[[*one]].sum()) for one in ends)
+            length = min((one for one in longer if one > length), default=None)
+    raise Unsupported(f"no pack_length cuts the samples into {layout}")
+
+
+def longest(job: Job) -> tuple[int, int]:
+    """The tokens of the longest prompt and of the longest response."""
+    of_prompts = max(int(step.prompt_lengths.max()) for step in job.steps)
+    return of_prompts, max(int(step.response_lengths.max()) for step in job.steps)
+
+
+def _lengths(job: Job) -> NDArray[np.int64]:
+    """The tokens of each sample with its prompt."""
+    return np.concatenate([step.prompt_lengths + step.response_lengths for step in job.steps])
+
+
+def _orders(job: Job) -> Iterator[list[list[int]]]:
+    """Yields the samples of each generation in the case's order, then in others.
+
+    There are no others where open-instruct compares the samples of a prompt. Of a generation for
+    all steps, each rank has its part of every step.
+    """
+    sizes = np.cumsum([0, *(step.size for step in job.steps)]).tolist()
+    of_steps, generator = [np.arange(*ends) for ends in pairwise(sizes)], np.random.default_rng(0)
+    for attempt in range(1 + ATTEMPTS if gives_advantages(job) else 1):
+        orders = [generator.permutation(one) if attempt else one for one in of_steps]
+        if Option.SHARED_GENERATION in job.layout.options:
+            parts = [np.array_split(samples, job.layout.dp) for samples in orders]
+            orders = [np.concatenate([*chain.from_iterable(zip(*parts, strict=True))])]
+        yield [samples.tolist() for samples in orders]
+
+
+def _rows(
+    lengths: NDArray[np.int64], samples: list[int], length: int, ranks: int
+) -> list[list[int]]:
+    """The samples of each row, as `pack_sequences` fills rows for ranks."""
+    room = min(length, int(lengths[samples].sum()) // ranks) if ranks > 1 else length
+    rows, filled = list[list[int]](), 0
+    for sample, added in zip(samples, lengths[samples].tolist(), strict=True):
+        filled += added
+        if not rows or filled > room:
+            rows.append([])
+            filled = added
+        rows[-1].append(sample)
+    return rows
+
+
+def _fits(job: Job, rows: list[list[int]], parts: int) -> bool:
+    """Whether rows divide by ranks, and no row has samples of two steps."""
+    if job.layout.format == "bshd":
+        return len(rows) % job.layout.dp == 0 and len(rows) >= parts
+    ends = np.cumsum([step.size for step in job.steps])
+    of_rows = [{*np.searchsorted(ends, row, side="right")} for row in rows]
+    return len(rows) == parts * len(set().union(*of_rows)) and all(len(one) == 1 for one in of_rows)
