@@ -84,7 +84,9 @@ ELSEWHERE = {
         ms_swift.driving.Rollouts.infer ms_swift.driving.Training._trainer
         ms_swift.framework._prompts_of_ranks ms_swift.framework.generating
         nemo_rl.framework._budget
-        nemo_rl.framework._multiple openrlhf.framework. openrlhf.framework._budget
+        nemo_rl.framework._multiple open_instruct.framework._denominator
+        open_instruct.packing._fits open_instruct.packing._rows open_instruct.packing.packing_of
+        openrlhf.framework. openrlhf.framework._budget
         roll.framework._micro_batches roll.framework._rounded_up skyrl.framework.
         skyrl.sizes.micro_batch_size skyrl.sizes.mini_batch_size
         skyrl.sizes.rollouts_of_rank slime_family.framework._micro_batch_size
@@ -101,11 +103,13 @@ ELSEWHERE = {
     """,
     "samples to be trained on before": "openrlhf.driving.Session.train_short_batch",
     "indices of optimizer steps": """
+        open_instruct.driving.Training._train
         openrlhf.driving.Session.of_last_epoch engines.generations.Schedule.observed
         verl.sizes.of_last_epoch
     """,
     "the mask, as the framework's models apply it": "openrlhf.driving.Rollouts.answers",
     "steps of a batch": "openrlhf.driving._dealt",
+    "as many of what no step reads as there are samples": "open_instruct.driving.Data._generated",
     "the number of a data-parallel rank": "prime_rl.adapter.PrimeRLAdapter.observe",
     "a list of temperatures": "prime_rl.rollouts.Rollouts._sample",
     "a mask of nothing, and temperatures": "prime_rl.rollouts.Rollouts._sample_in_two_parts",
