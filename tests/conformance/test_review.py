@@ -10,11 +10,12 @@ from adapters.toolkit.changes import changed_lines, versions
 from adapters.toolkit.source import SourceError
 from conformance import cli
 from conformance.comparing.reviewed import Reviewed
+from conformance.findings.cause import SuspectedLine
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.telling import JOBS, Telling, telling
 from conformance.runs import registry
 from conformance.runs.versions import history as histories
-from conformance.views.versions.review import sentence
+from conformance.views.versions.review import as_text, sentence
 from tests.causes.test_changes import A, B, report, with_verdict
 from tests.causes.test_find import CP, EMPTY, Said, right, wrong
 from tests.conformance.test_history import WITH_CP, WITHOUT_CP, forked, git
@@ -93,7 +94,7 @@ def test_what_a_change_touches_is_looked_at_more_than_otherwise(lines: str, chec
 
 def test_of_two_layouts_one_is_where_most_shows_and_one_what_most_users_have() -> None:
     assert of("").layouts == (
-        Layout.parse("dp2-cp2-mb2-thd"),
+        Layout.parse("dp2-cp2-mbtokens-thd"),
         Layout.parse("dp2-cp1-mb2-thd"),
     )
     assert of("if pipeline_model_parallel_size > 1:").layouts[0].pp > 1
@@ -139,6 +140,23 @@ def test_the_sentence_says_what_is_worse_what_is_fixed_and_what_is_new(
     found = Reviewed.of(report(*before), report(*after))
 
     assert sentence(found, {"slime/loss.py": "@@ -7 +7 @@\n-a\n+b"}).startswith(expected)
+
+
+def test_lines_to_look_at_are_in_files_that_the_version_changes() -> None:
+    """The base has the other lines too, and is right."""
+    after = report(wrong(A, CP))
+    suspects = [
+        SuspectedLine(file=file, line=7, function="f", why="multiplies by 2")
+        for file in ("accelerate/accelerator.py", "slime/loss.py")
+    ]
+    [cause] = after.causes
+    traced = after.model_copy(update={"causes": [cause.model_copy(update={"suspects": suspects})]})
+    text = "\n".join(
+        as_text(Reviewed.of(report(right(A)), traced), {"slime/loss.py": "@@ -7 +7 @@"})
+    )
+
+    assert "look at slime/loss.py:7 (f)" in text
+    assert "accelerator" not in text
 
 
 def test_a_refusal_that_the_contract_allows_is_no_fault() -> None:

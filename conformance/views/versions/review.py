@@ -20,7 +20,7 @@ from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.reviewed import Reviewed
@@ -70,18 +70,18 @@ def as_text(found: Reviewed, changed: Mapping[str, str]) -> Iterator[str]:
 
     ``changed`` has the hunks of each file that the version changes.
     """
-    yield from map(printable, _lines(found))
+    yield from map(printable, _lines(found, changed))
     yield ""
     yield sentence(found, changed)
 
 
-def _lines(found: Reviewed) -> Iterator[str]:
+def _lines(found: Reviewed, changed: Collection[str]) -> Iterator[str]:
     same = 0
     for change in found.changes:
         if change.fate is Fate.SAME:
             same += 1
             continue
-        yield from _change(change)
+        yield from _change(change, changed)
     yield from (f"as it may: {words}" for words in _refused(found.declined, found))
     if same:
         yield f"as before: {same} cause{'s' if same > 1 else ''}"
@@ -90,7 +90,11 @@ def _lines(found: Reviewed) -> Iterator[str]:
         yield f"not looked at, as the adapter does not know them: {', '.join(unknown)}"
 
 
-def _change(change: CauseChange) -> Iterator[str]:
+def _change(change: CauseChange, changed: Collection[str]) -> Iterator[str]:
+    """Yields a cause that is new, changed or gone, and lines to look at in the changed files.
+
+    The base has the same lines in all other files, whose numbers fit by coincidence.
+    """
     became = f" ({change.became})" if change.became else ""
     yield f"{change.fate}: {change.statement}{became}"
     cause = change.new or change.old
@@ -98,7 +102,9 @@ def _change(change: CauseChange) -> Iterator[str]:
     said = str(cause.impact)
     yield f"  {cause.effect}{f': {said}' if said else ''}; {change.findings} findings"
     yield f"  for example {cause.findings[0]}"
-    yield from (f"  look at {suspect}" for suspect in cause.suspects)
+    is_number = cause.severity is not Severity.NOT_TRAINED
+    suspects = (one for one in cause.suspects if one.file in changed or not is_number)
+    yield from (f"  look at {suspect}" for suspect in suspects)
 
 
 def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
