@@ -61,8 +61,8 @@ def traces_of_causes(
 ) -> dict[str, CauseTrace]:
     """The traces of wrong gradients and logs, by the ids of findings.
 
-    Of a cause it is the smallest finding that has a suspect; of one that no known mistake explains
-    several, which may have causes of their own.
+    Of a cause it is the smallest finding with a suspect in the framework; of one that no known
+    mistake explains several, which may have causes of their own.
     """
     cells = {
         cell.id: cell
@@ -70,18 +70,26 @@ def traces_of_causes(
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
     found: dict[str, CauseTrace] = {}
-    for cause in causes:
-        names = [name for name in cause.findings if name in cells][:MOST_OF_A_CAUSE]
-        for name in names if cause.severity in TRACED else ():
+    for cause in (one for one in causes if one.severity in TRACED):
+        traced: dict[str, CauseTrace] = {}
+        for name in [one for one in cause.findings if one in cells][:MOST_OF_A_CAUSE]:
             try:
-                found[name] = _of_cell(cells[name], settings, pool).of_cause
+                traced[name] = _of_cell(cells[name], settings, pool).of_cause
             except StartError:  # after a crash the framework could not be loaded again
                 return found
             except NotTracedError:
                 continue
-            if found[name].suspects and not is_inferred(cause):
+            if _tells(traced[name], settings.adapter.package) and not is_inferred(cause):
                 break
+        best = sorted(traced, key=lambda name: not _tells(traced[name], settings.adapter.package))
+        chosen = traced if is_inferred(cause) else best[:1]
+        found.update((name, traced[name]) for name in chosen)
     return found
+
+
+def _tells(trace: CauseTrace, package: str | None) -> bool:
+    """Whether the first suspect is a line of the framework, and not of its engine."""
+    return bool(trace.suspects) and f"{package or ''}/" in trace.suspects[0].file
 
 
 def _of_cell(
