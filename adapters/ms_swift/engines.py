@@ -114,7 +114,7 @@ class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
     engine = "ddp"
     framework = MS_SWIFT
     mode_names = MS_SWIFT.mode_names
-    dependencies = ("accelerate", "transformers", "trl")
+    dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers", "trl")
     arguments = "swift.arguments:RLHFArguments"
     trainer = "swift.rlhf_trainers.grpo_trainer:GRPOTrainer"
 

@@ -14,11 +14,12 @@ from adapters.contract.description import (
 )
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.objective import Metric, Objective
+from adapters.engines.grpo import CLIPPED
 from adapters.engines.shells import cuts
 from adapters.engines.trainers import OF_RUNS, OnDeepspeed, OnFsdp2, of_zero, sharded
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
-from adapters.trl.framework import CLIPPED, GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL
+from adapters.trl.framework import GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL
 from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Mode
 
 if TYPE_CHECKING:
