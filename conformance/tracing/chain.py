@@ -114,12 +114,12 @@ def _values(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[flo
     for node in way:
         operation = graph.operation(node)
         held = operation.contents
+        after = entry.after(held)
         if operation.backward_pass is not None:
             summed = 1.0
-        elif operation.name.startswith(SUMMING) and held.nonzero < several:
-            summed *= several / held.nonzero
-        several = held.nonzero
-        entry = entry.after(held)
+        elif operation.name.startswith(SUMMING) and not is_close(after.size, entry.size):
+            summed *= max(several / held.nonzero, 1.0)
+        several, entry = held.nonzero, after
         unit = gradient_unit if graph.painted[node] else 1.0
         values.append(entry.size / summed / unit)
     return values

@@ -148,7 +148,7 @@ class Suspects:
         for factor in self.chain.factors if self.traced.is_wrong else ():
             divisor = 1 / factor.value if factor.value else math.inf
             is_forward = self._operation(factor.node).backward_pass is None
-            if is_forward and divisor > 1 and not is_close(divisor, self._right.tokens):
+            if is_forward and divisor > 1 and self._right.ingredient(divisor) is None:
                 words = f"divides by {divisor:.6g}, where there are {self._right.tokens:g} tokens"
                 yield from self._at(factor.node, Why.DIVISOR, 0, words)
 

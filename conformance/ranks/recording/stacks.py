@@ -25,8 +25,8 @@ OURS = ("adapters", "conformance", "tests")
 
 LIBRARIES = frozenset(
     {*sys.stdlib_module_names, "torch", "numpy", "tensordict", "typing_extensions"}
-    | {"jax", "jaxlib", "flax"} - {"__main__", "__mp_main__"}
-)
+    - {"__main__", "__mp_main__"}
+) | {"jax", "jaxlib", "flax"}
 """Packages whose frames are passed by: a framework or its engine asked for what they do."""
 
 PRINTS_STACKS = signal.SIGUSR2
