@@ -11,13 +11,13 @@ from dataclasses import fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from adapters.toolkit.imports import choices_in, import_from, modules_of, stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import torch
 
     from adapters.contract.framework import Settings
 
@@ -83,11 +83,15 @@ class OnCpu(types.ModuleType):
     """torch, in the trainer alone: ``torch.device(0)`` fails on a machine without a GPU."""
 
     def __getattr__(self, name: str) -> Any:
+        import torch
+
         return getattr(torch, name)
 
     @staticmethod
     def device(name: Any) -> torch.device:
         """The device of a rank."""
+        import torch
+
         return torch.device("cpu" if isinstance(name, int) else name)
 
 

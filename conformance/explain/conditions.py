@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from adapters.contract import Layout
     from conformance.findings.finding import Finding
 
-EMPTY_SAMPLE = "where a sample has no active token"
-
 METRIC_CHECKS = (
     Check.METRIC,
     Check.ROLLOUTS,

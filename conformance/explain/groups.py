@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from conformance.explain.conditions import EMPTY_SAMPLE
-from conformance.findings.cause import Severity
+from conformance.findings.cause import EMPTY_SAMPLE, Severity
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
 from conformance.findings.finding import GENERATED, PRODUCTION
 from conformance.findings.report import Summary

@@ -14,7 +14,8 @@ import numpy as np
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Metric
 from conformance.expected.placement import passes_in_order, token_placement
-from conformance.explain.conditions import EMPTY_SAMPLE, of_finding
+from conformance.explain.conditions import of_finding
+from conformance.findings.cause import EMPTY_SAMPLE
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Verdict
 from conformance.plan.checks import CHECK_SPECS

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from conformance.findings.finding import Finding
 
+EMPTY_SAMPLE = "where a sample has no active token"
+"""A fact, which findings have whose step has such a sample."""
+
 UNEXPLAINED = "unexplained"
 """The name of a cause that no mistake of the catalogue explains."""
 

@@ -58,6 +58,9 @@ ELSEWHERE = {
     "coefficients of a router's losses": """
         contract.batch.probed_batch.ProbedBatch.own_losses toolkit.probe.router_loss
     """,
+    "values and gradients of painted tokens, in traced jobs alone": """
+        contract.batch.altered.painted toolkit.probe.selected
+    """,
     "a bound on rewards": "areal.estimators._reward_clip",
     "the sign with which a number is logged": "contract.framework.Framework.reported",
     "ranks to start": """
@@ -87,7 +90,7 @@ ELSEWHERE = {
         nemo_rl.framework._multiple open_instruct.framework._denominator
         open_instruct.packing._fits open_instruct.packing._rows open_instruct.packing.packing_of
         openrlhf.framework. openrlhf.framework._budget
-        roll.framework._micro_batches roll.framework._rounded_up skyrl.framework.
+        roll.framework.micro_batches roll.framework._rounded_up skyrl.framework.
         skyrl.sizes.micro_batch_size skyrl.sizes.mini_batch_size
         skyrl.sizes.rollouts_of_rank slime_family.framework._micro_batch_size
         slime_family.framework._token_budget

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from conformance.explain.causes import causes
-from conformance.explain.conditions import EMPTY_SAMPLE
-from conformance.findings.cause import Cause, Harm
+from conformance.findings.cause import EMPTY_SAMPLE, Cause, Harm
 from tests.causes.test_find import Said, right, wrong
 
 EMPTY = "policy_loss/empty_samples_counted"
