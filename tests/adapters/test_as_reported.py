@@ -136,7 +136,7 @@ def clone(adapter: str) -> Path:
     ],
 )
 def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: Selection) -> None:
-    """Of checks that came after a report it says nothing."""
+    """Of checks that came after a report it says nothing, nor of findings that test its causes."""
     committed = load(REPORTS / f"{selection.report}.json.gz")
     require(committed.engine)
     depth = committed.findings[0].depth
@@ -147,8 +147,10 @@ def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: S
     result = command.run(tmp_path, committed.adapter, *chosen, "-k", selection.expression)
 
     assert result.report.complete, result.output
-    assert made(selection, committed)
-    assert made(selection, committed).items() <= made(selection, result.report).items()
+    then, now = made(selection, committed), made(selection, result.report)
+    again = then.keys() & now.keys()
+    assert len(again) > 0.9 * len(then)
+    assert {one: now[one] for one in again} == {one: then[one] for one in again}
 
 
 @pytest.mark.parametrize(
