@@ -164,7 +164,7 @@ OPEN_INSTRUCT = Framework(
         per_device_train_batch_size, pack_length | rows of a micro-batch, and their length
         use_rho_correction | the ratio to the rollout policy corrects | it is on, as by default
         rho_clamp_lower_bound, rho_clamp_upper_bound | bounds that the ratio is clamped to
-        rho_mask_lower_bound, rho_mask_upper_bound | bounds out of which tokens are dropped
+        rho_mask_lower_bound, rho_mask_upper_bound | tokens whose ratios are outside are dropped
         rho_mask_sequence_level | the bounds are of a sequence's mean | by a test of the adapter
         rho_mask_tv_divergence | the bounds are of a divergence | the reference has no formula
         use_vllm_logprobs | the old policy is that of the rollouts | it has the formula of `dapo`

@@ -27,8 +27,8 @@ ATTEMPTS = 50
 class Packing:
     """The samples of each generation in their order, and the lengths of rows and micro-batches.
 
-    open-instruct fills rows one after another, gives each rank consecutive rows and drops those
-    that are left over. None are, unless micro-batches are by tokens.
+    open-instruct fills rows one after another, gives each rank consecutive rows and drops rows that
+    are left over. Rows are left over only if micro-batches are cut by tokens.
     """
 
     generations: list[list[int]]

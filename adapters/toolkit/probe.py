@@ -110,7 +110,7 @@ def probe_capacity(size: int) -> int:
 
 
 def selected(probe: torch.Tensor) -> torch.Tensor:
-    """The probe, [capacity], of which the painted token's entry alone may have a gradient."""
+    """The probe, [capacity]; if a token is painted, only its entry has a gradient."""
     paint = PAINTED.get()
     if paint is None or paint.id is None:
         return probe

@@ -30,7 +30,7 @@ TRUNCATED: Settings = {**CLIPPED, **COMPARED, f"{SAMPLING}_threshold": CONSTANTS
 
 
 def _criterion(job: Job) -> str:
-    """What is compared: the mean of log-ratios of samples that are rejected as a whole, or each."""
+    """The criterion of rejection: each token's log-ratio, or its mean over a whole sample."""
     kept = [np.unique(step.mask[tokens]) for step in job.steps for tokens in _trained(step)]
     return "token_k1" if any(len(one) > 1 for one in kept) else "seq_mean_k1"
 

@@ -12,8 +12,8 @@ verdicts, from best to worst:
 4. ``crashed``: nothing is trained, by no decision of the framework's, and whatever is wrong with
    the weights behind it is hidden.
 
-What was wrong and is ``unsupported`` now has not become better, since it was not run again. The
-same holds for a finding that is ``not_driven`` on one of the sides.
+A finding that was wrong and is ``unsupported`` now has not become better, since it was not run
+again. The same holds for a finding that is ``not_driven`` on one of the sides.
 
 What only one side looked at (a check, mode, depth, layout or case) says nothing of the other's
 code. It is kept apart, and so is what was looked at on both sides and still stands on one alone.

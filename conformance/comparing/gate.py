@@ -107,7 +107,7 @@ class Strict(Gate):
 
 @dataclass(frozen=True)
 class Expecting(Gate):
-    """Fails what is wrong and not listed, and what is listed and no longer wrong as listed."""
+    """Fails findings that are wrong and not listed, and listed ones that are no longer so wrong."""
 
     expectations: Expectations
 
@@ -201,7 +201,7 @@ def _is_gone(expected: KnownMistake, report: Report) -> bool:
 
 @dataclass(frozen=True)
 class Comparing(Gate):
-    """Fails what is worse than in an earlier report, and what is wrong and missing there.
+    """Fails findings that are worse than in an earlier report, or wrong and missing there.
 
     What the report lacks cannot be called known: whoever adds a layout, a case or a check to a run
     makes the baseline anew. It may hold more than a run looks at, and may not lack most of that.

@@ -1,8 +1,8 @@
 """Batches of rollouts as they really are, for advantages that a framework computes from rewards.
 
-Samples of a prompt are missing, a rollout has several samples, rejection sampling has removed some,
-and rewards are missing, no dyadic numbers, all equal, or large. None is negative: MaxRL divides
-by their mean.
+Samples of a prompt are missing, a rollout has several samples, or rejection sampling has removed
+some. Rewards are missing, all equal, large, or no dyadic numbers. No reward is negative, since
+MaxRL divides by their mean.
 """
 
 from __future__ import annotations

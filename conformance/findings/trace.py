@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 GIVEN = "given"
-"""The name of a tensor whose values no recorded operation made, but for example one of numpy."""
+"""The name of a tensor that no recorded operation made, such as one made of a numpy array."""
 
 OUTSIDE = "outside"
 """The name of a change that no operation of torch made."""

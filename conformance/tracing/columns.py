@@ -41,7 +41,7 @@ CHECKED = frozenset(
 )
 """Checks of sums over tokens, in gradients and in logs."""
 
-SELECTED_BY_ADVANTAGES = frozenset(
+UNTRACED = frozenset(
     {
         Objective.CLIP_COV,
         Objective.COVARIANCE_CLIPPED,
@@ -49,7 +49,7 @@ SELECTED_BY_ADVANTAGES = frozenset(
         Objective.ROUTER,
     }
 )
-"""Objectives whose losses select tokens by comparing advantages, or have no losses of tokens."""
+"""Objectives that select tokens by comparing their advantages, and one without losses of tokens."""
 
 COLUMNS: dict[Metric | Objective, Column] = {
     Metric.POLICY_LOSS: Column.ADVANTAGES,
@@ -68,7 +68,7 @@ def is_traced(cell: MatrixCell) -> bool:
     """Whether a painted token tells what a cell's weights, or its logged number, are made of."""
     spec, tokens = cell.spec, sum(len(step.mask) for step in cell.case.steps)
     is_plain = not (spec.compares_cuts or spec.poisoned or spec.attached)
-    is_of_tokens = spec.objective not in (*SELECTED_BY_ADVANTAGES, *FROM_REWARDS)
+    is_of_tokens = spec.objective not in (*UNTRACED, *FROM_REWARDS)
     is_checked = spec.check in CHECKED and is_plain and is_of_tokens
     return is_checked and tokens <= MOST_TOKENS and bool(columns_of(spec.objective, spec.metric))
 
