@@ -1,8 +1,8 @@
 """The line of a mutant is suspected where an operation of torch has the mistake.
 
 Counts that `native` makes in plain Python are handed on in fields, which no trace follows. The
-sample was chosen among mutants whose lines were found, to notice if they are lost again; it says
-nothing of the share over all mutants, most of which change such counts.
+mutants below were chosen because their lines were found, so that a loss is noticed. They do not
+measure how often a mutant's line is found.
 """
 
 from collections.abc import Iterator

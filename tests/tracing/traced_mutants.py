@@ -1,6 +1,6 @@
 """Where the line of a mutant is among the suspects of its smallest wrong finding.
 
-``python -m tests.tracing.traced_mutants [NAME …]`` prints it for mutants, all if none is named.
+``python -m tests.tracing.traced_mutants [NAME …]`` prints it for the named mutants, or for all.
 """
 
 import inspect
