@@ -254,9 +254,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         strategy.megatron_train_args.gradient_accumulation_steps = steps
 
 
-def _calls_of_loss(
-    job: Job, passes: Sequence[NDArray[np.int32]]
-) -> tuple[NDArray[np.int32], ...]:
+def _calls_of_loss(job: Job, passes: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int32], ...]:
     """The call of the loss that had each token: of packed rows, ROLL calls it with each sample."""
     return tuple(
         np.where(held < 0, held, np.repeat(np.arange(step.size), step.response_lengths))
