@@ -154,6 +154,14 @@ class Hanging(Faulty):
         time.sleep(600)
 
 
+class HangingWithGroups(Faulty):
+    """Hangs with as many process groups as Megatron makes, whose threads poll."""
+
+    def fail(self) -> None:
+        groups = [dist.ProcessGroupGloo(dist.HashStore(), 0, 1) for _ in range(128)]
+        time.sleep(600 * len(groups))
+
+
 class AtWork(Faulty):
     """Is at work for longer than any time limit of a test."""
 

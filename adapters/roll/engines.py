@@ -21,7 +21,7 @@ from adapters.roll.importing import module
 from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -205,7 +205,10 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         from adapters.engines import megatron_core
 
         megatron_core.join_grid(job.layout, rank)
-        return super().observe(job, rank)
+        seen = super().observe(job, rank)
+        if job.layout.format != "thd":
+            return seen
+        return replace(seen, forward_passes=_calls_of_loss(job, seen.forward_passes), rows=())
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
         """All, if advantages are given and rows are cut or packed, which leaves out the others."""
@@ -213,7 +216,10 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         return np.ones_like if is_cut else super().attended(job)
 
     def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
-        """As many micro-batches as ROLL makes of a step, where it cuts them by tokens."""
+        """As many micro-batches as ROLL makes of a step, where it cuts them by tokens.
+
+        ROLL derives steps from samples, and computes old log-probabilities anew if it has several.
+        """
         if job.layout.micro_batches != "tokens":
             return {}
         shard = module("utils.dynamic_batching").dynamic_batching_shard
@@ -223,7 +229,11 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
             for index in range(len(job.steps))
         )
         most = max(one.meta_info["num_micro_batchs"] for one in shards)
-        return {f"{SIZES}.gradient_accumulation_steps": most}
+        is_recomputed = settings.get("enable_old_logprobs_recompute") or settings["init_kl_coef"]
+        return {
+            f"{SIZES}.gradient_accumulation_steps": most,
+            "force_disable_old_logprobs_recompute": not is_recomputed,
+        }
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
         """A worker whose optimizer tells the gradient."""
@@ -242,6 +252,14 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         strategy, steps = worker.strategy, own.training_args.gradient_accumulation_steps
         strategy.seq_length = config.sequence_length
         strategy.megatron_train_args.gradient_accumulation_steps = steps
+
+
+def _calls_of_loss(job: Job, passes: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int32], ...]:
+    """The call of the loss that had each token: of packed rows, ROLL calls it with each sample."""
+    return tuple(
+        np.where(held < 0, held, np.repeat(np.arange(step.size), step.response_lengths))
+        for step, held in zip(job.steps, passes, strict=True)
+    )
 
 
 def _move_nothing(*_: object, **__: object) -> None:

@@ -75,7 +75,14 @@ NEGATIVE = (
 )
 """Beginnings of negative facts, which are chosen last."""
 
-NARROWING = ("of the policy_loss term where ratios", "in logged numbers of the loss")
+REJECTED_AT_1 = "where tokens are rejected and ratios are 1"
+"""A fact of a loss's terms: a framework may reject tokens in its loss, or before it counts them."""
+
+NARROWING = (
+    "of the policy_loss term where ratios",
+    "in logged numbers of the loss",
+    REJECTED_AT_1,
+)
 """Beginnings of facts that are chosen last too, where findings contradict every plainer one."""
 
 
@@ -100,6 +107,8 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
         yield "of the policy_loss term where ratios are 1"
     else:
         yield "of the policy_loss term where ratios are not 1"
+    if finding.check is Check.REJECTION and slug in RATIOS_OF_1 and slug != LOGGED_FRACTION:
+        yield REJECTED_AT_1
     is_logged = slug.startswith(METRIC_CHECKS)
     if term in (Metric.POLICY_LOSS, Metric.KL) and (not is_logged or slug in LOGGED_LOSSES):
         yield "of the policy_loss and kl terms of the loss"

@@ -14,7 +14,8 @@ import pytest
 from adapters.contract import Job
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.roll.engines import RollFsdpAdapter
+from adapters.contract.objective import Objective
+from adapters.roll.engines import RollFsdpAdapter, RollMegatronAdapter
 from adapters.roll.framework import ROLL
 from adapters.toolkit.source import resolve
 from conformance.ranks.pool import Ran, RankPool
@@ -45,6 +46,13 @@ def pool() -> Iterator[RankPool]:
         yield pool
 
 
+@pytest.fixture(scope="module")
+def megatron() -> Iterator[RankPool]:
+    adapter = RollMegatronAdapter()
+    with RankPool(adapter, resolve(adapter, f"{CLONE}@{COMMIT}").path, 2) as pool:
+        yield pool
+
+
 def job(case: str = MASKED.name) -> Job:
     """In the mode that is ROLL's."""
     return steps.job(case, Mode.SAMPLE_MEAN, TWO)
@@ -70,3 +78,21 @@ def test_samples_are_dealt_by_rolls_balancing(pool: RankPool) -> None:
     assert [len(one) for one in dealt] == [4, 4]
     assert not np.intersect1d(*dealt).size
     assert dealt[0].tolist() != [0, 1, 2, 3]
+
+
+def test_packed_rows_are_a_call_of_the_loss_for_each_sample(megatron: RankPool) -> None:
+    """Logged means of calls are then means over samples."""
+    outcome = megatron.run(steps.job(MASKED.name, Mode.SAMPLE_MEAN, "dp2-cp1-mb2-thd"))
+
+    assert isinstance(outcome, Ran), outcome
+    calls = [{*rank.forward_passes[0].tolist()} - {-1} for rank in outcome.observations]
+    assert [len(one) for one in calls] == [4, 4]
+
+
+def test_dynamic_batches_train_with_the_log_probabilities_of_their_step(megatron: RankPool) -> None:
+    """Filters then run in the loss, after all eight samples, of which two are filtered."""
+    given = steps.job("rejected_group", Mode.SAMPLE_MEAN, "dp1-cp1-mbtokens-bshd")
+    outcome = megatron.run(replace(given, objective=Objective.REJECTION))
+
+    assert isinstance(outcome, Ran), outcome
+    assert outcome.observations[0].token_weights[0][0] == pytest.approx(1 / (8 * 3))

@@ -167,6 +167,23 @@ def test_two_mistakes_of_one_finding_are_those_of_findings_that_have_one_each() 
     ]
 
 
+def test_what_is_wrong_unless_tokens_are_rejected_before_they_are_counted_is_one_cause() -> None:
+    """As in ROLL: it does so where it has old log-probabilities, whose ratios are not 1."""
+    counted, where = "sample_units_counted", "sample_mean/a/dp1-cp1-mb2-thd"
+    policy, rejected = f"policy_loss/{counted}", ["where tokens are rejected"]
+
+    def of(term: str, said: Said) -> Said:
+        return said[0], said[1].model_copy(update={"terms": [term]})
+
+    assert named(
+        wrong(f"rejection/{where}", policy, facts=rejected),
+        of("kl", wrong(f"rejection.kl/{where}", f"kl/{counted}", facts=rejected)),
+        right(f"rejection.off_policy/{where}", policy, facts=rejected),
+        of("rejected", right(f"rejection.metric/{where}", f"rejected/{counted}")),
+        right(f"weights/{where}", policy),
+    ) == [(counted, ("where tokens are rejected and ratios are 1",), 2)]
+
+
 def test_another_wrong_finding_that_excludes_a_mistake_contradicts_it_too() -> None:
     both = named(
         wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),

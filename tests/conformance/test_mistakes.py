@@ -274,6 +274,17 @@ def test_step_without_active_tokens_has_a_unit_where_empty_ones_do_not_count() -
     assert not context.weights().any()
 
 
+def test_rejected_tokens_are_said_to_be_trained_on_only_where_they_have_a_weight() -> None:
+    """Of a sample of which no token is left, the mean over its tokens is 0."""
+    sample = Sample(prompt_length=1, loss_mask=[1, 1], group=0)
+    whole = Step.of([sample, replace(sample, loss_mask=[0, 0], original_mask=[1, 1])])
+    context = Given(steps=(whole,), mode=Mode.SAMPLE_MEAN).context
+    found = [one for one in predictions(context) if one.name == "rejected_tokens_weigh"]
+
+    assert found
+    assert all(one.weights[2:].any() for one in found)
+
+
 def test_step_that_is_the_first_has_none_before() -> None:
     names = {mistake.name for mistake in predictions(replace(TOKEN, steps=(STEP,)).context)}
 

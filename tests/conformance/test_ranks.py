@@ -118,6 +118,10 @@ def test_frames_of_ours_are_not_numbered() -> None:
             broken.Hanging(),
             r"hang: .*; rank 1 is at tests/broken.py:\d+ \(fail\)",
         ),
+        (
+            broken.HangingWithGroups(),
+            r"hang: .*; rank 1 is at tests/broken.py:\d+ \(fail\)",
+        ),
         (broken.Deadlocked(), r"hang: .*rank 1 waits in barrier at tests/broken.py:\d+ \(fail\)"),
         (
             broken.Outnumbered(),

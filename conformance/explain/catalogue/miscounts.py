@@ -136,7 +136,9 @@ def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
     before, of_units = context.before_rejection(), context.tokens_if(step.active_tokens)
     yield Prediction(name="rejection_left_out", weights=before.expected)
     for counted in (of_units, np.maximum(of_units, 1)):
-        yield Prediction(name="rejected_tokens_weigh", weights=before.weights(counted))
+        weights = before.weights(counted)
+        if weights[~step.mask].any():  # a sample of which nothing is left has 0 tokens to divide by
+            yield Prediction(name="rejected_tokens_weigh", weights=weights)
 
 
 def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
