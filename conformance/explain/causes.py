@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from adapters.contract.framework import parts_of
 from adapters.contract.objective import FROM_REWARDS, Objective
@@ -12,13 +13,14 @@ from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind
 from conformance.explain.conditions import METRIC_CHECKS
 from conformance.explain.cover import Table, cover, explanation
+from conformance.explain.evidence import Evidence
 from conformance.explain.impact import impact
+from conformance.explain.wording import OBJECTIVES, PARALLELISM, is_choice, said
 from conformance.findings.badness import badness, failure
 from conformance.findings.cause import EMPTY_SAMPLE, UNEXPLAINED, Cause, Reach, Severity
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
-from conformance.plan.checks import ALL_SPECS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,13 +44,6 @@ RARE = (
 )
 """Facts of a condition that an ordinary batch does not have."""
 
-PARALLELISM = {
-    "cp": ["context parallelism"],
-    "tp": ["tensor parallelism"],
-    "pp": ["pipeline parallelism"],
-}
-"""What is used where a layout has several ranks of a kind, if no record says what sets them."""
-
 OF_EVERY_STEP = ("dp", "mb")
 """Parts of layouts whose options every user sets."""
 
@@ -60,8 +55,6 @@ INPUTS = {
     **{case.name: case.says for case in LOG_CASES},
 }
 """What is configured or logged, by the check's slug or by the case of a log."""
-
-OBJECTIVES = {spec.slug: spec.objective for spec in ALL_SPECS}
 
 
 def causes(
@@ -75,15 +68,17 @@ def causes(
     known = [(finding, clues[finding.clues]) for finding in findings if finding.clues is not None]
     table = Table(known)
     by_name = {finding.id: finding for finding in findings}
-    found = [*_explained(table, by_name)]
+    found = [*_explained(table, by_name, chosen_by)]
     claimed = {name for cause in found for name in cause.findings}
     left = [finding for finding in findings if finding.id not in claimed]
+    reaching = _Reaching(table, findings, chosen_by)
     everything = []
-    for cause in (*found, *_alike(left, table)):
+    for cause in (*found, *_alike(left, table, chosen_by)):
         worst = [by_name[name] for name in cause.findings if is_worst(by_name[name], cause)]
+        facts = (*cause.condition, *cause.untested)
         found_out = {
-            "reach": _reach(worst, cause.condition, chosen_by),
-            "impact": impact(cause.name, cause.severity, cause.condition, worst, OBJECTIVES),
+            "reach": reaching.of(cause, worst),
+            "impact": impact(cause.name, cause.severity, facts, worst, OBJECTIVES),
         }
         everything.append(cause.model_copy(update=found_out))
 
@@ -126,26 +121,93 @@ def _with_traces(
         groups[suspects[0].place if suspects else None].append(name)
     for place, names in groups.items():
         words = cause.words if place is None else f"a different factor at {place}"
-        split = _cause(cause.name, words, cause.condition, [findings[name] for name in names])
+        split = _cause(cause.name, words, _Naming.of(cause), [findings[name] for name in names])
         found = next((traces[name] for name in split.findings if name in traces), smallest)
         yield split.model_copy(update={**dict(found), "reach": cause.reach})
 
 
-def _reach(
-    findings: Sequence[Finding], condition: Sequence[str], chosen_by: Mapping[str, Sequence[str]]
-) -> Reach:
-    """Who meets a cause: users of one of its losses, with the layout options all findings have.
+class _Naming(NamedTuple):
+    """The condition of a cause, what else may be one, and the condition in words."""
 
-    Of several losses, the one with the fewest options counts.
+    condition: Sequence[str]
+    untested: Sequence[str]
+    words: Sequence[str]
+
+    @classmethod
+    def of(cls, cause: Cause) -> Self:
+        """That of a cause."""
+        return cls(cause.condition, cause.untested, cause.condition_words)
+
+
+def _naming(
+    table: Table,
+    supposed: Sequence[str],
+    claims: int,
+    absent: int,
+    chosen_by: Mapping[str, Sequence[str]],
+) -> _Naming:
+    """What is supposed to be the condition of a cause, if that was shown.
+
+    Which number or gradient is wrong is no condition, and need not be shown.
     """
-    losses = (_of_the_loss(finding, chosen_by) for finding in findings)
-    first, *others = (_of_the_layout(finding, chosen_by) for finding in findings)
-    shared = [option for option in first if all(option in each for each in others)]
-    fewest = min(losses, key=lambda each: (len(each), each))
-    return Reach(
-        options=[*dict.fromkeys([*fewest, *shared])],
-        rare=[fact for fact in condition if fact in RARE],
-    )
+    shown = Evidence(table, claims, absent).shown()
+    condition = [fact for fact in supposed if fact in shown or not is_choice(fact)]
+    untested = [fact for fact in supposed if fact not in condition]
+    return _Naming(condition, untested, [said(fact, chosen_by) for fact in condition])
+
+
+Need = Callable[[str, int, "Mapping[str, Sequence[str]]"], bool]
+"""`Evidence.needs_layout` or `Evidence.needs_loss`."""
+
+
+class _Reaching:
+    """Tells whom causes reach."""
+
+    def __init__(
+        self,
+        table: Table,
+        findings: Iterable[Finding],
+        chosen_by: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._table = table
+        self._chosen_by = chosen_by
+        self._holds: dict[str, int] = defaultdict(int)
+        for finding in findings:
+            for option in options(finding, chosen_by):
+                self._holds[option] |= table.bits.get(finding.id, 0)
+
+    def of(self, cause: Cause, findings: Sequence[Finding]) -> Reach:
+        """Users of one of the losses of findings, with the layout options all of them have.
+
+        Of several losses, the one with the fewest options counts.
+        """
+        losses = (_of_the_loss(finding, self._chosen_by) for finding in findings)
+        first, *others = (_of_the_layout(finding, self._chosen_by) for finding in findings)
+        layout = [option for option in first if all(option in each for each in others)]
+        loss = min(losses, key=lambda each: (len(each), each))
+        rare = [fact for fact in (*cause.condition, *cause.untested) if fact in RARE]
+        claims = sum(self._table.bits.get(finding.id, 0) for finding in findings)
+        evidence = Evidence(self._table, claims, self._absent(cause))
+        needed = {
+            *(one for one in layout if self._needs(evidence.needs_layout, one, claims)),
+            *(one for one in loss if self._needs(evidence.needs_loss, one, claims)),
+        }
+        options = [*dict.fromkeys([*loss, *layout])]
+        untested = [
+            *(option for option in options if option not in needed),
+            *(fact for fact in rare if fact in cause.untested),
+        ]
+        return Reach(options=options, rare=rare, untested=untested)
+
+    def _absent(self, cause: Cause) -> int:
+        is_failure = cause.severity is Severity.NOT_TRAINED
+        return self._table.trained if is_failure else self._table.right
+
+    def _needs(self, is_needed: Need, option: str, claims: int) -> bool:
+        """Whether an option matters; one that not all claims have is one of several that do."""
+        holds = self._holds[option]
+        is_common = claims and not claims & ~holds
+        return not is_common or is_needed(option, holds, self._chosen_by)
 
 
 def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
@@ -185,18 +247,27 @@ def _typed(parts: Iterable[str], chosen_by: Mapping[str, Sequence[str]]) -> list
     return [one for one in typed if one not in of_every_step]
 
 
-def _explained(table: Table, findings: Mapping[str, Finding]) -> Iterator[Cause]:
+def _explained(
+    table: Table, findings: Mapping[str, Finding], chosen_by: Mapping[str, Sequence[str]]
+) -> Iterator[Cause]:
     """Yield the causes of the findings that known mistakes explain."""
     pairs = cover(table)
-    claims: dict[Pair, dict[str, Finding]] = {pair: {} for pair in pairs}
+    claimed: dict[Pair, dict[str, Finding]] = {pair: {} for pair in pairs}
+    claims: dict[Pair, int] = defaultdict(int)
     for name, explanations in table.explanations.items():
         for part in explanation(explanations, pairs) or ():
-            claims[next(p for p in pairs if part.is_given_by([p]))][name] = findings[name]
-    for pair, claimed in claims.items():
-        yield _cause(pair.mistake, MISTAKES[pair.mistake].says, pair.condition, [*claimed.values()])
+            pair = next(p for p in pairs if part.is_given_by([p]))
+            claimed[pair][name] = findings[name]
+            claims[pair] |= part.bit
+    for pair, found in claimed.items():
+        absent = table.absent(pair.mistake)
+        naming = _naming(table, pair.condition, claims[pair], absent, chosen_by)
+        yield _cause(pair.mistake, MISTAKES[pair.mistake].says, naming, [*found.values()])
 
 
-def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
+def _alike(
+    findings: Iterable[Finding], table: Table, chosen_by: Mapping[str, Sequence[str]]
+) -> Iterator[Cause]:
     """Yield a cause for all findings that failed in the same way."""
     groups: dict[tuple[str, str, Check | None], list[Finding]] = defaultdict(list)
     for finding in findings:
@@ -209,8 +280,11 @@ def _alike(findings: Iterable[Finding], table: Table) -> Iterator[Cause]:
         if of_input and name in MISTAKES:
             statement = f"{form}: {_inputs(group)}"
         claims = sum(table.bits.get(finding.id, 0) for finding in group)
-        condition = table.described(claims) if claims else ()
-        yield _cause(name, statement, condition, group)
+        supposed = table.described(claims) if claims else ()
+        if name == OPTION_IGNORED:  # whose statement has the option
+            supposed = tuple(fact for fact in supposed if not fact.startswith("in "))
+        absent = (table.right if name in MISTAKES else table.trained) & ~claims
+        yield _cause(name, statement, _naming(table, supposed, claims, absent, chosen_by), group)
 
 
 def _kind(finding: Finding) -> tuple[str, str]:
@@ -247,16 +321,15 @@ def _stated(name: str) -> str:
     return MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
 
 
-def _cause(
-    name: str, statement: str, condition: Sequence[str], findings: Sequence[Finding]
-) -> Cause:
+def _cause(name: str, statement: str, naming: _Naming, findings: Sequence[Finding]) -> Cause:
     smallest_first = sorted(findings, key=_size)
     places = {finding.place for finding in findings}
     return Cause(
         name=name,
-        condition=[*condition],
+        condition=[*naming.condition],
+        untested=[*naming.untested],
         severity=min(map(_severity, findings), key=[*Severity].index),
-        statement=", ".join([statement, *condition]),
+        statement=", ".join([statement, *naming.words]),
         place=places.pop() if len(places) == 1 else None,
         findings=[finding.id for finding in smallest_first],
     )

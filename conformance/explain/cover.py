@@ -17,13 +17,16 @@ from conformance.explain.conditions import NARROWING, NEGATIVE, of_finding, plai
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from conformance.findings.cause import Clues, TermMistake
     from conformance.findings.finding import Finding
 
 TRAINED = (Verdict.CONFORMS, Verdict.MISMATCH, Verdict.ADVICE)
 """Verdicts on steps that were trained."""
+
+RIGHT = (Verdict.CONFORMS, Verdict.ADVICE)
+"""Verdicts on steps in which nothing is wrong."""
 
 OF_TERMS = "of "
 """How facts of a term of the loss begin, which a step has only if it is trained."""
@@ -69,13 +72,24 @@ class Table:
         self.claims: dict[str, int] = defaultdict(int)
         """For each mistake, the terms that it explains."""
 
-        self._facts: dict[str, int] = defaultdict(int)
+        self.trained = 0
+        """The terms of all findings that were trained."""
+
+        self.right = 0
+        """The terms of all findings in which nothing is wrong."""
+
+        self.facts: dict[str, int] = defaultdict(int)
+        """The terms for which each fact holds."""
+
+        self.cases: dict[Hashable, int] = defaultdict(int)
+        self.cuts: dict[Hashable, int] = defaultdict(int)
+        """The terms of each case, and those of each mode and layout."""
+
         self._excluded: dict[str, int] = defaultdict(int)
         self._everywhere = 0
-        self._trained = 0
         for finding, clues in findings:
             self._add(finding, clues)
-        self._plain_first = sorted(self._facts, key=plainness)
+        self.plain_first: list[str] = sorted(self.facts, key=plainness)
 
     def _add(self, finding: Finding, clues: Clues) -> None:
         of_terms = {}
@@ -84,12 +98,16 @@ class Table:
             self._everywhere |= bit
             for fact in (*of_finding(finding, term), *clues.conditions):
                 if finding.verdict in TRAINED or not fact.startswith(OF_TERMS):
-                    self._facts[fact] |= bit
+                    self.facts[fact] |= bit
         for named in clues.excluded:
             self._excluded[named.mistake] |= of_terms[named.term]
-        self.bits[finding.id] = sum(of_terms.values())
+        self.bits[finding.id] = bits = sum(of_terms.values())
+        self.cases[finding.case] |= bits
+        self.cuts[finding.mode, finding.layout] |= bits
         if finding.verdict in TRAINED:
-            self._trained |= self.bits[finding.id]
+            self.trained |= bits
+        if finding.verdict in RIGHT:
+            self.right |= bits
         explanations = tuple(
             tuple(_part(names, of_terms) for names in parts) for parts in clues.explanations
         )
@@ -119,7 +137,7 @@ class Table:
         if not excluded:
             yield (), self._everywhere
             return
-        facts = [(fact, bits) for fact in self._plain_first if (bits := self._facts[fact]) & claims]
+        facts = [(fact, bits) for fact in self.plain_first if (bits := self.facts[fact]) & claims]
         for fact, bits in facts:
             if not bits & excluded:
                 yield (fact,), bits
@@ -128,17 +146,21 @@ class Table:
             if bits & more & claims and not bits & more & excluded:
                 yield (one, other), bits & more
 
+    def absent(self, mistake: str) -> int:
+        """The terms that show that a mistake is absent."""
+        return self.right if MISTAKES[mistake].is_read_off else self._excluded[mistake]
+
     def described(self, claims: int) -> tuple[str, ...]:
         """The condition that holds for all claims and for the fewest others that were trained.
 
         What was not trained tells nothing, neither of a mistake nor of how its step is cut. A fact
         is named if it at least halves the others.
         """
-        telling = self._trained | claims
+        telling = self.trained | claims
         facts = [
             (fact, bits & telling)
-            for fact in self._plain_first
-            if (bits := self._facts[fact]) & claims == claims
+            for fact in self.plain_first
+            if (bits := self.facts[fact]) & claims == claims
             and not fact.startswith((*NEGATIVE, *NARROWING))
         ]
         found: tuple[tuple[str, ...], int] = ((), self._everywhere & telling)
@@ -153,7 +175,7 @@ class Table:
         """The terms for which all facts of a condition hold."""
         bits = self._everywhere
         for fact in condition:
-            bits &= self._facts[fact]
+            bits &= self.facts[fact]
         return bits
 
 

@@ -22,7 +22,7 @@ from conformance.expected.step_context import StepContext
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.explain.catalogue.predictions import predictions, predictions_of_factors
-from conformance.explain.step_conditions import OF_BATCHES, OF_CUTS, OF_STEPS, of_context
+from conformance.explain.step_conditions import FACTS_OF_STEPS, of_context
 from conformance.findings.agreement import direction
 from conformance.findings.cause import SAME_DIRECTION, Impact, Range, Severity
 from conformance.findings.finding import PRODUCTION
@@ -87,8 +87,7 @@ def impact(
     if MISTAKES[mistake].kind not in PREDICTED:
         return Impact()
     layout = replace(LAYOUT, cp=CP if all(one.layout.cp > 1 for one in findings) else 1)
-    about_steps = (OF_STEPS.keys() | OF_BATCHES.keys() | OF_CUTS.keys()) & {*condition}
-    if not about_steps <= _facts(layout):
+    if not FACTS_OF_STEPS & {*condition} <= _facts(layout):
         return Impact()
     asked = {
         (one.mode, _estimator(objectives.get(one.identity.slug)))

@@ -99,6 +99,8 @@ OF_CUTS: dict[str, Callable[[Step, TokenPlacement], bool]] = {
 }
 """Facts of how steps are cut."""
 
+FACTS_OF_STEPS = frozenset({*OF_STEPS, *OF_BATCHES, *OF_CUTS})
+
 
 def of_context(context: StepContext) -> Iterator[str]:
     """Yield the facts of a step and of its cut."""
@@ -174,4 +176,4 @@ def facts() -> frozenset[str]:
     of_findings = {
         fact for finding, term in product(findings, Metric) for fact in of_finding(finding, term)
     }
-    return frozenset({*of_findings, *modes, *OF_STEPS, *OF_BATCHES, *OF_CUTS})
+    return frozenset({*of_findings, *modes, *FACTS_OF_STEPS})

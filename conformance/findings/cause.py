@@ -134,11 +134,24 @@ class Reach(_Frozen):
     """What a user sets besides the defaults wherever it shows, in the framework's own words."""
 
     rare: list[str] = []
-    """Facts of its condition that an ordinary batch does not have."""
+    """Facts of all its findings that an ordinary batch does not have."""
+
+    untested: list[str] = []
+    """Those of both without which nothing was looked at that has all else."""
 
     def __str__(self) -> str:
-        options = [f"with {' '.join(self.options)}"] if self.options else []
-        return ", ".join([*options, *self.rare]) or "by default"
+        shown = self._said([one for one in self._all if one not in self.untested])
+        seen = [f"only seen {words}" for words in self._said(self.untested)]
+        return ", ".join([*shown, *seen]) or "by default"
+
+    @property
+    def _all(self) -> list[str]:
+        return [*self.options, *self.rare]
+
+    def _said(self, some: Sequence[str]) -> list[str]:
+        options = [one for one in self.options if one in some]
+        rare = [one for one in self.rare if one in some]
+        return [*([f"with {' '.join(options)}"] if options else []), *rare]
 
 
 class Range(NamedTuple):
@@ -275,7 +288,10 @@ class Cause(_Frozen):
     """The mistake of the catalogue, or how the framework failed."""
 
     condition: list[str]
-    """Facts that all hold where it shows; none if it may show everywhere."""
+    """Facts that all hold where it shows, and without each of which alone it is gone."""
+
+    untested: list[str] = []
+    """Facts that all hold where it shows, too, of which no finding lacks one alone."""
 
     severity: Severity
     reach: Reach = Reach()
@@ -293,8 +309,17 @@ class Cause(_Frozen):
 
     @property
     def words(self) -> str:
-        """The statement without the condition."""
-        return self.statement.removesuffix("".join(f", {fact}" for fact in self.condition))
+        """The statement without the condition, of which no fact has a comma."""
+        return (
+            self.statement.rsplit(", ", len(self.condition))[0]
+            if self.condition
+            else self.statement
+        )
+
+    @property
+    def condition_words(self) -> list[str]:
+        """The condition in the words of the statement."""
+        return self.statement.removeprefix(self.words).split(", ")[1:]
 
     @property
     def harm(self) -> Harm:

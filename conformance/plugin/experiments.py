@@ -58,7 +58,10 @@ def chosen(report: Report, plan: Plan, description: Description) -> list[MatrixC
     """The cells that lack what causes claim to depend on, those of the worst causes first."""
     findings = {finding.id: finding for finding in report.findings}
     tested = [
-        (cause.condition, [one for one in cause.findings if is_worst(findings[one], cause)])
+        (
+            (*cause.condition, *cause.untested),
+            [one for one in cause.findings if is_worst(findings[one], cause)],
+        )
         for cause in report.causes
         if cause.severity in TESTED
     ]

@@ -10,17 +10,15 @@ from collections import Counter
 from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
-from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
+from conformance.explain.wording import subject
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import JUDGED, Check, Verdict
-from conformance.plan.checks import CHECK_SPECS
 from conformance.runs.options import PLACEHOLDERS, command
 from conformance.views import worked_step as words
 from conformance.views.formatting import environment, escape_markdown, preformatted
 from conformance.worked.step import ShownCause, worked_step
-from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +40,6 @@ ALTERNATIVES = "; or it is "
 
 RULES = (Check.ARGUMENTS, Check.LOGGING)
 """Checks of what a framework refuses, which compare no step."""
-
-SLUGS = frozenset(one.slug for one in CHECK_SPECS)
 
 
 class Heading(NamedTuple):
@@ -75,33 +71,6 @@ BY_CHECK = {
     Check.ROLLOUTS: NUMBER,
 }
 
-SUBJECTS = {
-    "weights": "the gradient of the policy loss",
-    "metric": "the logged policy loss",
-    "rejection": "the gradient after rejection sampling",
-    "rejection.metric": "the logged share of rejected tokens",
-    "rejection.off_policy": "the gradient after rejection sampling where ratios are not 1",
-    "rejection.combined": (
-        "the gradient of policy loss, entropy and KL term together after rejection sampling"
-    ),
-    "auxiliary.entropy": "the gradient of the entropy term",
-    "auxiliary.kl": "the gradient of the KL term",
-    "auxiliary.combined": "the gradient of policy loss, entropy and KL term together",
-    "metric.loss": "the logged sum of policy loss, entropy and KL term",
-    "sharding": "the distribution of samples over data-parallel ranks",
-    "logging": "the logs of micro-batches",
-    "off_policy": "the gradient of the policy loss where ratios are not 1",
-    **{
-        f"{Check.ADVANTAGES}.{name}": f"the gradient of the policy loss with {name} advantages"
-        for name in FROM_REWARDS
-    },
-    **{
-        f"{Check.OFF_POLICY}.{name}": f"the gradient of the {name} loss where ratios are not 1"
-        for name in (*POLICY_LOSSES, *CORRECTIONS)
-    },
-}
-"""What a check looks at, by the beginning of its findings' ids."""
-
 
 def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
     """Yields the lines of a bug report."""
@@ -112,7 +81,7 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
     judged = sum(one.verdict in JUDGED for one in report.findings)
     slugs = Counter(sorted(finding.identity.slug for finding in shown.findings))
     said = (_name if kind in (CRASH, DECLINED) else escape_markdown)(cause.words)
-    statement = ", ".join([said, *map(_fact, cause.condition)])
+    statement = said + escape_markdown(cause.statement.removeprefix(cause.words))
     text = TEMPLATE.render(
         report=report,
         shown=shown,
@@ -127,7 +96,7 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
         modes=words.MODES,
         right=words.DENOMINATORS,
         choices=words.open_choices(worked) if worked else {},
-        seen_in=", ".join(f"{_subject(slug)} ({count})" for slug, count in slugs.items()),
+        seen_in=", ".join(f"{subject(slug)} ({count})" for slug, count in slugs.items()),
         places=Counter(one.place for one in shown.findings if one.place).most_common(),
         command=command(report, example),
         placeholders=PLACEHOLDERS,
@@ -150,26 +119,6 @@ def _title_of_rules(shown: ShownCause) -> str:
     more = len(shown.findings) - 1
     first = _explanation(shown.example).partition(";")[0].partition(": here")[0]
     return f"{escape_markdown(first)}{f', and {more} more' if more else ''}"
-
-
-def _fact(fact: str) -> str:
-    """Returns a condition in words that need no knowledge of this project's checks."""
-    where, _, name = fact.rpartition(" ")
-    if name in tuple(Mode):
-        return f"{where} `{name}`"
-    return f"{where} {_subject(name)}" if where == "in" and name in SLUGS else escape_markdown(fact)
-
-
-def _subject(slug: str) -> str:
-    check, _, name = slug.partition(".")
-    spaced = name.replace("_", " ")
-    others = {
-        "metric": f"the logged {spaced}",
-        "rejection": f"the logged {spaced} after rejection sampling",
-        "rollouts": f"the logged mean {spaced} of the rollouts",
-        "other_losses": f"the gradient of the {spaced} loss",
-    }
-    return SUBJECTS.get(slug) or others.get(check) or f"{check}: {spaced}"
 
 
 def _explanation(finding: Finding) -> str:
@@ -213,7 +162,7 @@ def _name(text: str) -> str:
 
 TEMPLATE = environment(
     explanation=_explanation,
-    subject=_subject,
+    subject=subject,
     message=_message,
     name=_name,
     layout=words.layout_words,

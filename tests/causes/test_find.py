@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
+from conformance.explain import wording
 from conformance.explain.causes import causes, with_traces
 from conformance.explain.conditions import of_finding
-from conformance.explain.step_conditions import of_step
+from conformance.explain.step_conditions import facts, of_step
 from conformance.findings.cause import (
+    EMPTY_SAMPLE,
     Cause,
     CauseTrace,
     Clues,
@@ -99,13 +101,13 @@ def test_a_right_finding_limits_a_mistake_to_a_condition() -> None:
 
 def test_a_condition_has_two_facts_where_one_would_contradict_what_is_right() -> None:
     [(name, condition, count)] = named(
-        wrong("weights/token_mean/a/dp1-cp2-mb1-thd", EMPTY, facts=["where a"]),
+        wrong("weights/token_mean/a/dp1-cp2-mb1-thd", EMPTY, facts=[EMPTY_SAMPLE]),
         right("weights/token_mean/b/dp1-cp2-mb1-thd", EMPTY),
-        right("weights/sample_mean/a/dp1-cp2-mb1-thd", EMPTY, facts=["where a"]),
+        right("weights/sample_mean/a/dp1-cp2-mb1-thd", EMPTY, facts=[EMPTY_SAMPLE]),
     )
 
     assert (name, count) == ("empty_samples_counted", 1)
-    assert condition == ("in token_mean", "where a")
+    assert condition == ("in token_mean", EMPTY_SAMPLE)
 
 
 def test_terms_of_the_loss_that_are_logged_wrongly_are_one_cause() -> None:
@@ -397,7 +399,10 @@ LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several mic
 @pytest.mark.parametrize(
     ("others", "condition"),
     [
-        ([right("weights/sample_mean/b/dp1-cp1-mb2-thd")], ("in token_mean",)),
+        ([right("weights/sample_mean/a/dp1-cp1-mb2-thd", facts=[SPLIT])], ("in token_mean",)),
+        # what lacks two facts, or is another case, does not show which of them matters
+        ([right("weights/sample_mean/a/dp1-cp1-mb2-bshd", facts=[SPLIT])], ()),
+        ([right("weights/sample_mean/b/dp1-cp1-mb2-thd", facts=[SPLIT])], ()),
         ([right("weights/token_mean/b/dp1-cp1-mb2-thd")], (SPLIT,)),
         # a finding that is not trained tells nothing, and lacks the facts of a cut
         (
@@ -422,6 +427,73 @@ def test_what_nothing_predicts_has_a_condition_if_it_halves_what_is_right(
 ) -> None:
     lost = wrong("weights/token_mean/a/dp1-cp1-mb2-thd", LOST, facts=[SPLIT])
     assert named(lost, *others) == [("tokens_lost", condition, 1)]
+
+
+BALANCED = "dp2-cp2-mb1-thd+balance_data"
+
+
+@pytest.mark.parametrize(
+    ("others", "condition"),
+    [
+        ([], ()),
+        (["weights/token_mean/b/dp2-cp2-mb1-thd"], ("with balance_data",)),
+        (["weights/token_mean/c/dp2-cp2-mb1-thd"], ()),
+        (["weights/token_mean/b/dp2-cp1-mb1-thd"], ()),
+        (["weights/sample_mean/b/dp2-cp2-mb1-thd"], ()),
+        (["weights/sample_mean/b/dp2-cp2-mb1-thd+balance_data"], ("in token_mean",)),
+    ],
+)
+def test_few_crashes_name_a_condition_only_if_a_step_is_trained_without_it_alone(
+    others: Sequence[str], condition: tuple[str, ...]
+) -> None:
+    both = [crashed(f"weights/token_mean/{case}/{BALANCED}", 7, "IndexError") for case in "ab"]
+    assert named(*both, *map(right, others)) == [("crashed", condition, 2)]
+
+
+def test_conditions_are_in_the_words_of_users() -> None:
+    typed = {"token_mean": ("--per-token",), "balance_data": ("--balance-data",)}
+    mistake = [CP]
+    said = [
+        wrong(f"weights/token_mean/a/{BALANCED}", *mistake),
+        right("weights/token_mean/a/dp2-cp2-mb1-thd", *mistake),
+        right(f"weights/sample_mean/a/{BALANCED}", *mistake),
+    ]
+    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
+    [cause] = causes(findings, [clues for _, clues in said], typed)
+
+    assert cause.condition == ["in token_mean", "with balance_data"]
+    assert cause.statement == f"{cause.words}, with --per-token, with --balance-data"
+
+
+@pytest.mark.parametrize(
+    ("fact", "words"),
+    [
+        ("in off_policy.gspo", "with --estimator=gspo"),
+        ("in off_policy.m2po", "in the gradient of the M2PO loss where ratios are not 1"),
+        ("in advantages.gae", "in the gradient of the policy loss with GAE advantages"),
+        ("in metric.policy_kl", "in the logged policy KL"),
+        ("where cp > 1", "with context parallelism"),
+        ("with padded rows", "with --format=bshd"),
+        ("without legacy_trainer", "without --use-v1=False"),
+        ("with split_generation", "where every micro-batch is a generation of its own"),
+        ("in token_mean", "in token_mean"),
+    ],
+)
+def test_facts_are_said_without_names_of_this_project(fact: str, words: str) -> None:
+    typed = {
+        "gspo": ("--estimator=gspo",),
+        "m2po": ("--decoupled",),
+        "icepop": ("--decoupled", "--mask"),
+        "bshd": ("--format=bshd",),
+        "legacy_trainer": ("--use-v1=False",),
+        "split_generation": ("--steps-per-generation",),
+    }
+    assert wording.said(fact, typed) == words
+
+
+def test_no_words_of_a_fact_have_a_comma() -> None:
+    """By commas a statement is told from its condition."""
+    assert not [fact for fact in facts() if ", " in wording.said(fact, {})]
 
 
 def test_the_smallest_reproduction_comes_first() -> None:
@@ -486,7 +558,10 @@ def test_no_cause_contradicts_a_finding_and_the_order_of_findings_is_nothing(
         for finding, clues in said:
             facts = {*clues.conditions, *of_finding(finding, "policy_loss")}
             if mistake in clues.excluded:
-                assert cause.name == "unexplained" or not facts.issuperset(cause.condition)
+                assert cause.name == "unexplained" or not facts >= {
+                    *cause.condition,
+                    *cause.untested,
+                }
             if finding.id in cause.findings and cause.name != "unexplained":
                 assert mistake in clues.explanations[0][0]
     claimed = {name for cause in of_all for name in cause.findings}

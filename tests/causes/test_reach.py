@@ -28,15 +28,23 @@ def found(*said: Said, chosen_by: Mapping[str, Sequence[str]] = CHOSEN_BY) -> li
     ("identity", "reach", "harm"),
     [
         ("weights/sample_mean/a/dp2-cp1-mb2-thd", "by default", Harm.GRADIENT_BY_DEFAULT),
-        ("weights/token_mean/a/dp2-cp1-mb2-thd", "with --per-token", Harm.GRADIENT_WITH_OPTION),
+        (
+            "weights/token_mean/a/dp2-cp1-mb2-thd",
+            "only seen with --per-token",
+            Harm.GRADIENT_WITH_OPTION,
+        ),
         (
             "auxiliary.entropy/token_mean/a/dp1-cp2-mb2-thd+allgather_cp",
-            "with --per-token --entropy --context-parallel-size --allgather-cp",
+            "only seen with --per-token --entropy --context-parallel-size --allgather-cp",
             Harm.GRADIENT_WITH_OPTION,
         ),
         ("advantages.gae/token_mean/a/dp1-cp1-mb1-thd", "by default", Harm.GRADIENT_BY_DEFAULT),
         ("metric.entropy/sample_mean/a/dp1-cp1-mb1-thd", "by default", Harm.NUMBER_BY_DEFAULT),
-        ("metric/token_mean/a/dp1-cp1-mb1-thd", "with --per-token", Harm.NUMBER_OTHERWISE),
+        (
+            "metric/token_mean/a/dp1-cp1-mb1-thd",
+            "only seen with --per-token",
+            Harm.NUMBER_OTHERWISE,
+        ),
         ("weights/sample_mean/a/dp1-cp1-mb2-bshd", "by default", Harm.GRADIENT_BY_DEFAULT),
     ],
 )
@@ -63,7 +71,7 @@ def test_layout_options_are_named_only_if_all_findings_have_them() -> None:
     assert cause.reach.options == ["--per-token"]
 
 
-@pytest.mark.parametrize(("parts", "reach"), [(2, "with --parts"), (1, "by default")])
+@pytest.mark.parametrize(("parts", "reach"), [(2, "only seen with --parts"), (1, "by default")])
 def test_micro_batches_are_an_option_where_a_step_has_one_by_default(
     parts: int, reach: str
 ) -> None:
@@ -74,7 +82,7 @@ def test_micro_batches_are_an_option_where_a_step_has_one_by_default(
 
 def test_parallelism_is_named_where_no_record_says_what_sets_it() -> None:
     [cause] = found(wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY), chosen_by={})
-    assert str(cause.reach) == "with context parallelism"
+    assert str(cause.reach) == "only seen with context parallelism"
 
 
 def test_a_gradient_is_wrong_for_a_rare_batch_if_only_such_batches_show_it() -> None:
@@ -91,7 +99,34 @@ def test_only_wrong_gradients_say_whom_a_wrong_gradient_reaches() -> None:
         wrong("weights/token_mean/a/dp1-cp1-mb2-thd", EMPTY),
         wrong("metric/sample_mean/a/dp1-cp1-mb2-thd", EMPTY),
     )
-    assert str(cause.reach) == "with --per-token"
+    assert str(cause.reach) == "only seen with --per-token"
+
+
+@pytest.mark.parametrize(
+    ("others", "reach"),
+    [
+        (["weights/token_mean/a/dp1-cp1-mb2-thd+allgather_cp"], "with --context-parallel-size"),
+        (["weights/token_mean/a/dp1-cp2-mb2-thd"], "with --allgather-cp"),
+        (
+            [
+                "weights/token_mean/a/dp1-cp1-mb2-thd+allgather_cp",
+                "weights/token_mean/a/dp1-cp2-mb2-thd",
+                "weights/sample_mean/a/dp1-cp2-mb2-thd+allgather_cp",
+            ],
+            "with --per-token --context-parallel-size --allgather-cp",
+        ),
+        (["weights/sample_mean/a/dp1-cp1-mb2-thd"], ""),
+    ],
+)
+def test_an_option_is_needed_if_all_is_right_where_it_alone_is_missing(
+    others: Sequence[str], reach: str
+) -> None:
+    wrong_one = wrong("weights/token_mean/a/dp1-cp2-mb2-thd+allgather_cp", EMPTY)
+    [cause] = found(wrong_one, *map(right, others))
+
+    shown, _, _ = str(cause.reach).partition("only seen ")
+    assert shown.removesuffix(", ") == reach
+    assert cause.harm is Harm.GRADIENT_WITH_OPTION
 
 
 def test_what_users_lose_most_by_comes_first() -> None:

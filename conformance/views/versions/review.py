@@ -158,8 +158,13 @@ def _cause(cause: Cause, changed: Mapping[str, Sequence[int]]) -> str:
 
     Facts that hold of most steps are left out: two layouts do not show that they matter.
     """
-    facts = [fact for fact in cause.condition if not fact.startswith((*NEGATIVE, ORDINARY))]
-    reach = f", with `{' '.join(cause.reach.options)}`" if cause.reach.options else ""
+    typed = " ".join(cause.reach.options)
+    facts = [
+        words
+        for fact, words in zip(cause.condition, cause.condition_words, strict=True)
+        if not fact.startswith((*NEGATIVE, ORDINARY)) and words.partition(" ")[2] not in typed
+    ]
+    reach = f", with `{typed}`" if typed else ""
     return f"{', '.join([cause.words, *facts])}{reach}{_line(cause, changed)}"
 
 

@@ -1,0 +1,187 @@
+"""Facts of conditions and checks in words that need no knowledge of this project.
+
+An option is named as users of the framework type it, if that is what tells the fact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters.contract import Option
+from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
+from conformance.findings.verdict import Check
+from conformance.plan.checks import ALL_SPECS, CHECK_SPECS
+from reference.aggregation import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SLUGS = frozenset(one.slug for one in CHECK_SPECS)
+
+OBJECTIVES = {spec.slug: spec.objective for spec in ALL_SPECS}
+
+SPELLINGS = {
+    **{
+        name: name.upper()
+        for name in ("cispo", "dppo", "dro", "gae", "gpg", "gspo", "kl", "m2po", "opsm", "sapo")
+    },
+    "icepop": "IcePop",
+    "reinforce": "REINFORCE",
+    "sft": "supervised",
+    "tis": "truncated importance sampling",
+    "tv": "TV",
+}
+"""Words of names as they are spelt in sentences."""
+
+
+def _spelt(name: str) -> str:
+    """Returns the name of a loss, number or kind of advantages as it is spelt in sentences."""
+    spelt = " ".join(SPELLINGS.get(word, word) for word in name.split("_"))
+    return spelt.replace(" pp", "++").replace("penalised GAE", "KL-penalised GAE")
+
+
+PARALLELISM = {
+    "cp": ["context parallelism"],
+    "tp": ["tensor parallelism"],
+    "pp": ["pipeline parallelism"],
+}
+"""What is used where a layout has several ranks of a kind, if no record says what sets them."""
+
+LOSSES = (Check.OFF_POLICY, Check.ADVANTAGES, Check.OTHER_LOSSES)
+"""Checks of policy losses, advantages and other losses, which users choose by options."""
+
+SUBJECTS = {
+    "weights": "the gradient of the policy loss",
+    "metric": "the logged policy loss",
+    "rejection": "the gradient after rejection sampling",
+    "rejection.metric": "the logged share of rejected tokens",
+    "rejection.off_policy": "the gradient after rejection sampling where ratios are not 1",
+    "rejection.combined": (
+        "the gradient of the loss with entropy and KL terms after rejection sampling"
+    ),
+    "auxiliary.combined": "the gradient of the loss with entropy and KL terms",
+    "metric.loss": "the logged loss with entropy and KL terms",
+    "sharding": "the distribution of samples over data-parallel ranks",
+    "logging": "the logs of micro-batches",
+    "off_policy": "the gradient of the policy loss where ratios are not 1",
+    **{
+        f"{Check.ADVANTAGES}.{name}": f"the gradient of the policy loss with {_spelt(name)} "
+        "advantages"
+        for name in FROM_REWARDS
+    },
+    **{
+        f"{Check.OFF_POLICY}.{name}": f"the gradient of the {_spelt(name)} loss where ratios are "
+        "not 1"
+        for name in (*POLICY_LOSSES, *CORRECTIONS)
+    },
+}
+"""What a check looks at, by its slug."""
+
+LAYOUTS = {
+    "where dp > 1": "with several data-parallel ranks",
+    "where dp = 1": "with one data-parallel rank",
+    **{
+        f"where {part} {size}": f"{word} {name}"
+        for part, [name] in PARALLELISM.items()
+        for size, word in (("> 1", "with"), ("= 1", "without"))
+    },
+    "with micro-batches uneven": "with uneven micro-batches",
+    "with micro-batches by tokens": "with micro-batches cut by their number of tokens",
+    f"with {Option.PARTIAL_WINDOW}": "where an accumulation window is incomplete",
+    f"without {Option.PARTIAL_WINDOW}": "where all accumulation windows are complete",
+    f"with {Option.SHARED_GENERATION}": "where one generation is cut into several optimizer steps",
+    f"without {Option.SHARED_GENERATION}": "where no two optimizer steps share a generation",
+    f"with {Option.SPLIT_GENERATION}": "where every micro-batch is a generation of its own",
+    f"without {Option.SPLIT_GENERATION}": "where a generation has a whole optimizer step",
+    f"with {Option.SHORT_BATCH}": "after a batch that fills no optimizer step",
+    f"without {Option.SHORT_BATCH}": "where every batch fills an optimizer step",
+    f"with {Option.TWO_EPOCHS}": "in a second epoch over a batch",
+    f"without {Option.TWO_EPOCHS}": "in the first epoch over a batch",
+}
+"""Plain words for properties of layouts."""
+
+PARTS = {
+    "with packed rows": "thd",
+    "with padded rows": "bshd",
+    "with several micro-batches": "accumulated",
+    "with micro-batches by tokens": "mbtokens",
+    "with micro-batches uneven": "mbuneven",
+    **{f"where {part} > 1": part for part in ("dp", *PARALLELISM)},
+}
+"""The parts of layouts that facts are about."""
+
+FORMATS = ("thd", "bshd")
+
+TERMS = {
+    "policy_loss": "policy loss",
+    "kl": "KL term",
+    "entropy": "entropy term",
+    "value_loss": "value loss",
+}
+
+
+def is_choice(fact: str) -> bool:
+    """Whether a fact is one of options, layouts or batches, and not of what is looked at."""
+    name = fact.rpartition(" ")[2]
+    is_chosen = name in (*Mode,) or _is_of_loss(name)
+    return is_chosen or fact.startswith(("with", "where ", "after "))
+
+
+def _is_of_loss(slug: str) -> bool:
+    """Whether a check is of a policy loss, of advantages or of another loss."""
+    return slug in SLUGS and slug.partition(".")[0] in LOSSES
+
+
+def said(fact: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
+    """Returns a fact in words; ``chosen_by`` has what users type for parts that are not default."""
+    if fact in LAYOUTS:
+        return LAYOUTS[fact]
+    start, _, name = fact.rpartition(" ")
+    part = _part(fact)
+    if typed := _typed(part, chosen_by):
+        return f"{'without' if start in ('without', 'except in') else 'with'} {typed}"
+    if start in ("in", "except in") and name in SLUGS:
+        return f"{start} {subject(name)}"
+    if fact.startswith(("with ", "without ")):
+        return fact.replace("_", " ")
+    for term, words in TERMS.items():
+        fact = fact.replace(f"the {term} term", f"the {words}")
+    return fact.replace("the policy_loss and kl terms of the loss", "the policy loss and KL term")
+
+
+def options_of(fact: str, chosen_by: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """Returns what users type to have a fact; nothing if they need no options."""
+    part = _part(fact)
+    return () if fact.startswith("without ") else chosen_by.get(part, PARALLELISM.get(part, ()))
+
+
+def _part(fact: str) -> str:
+    """The mode, objective or part of a layout that a fact is about; its last word elsewhere."""
+    name = fact.rpartition(" ")[2]
+    return PARTS.get(fact) or (OBJECTIVES[name] if _is_of_loss(name) else name)
+
+
+def _typed(part: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
+    """What users type for a part, if they type it for nothing else; otherwise empty.
+
+    Policy losses and advantages are no condition where others need the same options.
+    """
+    options = chosen_by.get(part, ())
+    others = (chosen for other, chosen in chosen_by.items() if other != part)
+    is_of_others = any({*options} <= {*chosen} for chosen in others)
+    is_known = part in (*Mode, *Option, *FORMATS)
+    return "" if is_of_others and not is_known else " ".join(options)
+
+
+def subject(slug: str) -> str:
+    """Returns what a check looks at."""
+    check, _, name = slug.partition(".")
+    spelt = _spelt(name)
+    others = {
+        "auxiliary": f"the gradient of the {spelt} term",
+        "metric": f"the logged {spelt}",
+        "rejection": f"the logged {spelt} after rejection sampling",
+        "rollouts": f"the logged mean {spelt} of the rollouts",
+        "other_losses": f"the gradient of the {spelt} loss",
+    }
+    return SUBJECTS.get(slug) or others.get(check) or f"{check}: {spelt}"
