@@ -14,11 +14,12 @@ from conformance.findings.errors import NotTracedError
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph, Node, is_close
-from conformance.tracing.reasons import Suspect
-from conformance.tracing.right_counts import RightCounts
 from conformance.tracing.source.arithmetic import goes_on
 from conformance.tracing.source.origins import source_line
-from conformance.tracing.suspects import MOST, Suspects
+from conformance.tracing.suspects.ranking import Suspects
+from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.right_counts import RightCounts
+from conformance.tracing.suspects.wrong_weight import WrongWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +56,7 @@ class Trace:
         if not chains:
             suspects = _suspects_of_loss(graph, None if job.logged is None else job.rank)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
-        of_factors = Suspects(job, chains[0], package)
+        of_factors = Suspects(WrongWeight(job, chains[0], package))
         suspects = of_factors.best() if job.is_wrong else []
         trace = cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
         if not (job.is_wrong and job.logged is not None and trace.is_pending):

@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from conformance.findings.trace import Line
 
 
+LATER = 1000
+"""More than there are factors in a chain: what ranks before all that is later or deeper."""
+
+MOST = 3
+"""How many suspects are named."""
+
+
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
