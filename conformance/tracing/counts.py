@@ -46,6 +46,7 @@ class How(StrEnum):
     CLAMP = "clamp"
     SUM = "sum"
     PRODUCT = "product"
+    ROUNDED = "rounded"
     UNKNOWN = "unknown"
 
 
@@ -55,7 +56,7 @@ class Count:
 
     ``node`` is the operation that made it, None for a number that only Python knows. ``at`` is its
     place among the entries, None if it is the sum of all. ``shares`` are the coefficients of the
-    parts of a sum, and the powers of those of a product.
+    parts of a sum, and the powers of those of a product, which may have been rounded.
     """
 
     value: float
@@ -73,7 +74,7 @@ class Count:
                 return needed
             case How.SUM:
                 return value + (needed - self.value) / self.shares[part]
-            case How.PRODUCT if self.value and needed:
+            case How.PRODUCT | How.ROUNDED if self.value and needed:
                 return float(value * (needed / self.value) ** (1 / self.shares[part]))
         return None
 
@@ -210,7 +211,11 @@ Operands = list[list[Entry]]
 
 
 def _of_product(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """A product or quotient of an entry of each operand, or of one and a number."""
+    """A product or quotient of an entry of each operand, or of one and a number.
+
+    A quotient may be rounded down.
+    """
+    rounded: Made | None = None
     factors: list[Sequence[Entry | float]] = [*operands, *([one] for one in operation.numbers)]
     first, *others = [1.0] * len(factors)
     power = -1.0 if _kind(operation) in DIVIDING else 1.0
@@ -219,10 +224,18 @@ def _of_product(value: float, operands: Operands, operation: Operation) -> Made 
         values = [one.value if isinstance(one, Entry) else one for one in chosen]
         if power < 0 and not all(values[1:]):
             continue
-        terms = (one**share for one, share in zip(values, shares, strict=True))
+        terms = [one**share for one, share in zip(values, shares, strict=True)]
         if is_close(math.prod(terms), value):
             return Made(How.PRODUCT, chosen, shares)
-    return None
+        if math.floor(math.prod(terms)) == value and power < 0:
+            rounded = rounded or Made(How.ROUNDED, chosen, shares)
+    return rounded
+
+
+def _of_rounding(value: float, operands: Operands, operation: Operation) -> Made | None:
+    """What was rounded, or converted to a whole number."""
+    rounded = (one for one in operands[0] if value.is_integer() and abs(one.value - value) < 1)
+    return next((Made(How.ROUNDED, [one], [1.0]) for one in rounded if one.value != value), None)
 
 
 def _of_reciprocal(value: float, operands: Operands, operation: Operation) -> Made | None:
@@ -262,6 +275,7 @@ def _of_sum(value: float, operands: Operands, operation: Operation) -> Made | No
 RULES = {
     **dict.fromkeys(("mul", *DIVIDING), _of_product),
     "reciprocal": _of_reciprocal,
+    **dict.fromkeys(("floor", "ceil", "round", "trunc", "to_copy"), _of_rounding),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "maximum", "minimum"), _of_clamp),
     **dict.fromkeys(("max", "min"), _of_clamp),
     **dict.fromkeys(("sum", "mean", "reduce_sum"), _of_whole),

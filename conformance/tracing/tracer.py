@@ -29,6 +29,8 @@ from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound, wei
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
     from conformance.findings.trace import RankTrace
@@ -186,14 +188,19 @@ class _ToGradient(_Tracer):
             batch = self._batch()
             derivative = abs(float(batch.split(batch.dloss_dlogprob)[step_index][place]))
         unit, loss = SELECTED if is_selected else 1.0, contribution(batch, column, derivative)
-        traced = self._weight(painted.observations, step_index, place) / unit
+        context = self._context(step_index)
+        right = float(context.expected[place])
+        of_ranks = self._weights(painted.observations, step_index, place) / unit
+        traced = _farthest(of_ranks, right)
         is_part = column is Column.OLD_LOG_PROBS  # of a loss that advantages add to
         return TracedJob(
             token=token,
             column=column,
-            context=self._context(step_index),
+            context=context,
             place=place,
-            observed=traced if is_part else self._weight(self.ordinary, step_index, place),
+            observed=traced
+            if is_part
+            else _farthest(self._weights(self.ordinary, step_index, place), right),
             traced=traced,
             derivative=loss / painted_value(column),
             gradient_unit=derivative * unit / loss if loss else 1.0,
@@ -201,10 +208,13 @@ class _ToGradient(_Tracer):
             traces=painted.traces,
         )
 
-    def _weight(self, observations: Sequence[Observation], step_index: int, place: int) -> float:
+    def _weights(
+        self, observations: Sequence[Observation], step_index: int, place: int
+    ) -> NDArray[np.float64]:
+        """The token's weight on each rank that holds gradients."""
         conventions = self._description.conventions
         of_ranks = final_weights(observations, step_index, self.job, conventions)
-        return max((float(weights[place]) for weights in of_ranks), key=abs)
+        return np.array([weights[place] for weights in of_ranks])
 
 
 class _ToLog(_Tracer):
@@ -276,6 +286,11 @@ class _ToLog(_Tracer):
         if not reported:
             raise NotTracedError(f"no rank logs {self.metric}")
         return reported
+
+
+def _farthest(of_ranks: NDArray[np.float64], right: float) -> float:
+    """The weight of a token on the rank where it is most wrong."""
+    return float(of_ranks[np.abs(of_ranks - right).argmax()])
 
 
 def _tolerance(job: Job, step_index: int, description: Description) -> float:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from conformance.tracing.chain import SUMMING
 from conformance.tracing.graph import is_close
 from conformance.tracing.source.origins import has_constant, origins
+from conformance.tracing.source.scopes import scope_of
 from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, Why
 from conformance.tracing.suspects.wrong_counts import WrongCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from conformance.findings.trace import Line
     from conformance.tracing.chain import Chain, Factor
     from conformance.tracing.suspects.right_counts import RightCounts
     from conformance.tracing.suspects.wrong_weight import WrongWeight
@@ -33,8 +35,10 @@ class Suspects:
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
         by_line: dict[tuple[str, int], Suspect] = {}
-        found = [*self._all()] or [*self._of_sums(), *self._of_divisors()]
+        found = [*self._all()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
+        if not any(self.weight.is_own(one.suspect.line) for one in told):
+            told += [*self._of_sums(), *self._of_parts(), *self._of_divisors()]
         for one in sorted(told or found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
         return [*by_line.values()][:MOST]
@@ -86,6 +90,23 @@ class Suspects:
             if operation.name.startswith(SUMMING) and operation.backward_pass is None:
                 for place, line in enumerate(operation.stack[:MOST]):
                     yield Ranked(Why.UNDIVIDED, depth * LATER - place, Suspect(line, words))
+                yield from self._of_unread(operation.stack)
+
+    def _of_unread(self, stack: Sequence[Line]) -> Iterator[Ranked]:
+        """Yield the lines that get something besides a sum, and never read it."""
+        for place, line in enumerate(stack):
+            scope = scope_of(line) if self.weight.is_own(line) else None
+            for name in () if scope is None else scope.unread():
+                words = f"gets {name} and never reads it, where nothing divides a sum of losses"
+                yield Ranked(Why.UNREAD, -place, Suspect(line, words))
+
+    def _of_parts(self) -> Iterator[Ranked]:
+        """Yield the lines that count a part of the step in any factor, and who called them."""
+        for factor in self._chain.factors if self.weight.traced.is_wrong else ():
+            for node, words in WrongCounts(self.weight).parts(factor):
+                yield from self.weight.at(node, Why.OF_PART, 0, words)
+                for place, line in enumerate(self.weight.callers(node), 1):
+                    yield Ranked(Why.OF_PART, -place, Suspect(line, words))
 
     def _of_divisors(self) -> Iterator[Ranked]:
         """Yield the lines that divide by something else than the tokens that are to be counted."""

@@ -20,8 +20,10 @@ MOST = 3
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
-    DIVISOR = -2  # nothing else is suspected, and this divides by no count of the step
-    UNDIVIDED = -1  # nothing else is suspected, and losses are added up but not divided
+    DIVISOR = -4  # nothing else is suspected, and this divides by no count of the step
+    OF_PART = -3  # nothing else is suspected, and this counts a part of the step
+    UNDIVIDED = -2  # nothing else is suspected, and losses are added up but not divided
+    UNREAD = -1  # the same, and a function drops something that it got with the sum
     CONSEQUENCE = 0  # a count is made of one that is suspected
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
     IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing

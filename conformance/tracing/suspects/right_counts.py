@@ -112,7 +112,9 @@ def _parts(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
     )
     parts["its rank's slice of the sample"] = context.sample * context.layout.cp + held.cp_rank
     for words, part in parts.items():
-        yield float(step.mask[part == part[place]].sum()), words
+        is_there = part == part[place]
+        yield float(step.mask[is_there].sum()), words
+        yield float(step.mask_before_rejection[is_there].sum()), f"{words} before rejection"
 
 
 def _factors(context: StepContext, place: int) -> Iterator[tuple[float, str]]:

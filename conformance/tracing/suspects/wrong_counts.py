@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.findings.trace import GIVEN, READ
+from conformance.findings.trace import GIVEN
 from conformance.tracing.counts import Count, How, Unfolding
 from conformance.tracing.graph import Node, is_close
 from conformance.tracing.source.origins import has_constant, origins
@@ -56,6 +57,20 @@ class WrongCounts:
             is_consequence = one.why is Why.COUNTED and one.depth < deepest
             yield one._replace(why=Why.CONSEQUENCE) if is_consequence else one
 
+    def parts(self, factor: Factor) -> Iterator[tuple[Node, str]]:
+        """Yield what counts a part of the step in a factor, whatever it had to be."""
+        if factor.is_idle:
+            return
+        unfolding = Unfolding(self._chain.graph)
+        for value, node in product((factor.value, 1 / factor.value), self._chain.operands(factor)):
+            count = unfolding.of_value(node, value)
+            for one in () if count is None else count.walk():
+                if one.node is not None and self.weight.operation(one.node).contents.size == 1:
+                    is_right = one.value == 1 or self._right.ingredient(one.value) is not None
+                    whose = None if is_right else self._right.part(one.value)
+                    if whose is not None:
+                        yield one.node, f"counts {one.value:g} active tokens of {whose} alone"
+
     def _wrong_counts(self, factor: Factor) -> Iterator[_Wrong]:
         """Yield the counts that a factor is made of, each with what it had to be.
 
@@ -87,8 +102,19 @@ class WrongCounts:
         if not self._chain.operands(factor):
             return False
         divides = ".div" in self._chain.operation(factor).name
-        lacks_tokens = divides and is_close(self._off, self._right.tokens)
+        lacks_tokens = (
+            divides
+            and self._off != 1
+            and (is_close(self._off, self._right.tokens) or self._right.part(self._off) is not None)
+        )
         return lacks_tokens or self._right.ranks(self._off) is not None
+
+    def _needed(self, number: float) -> str | None:
+        """What a count had to be, in words: a right one, or what the loss was multiplied by."""
+        multiplied = (one.value for one in self._chain.factors if not one.is_idle)
+        if not self._right.is_size(number) and any(is_close(one, number) for one in multiplied):
+            return "by which another factor multiplies"
+        return self._right.needed(number) or self._right.part(number)
 
     def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
         """Yield a count and the parts of it that had to be others."""
@@ -108,19 +134,20 @@ class WrongCounts:
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
 
     def _summed(self, wrong: _Wrong, parts: Sequence[Count]) -> Iterator[_Wrong]:
-        """Yield a sum of Python at the line that read its parts, which cannot be told apart."""
+        """Yield a sum at the line that made all its parts, which cannot be told apart."""
         nodes = [part.node for part in parts if part.node is not None]
-        if all(self.weight.operation(node).name == READ for node in nodes):
+        if len({self.weight.operation(node).line for node in nodes}) == 1:
             yield _Wrong(
                 replace(wrong.made, node=nodes[0]), wrong.needed, nodes[0], wrong.depth + 1
             )
 
     def _of_count(self, wrong: _Wrong) -> Iterator[Ranked]:
         """Yield the lines to look at because of one count that had to be another."""
-        count, needed = wrong.made, self._right.needed(wrong.needed)
+        count, needed = wrong.made, self._needed(wrong.needed)
         if count.node is None and self._right.is_size(count.value):
             needed = needed or self._right.factor(wrong.needed)
-        if needed is None or is_close(wrong.needed, 1):
+        is_common = is_close(wrong.needed, 1) and not is_close(self._right.tokens, 1)
+        if needed is None or is_common:
             return
         words = f"{count.value:.6g} where there are {wrong.needed:.6g} {needed}"
         if count.node is not None:
@@ -245,7 +272,7 @@ class WrongCounts:
                 return parts[0]
             case How.SUM:
                 return math.fsum(part * share for part, share in shares)
-            case How.PRODUCT if all(parts):
+            case How.PRODUCT | How.ROUNDED if all(parts):
                 return math.prod(float(part**share) for part, share in shares)
             case How.GIVEN if count.node is not None:
                 name = self.weight.operation(count.node).name

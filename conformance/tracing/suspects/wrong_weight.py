@@ -44,10 +44,7 @@ class WrongWeight:
     @cached_property
     def files(self) -> frozenset[str]:
         """The files of the framework that ranks have imported."""
-        files = frozenset[str]().union(*(trace.files for trace in self.traced.traces))
-        if self.package is None:
-            return files
-        return frozenset(one for one in files if f"/{self.package}/" in one)
+        return own_files(self.traced, self.package)
 
     def operation(self, node: Node) -> Operation:
         """The operation of a node."""
@@ -63,3 +60,9 @@ class WrongWeight:
         line = None if node is None else self.operation(node).line
         if line is not None:
             yield Ranked(why, depth, Suspect(line, words))
+
+
+def own_files(traced: TracedJob, package: str | None) -> frozenset[str]:
+    """The files of a framework that the ranks of a job have imported; all without a package."""
+    files = frozenset[str]().union(*(trace.files for trace in traced.traces))
+    return frozenset(one for one in files if package is None or f"/{package}/" in one)
