@@ -278,7 +278,7 @@ RULES = {
     **dict.fromkeys(("floor", "ceil", "round", "trunc", "to_copy"), _of_rounding),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "maximum", "minimum"), _of_clamp),
     **dict.fromkeys(("max", "min"), _of_clamp),
-    **dict.fromkeys(("sum", "mean", "reduce_sum"), _of_whole),
+    **dict.fromkeys(("sum", "mean", "reduce_sum", "count_nonzero"), _of_whole),
     **dict.fromkeys(("add", "sub", "cat", "stack", "allreduce", "allreduce_coalesced"), _of_sum),
     **dict.fromkeys(("add_any", "concatenate"), _of_sum),
     **dict.fromkeys(("all_reduce", "reduce_scatter_base", "reduce_scatter"), _of_sum),

@@ -62,6 +62,7 @@ class Trace:
         if not (job.is_wrong and job.logged is not None and trace.is_pending):
             return trace
         read = _of_reading(chains, trace.rest)
+        read.sort(key=lambda one: not of_factors.weight.is_own(one.line))
         is_to_blame = not suspects or of_factors.may_be_wrong(trace.rest)
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
         by_line: dict[Line, Suspect] = {}

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from conformance.tracing.chain import chain
 from conformance.tracing.graph import Node
 from conformance.tracing.source.origins import source_line
 from conformance.tracing.source.slices import Slice
 from conformance.tracing.suspects.reasons import MOST, Suspect
 from conformance.tracing.suspects.wrong_weight import own_files
 
+MOVING = tuple(
+    f"aten.{name}"
+    for name in ("slice", "select", "narrow", "index", "roll", "constant_pad", "flip")
+)
+"""The beginnings of the names of operations that give entries other places, or take them back."""
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from conformance.findings.trace import Line
     from conformance.tracing.graph import Graph
     from conformance.tracing.tracer import TracedJob
 
@@ -32,11 +40,15 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     holder = max(sorted(reached), key=lambda rank: (reached[rank], rank == job.rank), default=0)
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
-    found = [] if is_logged else _detached(graph)
+    found = [] if is_logged else [*_detached(graph), *_moved(graph)]
     if lacking is not None:
         found += _not_shared(graph, ways, lacking, own_files(job, package))
+        found += _reduced_before(graph, ways)
     found += _last(graph, ways, MOST if is_logged else 1)
-    return [*{one.line: one for one in reversed(found)}.values()][::-1][:MOST]
+    by_line: dict[Line, Suspect] = {}
+    for one in found:
+        by_line.setdefault(one.line, one)
+    return [*by_line.values()][:MOST]
 
 
 def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:
@@ -63,6 +75,29 @@ def _not_shared(
         lines = [*([] if chooser is None else [chooser]), *operation.stack]
         yield from (Suspect(line, words) for line in lines[:MOST])
         return
+
+
+def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
+    """Yield the line that reduced a tensor before the value was added to it."""
+    words = "reduces a gradient before the value of the token is added to it"
+    for node in way:
+        for before in graph.inputs(node):
+            operation = graph.operation(before)
+            if before not in graph.painted and operation.collective is not None:
+                yield from (Suspect(line, words) for line in operation.stack[:MOST])
+                return
+
+
+def _moved(graph: Graph) -> Iterator[Suspect]:
+    """Yield the lines that cut or move rows, if every rank has a gradient but of other tokens."""
+    ends = [*graph.ends]
+    if len({end.rank for end in ends}) < len(graph.traces):
+        return
+    words = "moves tokens, and the gradient of this one goes to another"
+    for node in chain(graph, ends[0]).way:
+        operation = graph.operation(node)
+        if operation.backward_pass is not None and operation.name.startswith(MOVING):
+            yield from (Suspect(line, words) for line in operation.stack[:1])
 
 
 def _last(graph: Graph, way: Sequence[Node], most: int) -> Iterator[Suspect]:

@@ -38,7 +38,9 @@ class Suspects:
         found = [*self._all()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
         if not any(self.weight.is_own(one.suspect.line) for one in told):
-            told += [*self._of_sums(), *self._of_parts(), *self._of_divisors()]
+            told += [*self._of_sums(), *self._of_divisors()]
+            for factor in self._chain.factors if self.weight.traced.is_wrong else ():
+                told += self._of_parts(factor, Why.OF_PART)
         for one in sorted(told or found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
         return [*by_line.values()][:MOST]
@@ -78,6 +80,7 @@ class Suspects:
             yield from self.weight.at(
                 factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
             )
+            yield from self._of_parts(factor, Why.PART)
 
     def _of_sums(self) -> Iterator[Ranked]:
         """Yield the lines that add up losses which nothing divides, and who called them."""
@@ -100,13 +103,12 @@ class Suspects:
                 words = f"gets {name} and never reads it, where nothing divides a sum of losses"
                 yield Ranked(Why.UNREAD, -place, Suspect(line, words))
 
-    def _of_parts(self) -> Iterator[Ranked]:
-        """Yield the lines that count a part of the step in any factor, and who called them."""
-        for factor in self._chain.factors if self.weight.traced.is_wrong else ():
-            for node, words in WrongCounts(self.weight).parts(factor):
-                yield from self.weight.at(node, Why.OF_PART, 0, words)
-                for place, line in enumerate(self.weight.callers(node), 1):
-                    yield Ranked(Why.OF_PART, -place, Suspect(line, words))
+    def _of_parts(self, factor: Factor, why: Why) -> Iterator[Ranked]:
+        """Yield the lines that count a part of the step for a factor, and who called them."""
+        for node, words in WrongCounts(self.weight).parts(factor):
+            yield from self.weight.at(node, why, 0, words)
+            for place, line in enumerate(self.weight.callers(node), 1):
+                yield Ranked(why, -place, Suspect(line, words))
 
     def _of_divisors(self) -> Iterator[Ranked]:
         """Yield the lines that divide by something else than the tokens that are to be counted."""

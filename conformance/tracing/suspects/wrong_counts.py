@@ -114,7 +114,9 @@ class WrongCounts:
         multiplied = (one.value for one in self._chain.factors if not one.is_idle)
         if not self._right.is_size(number) and any(is_close(one, number) for one in multiplied):
             return "by which another factor multiplies"
-        return self._right.needed(number) or self._right.part(number)
+        whose = self._right.part(number)
+        of_part = None if whose is None else f"active tokens of {whose}"
+        return self._right.needed(number) or of_part
 
     def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
         """Yield a count and the parts of it that had to be others."""
@@ -167,7 +169,10 @@ class WrongCounts:
             )
         if count.node is None:
             yield from self._of_number(wrong, words)
-        elif self.weight.operation(count.node).contents.size == 1 or not self._is_part(count):
+        elif self.weight.operation(count.node).contents.size > 1:
+            if not self._is_part(count):
+                yield from self.weight.at(count.node, Why.MASK, wrong.depth, words)
+        else:
             is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)
             why = Why.PART if is_part else Why.COUNTED
             yield from self.weight.at(count.node, why, wrong.depth, words)
