@@ -31,6 +31,9 @@ DIVIDING = ("div", "floor_divide")
 SHARED = 3
 """How many of the innermost functions that look at a number may be those that use it."""
 
+CLOSE = 8
+"""How many of the innermost functions of a user may have had a number looked at for them."""
+
 SMALL = 8
 """Entries of the largest tensor that numbers of Python are read from."""
 
@@ -148,14 +151,17 @@ class Unfolding:
         if number in (0, 1):  # too common to tell where it is from
             return None
         stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).name == GIVEN
-        users = {_function(line) for line in (stack[:1] if number <= COMMON else stack)}
+        users = [_function(line) for line in (stack[:1] if number <= COMMON else stack)]
         for place in range(user.place - 1, -1, -1):
             operation = self.graph.operation(Node(user.rank, place))
             held, near = operation.contents, {_function(line) for line in operation.stack[:SHARED]}
             # A tensor that is made of others in a list looks at these without an operation.
-            is_near = is_given and {_function(line) for line in operation.stack[:1]} & users
+            inmost = {_function(line) for line in operation.stack[:1]}
+            is_near = is_given and inmost.intersection(users)
             is_looked_at = operation.name == READ or operation.collective is not None or is_near
-            if is_looked_at and held.size <= SMALL and number in held.values and near & users:
+            # A function that is far off has looked at much else for other functions.
+            is_used = near.intersection(users[:CLOSE]) or inmost.intersection(users)
+            if is_looked_at and held.size <= SMALL and number in held.values and is_used:
                 return Entry(Node(user.rank, place), held.values.index(number), number)
         return None
 

@@ -90,6 +90,9 @@ class TracedJob:
     rank: int = 0
     """The rank that logs it."""
 
+    is_trained_right: bool = False
+    """Whether the token's weight in the gradient is right where its weight in a log is wrong."""
+
     @property
     def expected(self) -> float:
         """The reference's weight of the token."""
@@ -165,6 +168,14 @@ class _Tracer:
     def _context(self, step_index: int) -> StepContext:
         return step_context(self.job, step_index, self.ordinary, self._description)
 
+    def _weights(
+        self, observations: Sequence[Observation], step_index: int, place: int
+    ) -> NDArray[np.float64]:
+        """The token's weight on each rank that holds gradients."""
+        conventions = self._description.conventions
+        of_ranks = final_weights(observations, step_index, self.job, conventions)
+        return np.array([weights[place] for weights in of_ranks])
+
 
 class _ToGradient(_Tracer):
     """Traces a token to its gradient."""
@@ -207,14 +218,6 @@ class _ToGradient(_Tracer):
             tolerance=_tolerance(job, step_index, self._description),
             traces=painted.traces,
         )
-
-    def _weights(
-        self, observations: Sequence[Observation], step_index: int, place: int
-    ) -> NDArray[np.float64]:
-        """The token's weight on each rank that holds gradients."""
-        conventions = self._description.conventions
-        of_ranks = final_weights(observations, step_index, self.job, conventions)
-        return np.array([weights[place] for weights in of_ranks])
 
 
 class _ToLog(_Tracer):
@@ -269,7 +272,17 @@ class _ToLog(_Tracer):
             metric=self.metric,
             logged=value,
             rank=rank,
+            is_trained_right=column is Column.ADVANTAGES and self._trains(step_index, place),
         )
+
+    def _trains(self, step_index: int, place: int) -> bool:
+        """Whether the token's weight in the gradient of the ordinary run is right."""
+        if not any(one.token_weights for one in self.ordinary):
+            return False
+        right = float(self._context(step_index).expected[place])
+        of_ranks = self._weights(self.ordinary, step_index, place)
+        bound = _tolerance(self.job, step_index, self._description) * right
+        return abs(_farthest(of_ranks, right) - right) <= bound
 
     def _reported(
         self, observations: Sequence[Observation], step_index: int

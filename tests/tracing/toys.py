@@ -241,6 +241,12 @@ class ToyTrainer(Trainer):
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
+    def ratio(self, rows: Rows) -> None:
+        ratios = torch.exp(self.log_probs(rows) - rows["old_log_probs"]) * 0.75
+        ratios = torch.where(rows["mask"] > 0, ratios, 0.0)
+        (-(rows["advantages"] * ratios).sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
     def unread(self, rows: Rows) -> None:
         loss, count = self.counted(rows)  # noqa: RUF059, the mistake
         loss.backward()

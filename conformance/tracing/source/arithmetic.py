@@ -60,7 +60,7 @@ class _Flow:
         statements = sorted(_statements(function), key=lambda one: one.lineno)
         around = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0)]
         for start in around[-1:]:
-            self.lines += [start.lineno] if _scales(start) or _collects(start) else []
+            self.lines += [start.lineno] if _collects(start) else []
             self.names.update(_targets(start, places))
             self.is_returned, self.places = isinstance(start, ast.Return), places
         for one in statements:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from conformance.findings.trace import Line
     from conformance.tracing.chain import Chain, Factor
+    from conformance.tracing.graph import Node
     from conformance.tracing.suspects.right_counts import RightCounts
     from conformance.tracing.suspects.wrong_weight import WrongWeight
 
@@ -38,8 +39,9 @@ class Suspects:
         found = [*self._all()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
         if not any(self.weight.is_own(one.suspect.line) for one in told):
-            told += [*self._of_sums(), *self._of_divisors()]
-            for factor in self._chain.factors if self.weight.traced.is_wrong else ():
+            told += [*self._of_sums(), *self._of_logs(), *self._of_divisors()]
+            told += self._of_ratios()
+            for factor in self.weight.factors if self.weight.traced.is_wrong else ():
                 told += self._of_parts(factor, Why.OF_PART)
         for one in sorted(told or found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
@@ -60,7 +62,7 @@ class Suspects:
             yield from self._of_unmasked()
         if not self.weight.traced.observed or not self.weight.traced.expected:
             return
-        for factor in self._chain.factors:
+        for factor in self.weight.factors:
             yield from self._of_factor(factor)
             yield from WrongCounts(self.weight).suspects(factor)
 
@@ -77,9 +79,10 @@ class Suspects:
             words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
             averages = operation.collective is not None or operation.backward_pass is not None
             why = Why.AVERAGED if averages else Why.WITHOUT_PARTNER
-            yield from self.weight.at(
-                factor.node, Why.PARTNERED if self._partner(factor) else why, 0, words
-            )
+            why = Why.PARTNERED if self._partner(factor) else why
+            yield from self.weight.at(factor.node, why, 0, words)
+            for node in self._factors_of_tokens(factor):
+                yield from self.weight.at(node, why, 1, words)
             yield from self._of_parts(factor, Why.PART)
 
     def _of_sums(self) -> Iterator[Ranked]:
@@ -94,6 +97,20 @@ class Suspects:
                 for place, line in enumerate(operation.stack[:MOST]):
                     yield Ranked(Why.UNDIVIDED, depth * LATER - place, Suspect(line, words))
                 yield from self._of_unread(operation.stack)
+
+    def _of_logs(self) -> Iterator[Ranked]:
+        """Yield the lines that make a wrong log of a loss whose gradient is right.
+
+        Those that add up or average losses come first.
+        """
+        if not self.weight.traced.is_trained_right:
+            return
+        words = "makes a log of a loss whose gradient is right"
+        trained = self._chain.graph.trained
+        for depth, node in enumerate(node for node in self._chain.way if node not in trained):
+            operation = self.weight.operation(node)
+            is_sum = operation.name.startswith(SUMMING) or "reduce" in operation.name
+            yield from self.weight.at(node, Why.JOINED if is_sum else Why.LOGGED, -depth, words)
 
     def _of_unread(self, stack: Sequence[Line]) -> Iterator[Ranked]:
         """Yield the lines that get something besides a sum, and never read it."""
@@ -110,9 +127,28 @@ class Suspects:
             for place, line in enumerate(self.weight.callers(node), 1):
                 yield Ranked(why, -place, Suspect(line, words))
 
+    def _of_ratios(self) -> Iterator[Ranked]:
+        """Yield the line that makes what a token's loss is first multiplied by, if that is wrong.
+
+        It had to be the ratio of the objective: of the token, its sequence, or another.
+        """
+        multiplied = (one for one in self.weight.factors if not one.is_idle)
+        factor, right = next(multiplied, None), self.weight.traced.derivative
+        if factor is None or not self.weight.traced.is_wrong or is_close(factor.value, right):
+            return
+        words = f"multiplies by {factor.value:.6g}, where the objective has {right:.6g}"
+        for node in self._factors_of_tokens(factor):
+            yield from self.weight.at(node, Why.RATIO, 0, words)
+
+    def _factors_of_tokens(self, factor: Factor) -> Iterator[Node]:
+        """Yield the operands of a factor that have an entry for each token."""
+        for node in self._chain.operands(factor):
+            if self.weight.operation(node).contents.size > 1:
+                yield node
+
     def _of_divisors(self) -> Iterator[Ranked]:
         """Yield the lines that divide by something else than the tokens that are to be counted."""
-        for factor in self._chain.factors if self.weight.traced.is_wrong else ():
+        for factor in self.weight.factors if self.weight.traced.is_wrong else ():
             divisor = 1 / factor.value if factor.value else math.inf
             is_forward = self.weight.operation(factor.node).backward_pass is None
             if is_forward and divisor > 1 and self._right.ingredient(divisor) is None:

@@ -20,8 +20,11 @@ MOST = 3
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
-    DIVISOR = -4  # nothing else is suspected, and this divides by no count of the step
-    OF_PART = -3  # nothing else is suspected, and this counts a part of the step
+    DIVISOR = -7  # nothing else is suspected, and this divides by no count of the step
+    RATIO = -6  # nothing else is suspected, and a loss is multiplied by another ratio
+    OF_PART = -5  # nothing else is suspected, and this counts a part of the step
+    LOGGED = -4  # nothing else is suspected, and this makes a log of a loss that is right
+    JOINED = -3  # the same, where losses are added up or averaged
     UNDIVIDED = -2  # nothing else is suspected, and losses are added up but not divided
     UNREAD = -1  # the same, and a function drops something that it got with the sum
     CONSEQUENCE = 0  # a count is made of one that is suspected

@@ -170,7 +170,7 @@ class WrongCounts:
         if count.node is None:
             yield from self._of_number(wrong, words)
         elif self.weight.operation(count.node).contents.size > 1:
-            if not self._is_part(count):
+            if not self._right.is_mask(count.value):
                 yield from self.weight.at(count.node, Why.MASK, wrong.depth, words)
         else:
             is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from conformance.findings.trace import Line, Operation
-    from conformance.tracing.chain import Chain
+    from conformance.tracing.chain import Chain, Factor
     from conformance.tracing.graph import Node
     from conformance.tracing.tracer import TracedJob
 
@@ -40,6 +40,12 @@ class WrongWeight:
     def off(self) -> float:
         """What the right weight is multiplied by."""
         return self.traced.observed / self.traced.expected
+
+    @cached_property
+    def factors(self) -> list[Factor]:
+        """The factors that may be wrong: where the gradient is right, those beyond the loss."""
+        trained = self.chain.graph.trained if self.traced.is_trained_right else ()
+        return [one for one in self.chain.factors if one.node not in trained]
 
     @cached_property
     def files(self) -> frozenset[str]:
