@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from conformance.tracing.chain import chain
@@ -40,8 +41,10 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     holder = max(sorted(reached), key=lambda rank: (reached[rank], rank == job.rank), default=0)
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
-    found = [] if is_logged else [*_detached(graph), *_moved(graph)]
-    if lacking is not None:
+    found = [] if is_logged else _detached(graph)
+    if job.is_moved:
+        found += _moved(graph)
+    elif lacking is not None:
         found += _not_shared(graph, ways, lacking, own_files(job, package))
         found += _reduced_before(graph, ways)
     found += _last(graph, ways, MOST if is_logged else 1)
@@ -89,12 +92,9 @@ def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
 
 
 def _moved(graph: Graph) -> Iterator[Suspect]:
-    """Yield the lines that cut or move rows, if every rank has a gradient but of other tokens."""
-    ends = [*graph.ends]
-    if len({end.rank for end in ends}) < len(graph.traces):
-        return
+    """Yield the lines that cut or move rows on the way to the gradient of other tokens."""
     words = "moves tokens, and the gradient of this one goes to another"
-    for node in chain(graph, ends[0]).way:
+    for node in (node for end in islice(graph.ends, 1) for node in chain(graph, end).way):
         operation = graph.operation(node)
         if operation.backward_pass is not None and operation.name.startswith(MOVING):
             yield from (Suspect(line, words) for line in operation.stack[:1])
