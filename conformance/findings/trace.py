@@ -24,6 +24,9 @@ MULTIPLYING = (
 READ = "aten._local_scalar_dense.default"
 """The operation that makes a Python number of a tensor."""
 
+BUILT = "python.stack"
+"""The name of a tensor that Python made of others in a list."""
+
 LISTED = "tolist"
 """The name of what makes a list of Python numbers, or an array of numpy's, of a tensor."""
 

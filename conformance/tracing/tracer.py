@@ -29,6 +29,8 @@ from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound, wei
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
     from conformance.findings.trace import RankTrace
@@ -79,6 +81,9 @@ class TracedJob:
     tolerance: float
     traces: tuple[RankTrace, ...]
 
+    is_moved: bool = False
+    """Whether other tokens have a weight in the traced job, and this one has none."""
+
     metric: Metric | None = None
     """The number that it is traced to, if that is not its gradient."""
 
@@ -87,6 +92,9 @@ class TracedJob:
 
     rank: int = 0
     """The rank that logs it."""
+
+    is_trained_right: bool = False
+    """Whether the token's weight in the gradient is right where its weight in a log is wrong."""
 
     @property
     def expected(self) -> float:
@@ -163,6 +171,11 @@ class _Tracer:
     def _context(self, step_index: int) -> StepContext:
         return step_context(self.job, step_index, self.ordinary, self._description)
 
+    def _weights(self, observations: Sequence[Observation], step_index: int) -> NDArray[np.float64]:
+        """The weights of a step's tokens on each rank that holds gradients, of (ranks, tokens)."""
+        conventions = self._description.conventions
+        return np.array(final_weights(observations, step_index, self.job, conventions))
+
 
 class _ToGradient(_Tracer):
     """Traces a token to its gradient."""
@@ -186,25 +199,26 @@ class _ToGradient(_Tracer):
             batch = self._batch()
             derivative = abs(float(batch.split(batch.dloss_dlogprob)[step_index][place]))
         unit, loss = SELECTED if is_selected else 1.0, contribution(batch, column, derivative)
-        traced = self._weight(painted.observations, step_index, place) / unit
+        context = self._context(step_index)
+        right = float(context.expected[place])
+        of_tokens = self._weights(painted.observations, step_index) / unit
+        traced = _farthest(of_tokens[:, place], right)
         is_part = column is Column.OLD_LOG_PROBS  # of a loss that advantages add to
         return TracedJob(
             token=token,
             column=column,
-            context=self._context(step_index),
+            context=context,
             place=place,
-            observed=traced if is_part else self._weight(self.ordinary, step_index, place),
+            observed=traced
+            if is_part
+            else _farthest(self._weights(self.ordinary, step_index)[:, place], right),
+            is_moved=not is_selected and _is_moved(of_tokens, place),
             traced=traced,
             derivative=loss / painted_value(column),
             gradient_unit=derivative * unit / loss if loss else 1.0,
             tolerance=_tolerance(job, step_index, self._description),
             traces=painted.traces,
         )
-
-    def _weight(self, observations: Sequence[Observation], step_index: int, place: int) -> float:
-        conventions = self._description.conventions
-        of_ranks = final_weights(observations, step_index, self.job, conventions)
-        return max((float(weights[place]) for weights in of_ranks), key=abs)
 
 
 class _ToLog(_Tracer):
@@ -259,7 +273,17 @@ class _ToLog(_Tracer):
             metric=self.metric,
             logged=value,
             rank=rank,
+            is_trained_right=column is Column.ADVANTAGES and self._trains(step_index, place),
         )
+
+    def _trains(self, step_index: int, place: int) -> bool:
+        """Whether the token's weight in the gradient of the ordinary run is right."""
+        if not any(one.token_weights for one in self.ordinary):
+            return False
+        right = float(self._context(step_index).expected[place])
+        of_ranks = self._weights(self.ordinary, step_index)[:, place]
+        bound = _tolerance(self.job, step_index, self._description) * right
+        return abs(_farthest(of_ranks, right) - right) <= bound
 
     def _reported(
         self, observations: Sequence[Observation], step_index: int
@@ -276,6 +300,16 @@ class _ToLog(_Tracer):
         if not reported:
             raise NotTracedError(f"no rank logs {self.metric}")
         return reported
+
+
+def _farthest(of_ranks: NDArray[np.float64], right: float) -> float:
+    """The weight of a token on the rank where it is most wrong."""
+    return float(of_ranks[np.abs(of_ranks - right).argmax()])
+
+
+def _is_moved(of_tokens: NDArray[np.float64], place: int) -> bool:
+    """Whether other tokens have a weight on some rank, and this one has none on any."""
+    return not of_tokens[:, place].any() and bool(of_tokens.any())
 
 
 def _tolerance(job: Job, step_index: int, description: Description) -> float:

@@ -46,6 +46,17 @@ def traced() -> Iterator[Traced]:
         ("once_more", UNEQUAL, "dist.all_reduce(count)"),
         ("of_a_rank", UNEQUAL, 'count = rows["mask"].sum()'),
         ("times_one", UNEQUAL, "self.tokens(rows) * 1"),
+        ("rounded", EMPTY, "// 2"),
+        ("multiplied", EMPTY, "// 2"),
+        ("of_all", UNEQUAL, "torch.ones_like"),
+        ("ratio", UNEQUAL, "ratios = torch.where"),
+        ("built", EMPTY, "torch.clamp_min(row.sum(), 1)"),
+        ("unread", UNEQUAL, "loss, count = self.counted(rows)"),
+        ("own_mean", UNEQUAL, 'own = rows["mask"].sum()'),
+        ("kept", UNEQUAL, "kept = "),
+        ("on_its_own", UNEQUAL, "group = alone"),
+        ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
+        ("moved", UNEQUAL, ".roll(1, -1)"),
     ],
 )
 def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, text: str) -> None:
