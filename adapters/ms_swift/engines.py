@@ -113,7 +113,6 @@ class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
 
     engine = "ddp"
     framework = MS_SWIFT
-    mode_names = MS_SWIFT.mode_names
     dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers", "trl")
     arguments = "swift.arguments:RLHFArguments"
     trainer = "swift.rlhf_trainers.grpo_trainer:GRPOTrainer"
@@ -160,7 +159,6 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
 
     engine = "megatron"
     framework = MEGATRON
-    mode_names = MEGATRON.mode_names
     dependencies = ("accelerate", "mcore-bridge", "megatron-core", "transformers")
     arguments = "swift.megatron.arguments:MegatronRLHFArguments"
     trainer = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
