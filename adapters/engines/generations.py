@@ -84,7 +84,7 @@ class Schedule:
         return range(first, first + self.micro_batch_size)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Generated:
     """The samples of a batch, generated on a rank, one generation after another."""
 

@@ -19,7 +19,7 @@ from adapters.engines.deepspeed import (
     refusals_of_sizes,
 )
 from adapters.engines.pretrained import SEAM, policy, table
-from adapters.open_instruct.importing import ACTORS, actor_class, config_classes, module
+from adapters.open_instruct.importing import actor_classes, config_classes, module
 from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import call_supported, refusals
@@ -70,7 +70,7 @@ class Training:
         ]
         place = {"local_rank": 0, "master_addr": "localhost", "master_port": 0}
         trainer = call_supported(
-            actor_class(*ACTORS[0]),
+            actor_classes()[0],
             world_size=world_size,
             rank=rank,
             args=self._args,
@@ -165,7 +165,6 @@ class Data:
     def prepared(self, ranks: int, rows: int) -> list[tuple[list[Any], dict[str, Any]]]:
         """Each generation's micro-batches of all ranks, and its numbers."""
         home, generations = module("data_loader"), packing_of(self.job).generations
-        loop = actor_class(*ACTORS[1])._data_preparation_loop
         actor = mock.MagicMock(
             config=self.options,
             num_training_steps=len(generations),
@@ -189,7 +188,7 @@ class Data:
         }
         in_order = mock.patch.object(np.random, "permutation", np.arange)
         with mock.patch.multiple(home, **replaced), in_order:
-            loop(actor)
+            actor_classes()[1]._data_preparation_loop(actor)
         return [(actor.prepared_data[step], actor.metrics[step]) for step in actor.metrics]
 
     def _collated(self, collate: Any, packed: Any, *args: Any, **options: Any) -> Any:

@@ -19,12 +19,11 @@ module = modules_of("open_instruct")
 
 STUBBED: list[str] = []  # packages stubbed in this process
 
-OF_SERVERS = (
+BEFORE_A_STEP = (
     *("aiohttp", "beaker", "docker", "fastapi", "litellm", "mcp", "openai", "openenv", "tiktoken"),
-    *("uvicorn", "vllm"),
+    *("uvicorn", "vllm", "absl", "immutabledict", "langdetect", "nltk"),
 )
-OF_VERIFIERS = ("absl", "immutabledict", "langdetect", "nltk")
-"""Packages of servers and of verifiers of answers, which come before a step."""
+"""Packages of servers, and of verifiers of answers."""
 
 UNREACHED = (
     *("actor_manager", "ground_truth_utils", "olmo_core_callbacks", "olmo_core_hybrid"),
@@ -42,10 +41,6 @@ CHOICES = {
 """Its enumerations that open-instruct's configurations read."""
 
 
-ACTORS = (("grpo_fast", "PolicyTrainerRayProcess"), ("data_loader", "DataPreparationActor"))
-"""The classes, with their modules, of the trainer and of its data."""
-
-
 def import_open_instruct(source: Path | None) -> None:
     """Import the trainer."""
     from adapters.engines import deepspeed
@@ -57,7 +52,7 @@ def import_open_instruct(source: Path | None) -> None:
     deepspeed.import_deepspeed()
     deepspeed.group_sequences_once()
     import_from("open_instruct", [source] if source else [])
-    STUBBED.extend(stub_missing((*OF_SERVERS, *OF_VERIFIERS)))
+    STUBBED.extend(stub_missing(BEFORE_A_STEP))
     _stub_olmo_core()
     stub([f"open_instruct.{name}" for name in UNREACHED])
     module("grpo_fast").torch = cuda_on_cpu.torch_of_the_cpu()  # which it gives a rank's number
@@ -75,9 +70,14 @@ def _stub_olmo_core() -> None:
         setattr(home, name, Enum(name, choices))
 
 
-def actor_class(home: str, name: str) -> Any:
-    """A class of open-instruct's that Ray would start a process of."""
-    return getattr(module(home), name).__ray_metadata__.modified_class
+def actor_classes() -> tuple[Any, Any]:
+    """The trainer and the maker of its data, as the classes that Ray would start processes of."""
+    remote = (
+        module("grpo_fast").PolicyTrainerRayProcess,
+        module("data_loader").DataPreparationActor,
+    )
+    trainer, data = (one.__ray_metadata__.modified_class for one in remote)
+    return trainer, data
 
 
 def config_classes() -> tuple[Any, Any]:
@@ -92,14 +92,14 @@ def options() -> Fields:
     comparing = "advantage_normalization_type"
     choices = {
         "loss_fn": {str(one) for one in module("grpo_utils").GRPOLossType},
-        comparing: choices_in(actor_class(*ACTORS[1])._data_preparation_loop, comparing),
+        comparing: choices_in(actor_classes()[1]._data_preparation_loop, comparing),
     }
     return Fields(config_classes(), choices)
 
 
 def read_by_the_step() -> set[str]:
     """What the code of a step and of its data reads of arguments."""
-    trainer, data = (actor_class(*path) for path in ACTORS)
+    trainer, data = actor_classes()
     code = (
         module("grpo_utils"),
         trainer.from_pretrained,
