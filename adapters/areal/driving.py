@@ -43,7 +43,6 @@ class ArealAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     framework: ClassVar[Framework] = AREAL
-    mode_names = AREAL.mode_names
     engine_module: ClassVar[str]
     """AReaL's module of the engine."""
     family: ClassVar[str]

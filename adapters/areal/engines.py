@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -166,12 +166,14 @@ class Bridge:
 @contextmanager
 def _loading(bridge: Bridge) -> Iterator[None]:
     """Have the engine that is made in the context find the bridge, and no checkpoint."""
+    from adapters.toolkit import cuda_on_cpu
+
     engines, registry = module(MEGATRON_ENGINE), module("models.mcore.registry")
     with (
         mock.patch.object(engines.mbridge, "AutoBridge", _loader(lambda: bridge)),
         mock.patch.multiple(
             engines,
-            torch=_torch_of_the_cpu(),
+            torch=cuda_on_cpu.torch_of_the_cpu(),
             load_hf_tokenizer=lambda _: None,
             patch_bridge_for_tree_training=lambda _: nullcontext(),
             load_weights_from_hf_with_mbridge_fast=lambda **_: None,
@@ -188,12 +190,3 @@ def _loading(bridge: Bridge) -> Iterator[None]:
 def _loader(make: Callable[[], object]) -> object:
     """Stands for an automatic class of transformers or mbridge."""
     return SimpleNamespace(from_pretrained=lambda *_, **__: make())
-
-
-def _torch_of_the_cpu() -> ModuleType:
-    """torch whose devices of all numbers are the CPU."""
-    import torch
-
-    found = ModuleType("torch")
-    vars(found).update(vars(torch), device=lambda _: torch.device("cpu"))
-    return found

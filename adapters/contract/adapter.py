@@ -71,8 +71,15 @@ class Adapter(ABC):
     fills_up: ClassVar[bool] = False
     framework: ClassVar[Framework | None] = None  # the record of the framework, if it has one
     # The framework's names of its reductions, each with the mode as `Aggregation.parse` reads it;
-    # a mode with a divisor that users give has none here.
+    # a mode with a divisor that users give has none here. By default those of the record.
     mode_names: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Take the names of modes from the class's record, unless the class has its own."""
+        super().__init_subclass__()
+        own = vars(cls)
+        if "mode_names" not in own and own.get("framework") is not None:
+            cls.mode_names = own["framework"].mode_names
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:

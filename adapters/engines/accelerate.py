@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from adapters.contract import Unsupported
 from adapters.toolkit.probe import GradientReader
@@ -71,6 +71,12 @@ class Watch(TrainerCallback):
         self.logs: list[dict[str, Any]] = []
         self.trainer: Any = None
         self._reader: GradientReader | Recorder[NDArray[np.float32]] | None = None
+
+    def follow(self, trainer: Any) -> None:
+        """Take the place of what prints logs."""
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(self)
+        self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Read gradients where the wrapped optimizer steps, or DeepSpeed's engine, which has it."""

@@ -17,6 +17,8 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.toolkit.settings import gives_advantages, rollouts_per_prompt, samples_per_step
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from adapters.contract import Job
 
 COMPARED = 2
@@ -80,6 +82,25 @@ class Schedule:
             part = rank * self.micro_batches + micro_batch
         first = (step * self.ranks * self.micro_batches + part) * self.micro_batch_size
         return range(first, first + self.micro_batch_size)
+
+
+@dataclass(eq=False)
+class Generated:
+    """The samples of a batch, generated on a rank, one generation after another."""
+
+    batch: ProbedBatch
+    job: Job
+    schedule: Schedule
+    rank: int
+
+    def is_truncated(self, sample: int) -> bool:
+        """Whether a sample was cut off: one without active tokens, if the trainer masks those."""
+        masks_truncated = Option.MASKED_TRUNCATION in self.job.layout.options
+        return masks_truncated and not self.batch.original_masks[sample].any()
+
+    def generated_mask(self, sample: int) -> NDArray[np.int64]:
+        """The tokens that the policy generated itself: all of a sample that was cut off."""
+        return (self.batch.original_masks[sample] | self.is_truncated(sample)).astype(np.int64)
 
 
 def schedule_of(job: Job, iterations: int = 1) -> Schedule:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adapters.contract import Adapter, Layout, Option
-from adapters.contract.description import parse_departures
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.description import conventions_of, parse_departures
+from adapters.toolkit.calls import refusals_of_configuration
+from adapters.toolkit.worlds import observation, set_what_ray_sets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from adapters.contract import Job, Observation, Rank
+    from adapters.contract.framework import Framework, Settings
 
     MicroBatches = int | Literal["uneven", "tokens"]
 
@@ -58,10 +63,29 @@ def by_size(layouts: Iterable[Layout]) -> list[Layout]:
     return sorted(layouts, key=lambda layout: layout.world_size)
 
 
-def staged(cut: Iterable[str]) -> list[Layout]:
+def staged(cut: Sequence[str], stages: Iterable[Option] = STAGES) -> list[Layout]:
     """Layouts, given in words, with each stage of ZeRO that is not the default."""
-    layouts = [*cut]
-    return [Layout.parse(f"{layout}+{stage}") for stage in STAGES for layout in layouts]
+    return [Layout.parse(f"{layout}+{stage}") for stage in stages for layout in cut]
+
+
+class InOneRun(Adapter):
+    """An adapter of a framework that trains all steps of a batch in one run."""
+
+    framework: ClassVar[Framework]
+
+    @abstractmethod
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """The finished run, with ``gradients`` and ``logs`` of steps, and forward ``passes``."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch."""
+        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
+        settings = self.framework.settings(job)
+        set_what_ray_sets(rank)
+        with rank.framework(), refusals_of_configuration(job):
+            done = self.run(job, rank, batch, settings)
+        reported = self.framework.reported(done.logs[: len(job.steps)])
+        return observation(batch, done.gradients, done.passes, reported)
 
 
 class OnFsdp(Adapter):

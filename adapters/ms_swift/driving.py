@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 
-from adapters.contract import Option
 from adapters.engines.accelerate import Watch
-from adapters.engines.pretrained import LONGEST, SEAM, ProbeConfig, policy, tokenizer
+from adapters.engines.generations import Generated
+from adapters.engines.pretrained import LONGEST, ProbeConfig, policy, tokenizer
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found
 from adapters.toolkit.probe import by_token_id, probe_capacity
@@ -22,50 +20,25 @@ from adapters.toolkit.settings import gives_advantages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from adapters.contract import Job
-    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-    from adapters.engines.generations import Schedule
 
 TYPE = "probe"
 """The type of model and template."""
+
+PREFIX = "rl-loss-ms-swift-"
+"""The beginning of the names of temporary folders."""
 
 OF_TEMPLATE = ("padding_free", "sequence_parallel_size")
 """Options that ms-swift's command line gives its template."""
 
 
-FUNCTIONS = ("grpo_trainer", "selective_log_softmax", "entropy_from_logits")
-"""The module that computes log-probabilities and entropies of logits, and its functions."""
-
-
-@contextmanager
-def replaced(package: str, code: str, log_probs: str, entropies: str) -> Iterator[str]:
-    """Put the probe into functions of a package, and let vLLM be new; returns a folder."""
-    of_logits = found(f"{package}.{code}")
-    functions: dict[str, Any] = {
-        log_probs: SEAM.around_log_probs(getattr(of_logits, log_probs)),
-        entropies: SEAM.around_entropies(getattr(of_logits, entropies)),
-    }
-    is_new: dict[str, Any] = {"check_vllm_version_ge": lambda version: True}
-    with (
-        tempfile.TemporaryDirectory(prefix="rl-loss-ms-swift-") as folder,
-        mock.patch.multiple(of_logits, **functions),
-        mock.patch.multiple(found(f"{package}.rollout_mixin"), **is_new),
-    ):
-        yield folder
-
-
-@dataclass
-class Rollouts:
+@dataclass(eq=False)
+class Rollouts(Generated):
     """Stands in for the inference engine, and returns a batch's samples generation by generation.
 
     ``together`` is the number of ranks that share what the schedule has for one.
     """
 
-    batch: ProbedBatch
-    job: Job
-    schedule: Schedule
-    rank: int
     together: int = 1
     max_model_len: int = LONGEST
     generated: Iterator[int] = field(default_factory=count)
@@ -93,42 +66,47 @@ class Rollouts:
 
     def _output(self, sample: int) -> Any:
         batch, protocol = self.batch, found("swift.infer_engine.protocol")
-        mask = batch.original_masks[sample]
-        is_truncated = Option.MASKED_TRUNCATION in self.job.layout.options and not mask.any()
-        active = mask | is_truncated
+        active, reason = self.generated_mask(sample), ("stop", "length")[self.is_truncated(sample)]
         prompt, response = batch.prompts[sample].tolist(), batch.responses[sample].tolist()
         text = " ".join(map(str, response))
-        choice = protocol.ChatCompletionResponseChoice(
-            0, protocol.ChatMessage("assistant", text), "length" if is_truncated else "stop"
-        )
+        said = protocol.ChatMessage("assistant", text)
+        choice = protocol.ChatCompletionResponseChoice(0, said, reason)
         usage = protocol.UsageInfo(0, 0, 0)
         return protocol.RolloutOutput(
             response=protocol.ChatCompletionResponse(TYPE, [choice], usage),
             messages=[*prompts(" ".join(map(str, prompt))), {"role": "assistant", "content": text}],
             response_token_ids=[response],
-            response_loss_mask=[active.astype(int).tolist()],
-            rollout_logprobs=[batch.rollout_log_probs[sample][active].tolist()],
+            response_loss_mask=[active.tolist()],
+            rollout_logprobs=[batch.rollout_log_probs[sample][active > 0].tolist()],
         )
+
+    def give_advantages(self, grpo_batch: Any, ids: torch.Tensor, *, is_packed: bool) -> None:
+        """Set given advantages of tokens, whose ids are in the frame of the loss: [rows, width].
+
+        Ids of packed rows are one row, which the loss cuts.
+        """
+        if gives_advantages(self.job):
+            of_tokens = by_token_id(self.batch, self.batch.advantages)
+            grpo_batch.advantages = of_tokens[in_rows(ids[0], grpo_batch) if is_packed else ids]
 
 
 class Training:
     """One run of `GRPOTrainer` and what was read from it."""
 
-    def __init__(self, job: Job, rollouts: Rollouts, settings: Settings) -> None:
+    def __init__(self, rollouts: Rollouts, settings: Settings) -> None:
         self.rollouts, self.watch = rollouts, Watch()
-        of_template = {name: settings[name] for name in OF_TEMPLATE}
-        others = {name: one for name, one in settings.items() if name not in of_template}
-        with replaced("swift.rlhf_trainers", *FUNCTIONS) as folder:
+        others = {**settings}
+        of_template = {name: others.pop(name) for name in OF_TEMPLATE}
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             with refusals():
                 config = found("swift.rlhf_trainers:GRPOConfig")(output_dir=folder, **others)
             made = template(rollouts.capacity, folder, **of_template)
-            self._trainer(job, config, made).train()
+            self._trainer(config, made).train()
         self.gradients, self.logs = self.watch.gradients(), self.watch.logs
 
-    def _trainer(self, job: Job, config: Any, of_template: Any) -> Any:
+    def _trainer(self, config: Any, of_template: Any) -> Any:
         """The trainer with the case's models and samples."""
         from datasets import Dataset
-        from transformers import PrinterCallback
 
         batch = self.rollouts.batch
         models = [
@@ -141,7 +119,7 @@ class Training:
             model.model_dir = processor.model_info.model_dir
         share_sequences(of_template, models)
         generated = config.generation_batch_size // config.num_generations
-        trainer = self._trainer_class(job)(
+        trainer = self._trainer_class()(
             model=models[0],
             ref_model=models[1] if config.beta else None,
             args=config,
@@ -149,28 +127,22 @@ class Training:
             train_dataset=Dataset.from_list(rows(generated * self.rollouts.schedule.generations)),
             reward_funcs=[self.rollouts.rewards],
         )
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(self.watch)
-        trainer.engine, self.watch.trainer = self.rollouts, trainer
+        self.watch.follow(trainer)
+        trainer.engine = self.rollouts
         self.passes = models[0].passes
         return trainer
 
-    def _trainer_class(self, job: Job) -> Any:
-        """ms-swift's trainer, or a subclass that sets given advantages, [rows, width]."""
-        trainer = found("swift.rlhf_trainers:GRPOTrainer")
-        if not gives_advantages(job):
-            return trainer
-        of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+    def _trainer_class(self) -> Any:
+        """A subclass of ms-swift's trainer that sets given advantages."""
+        give = self.rollouts.give_advantages
 
-        class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
+        class WithAdvantages(found("swift.rlhf_trainers:GRPOTrainer")):  # type: ignore[misc] # loaded when run
             def _postprocess_batch(self, samples: Any, encoded: list[dict[str, Any]]) -> None:
                 super()._postprocess_batch(samples, encoded)
-                for micro_batch in encoded:
-                    grpo_batch = micro_batch["grpo_batch"]
-                    ids = micro_batch["model_inputs"]["input_ids"][:, -grpo_batch.logits_to_keep :]
-                    if self.template.padding_free:
-                        ids = in_rows(ids[0], grpo_batch)
-                    grpo_batch.advantages = of_tokens[ids]
+                for one in encoded:
+                    grpo_batch, ids = one["grpo_batch"], one["model_inputs"]["input_ids"]
+                    ids = ids[:, -grpo_batch.logits_to_keep :]
+                    give(grpo_batch, ids, is_packed=self.template.padding_free)
 
         return WithAdvantages
 

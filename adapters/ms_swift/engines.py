@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import os
-from abc import abstractmethod
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Layout, Observation
-from adapters.contract.adapter import Adapter, Rank
-from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import conventions_of
+from adapters.contract import Layout
 from adapters.contract.layout import Option
 from adapters.engines.generations import schedule_of
-from adapters.engines.shells import OnMegatron, by_size, cuts
-from adapters.engines.trainers import OnAccelerate, OnDeepspeed, OnFsdp2, of_zero, sharded
+from adapters.engines.shells import InOneRun, OnMegatron, by_size, cuts
+from adapters.engines.trainers import (
+    OnAccelerate,
+    OnDeepspeed,
+    OnFsdp2,
+    of_zero,
+    set_environment,
+    sharded,
+)
 from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
 from adapters.toolkit.imports import choices_in, found, import_from
-from adapters.toolkit.worlds import observation, set_what_ray_sets
+from adapters.toolkit.settings import Fields
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract import Description, Job, Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
+    from adapters.contract.framework import Settings
 
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "MODELSCOPE_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TORCHDYNAMO_DISABLE": "1",
-    "TRL_EXPERIMENTAL_SILENCE": "1",
-}
-"""Environment variables: no hubs, no threads of a tokenizer, nothing compiled."""
+RANKS, SHARED = ((1, 1), (2, 1), (4, 1)), ((1, 2), (2, 2))
+"""(dp, cp) of data parallelism, and of sequence or context parallelism."""
 
 OF_GENERATIONS = (Option.SHARED_GENERATION, Option.MASKED_TRUNCATION)
-MIXIN = "swift.rlhf_trainers.args_mixin"
 
 
-class MsSwiftAdapter(Adapter):
+class MsSwiftAdapter(InOneRun):
     """Drives modelscope/ms-swift; subclasses choose the trainer and its engine."""
 
     name = "ms_swift"
@@ -48,19 +44,24 @@ class MsSwiftAdapter(Adapter):
     tree = ("swift",)
     devices = ("cpu",)
     dtypes = ("float32",)
-    framework: ClassVar[Framework]
     arguments: ClassVar[str]
     trainer: ClassVar[str]
     """Paths of classes: the command line's arguments, and the trainer."""
+    log_probs: ClassVar[tuple[str, str, str]]
+    """The module that computes log-probabilities and entropies of logits, and its functions."""
 
     def load(self, source: Path | None) -> None:
         """Import ms-swift and its trainer."""
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        set_environment(MODELSCOPE_OFFLINE="1")
         import_from("swift", [source] if source else [])
         self.import_trainers()
         if found(self.arguments) is None:
             raise LookupError(f"this version has no {self.arguments}")
+        from adapters.engines.pretrained import SEAM
+
+        home, (code, *functions) = self.trainer.rpartition(".")[0], self.log_probs
+        SEAM.put_into(found(f"{home}.{code}"), *functions)
+        found(f"{home}.rollout_mixin").check_vllm_version_ge = lambda version: True
 
     def import_trainers(self) -> None:
         """Import what ms-swift itself imports when a trainer is made."""
@@ -71,41 +72,13 @@ class MsSwiftAdapter(Adapter):
         Its own options are those that are not of every trainer that generates.
         """
         kind, trainer = found(self.arguments), found(self.trainer)
-        options = {one.name for one in fields(kind)}
+        options = Fields((kind,), {"loss_type": choices_in(found(trainer.__module__), "loss_type")})
         own, others = (
-            {one.name for one in fields(found(f"{MIXIN}:{name}"))}
+            {one.name for one in fields(found(f"swift.rlhf_trainers.args_mixin:{name}"))}
             for name in ("GRPOArgumentsMixin", "RolloutTrainerArgumentsMixin")
         )
-        losses = choices_in(found(trainer.__module__), "loss_type")
-        names = (own - others) | {f"loss_type={loss}" for loss in losses}
-
-        def offers(settings: Settings) -> bool:
-            loss = settings.get("loss_type")
-            return settings.keys() <= options and (loss is None or loss in losses)
-
-        return self.framework.description(
-            offers,
-            names,
-            lambda name: getattr(kind, name, None),
-        )
-
-    def settings(self, job: Job) -> dict[str, Any]:
-        """What a user sets to train the job; raises `Unsupported`."""
-        return self.framework.settings(job)
-
-    @abstractmethod
-    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
-        """One run of the trainer, with its ``gradients``, ``logs`` and ``passes``."""
-
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train all steps of the batch in one run of the trainer."""
-        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
-        settings = self.settings(job)
-        set_what_ray_sets(rank)
-        with rank.framework():
-            done = self.run(job, rank, batch, settings)
-        reported = self.framework.reported(done.logs[: len(job.steps)])
-        return observation(batch, done.gradients, done.passes.drain(), reported)
+        names = options.with_choices(own - others)
+        return self.framework.description(options.offers, names, options.defaults.get)
 
 
 class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
@@ -113,15 +86,15 @@ class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
 
     engine = "ddp"
     framework = MS_SWIFT
-    mode_names = MS_SWIFT.mode_names
     dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers", "trl")
     arguments = "swift.arguments:RLHFArguments"
     trainer = "swift.rlhf_trainers.grpo_trainer:GRPOTrainer"
+    log_probs = ("grpo_trainer", "selective_log_softmax", "entropy_from_logits")
 
     def layouts(self) -> list[Layout]:
         """Data and sequence parallelism on up to 4 ranks, and other generations."""
-        plain = cuts(((1, 1), (2, 1), (4, 1)), "thd", "bshd", micro_batches=(1, 2))
-        shared = cuts(((1, 2), (2, 2)), "thd", "bshd", micro_batches=(2,))
+        plain = cuts(RANKS, "thd", "bshd", micro_batches=(1, 2))
+        shared = cuts(SHARED, "thd", "bshd", micro_batches=(2,))
         optional = [Layout(dp=2, micro_batches=2, options=(one,)) for one in OF_GENERATIONS]
         return by_size([*plain, *shared, Layout(micro_batches=4), *optional])
 
@@ -130,7 +103,7 @@ class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
         from adapters.ms_swift.driving import Rollouts, Training
 
         self.enter_world(rank)
-        return Training(job, Rollouts(batch, job, generating(job), rank.index), settings)
+        return Training(Rollouts(batch, job, generating(job), rank.index), settings)
 
     def leave_world(self) -> None:
         """Also forget the groups of ranks that share sequences."""
@@ -160,18 +133,20 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
 
     engine = "megatron"
     framework = MEGATRON
-    mode_names = MEGATRON.mode_names
     dependencies = ("accelerate", "mcore-bridge", "megatron-core", "transformers")
     arguments = "swift.megatron.arguments:MegatronRLHFArguments"
     trainer = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
+    log_probs = (
+        "vocab_parallel_utils",
+        "vocab_parallel_gather_logps",
+        "vocab_parallel_entropy",
+    )
 
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks."""
-        ranks = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))
-        packed = cuts(ranks, "thd", micro_batches=(1, 2))
-        padded = cuts(ranks[:2], "bshd", micro_batches=(1, 2))
-        with_two = Layout(dp=2, micro_batches=2, format="thd")
-        optional = [replace(with_two, options=(one,)) for one in OF_GENERATIONS]
+        packed = cuts((*RANKS, *SHARED), "thd", micro_batches=(1, 2))
+        padded = cuts(RANKS[:2], "bshd", micro_batches=(1, 2))
+        optional = [Layout.parse(f"dp2-cp1-mb2-thd+{one}") for one in OF_GENERATIONS]
         return by_size([*packed, *padded, *optional])
 
     def load(self, source: Path | None) -> None:
@@ -197,4 +172,4 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
         accelerate.name_engine("MULTI_CPU" if rank.world_size > 1 else "NO")
         megatron_core.join_grid(job.layout, rank)
         rollouts = Rollouts(batch, job, schedule_of(job), rank.index, together=job.layout.cp)
-        return Training(job, rollouts, settings, rank)
+        return Training(rollouts, settings, rank)

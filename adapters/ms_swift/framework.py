@@ -44,23 +44,11 @@ def generating(job: Job) -> Schedule:
     return schedule_of(replace(job, layout=separate))
 
 
-def _per_generation(job: Job) -> int:
-    return generating(job).per_generation
-
-
+PER_GENERATION = {"steps_per_generation": lambda job: generating(job).per_generation}
 CORRECTED = {**CLIPPED, "rollout_importance_sampling_threshold": CONSTANTS.truncation}
 MASKED = {**CORRECTED, "rollout_importance_sampling_mode": "token_mask"}
 DIVISOR = {"max_completion_length": lambda job: whole_divisor(job, "max_completion_length") or ""}
-OF_LAYOUT: dict[str, Settings] = {
-    **grpo.micro_batches(generating),
-    "thd": {"padding_free": True},
-    "cp": {"sequence_parallel_size": lambda job: job.layout.cp},
-    Option.SHARED_GENERATION: {"steps_per_generation": _per_generation},
-    Option.MASKED_TRUNCATION: {"overlong_filter": True},
-}
-
 OF_BOTH: dict[str, Any] = {
-    "overlong_filter": False,
     "temperature": 1.0,
     "beta": 0.0,
     "kl_in_reward": False,
@@ -112,15 +100,6 @@ OF_ALL = parse_departures(
     ZEROED,
 )
 
-OF_ACCELERATE = parse_departures(
-    """
-    not_run: the command line and its `RLHFArguments`, which make a `GRPOConfig` and a template
-        they look a model up; the adapter sets the fields that they would set
-    set: dataset_shuffle=False
-        it comes before rollouts
-    """
-)
-
 MS_SWIFT = Framework(
     title="ms-swift",
     scope="Fields of `RLHFArguments` with `rlhf_type=grpo`, and of `MegatronRLHFArguments`.",
@@ -144,7 +123,13 @@ MS_SWIFT = Framework(
         Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo", "scale_rewards": "none"},
     },
     only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
-    layout=OF_LAYOUT,
+    layout={
+        **grpo.micro_batches(generating),
+        "thd": {"padding_free": True},
+        "cp": {"sequence_parallel_size": lambda job: job.layout.cp},
+        Option.SHARED_GENERATION: PER_GENERATION,
+        Option.MASKED_TRUNCATION: {"overlong_filter": True},
+    },
     always={
         **OF_RUNS,
         **OF_BOTH,
@@ -153,7 +138,7 @@ MS_SWIFT = Framework(
         "remove_unused_columns": False,
         "padding_free": False,
         "sequence_parallel_size": 1,
-        "steps_per_generation": _per_generation,
+        **PER_GENERATION,
         "num_generations": lambda job: generations_of_prompt(job, generating(job)),
     },
     rules={
@@ -234,7 +219,15 @@ MS_SWIFT = Framework(
         """,
         *grpo.OPTIONS,
     ),
-    departures=(*OF_ALL, *OF_ACCELERATE),
+    departures=parse_departures(
+        """
+        not_run: the command line and its `RLHFArguments`, which make a `GRPOConfig` and a template
+            they look a model up; the adapter sets the fields that they would set
+        set: dataset_shuffle=False
+            it comes before rollouts
+        """,
+        *OF_ALL,
+    ),
 )
 
 
@@ -256,19 +249,6 @@ def _prompts_of_ranks(job: Job) -> int:
         )
     return size
 
-
-OF_MEGATRON = parse_departures(
-    """
-    not_run: the command line, and what `MegatronRLHFArguments` derives of checkpoints and GPUs
-        the adapter has all their defaults, and sets the fields that users set
-    stubbed: mcore-bridge's models and Megatron's kernels for layers, which want Transformer Engine
-        there are no layers; its own functions that slice rows over ranks run
-    set: data type float32, the optimizer not distributed
-        the tolerance is derived from the dtype; no verdict depends on who holds its states
-    """,
-    CPU_AS_CUDA,
-    ONE_BY_ONE,
-)
 
 MEGATRON = replace(
     MS_SWIFT,
@@ -294,5 +274,18 @@ MEGATRON = replace(
         **OF_MACHINE,
     },
     metrics={**MS_SWIFT.metrics, Metric.ENTROPY: "entropy/entropy_mean"},
-    departures=(*OF_ALL, *OF_MEGATRON),
+    departures=parse_departures(
+        """
+        not_run: the command line, and what `MegatronRLHFArguments` derives of checkpoints and GPUs
+            the adapter has all their defaults, and sets the fields that users set
+        stubbed: mcore-bridge's models and Megatron's kernels for layers, which want Transformer
+        Engine
+            there are no layers; its own functions that slice rows over ranks run
+        set: data type float32, the optimizer not distributed
+            the tolerance is derived from the dtype; no verdict depends on who holds its states
+        """,
+        *OF_ALL,
+        CPU_AS_CUDA,
+        ONE_BY_ONE,
+    ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tempfile
 import types
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,21 +13,17 @@ import torch
 
 from adapters.engines import megatron_core
 from adapters.engines.pretrained import logits_of, table
-from adapters.ms_swift.driving import Rollouts, in_rows, replaced, rows, template
+from adapters.ms_swift.driving import PREFIX, Rollouts, rows, template
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found, provide
-from adapters.toolkit.probe import by_token_id
-from adapters.toolkit.settings import gives_advantages, with_defaults
+from adapters.toolkit.settings import with_defaults
 
 if TYPE_CHECKING:
-    from adapters.contract import Job, Rank
+    from adapters.contract import Rank
     from adapters.contract.framework import Settings
 
 OF_BRIDGE = ("set_random_seed", "split_cp_inputs", "unwrap_model")
 """Functions of mcore-bridge that run as they are; its models want Transformer Engine."""
-
-FUNCTIONS = ("vocab_parallel_utils", "vocab_parallel_gather_logps", "vocab_parallel_entropy")
-"""The module that computes log-probabilities and entropies of logits, and its functions."""
 
 MODELS = ("LoraParallelLinear", "ModelConfig", "GPTBridge", "get_mcore_model", "hf_to_mcore_config")
 STATES = ("main_grads", "main_params", "exp_avg", "exp_avg_sq", "params", "torch")
@@ -49,11 +46,11 @@ def import_trainers() -> None:
 class Training:
     """One run of `MegatronGRPOTrainer` and what was read from it."""
 
-    def __init__(self, job: Job, rollouts: Rollouts, settings: Settings, rank: Rank) -> None:
-        self.job, self.rollouts, self.rank = job, rollouts, rank
+    def __init__(self, rollouts: Rollouts, settings: Settings, rank: Rank) -> None:
+        self.rollouts, self.rank = rollouts, rank
         self.logs: list[dict[str, Any]] = []
-        free, cp = settings["padding_free"], job.layout.cp
-        with replaced("swift.megatron.trainers", *FUNCTIONS) as folder:
+        free, cp = settings["padding_free"], rollouts.job.layout.cp
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             made = template(rollouts.capacity, folder, padding_free=free, sequence_parallel_size=cp)
             made.use_megatron = True
             trainer = self._trainer(self._arguments(settings, made.processor, folder), made)
@@ -89,7 +86,7 @@ class Training:
     def _trainer(self, args: Any, of_template: Any) -> Any:
         """ms-swift's trainer with our models, the case's samples, and advantages if given."""
         run, batch = self, self.rollouts.batch
-        config = megatron_core.transformer_config(self.job.layout, torch.float32)
+        config = megatron_core.transformer_config(self.rollouts.job.layout, torch.float32)
 
         class Trainer(found("swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer")):  # type: ignore[misc] # loaded when run
             def prepare_model(self) -> None:
@@ -105,26 +102,20 @@ class Training:
             def _move_model_to_vllm(self) -> None:
                 """Do nothing: there is no engine to send weights to."""
 
-            def save_checkpoint(self) -> None:
-                """Do nothing: nothing is saved."""
+            save_checkpoint = _move_model_to_vllm
 
             def _rollout(self, samples: list[Any]) -> list[Any]:
                 return run.rollouts.infer(samples)
+
+            def _generate_and_score_completions(self, inputs: Any) -> list[dict[str, Any]]:
+                made: list[dict[str, Any]] = super()._generate_and_score_completions(inputs)
+                for one in made:
+                    ids, is_packed = one["input_ids"].roll(-1, -1), of_template.padding_free
+                    run.rollouts.give_advantages(one["grpo_batch"], ids, is_packed=is_packed)
+                return made
 
             def on_log(self, logs: dict[str, Any], prefix: str = "") -> None:
                 super().on_log(logs, prefix)
                 run.logs.append({**self._last_logged_metrics})
 
-        class WithAdvantages(Trainer):
-            def _generate_and_score_completions(self, inputs: Any) -> list[dict[str, Any]]:
-                made: list[dict[str, Any]] = super()._generate_and_score_completions(inputs)
-                of_tokens = by_token_id(batch, batch.advantages)
-                for micro_batch in made:
-                    ids = micro_batch["input_ids"].roll(-1, -1)
-                    if of_template.padding_free:
-                        ids = in_rows(ids[0], micro_batch["grpo_batch"])
-                    micro_batch["grpo_batch"].advantages = of_tokens[ids]
-                return made
-
-        kind = WithAdvantages if gives_advantages(self.job) else Trainer
-        return kind(args, of_template, vllm_client=None)
+        return Trainer(args, of_template, vllm_client=None)

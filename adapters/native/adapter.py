@@ -41,7 +41,6 @@ class NativeAdapter(Adapter):
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
     framework: ClassVar[Framework] = NATIVE
-    mode_names: ClassVar[Mapping[str, str]] = NATIVE.mode_names
 
     def layouts(self) -> Sequence[Layout]:
         """Every dp × cp of powers of two on up to 8 ranks; one number of micro-batches on 8."""

@@ -15,7 +15,6 @@ from adapters.nemo_rl.framework import DTENSOR_V1, DTENSOR_V2, NEMO_RL
 from adapters.toolkit.worlds import set_what_ray_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from adapters.contract import Description, Rank
@@ -33,7 +32,6 @@ class NemoRLAdapter(OnFsdp):
     dtypes = ("float32",)
     dependencies: ClassVar[tuple[str, ...]] = ("transformers",)
     framework: ClassVar[Framework] = NEMO_RL
-    mode_names: ClassVar[Mapping[str, str]] = NEMO_RL.mode_names
 
     def layouts(self) -> list[Layout]:
         """Data and context parallelism on up to 4 ranks.

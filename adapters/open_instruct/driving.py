@@ -19,12 +19,12 @@ from adapters.engines.deepspeed import (
     refusals_of_sizes,
 )
 from adapters.engines.pretrained import SEAM, policy, table
-from adapters.open_instruct.importing import ACTORS, actor_class, config_classes, module, of_class
+from adapters.open_instruct.importing import actor_classes, config_classes, module
 from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.probe import probe_capacity
-from adapters.toolkit.settings import gives_advantages
+from adapters.toolkit.settings import gives_advantages, of_class
 from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
@@ -58,12 +58,7 @@ class Training:
         self.gradients: list[Any] = []
         self.passes: list[Any] = []
         self.logs: list[dict[str, float]] = []
-        functions = module("model_utils")
-        log_probs = SEAM.around_log_probs(functions.log_softmax_and_gather)
-        with (
-            cuda_on_cpu.redirected(),
-            mock.patch.object(functions, "log_softmax_and_gather", log_probs),
-        ):
+        with cuda_on_cpu.redirected():
             data = Data(job, batch, self._of_data)
             prepared = data.prepared(job.layout.dp, self._args.per_device_train_batch_size)
             self._train(prepared, job.layout.world_size, rank.index)
@@ -75,7 +70,7 @@ class Training:
         ]
         place = {"local_rank": 0, "master_addr": "localhost", "master_port": 0}
         trainer = call_supported(
-            actor_class(*ACTORS[0]),
+            actor_classes()[0],
             world_size=world_size,
             rank=rank,
             args=self._args,
@@ -130,13 +125,9 @@ class Training:
     def _log(self, of_ranks: list[Any]) -> dict[str, float]:
         """What open-instruct prints of a training step, from the answers of all ranks' actors."""
         log: dict[str, float] = {}
-        actors = [
-            SimpleNamespace(step=SimpleNamespace(remote=partial(of_ranks.__getitem__, index)))
-            for index in range(len(of_ranks))
-        ]
         replaced: dict[str, Any] = {
             "ray": mock.Mock(),
-            "ray_get_with_progress": lambda answers, **_: (answers, None),
+            "ray_get_with_progress": lambda *_, **__: (of_ranks, None),
             "maybe_save_checkpoint": lambda *_: 0.0,
             "print_rich_single_line_metrics": log.update,
         }
@@ -147,7 +138,7 @@ class Training:
                 home.one_training_step,
                 args=self._args,
                 streaming_config=self._of_data,
-                policy_group=SimpleNamespace(models=actors),
+                policy_group=mock.MagicMock(),
                 tokenizer=TOKENIZER,
                 data_thread_metrics={},
                 training_step=1,
@@ -163,15 +154,6 @@ def _in_float32(make: Any, *args: Any, **options: Any) -> Any:
     return make(*args, **{**options, "bf16": False})
 
 
-class Prompts:
-    """The loop's prompts, which are given to no generator."""
-
-    _epoch = 0
-
-    def __next__(self) -> None:
-        """No prompt."""
-
-
 @dataclass(frozen=True, eq=False)
 class Data:
     """Makes each rank's micro-batches of given samples by open-instruct's own loop."""
@@ -183,14 +165,12 @@ class Data:
     def prepared(self, ranks: int, rows: int) -> list[tuple[list[Any], dict[str, Any]]]:
         """Each generation's micro-batches of all ranks, and its numbers."""
         home, generations = module("data_loader"), packing_of(self.job).generations
-        loop = actor_class(*ACTORS[1])._data_preparation_loop
-        actor = mock.Mock(
+        actor = mock.MagicMock(
             config=self.options,
             num_training_steps=len(generations),
             per_device_train_batch_size=rows,
             dp_world_size=ranks,
             global_batch_size=1,
-            iter_dataloader=Prompts(),
             prepared_data={},
             metrics={},
             training_step=0,
@@ -199,7 +179,6 @@ class Data:
             tool_names=[],
             rubric_manager=None,
             shutdown_requested=False,
-            lock=mock.MagicMock(),
         )
         collate = partial(self._collated, home.prepare_collated_data_for_workers)
         replaced: dict[str, Any] = {
@@ -209,7 +188,7 @@ class Data:
         }
         in_order = mock.patch.object(np.random, "permutation", np.arange)
         with mock.patch.multiple(home, **replaced), in_order:
-            loop(actor)
+            actor_classes()[1]._data_preparation_loop(actor)
         return [(actor.prepared_data[step], actor.metrics[step]) for step in actor.metrics]
 
     def _collated(self, collate: Any, packed: Any, *args: Any, **options: Any) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
+from adapters.engines import grpo
+from adapters.engines.shells import CPU_AS_CUDA
 from adapters.open_instruct.packing import longest, packing_of
 from adapters.toolkit.settings import gives_advantages, samples_of_prompt, samples_per_step
 from reference.aggregation import (
@@ -33,11 +35,6 @@ def _denominator(job: Job) -> str:
     return str((job.aggregation.divisor or 1.0) * samples_per_step(job.steps))
 
 
-def _stage(job: Job) -> int:
-    """Ulysses is for stage 3 alone."""
-    return 3 if job.layout.cp > 1 else 0
-
-
 def _samples_of_prompt(job: Job) -> int:
     """The samples of a prompt, whose rewards are compared before rows are sliced for ranks."""
     if gives_advantages(job):
@@ -47,15 +44,18 @@ def _samples_of_prompt(job: Job) -> int:
     return samples_of_prompt(job, "num_samples_per_prompt_rollout")
 
 
+def _bounds(of: str, low: float, high: float) -> dict[str, Any]:
+    return {f"{of}_lower_bound": low, f"{of}_upper_bound": high}
+
+
 CLIPPED = {
     "num_epochs": 2,
     "clip_lower": CONSTANTS.clip_low,
     "clip_higher": CONSTANTS.clip_high,
 }
-MASKED = {"rho_mask_lower_bound": 0.5, "rho_mask_upper_bound": 5.0}
-UNCLAMPED = {"rho_clamp_lower_bound": 0.0, "rho_clamp_upper_bound": 0.0}
+MASKED = _bounds("rho_mask", 0.5, 5.0)
+KEPT = (CONSTANTS.kept_low, CONSTANTS.truncation)
 KL = {"load_ref_policy": True, "beta": KL_COEFFICIENT}
-OF_GROUPS = EstimatorConventions(lost_degrees_of_freedom=0, std_epsilon=1e-8)
 
 OPEN_INSTRUCT = Framework(
     title="open-instruct",
@@ -70,16 +70,11 @@ OPEN_INSTRUCT = Framework(
         Objective.REJECTION: MASKED,
         Objective.REJECTION_OFF_POLICY: {**CLIPPED, **MASKED},
         Objective.TIS_TOKEN: {**CLIPPED, "rho_clamp_upper_bound": CONSTANTS.truncation},
-        Objective.TIS_BOUNDED: {
-            **CLIPPED,
-            "rho_clamp_lower_bound": CONSTANTS.kept_low,
-            "rho_clamp_upper_bound": CONSTANTS.truncation,
-        },
+        Objective.TIS_BOUNDED: {**CLIPPED, **_bounds("rho_clamp", *KEPT)},
         Objective.ICEPOP: {
             **CLIPPED,
-            **UNCLAMPED,
-            "rho_mask_lower_bound": CONSTANTS.kept_low,
-            "rho_mask_upper_bound": CONSTANTS.truncation,
+            **_bounds("rho_clamp", 0.0, 0.0),
+            **_bounds("rho_mask", *KEPT),
         },
         Objective.KL: KL,
         Objective.GROUP_NORMALISED: {"advantage_normalization_type": "standard"},
@@ -112,7 +107,7 @@ OPEN_INSTRUCT = Framework(
         Option.TWO_EPOCHS: {"num_epochs": 2},
     },
     always={
-        "deepspeed_stage": _stage,
+        "deepspeed_stage": lambda job: 3 if job.layout.cp > 1 else 0,  # Ulysses is for 3 alone
         "deepspeed_zpg": 1,
         "world_size": lambda job: job.layout.world_size,
         "num_training_steps": lambda job: len(packing_of(job).generations),
@@ -149,7 +144,7 @@ OPEN_INSTRUCT = Framework(
         "logged_policy_loss": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "diagnostics_mask": Assumed(DenominatorMask.ORIGINAL),
-        "of_groups": Assumed(OF_GROUPS),
+        "of_groups": Assumed(EstimatorConventions(lost_degrees_of_freedom=0, std_epsilon=1e-8)),
     },
     options=parse_options(
         """
@@ -217,23 +212,20 @@ OPEN_INSTRUCT = Framework(
             a user's process has one trainer
         set: learning_rate=0, max_grad_norm=None, deepspeed_zpg=1, filter_zero_std_samples=False
             they act after the gradient is read, or before samples are given
-        set: clipping bounds, bounds of corrections and the coefficient of the divergence
-            a user may choose these values; the reference uses the same ones
         set: DeepSpeed's configuration to float32
             weights are read in float32; bfloat16 rounds to 2^-9
         stubbed: the model, by one with a vocabulary of one token and an entry for every position,
         and `log_softmax_and_gather`, by itself plus that entry
             open-instruct's own function runs on the model's logits; weights are read through the
             entry
-        set: on a machine without a GPU, torch's CUDA device, also as `torch.device` of a rank's
-        number in `grpo_fast`, to the CPU
-            the same operations in the same order, in float32
         set: torch.compile to nothing (TORCHDYNAMO_DISABLE)
             the same operations, not compiled
         stubbed: `get_global_grad_norm`, by 0 where it is None
             it is logged alone; stage 0 has no DeepSpeed optimizer in float32
         stubbed: OLMo-core, and open-instruct's modules of vLLM, verifiers and OLMo-core
             `grpo_fast` imports them, and its step does not reach them
-        """
+        """,
+        CPU_AS_CUDA,
+        grpo.OF_VALUES,
     ),
 )

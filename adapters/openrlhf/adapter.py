@@ -47,7 +47,6 @@ class OpenRLHFAdapter(Adapter):
     dtypes = ("float32",)
     dependencies = ("deepspeed", "ray", "transformers")
     framework: ClassVar[Framework] = OPENRLHF
-    mode_names = OPENRLHF.mode_names
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, ring attention of 2, padded (bshd) or packed (thd).

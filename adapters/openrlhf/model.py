@@ -82,9 +82,7 @@ def put_the_seams_in() -> None:
     for path in ("trainer.ray.ppo_actor", "trainer.ray.ppo_critic"):
         users = module(path)
         users.DataLoader = partial(_in_order, users.DataLoader)
-    functions = module("models.actor")
-    functions.log_probs_from_logits = SEAM.around_log_probs(functions.log_probs_from_logits)
-    functions.compute_entropy = SEAM.around_entropies(functions.compute_entropy)
+    SEAM.put_into(module("models.actor"), "log_probs_from_logits", "compute_entropy")
     strategy = module("utils.deepspeed.deepspeed")
     strategy.init_device_mesh = made_once(strategy.init_device_mesh)
     make_config = strategy.get_train_ds_config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from adapters.prime_rl.framework import PRIME_RL
 from adapters.toolkit.worlds import set_what_ray_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from adapters.contract import Description
@@ -37,7 +36,6 @@ class PrimeRLAdapter(Adapter):
     dependencies = ("transformers",)
     fills_up = True
     framework = PRIME_RL
-    mode_names: ClassVar[Mapping[str, str]] = PRIME_RL.mode_names
 
     def layouts(self) -> list[Layout]:
         """Data and context parallelism on up to 4 ranks, sharded, replicated and both.

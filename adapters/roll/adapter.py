@@ -38,7 +38,6 @@ class RollAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     framework: ClassVar[Framework] = ROLL
-    mode_names = ROLL.mode_names
 
     engine_module: ClassVar[str]
     """ROLL's module of the engine's strategy."""

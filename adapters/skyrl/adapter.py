@@ -54,7 +54,6 @@ class SkyRLAdapter(Adapter):
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
     framework: ClassVar[Framework] = SKYRL
-    mode_names: ClassVar[Mapping[str, str]] = SKYRL.mode_names
 
     @property
     def engine_module(self) -> Any:

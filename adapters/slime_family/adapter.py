@@ -55,7 +55,6 @@ class LineageAdapter(Adapter):
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
     framework: ClassVar[Framework] = FAMILY
-    mode_names = FAMILY.mode_names
 
     depths: ClassVar[frozenset[Depth]] = frozenset(Depth)
     losses: ClassVar[str]  # the module of loss functions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -54,6 +55,13 @@ def number_the_device() -> None:
     """Make the current CUDA device an index, as some code requires, unless CUDA is available."""
     if not torch.cuda.is_available():
         torch.cuda.current_device = lambda: 0
+
+
+def torch_of_the_cpu() -> ModuleType:
+    """torch for one module of a framework: its devices of all numbers are the CPU."""
+    found = ModuleType("torch")
+    vars(found).update(vars(torch), device=lambda _: torch.device("cpu"))
+    return found
 
 
 def redirected() -> AbstractContextManager[object]:

@@ -190,6 +190,7 @@ class ProbeSeam:
         self.probe: torch.Tensor | None = None
         self.predicted: torch.Tensor | None = None
         self.log_prob_table, self.entropy_table = NO_LOG_PROBS, ENTROPIES
+        self._homes: list[Any] = []  # modules whose functions have the probe
         self.has_router = False  # whether the model returns the loss of a router
 
     def start(self, batch: ProbedBatch) -> None:
@@ -208,6 +209,15 @@ class ProbeSeam:
         """What to add to the entropies at the positions that predict tokens, in their shape."""
         probe = self._entries(tokens)
         return cycled(self.entropy_table, tokens) + (probe if trained else probe.detach())
+
+    def put_into(self, home: Any, log_probs: str, entropies: str | None = None) -> None:
+        """Add the probe to what a module's functions of these names return, once in a process."""
+        if home in self._homes:
+            return
+        self._homes.append(home)
+        setattr(home, log_probs, self.around_log_probs(getattr(home, log_probs)))
+        if entropies is not None:
+            setattr(home, entropies, self.around_entropies(getattr(home, entropies)))
 
     def around_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A framework's function of logits and labels, with the probe added to what it returns."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from adapters.contract.objective import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from adapters.contract.framework import Settings
     from reference.step import Step
 
 
@@ -173,6 +175,39 @@ def _only(counts: Iterable[int], what: str) -> int:
     if len(different) > 1:
         raise Unsupported(f"no different numbers of {what}: {different}")
     return different[0]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Options of a version that are fields of dataclasses.
+
+    ``choices`` are the texts that options may have: those that the code compares them with.
+    """
+
+    kinds: tuple[Any, ...]
+    choices: Mapping[str, Collection[str]]
+
+    @cached_property
+    def defaults(self) -> dict[str, object]:
+        """The value of each option that a user does not set."""
+        return {one.name: one.default for kind in self.kinds for one in fields(kind)}
+
+    def offers(self, settings: Settings) -> bool:
+        """Whether the version has these options, with these choices."""
+        return settings.keys() <= self.defaults.keys() and all(
+            str(settings[name]) in texts for name, texts in self.choices.items() if name in settings
+        )
+
+    def with_choices(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that are options, and all choices as ``name=choice``."""
+        choices = {f"{name}={one}" for name, texts in self.choices.items() for one in texts}
+        return choices.union(self.defaults.keys() & {*names})
+
+
+def of_class(kind: Any, settings: Settings) -> dict[str, Any]:
+    """The settings that are fields of a dataclass."""
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in settings.items() if name in names}
 
 
 def with_defaults(kind: Any, values: Mapping[str, Any]) -> Any:

@@ -138,7 +138,6 @@ class GrpoAdapter(TrlAdapter):
     framework = GRPO
     trainer = "trainer.grpo_trainer:GRPOTrainer"
     config = "trainer.grpo_config:GRPOConfig"
-    mode_names = GRPO.mode_names
 
     def describe(self) -> Description:
         """Describe the trainer, whose entropy bonus depends on the loss type before 1.10."""
@@ -197,7 +196,6 @@ class RlooAdapter(TrlAdapter):
     trainer = "trainer.rloo_trainer:RLOOTrainer"
     config = "trainer.rloo_config:RLOOConfig"
     elsewhere = GRPO.options
-    mode_names = RLOO.mode_names
 
     def settings(self, job: Job) -> dict[str, Any]:
         """The settings for a job; raises `Unsupported`.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import tempfile
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,11 +13,11 @@ from unittest import mock
 import numpy as np
 import torch
 
-from adapters.contract import Option
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.accelerate import Watch
+from adapters.engines.generations import Generated
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import by_token_id
 from adapters.toolkit.settings import gives_advantages, yaml
@@ -38,29 +36,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job
-    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-    from adapters.engines.generations import Schedule
 
 
-@dataclass(frozen=True, eq=False)
-class Rollouts:
+class Rollouts(Generated):
     """The samples of a batch, generated on this rank, one generation after another."""
-
-    batch: ProbedBatch
-    job: Job
-    schedule: Schedule
-    rank: int
-
-    @property
-    def masks_truncated(self) -> bool:
-        """Whether samples without active tokens are truncated and masked by TRL."""
-        return Option.MASKED_TRUNCATION in self.job.layout.options
-
-    @cached_property
-    def truncated(self) -> list[bool]:
-        """Whether each sample ends without an end-of-text token."""
-        return [self.masks_truncated and not mask.any() for mask in self.batch.original_masks]
 
     @property
     def end(self) -> int:
@@ -74,18 +54,14 @@ class Rollouts:
             "prompt_ids": [batch.prompts[sample].tolist() for sample in samples],
             "completion_ids": [self._completion(sample) for sample in samples],
             "logprobs": [batch.rollout_log_probs[sample].tolist() for sample in samples],
-            "env_mask": [self._mask(sample).tolist() for sample in samples],
+            "env_mask": [self.generated_mask(sample).tolist() for sample in samples],
             "reward": [_reward(batch.rewards[sample]) for sample in samples],
         }
 
     def _completion(self, sample: int) -> list[int]:
         """The ids of a sample's response, ended by an end of text unless it is truncated."""
         ids: list[int] = self.batch.responses[sample].tolist()
-        return ids if self.truncated[sample] else [*ids[:-1], self.end]
-
-    def _mask(self, sample: int) -> NDArray[np.int64]:
-        """The tokens that the policy generated itself: all of a truncated sample."""
-        return (self.batch.original_masks[sample] | self.truncated[sample]).astype(np.int64)
+        return ids if self.is_truncated(sample) else [*ids[:-1], self.end]
 
 
 def _reward(reward: np.float64) -> float | None:
@@ -139,7 +115,6 @@ class Training(ABC):
         return {
             "args": config,
             "processing_class": tokenizer(self.rollouts.end),
-            "callbacks": [self.watch],
         }
 
     def stubs(self) -> dict[str, Any]:
@@ -148,10 +123,7 @@ class Training(ABC):
 
     def prepare(self, trainer: Any) -> None:
         """Put the probe into the trainer's model, and record its gradients."""
-        from transformers import PrinterCallback
-
-        trainer.remove_callback(PrinterCallback)
-        self.watch.trainer = trainer
+        self.watch.follow(trainer)
         model, batch = trainer.model, self.rollouts.batch
         self.give(model, batch.old_log_probs)
         model.log_prob_table, model.entropy_table = batch.log_prob_table, batch.entropy_table

@@ -186,7 +186,6 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     trainer = "experimental.async_grpo.async_grpo_trainer:AsyncGRPOTrainer"
     config = "experimental.async_grpo.async_grpo_config:AsyncGRPOConfig"
     elsewhere = GRPO.options
-    mode_names = ASYNC.mode_names
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, with packed rows."""

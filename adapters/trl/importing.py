@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from adapters.engines import trainers
 from adapters.toolkit.imports import choices_in, import_from, modules_of
+from adapters.toolkit.settings import Fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,16 +17,6 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 module = modules_of("trl")
-
-SETTINGS = {
-    "HF_HUB_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TORCHDYNAMO_DISABLE": "1",
-    "TRITON_INTERPRET": "1",
-    "TRL_EXPERIMENTAL_SILENCE": "1",
-}
-"""Environment variables: no hub, no threads of a tokenizer, nothing compiled, Triton on CPUs."""
 
 TRAINERS = ("trainer.grpo_trainer", "trainer.rloo_trainer")
 """The modules of the driven trainers."""
@@ -36,9 +27,8 @@ USES_OF_LIGER = ("compute_liger_loss", "_chunked_logps")
 
 
 def set_environment() -> None:
-    """Set what packages read from the environment when they are imported."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
+    """Set what packages read from the environment when they are imported; Triton is for CPUs."""
+    trainers.set_environment(TRITON_INTERPRET="1")
 
 
 def import_trl(source: Path | None) -> None:
@@ -87,8 +77,8 @@ def require_use_of_liger() -> None:
 def offers(settings: Settings) -> bool:
     """Whether `GRPOConfig` has these fields, and the trainer implements the loss type."""
     loss_types = choices_in(module("trainer.grpo_trainer"), "loss_type")
-    has_loss = "loss_type" not in settings or settings["loss_type"] in loss_types
-    return has_loss and settings.keys() <= defaults().keys()
+    config = module("trainer.grpo_config").GRPOConfig
+    return Fields((config,), {"loss_type": loss_types}).offers(settings)
 
 
 def defaults() -> dict[str, Any]:

@@ -25,7 +25,7 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -101,6 +101,7 @@ class LossAdapter(Adapter):
     """Drives a loss function that takes the log-probabilities of padded responses."""
 
     framework = LOSSES
+    mode_names: ClassVar[Mapping[str, str]] = {}  # trainers name them, and a loss function does not
     devices = ("cpu",)
     dtypes = ("float32",)
     default_mode: ClassVar[Mode]

@@ -57,7 +57,6 @@ class TunixAdapter(Adapter):
     dtypes = ("float32",)
     dependencies = ("flax", "jax", "optax")
     framework: ClassVar[Framework] = TUNIX
-    mode_names = TUNIX.mode_names
 
     def layouts(self) -> list[Layout]:
         """Micro-batches on 1, 2 and 4 devices, at most 8 in all: few cases have more samples."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -19,7 +19,7 @@ from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found
-from adapters.toolkit.settings import gives_advantages
+from adapters.toolkit.settings import gives_advantages, of_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,15 +135,10 @@ def algorithm(settings: Settings) -> Any:
     """tunix's `GRPOConfig`; raises `Refused`."""
     config = found(f"{LEARNER}:GRPOConfig")
     with refusals():
-        made = config(**_of(config, settings))
+        made = config(**of_class(config, settings))
     if "epsilon_high" in settings:
         made.epsilon_high = settings["epsilon_high"]
     return made
-
-
-def _of(config: Any, settings: Settings) -> dict[str, Any]:
-    names = {one.name for one in fields(config)}
-    return {name: value for name, value in settings.items() if name in names}
 
 
 def train(job: Job, batch: ProbedBatch, settings: Settings, config: Any) -> Done:
@@ -174,11 +169,11 @@ def _cluster(job: Job, batch: ProbedBatch, settings: Settings) -> Any:
     home = found("tunix.rl.rl_cluster")
     mesh = Mesh(np.array(jax.devices()[: job.layout.dp]), (BATCH_AXIS,))
     training = home.RLTrainingConfig(
-        actor_optimizer=recording(len(job.steps)), **_of(home.RLTrainingConfig, settings)
+        actor_optimizer=recording(len(job.steps)), **of_class(home.RLTrainingConfig, settings)
     )
     rollout_config = found(f"{ROLLOUT}:RolloutConfig")
     rollout = rollout_config(
-        max_prompt_length=max(map(len, batch.prompts)), **_of(rollout_config, settings)
+        max_prompt_length=max(map(len, batch.prompts)), **of_class(rollout_config, settings)
     )
     roles = (home.Role.ACTOR, home.Role.ROLLOUT, home.Role.REFERENCE)
     tokenizer = SimpleNamespace(

@@ -49,7 +49,6 @@ class VerlAdapter(Adapter):
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
     framework: ClassVar[Framework] = VERL
-    mode_names: ClassVar[Mapping[str, str]] = VERL.mode_names
 
     @abstractmethod
     def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from conformance.explain.catalogue.missing_tokens import kinds_of_loss, shares
+from conformance.explain.catalogue.missing_tokens import (
+    kinds_of_loss,
+    shares,
+    slices_without_first,
+)
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, Prediction
 from conformance.explain.catalogue.predictions import (
     predictions,
@@ -233,10 +237,12 @@ class Explained:
         context = term.context
         yield Prediction(name="", weights=context.expected)
         if self.measurement.is_per_token:
-            yield from chain(predictions(context), shares(context))
+            gone = np.equal(self.measurement.observed, 0)
+            firsts = slices_without_first(context, gone)
+            yield from chain(predictions(context), shares(context), firsts)
             absent = "term_without_gradient"
         else:
-            yield from predictions_of_sums(context)
+            yield from chain(predictions_of_sums(context), slices_without_first(context))
             absent = "nothing_reported" if len(self.measurement.terms) == 1 else "term_left_out"
         yield from predictions_of_factors(term)
         yield Prediction(name=absent, weights=np.zeros_like(context.expected))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
     from adapters.contract.objective import Metric
     from adapters.native.trainer import TokenLosses
+
+
+def of_all_ranks(mutant: Mutant, samples: list[SampleTensors]) -> Iterator[list[SampleTensors]]:
+    """The micro-batches of every data-parallel rank."""
+    for rank in range(mutant.layout.dp):
+        other = copy(mutant)
+        other.dp_rank = rank
+        yield from other.cut(other.shard(samples))
 
 
 def means_of(part: Sequence[SampleTensors], mutant: Mutant, count: int) -> list[SampleTensors]:
@@ -100,17 +109,32 @@ class SharesRoundedDown(Mutant, diagnosis="cp_shares_rounded_down"):
     """The step is divided by the sum of micro-batch tokens `//` context-parallel ranks."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        held = [sum(len(one.ids) for one in part) for part in self.of_all_ranks(samples)]
+        held = [sum(len(one.ids) for one in part) for part in of_all_ranks(self, samples)]
         counted = sum(tokens // self.layout.cp * self.layout.cp for tokens in held)
         right = super().divided(samples)
         return with_denominators(right, [one.denominator * counted / sum(held) for one in right])
 
-    def of_all_ranks(self, samples: list[SampleTensors]) -> Iterator[list[SampleTensors]]:
-        """The micro-batches of every data-parallel rank."""
-        for rank in range(self.layout.dp):
-            other = copy(self)
-            other.dp_rank = rank
-            yield from other.cut(other.shard(samples))
+
+class FirstOfSlicesLeftOut(Mutant, diagnosis="first_of_slices_left_out"):
+    """Rows are sliced before targets are shifted: no rank has the first token of its slices."""
+
+    def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        is_packed, width = self.layout.format == "thd", dict[int, int]()
+        for part in of_all_ranks(self, samples):
+            longest = max(len(one.ids) for one in part)
+            width |= {int(one.ids[0]): len(one.ids) if is_packed else longest for one in part}
+        firsts = (self.begins(len(one.ids), width[int(one.ids[0])]) for one in samples)
+        pairs = zip(samples, firsts, strict=True)
+        return super().divided([replace(one, mask=one.mask & ~first) for one, first in pairs])
+
+    def begins(self, length: int, width: int) -> torch.Tensor:
+        """Whether each token is predicted at a position before which another rank has one."""
+        chunks = 2 * self.layout.cp
+        chunk = torch.arange(-1, length - 1) // -(-width // chunks)
+        rank = torch.minimum(chunk, chunks - 1 - chunk)
+        begins: torch.Tensor = rank != rank.roll(1)
+        begins[:2] = False
+        return begins
 
 
 class GroupsCountedPerRank(Mutant, diagnosis="tokens_counted_per_rank", modes=PROMPT):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,6 +68,18 @@ known(
     },
     rank=9,
     kind=Kind.ABSENT,
+)
+
+FIRST_OF_SLICES = "first_of_slices_left_out"
+
+known(
+    {
+        FIRST_OF_SLICES: (
+            "the first token of each context-parallel slice is neither trained nor counted"
+        )
+    },
+    rank=9,
+    at_size={FIRST_OF_SLICES: "a row on cp ranks loses up to cp - 1 tokens"},
 )
 
 OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
@@ -207,6 +219,70 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
                 yield name, f"those of {whose} were not added", part == rank
 
 
+def slices_without_first(
+    context: StepContext, gone: NDArray[np.bool_] | None = None
+) -> Iterator[Prediction]:
+    """Leaves the first token of slices out, as if rows were sliced before targets are shifted.
+
+    Where a slice begins within a response is known. Whether one begins with a response is told by
+    the tokens that weigh nothing, ``gone``, if weights are observed; of a sum both are tried.
+    """
+    if (firsts := _Firsts.of(context)) is None:
+        return
+    active = context.step.mask
+    lost = [firsts.surely & active, (firsts.surely | firsts.alone) & active]
+    if gone is not None:
+        lost = [gone & active if firsts.are(gone, active) else firsts.surely & active]
+    for left_out in {one.tobytes(): one for one in lost if one.any()}.values():
+        yield Prediction(name=FIRST_OF_SLICES, weights=_without(context, left_out).expected)
+
+
+def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
+    """The context of a step in which some tokens are not active."""
+    step, kept = context.step, ~left_out
+    original = None if step.original_mask is None else step.original_mask & kept
+    smaller = replace(step, mask=step.mask & kept, original_mask=original)
+    return replace(context, steps=(smaller,), step_index=0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Firsts:
+    """Which tokens of a step begin context-parallel slices: [tokens] each."""
+
+    surely: NDArray[np.bool_]
+    """Those after a token of the same response in another slice."""
+
+    perhaps: NDArray[np.bool_]
+    """Those that begin a response: the token before is of a prompt, whose place is not known."""
+
+    alone: NDArray[np.bool_]
+    """The first token of each slice, but a row's first, in which no token surely begins it."""
+
+    slices: NDArray[np.int64]
+    """The number of each token's slice."""
+
+    @classmethod
+    def of(cls, context: StepContext) -> _Firsts | None:
+        """The tokens of a step; None if no ranks share rows."""
+        placement, cp = context.placement, context.layout.cp
+        if placement is None or cp == 1:
+            return None
+        slices = placement.micro_batch_number * cp + placement.cp_rank
+        perhaps = np.diff(context.sample, prepend=-1) != 0
+        surely = (np.diff(slices, prepend=-1) != 0) & ~perhaps
+        unsure = perhaps & (placement.cp_rank > 0) & ~np.isin(slices, slices[surely])
+        alone = np.zeros_like(unsure)
+        alone[np.flatnonzero(unsure)[np.unique(slices[unsure], return_index=True)[1]]] = True
+        return cls(surely=surely, perhaps=perhaps, alone=alone, slices=slices)
+
+    def are(self, gone: NDArray[np.bool_], active: NDArray[np.bool_]) -> bool:
+        """Whether the active tokens that are gone begin slices, at most one response of each."""
+        lost, surely = gone & active, self.surely & active
+        one_each = np.bincount(self.slices[lost & self.perhaps]).max(initial=0) <= 1
+        begin = (surely <= lost).all() and (lost <= surely | self.perhaps).all()
+        return bool(lost.any() and one_each and begin)
+
+
 def kinds_of_loss(
     context: StepContext, gone: NDArray[np.bool_], active: NDArray[np.bool_]
 ) -> Iterator[tuple[str, str]]:
@@ -230,6 +306,8 @@ def kinds_of_loss(
         yield "micro_batches_lost", "those of whole micro-batches"
     if _is_made_of(gone, active, context.sample):
         yield "samples_lost", "those of whole samples"
+    elif (firsts := _Firsts.of(context)) is not None and firsts.are(gone, active):
+        yield FIRST_OF_SLICES, "those at the beginning of context-parallel slices"
     elif not gone[active].all():
         yield "tokens_lost", "their gradient was lost"
 
