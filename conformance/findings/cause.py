@@ -263,12 +263,36 @@ class SuspectedLine(_Frozen):
         return f"{self.place}: {self.why}"
 
 
+class TracedCount(_Frozen):
+    """A number that a factor was made of, such as ``24 = 8 + 16``."""
+
+    depth: int
+    """How many counts it is a part of."""
+
+    words: str
+    place: str | None = None
+    """The line that made it, as ``file:line (function)``."""
+
+
 class TracedFactor(_Frozen):
     """A factor between a token's loss and its weight."""
 
     value: float
     place: str | None = None
     """The line that applied it, as ``file:line (function)``."""
+
+    made_of: list[TracedCount] = []
+    """The divisor unfolded: each count before its parts."""
+
+
+class TracedToken(_Frozen):
+    """The token whose weight was traced, or what it adds to a logged number."""
+
+    name: str
+    """Its sample and its place there, such as ``20:0``."""
+
+    observed: float
+    expected: float
 
 
 class CauseTrace(_Frozen):
@@ -279,6 +303,9 @@ class CauseTrace(_Frozen):
 
     chain: list[TracedFactor] = []
     """The factors of the weight of a token that has a wrong one, in their order."""
+
+    token: TracedToken | None = None
+    """This token."""
 
 
 class Cause(_Frozen):
@@ -302,6 +329,7 @@ class Cause(_Frozen):
 
     suspects: list[SuspectedLine] = []
     chain: list[TracedFactor] = []
+    token: TracedToken | None = None
     """As in `CauseTrace`, if it was traced."""
 
     findings: list[str]
@@ -320,6 +348,13 @@ class Cause(_Frozen):
     def condition_words(self) -> list[str]:
         """The condition in the words of the statement."""
         return self.statement.removeprefix(self.words).split(", ")[1:]
+
+    @property
+    def rest(self) -> float:
+        """What the traced token's weight has beyond the factors; 1 if they are all or unknown."""
+        product = math.prod(factor.value for factor in self.chain)
+        rest = self.token.observed / product if self.token and product else 1.0
+        return 1.0 if abs(rest - 1) < INVISIBLE else rest
 
     @property
     def harm(self) -> Harm:

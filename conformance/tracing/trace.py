@@ -9,10 +9,16 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from adapters.contract.batch.altered import painted_value
-from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
+from conformance.findings.cause import (
+    CauseTrace,
+    SuspectedLine,
+    TracedCount,
+    TracedFactor,
+    TracedToken,
+)
 from conformance.findings.errors import NotTracedError
 from conformance.findings.sanitize import sanitize
-from conformance.tracing.chain import Chain, chain
+from conformance.tracing.chain import Chain, Factor, chain
 from conformance.tracing.graph import Graph, is_close
 from conformance.tracing.source.arithmetic import goes_on
 from conformance.tracing.suspects.lost import lost_after
@@ -20,6 +26,7 @@ from conformance.tracing.suspects.ranking import Suspects
 from conformance.tracing.suspects.reasons import MOST, Suspect
 from conformance.tracing.suspects.right_counts import RightCounts
 from conformance.tracing.suspects.wrong_weight import WrongWeight
+from conformance.tracing.unfolded import unfolded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,18 +80,29 @@ class Trace:
     @property
     def of_cause(self) -> CauseTrace:
         """What a report keeps of it; factors of 1 are left out."""
-        return CauseTrace(suspects=self._suspected, chain=self._factors)
+        job = self.job
+        token = TracedToken(name=str(job.token), observed=job.observed, expected=job.expected)
+        return CauseTrace(suspects=self._suspected, chain=self._factors, token=token)
 
     @property
     def _factors(self) -> list[TracedFactor]:
         if self.chain is None:
             return []
-        factors = [one for one in self.chain.factors if not one.is_idle]
-        lines = [self.chain.operation(one).line for one in factors]
-        return [
-            TracedFactor(value=one.value, place=None if line is None else self.place(line))
-            for one, line in zip(factors, lines, strict=True)
-        ]
+        factors = (one for one in self.chain.factors if not one.is_idle)
+        return [self._factor(self.chain, one) for one in factors]
+
+    def _factor(self, chain: Chain, factor: Factor) -> TracedFactor:
+        return TracedFactor(
+            value=factor.value,
+            place=self._place(chain.operation(factor).line),
+            made_of=[
+                TracedCount(depth=row.depth, words=row.words, place=self._place(row.line))
+                for row in unfolded(chain, factor)
+            ],
+        )
+
+    def _place(self, line: Line | None) -> str | None:
+        return None if line is None else self.place(line)
 
     @property
     def _suspected(self) -> list[SuspectedLine]:

@@ -19,6 +19,7 @@ from conformance.runs.options import PLACEHOLDERS, command
 from conformance.views import worked_step as words
 from conformance.views.formatting import environment, escape_markdown, preformatted
 from conformance.worked.step import ShownCause, worked_step
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +82,7 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
     judged = sum(one.verdict in JUDGED for one in report.findings)
     slugs = Counter(sorted(finding.identity.slug for finding in shown.findings))
     said = (_name if kind in (CRASH, DECLINED) else escape_markdown)(cause.words)
-    statement = said + escape_markdown(cause.statement.removeprefix(cause.words))
+    statement = ", ".join([said, *map(_fact, cause.condition_words)])
     text = TEMPLATE.render(
         report=report,
         shown=shown,
@@ -119,6 +120,12 @@ def _title_of_rules(shown: ShownCause) -> str:
     more = len(shown.findings) - 1
     first = _explanation(shown.example).partition(";")[0].partition(": here")[0]
     return f"{escape_markdown(first)}{f', and {more} more' if more else ''}"
+
+
+def _fact(words: str) -> str:
+    """Returns a fact of a condition, with the name of a mode as code."""
+    where, _, name = words.rpartition(" ")
+    return f"{where} `{name}`" if name in tuple(Mode) else escape_markdown(words)
 
 
 def _explanation(finding: Finding) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from conformance.tracing.counts import How, Unfolding
 from conformance.tracing.graph import NEGLIGIBLE
 from conformance.tracing.source.origins import source_line
+from conformance.tracing.unfolded import counts, number, unfolded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,15 +24,7 @@ MOST_LINES = 25
 
 LONGEST_SOURCE = 76
 
-LARGEST_DENOMINATOR = 100_000
-
-LARGEST_NUMERATOR = 1000
-"""Of a fraction that tells more than its decimals do."""
-
 PENDING = "by the reduction that the train step has yet to do"
-
-DEEPEST = 6
-"""How far a divisor is unfolded in a tree, unless all is asked for."""
 
 
 def as_text(trace: Trace, other: Trace | None = None, *, whole: bool = False) -> list[str]:
@@ -100,7 +91,7 @@ def document(trace: Trace) -> dict[str, Any]:
                 "operation": chain.operation(factor).name,
                 "rank": factor.node.rank,
                 **_place(trace, chain.operation(factor).line),
-                "made_of": [_count(trace, one) for one in _counts(chain, factor)],
+                "made_of": [_count(trace, one) for one in counts(chain, factor)],
             }
             for factor in chain.factors
         ],
@@ -135,8 +126,8 @@ def _count(trace: Trace, count: Count) -> dict[str, Any]:
 def _headline(trace: Trace) -> str:
     job = trace.job
     in_log = "" if job.metric is None else f" in the logged {job.metric.replace('_', ' ')}"
-    weights = f"weighs {_number(job.observed)}{in_log}"
-    right = f" and should weigh {_number(job.expected)}" if job.is_wrong else ", as it should"
+    weights = f"weighs {number(job.observed)}{in_log}"
+    right = f" and should weigh {number(job.expected)}" if job.is_wrong else ", as it should"
     return f"{trace.finding}: token {job.token} {weights}{right}"
 
 
@@ -151,11 +142,11 @@ def _ending(trace: Trace) -> Iterator[str]:
     if trace.is_pending:
         by_python = "by Python, behind the last tensor"
         rest = PENDING if trace.job.logged is None else by_python
-        yield f"× {_number(trace.rest):<12} {rest}"
+        yield f"× {number(trace.rest):<12} {rest}"
     if abs(trace.job.derivative - 1) > NEGLIGIBLE:
-        divisor = _number(1 / trace.job.derivative)
+        divisor = number(1 / trace.job.derivative)
         yield f"× {divisor:<12} for the token's own loss"
-    yield f"= {_number(trace.job.traced)}"
+    yield f"= {number(trace.job.traced)}"
     if trace.objection is not None:
         yield f"this does not explain the finding: {trace.objection}"
 
@@ -168,43 +159,9 @@ def _tree(trace: Trace, factor: Factor, whole: bool) -> Iterator[str]:
     """Yield the line of a factor, and below it those of what it was made of."""
     assert trace.chain is not None
     operation = trace.chain.operation(factor)
-    yield f"× {_number(factor.value):<12} {_at(trace, operation.line)}"
-    for count in _counts(trace.chain, factor):
-        yield from _branch(trace, count, 1, None, whole)
-
-
-def _branch(
-    trace: Trace, count: Count, depth: int, above: Count | None, whole: bool
-) -> Iterator[str]:
-    """Yield the lines of a count; what only hands on the one above has none."""
-    line = _line(trace, count)
-    hands_on = above is not None and above.value == count.value
-    hands_on &= count.how is How.SAME or (above is not None and line == _line(trace, above))
-    if whole or not hands_on:
-        yield f"{'  ' * depth}= {_composed(count)}  {_at(trace, line)}".rstrip()
-    is_counted = count.how is not How.UNKNOWN and depth < DEEPEST
-    if whole or is_counted:
-        for part in count.parts:
-            if whole or part.node is not None:
-                yield from _branch(trace, part, depth + (whole or not hands_on), count, whole)
-
-
-def _composed(count: Count) -> str:
-    """A count with what it was made of, such as ``24 = 16 + 8`` or ``1, clamped from 0``."""
-    parts = [_number(part.value) for part in count.parts]
-    if count.how is How.CLAMP and parts != [_number(count.value)]:
-        return f"{_number(count.value)}, clamped from {parts[0]}"
-    if len(parts) < 2 or count.how not in (How.SUM, How.PRODUCT):
-        return _number(count.value)
-    signs = (" - ", " + ") if count.how is How.SUM else (" / ", " · ")
-    rest = (
-        signs[share > 0] + part for part, share in zip(parts[1:], count.shares[1:], strict=True)
-    )
-    return f"{_number(count.value)} = {parts[0]}{''.join(rest)}"
-
-
-def _line(trace: Trace, count: Count) -> Line | None:
-    return None if count.node is None else _operation(trace, count.node).line
+    yield f"× {number(factor.value):<12} {_at(trace, operation.line)}"
+    for row in unfolded(trace.chain, factor, whole=whole):
+        yield f"{'  ' * row.depth}= {row.words}  {_at(trace, row.line)}".rstrip()
 
 
 def _at(trace: Trace, line: Line | None) -> str:
@@ -213,26 +170,6 @@ def _at(trace: Trace, line: Line | None) -> str:
     return f"{trace.place(line)}  | {source_line(line)[:LONGEST_SOURCE]}"
 
 
-def _counts(chain: Chain, factor: Factor) -> list[Count]:
-    """What a factor was made of: tensors that have its value or its reciprocal."""
-    unfolding = Unfolding(chain.graph)
-    values = (factor.value, 1 / factor.value)
-    found = [
-        next(filter(None, (unfolding.of_value(one, value) for value in values)), None)
-        for one in chain.operands(factor)
-    ]
-    return [one for one in found if one is not None]
-
-
 def _operation(trace: Trace, node: Node) -> Any:
     assert trace.chain is not None
     return trace.chain.graph.operation(node)
-
-
-def _number(value: float) -> str:
-    """A number as a reader knows it: a fraction if it is one of small integers."""
-    fraction = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
-    is_small = min(abs(fraction.numerator), fraction.denominator) <= LARGEST_NUMERATOR
-    if value and is_small and abs(float(fraction) / value - 1) < 1e-6:
-        return str(fraction)
-    return f"{value:.6g}"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.explain import wording
+from conformance.explain.catalogue.mistake import commonness
 from conformance.explain.causes import causes, with_traces
 from conformance.explain.conditions import of_finding
 from conformance.explain.step_conditions import facts, of_step
@@ -427,6 +428,26 @@ def test_what_nothing_predicts_has_a_condition_if_it_halves_what_is_right(
 ) -> None:
     lost = wrong("weights/token_mean/a/dp1-cp1-mb2-thd", LOST, facts=[SPLIT])
     assert named(lost, *others) == [("tokens_lost", condition, 1)]
+
+
+def test_a_condition_that_only_describes_does_not_decide_between_mistakes() -> None:
+    """Of two that are read off the same finding, the one that is more common explains it."""
+    rarer, commoner = sorted((LOST, "policy_loss/tokens_miscounted"), key=_commonness, reverse=True)
+    said = [
+        wrong("weights/token_mean/a/dp1-cp1-mb2-thd", rarer, commoner),
+        wrong("weights/sample_mean/b/dp1-cp2-mb2-thd", CP, rarer),
+        right("weights/sample_mean/a/dp1-cp1-mb2-thd"),
+        right("weights/sample_mean/c/dp1-cp1-mb2-thd"),
+    ]
+
+    assert {cause.name for cause in found(*said)} == {
+        "multiplied_by_cp",
+        commoner.partition("/")[2],
+    }
+
+
+def _commonness(named: str) -> tuple[int, int]:
+    return commonness(named.partition("/")[2])
 
 
 BALANCED = "dp2-cp2-mb1-thd+balance_data"

@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from adapters.contract import Layout
 from conformance.comparing.report_file import assembled
-from conformance.findings.cause import Clues
+from conformance.findings.cause import (
+    CauseTrace,
+    Clues,
+    SuspectedLine,
+    TracedCount,
+    TracedFactor,
+    TracedToken,
+)
 from conformance.findings.finding import Diagnosis, Finding, Logged, Picture, PicturedSample, Run
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Check, Verdict
@@ -183,3 +190,29 @@ def _multiplied(ratio: float) -> Picture:
         for number in range(8)
     ]
     return Picture(step=0, samples_of_step=8, samples=samples)
+
+
+def traced() -> Report:
+    """A report of a cause whose token weighs 1/24 instead of 1/23, as one line clamps a count."""
+    report = report_of([finding_of("not_divided", error=1.0)])
+    traced = CauseTrace(
+        suspects=[SuspectedLine(file="loss.py", line=160, function="f", why="makes 1 of 0")],
+        chain=[
+            TracedFactor(
+                value=1 / 24,
+                place="engine.py:9 (g)",
+                made_of=[
+                    TracedCount(depth=1, words="24 = 23 + 1", place="engine.py:7 (g)"),
+                    TracedCount(depth=2, words="1, clamped from 0", place="loss.py:160 (f)"),
+                ],
+            ),
+            TracedFactor(
+                value=2.0,
+                place="engine.py:8 (g)",
+                made_of=[TracedCount(depth=1, words="2", place="engine.py:5 (g)")],
+            ),
+        ],
+        token=TracedToken(name="6:0", observed=1 / 24, expected=1 / 23),
+    )
+    causes = [one.model_copy(update=dict(traced)) for one in report.causes]
+    return report.model_copy(update={"causes": causes})

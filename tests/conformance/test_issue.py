@@ -279,7 +279,7 @@ def test_conditions_need_no_knowledge_of_checks() -> None:
 
     first = text(report, "1").splitlines()[0]
     assert "in `token_mean`" in first
-    assert "in the logged sum of policy loss, entropy and KL term" in first
+    assert "in the logged loss with entropy and KL terms" in first
 
 
 def test_advice_is_not_a_bug_and_not_among_the_comparisons() -> None:

@@ -25,7 +25,15 @@ from conformance.views.web.page_data import document, name_versions
 from reference.aggregation import Mode
 from tests.causes.test_changes import report as assembled_of
 from tests.causes.test_find import CP, right, wrong
-from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
+from tests.conformance.pages import (
+    HOSTILE,
+    finding_of,
+    hostile,
+    many,
+    mistaken,
+    report_of,
+    traced,
+)
 from tests.conformance.test_journal import HEADER
 
 WRONG = finding_of("a", error=1.0)
@@ -295,6 +303,21 @@ def test_the_chain_of_a_traced_cause_is_in_the_data() -> None:
     trace = [[["a.py:7 (f)", "it counts"]], [[0.25, "a.py:7 (f)"], [2.0, None]]]
     assert column(data, "trace") == [trace]
     assert column(data_of(report), "trace") == [None]
+
+
+def test_the_chain_of_a_cause_is_drawn_down_to_its_weight() -> None:
+    [chain] = re.findall(r'<ol class="chain">(.*?)</ol>', render([traced()]), re.DOTALL)
+    words = " ".join(re.sub(r"<[^>]+>", " ", chain).split())
+
+    assert words == (
+        "the token's loss"
+        " × 1/24 engine.py:9 (g) = 24 = 23 + 1 engine.py:7 (g)"
+        " = 1, clamped from 0 loss.py:160 (f) ✕ suspect: makes 1 of 0"
+        " × 2 engine.py:8 (g) = 2 engine.py:5 (g)"
+        " × 1/2 for what comes after these lines and for the token's own loss"
+        " = 1/24 , and should be 1/23"
+    )
+    assert [*re.findall(r"<details( open|)>", chain)] == [" open", ""]  # a suspect is in sight
 
 
 def test_pictures_can_be_read_off_the_data() -> None:

@@ -18,7 +18,15 @@ from conformance.views.overview import pages
 from conformance.views.overview.pages import newest, versions
 from conformance.views.web.page import render
 from tests.command import ROOT
-from tests.conformance.pages import HOSTILE, finding_of, hostile, many, mistaken, report_of
+from tests.conformance.pages import (
+    HOSTILE,
+    finding_of,
+    hostile,
+    many,
+    mistaken,
+    report_of,
+    traced,
+)
 
 pytest.importorskip("selenium", reason="needs the Python package selenium")
 
@@ -448,3 +456,15 @@ def test_ten_thousand_findings_can_be_read(browser: Browser, tmp_path: Path) -> 
     browser.press(Keys.ENTER)
     assert len(browser.texts("svg.picture")) == 1
     assert len(browser.texts("svg.picture .name")) == 8
+
+
+def test_a_click_unfolds_a_divisor_of_the_chain(browser: Browser) -> None:
+    browser.open(traced())
+    browser.driver.find_element(By.CSS_SELECTOR, ".cause > summary").click()
+    assert "= 1, clamped from 0" in browser.driver.find_element(By.CSS_SELECTOR, ".chain").text
+    assert "= 2 engine.py:5" not in browser.driver.find_element(By.CSS_SELECTOR, ".chain").text
+
+    browser.driver.find_elements(By.CSS_SELECTOR, ".chain summary")[1].click()
+    browser.until(
+        lambda: "= 2 engine.py:5" in browser.driver.find_element(By.CSS_SELECTOR, ".chain").text
+    )

@@ -24,6 +24,7 @@ from conformance.findings.cause import Severity
 from conformance.findings.errors import PagePathError
 from conformance.findings.verdict import WRONG, Check
 from conformance.runs.options import command
+from conformance.tracing.unfolded import number
 from conformance.views.formatting import Tally, environment
 from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
@@ -160,7 +161,7 @@ def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str
     style = _part("style.css")
     script = "".join(map(_part, SCRIPTS))
     data = document(versions, left_out)
-    templates = environment(explained=explain)
+    templates = environment(explained=explain, number=number)
     return templates.get_template("page.html").render(
         policy=_policy(style, script),
         style=style,
