@@ -18,7 +18,7 @@ from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, W
 from conformance.tracing.suspects.wrong_counts import WrongCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.findings.trace import Line
     from conformance.tracing.chain import Chain, Factor
@@ -35,7 +35,6 @@ class Suspects:
 
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
-        by_line: dict[tuple[str, int], Suspect] = {}
         found = [*self._all()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
         if not any(self.weight.is_own(one.suspect.line) for one in told):
@@ -43,7 +42,15 @@ class Suspects:
             told += self._of_ratios()
             for factor in self.weight.factors if self.weight.traced.is_wrong else ():
                 told += self._of_parts(factor, Why.OF_PART)
-        for one in sorted(told or found, key=self._rank, reverse=True):
+        return self._ordered(told or found)
+
+    def of_rest(self, rest: float) -> list[Suspect]:
+        """Those of a factor by which Python multiplies a number that it has read."""
+        return self._ordered(WrongCounts(self.weight).suspects_of_divisor(1 / rest) if rest else ())
+
+    def _ordered(self, found: Iterable[Ranked]) -> list[Suspect]:
+        by_line: dict[tuple[str, int], Suspect] = {}
+        for one in sorted(found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
         return [*by_line.values()][:MOST]
 
