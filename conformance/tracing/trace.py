@@ -152,9 +152,13 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
     right = RightCounts(job.context, job.place)
     number = abs(job.logged)
     ends = graph.logged(number, job.rank)
-    chains = [chain(graph, end, number=_read_as(graph, end, number)) for end in ends]
+    read = [(end, _read_as(graph, end, number)) for end in ends]
+    chains = [chain(graph, end, number=entry) for end, entry in read]
+    divided = [one for one, (_, entry) in zip(chains, read, strict=True) if entry != number]
 
     def is_known(one: Chain) -> bool:
+        if one in divided:
+            return True
         rest = abs(job.traced) * job.derivative / one.product if one.product else 0.0
         return right.is_size(rest) or any(
             right.ingredient(factor) is not None for factor in (rest, 1 / (rest or math.inf))

@@ -29,7 +29,7 @@ class WrongWeight:
 
     def is_own(self, line: Line) -> bool:
         """Whether a line is the framework's, and not its engine's."""
-        return self.package is None or f"/{self.package}/" in line.file
+        return is_own(line, self.package)
 
     @cached_property
     def right(self) -> RightCounts:
@@ -66,6 +66,11 @@ class WrongWeight:
         line = None if node is None else self.operation(node).line
         if line is not None:
             yield Ranked(why, depth, Suspect(line, words))
+
+
+def is_own(line: Line, package: str | None) -> bool:
+    """Whether a line is in a framework's package, or no package is known."""
+    return package is None or f"/{package}/" in line.file
 
 
 def own_files(traced: TracedJob, package: str | None) -> frozenset[str]:
