@@ -42,7 +42,7 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
     found = [] if is_logged else _detached(graph)
-    if job.is_moved:
+    if job.is_nowhere:
         found += _moved(graph)
     elif lacking is not None:
         found += _not_shared(graph, ways, lacking, own_files(job, package))
@@ -93,7 +93,7 @@ def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
 
 
 def _moved(graph: Graph) -> Iterator[Suspect]:
-    """Yield the lines that cut or move rows on the way to the gradient of other tokens."""
+    """Yield the lines that cut or move rows on the way to the gradient of other tokens, if any."""
     words = "moves tokens, and the gradient of this one goes to another"
     for node in (node for end in islice(graph.ends, 1) for node in chain(graph, end).way):
         operation = graph.operation(node)

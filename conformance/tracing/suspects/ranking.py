@@ -85,7 +85,8 @@ class Suspects:
         if not factor.is_idle and is_close(factor.value, self._off):
             words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
             averages = operation.collective is not None or operation.backward_pass is not None
-            why = Why.AVERAGED if averages else Why.WITHOUT_PARTNER
+            is_mean = ".mean" in operation.name and not averages
+            why = Why.MEAN if is_mean else Why.AVERAGED if averages else Why.WITHOUT_PARTNER
             why = Why.PARTNERED if self._partner(factor) else why
             yield from self.weight.at(factor.node, why, 0, words)
             for node in self._factors_of_tokens(factor):

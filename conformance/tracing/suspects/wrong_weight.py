@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from conformance.tracing.columns import COEFFICIENTS
+from conformance.tracing.graph import is_close
 from conformance.tracing.suspects.reasons import MOST, Ranked, Suspect, Why
 from conformance.tracing.suspects.right_counts import RightCounts
 
@@ -43,9 +45,16 @@ class WrongWeight:
 
     @cached_property
     def factors(self) -> list[Factor]:
-        """The factors that may be wrong: where the gradient is right, those beyond the loss."""
+        """The factors that may be wrong, without the coefficient of the loss's term.
+
+        Where the gradient is right these are those beyond the loss.
+        """
         trained = self.chain.graph.trained if self.traced.is_trained_right else ()
-        return [one for one in self.chain.factors if one.node not in trained]
+        found = [one for one in self.chain.factors if one.node not in trained]
+        coefficient = COEFFICIENTS.get(self.traced.column, 1.0)
+        is_right = (n for n, one in enumerate(found) if is_close(one.value, coefficient))
+        place = None if coefficient == 1 else next(is_right, None)
+        return [one for n, one in enumerate(found) if n != place]
 
     @cached_property
     def files(self) -> frozenset[str]:
