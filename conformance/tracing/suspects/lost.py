@@ -46,7 +46,7 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
         found += _moved(graph)
     elif lacking is not None:
         found += _not_shared(graph, ways, lacking, own_files(job, package))
-        found += _reduced_before(graph, ways)
+        found += [] if is_logged else _reduced_before(graph, ways)
     found += _last(graph, ways, MOST if is_logged else 1, package)
     found.sort(key=lambda one: not is_own(one.line, package))
     by_line: dict[Line, Suspect] = {}
@@ -84,7 +84,7 @@ def _not_shared(
 def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     """Yield the line that reduced a tensor before the value was added to it."""
     words = "reduces a gradient before the value of the token is added to it"
-    for node in way:
+    for node in (one for one in way if graph.operation(one).name.startswith("aten.add")):
         for before in graph.inputs(node):
             operation = graph.operation(before)
             if before not in graph.painted and operation.collective is not None:
