@@ -55,7 +55,7 @@ def traced() -> Iterator[Traced]:
         ("multiplied", EMPTY, "// 2"),
         ("of_all", UNEQUAL, "torch.ones_like"),
         ("ratio", UNEQUAL, "ratios = torch.where"),
-        ("setting", UNEQUAL, "steps = self.settings.steps"),
+        ("setting", UNEQUAL, ".sum() / steps)"),
         ("built", EMPTY, "torch.clamp_min(row.sum(), 1)"),
         ("unread", UNEQUAL, "loss, count = self.counted(rows)"),
         ("own_mean", UNEQUAL, 'own = rows["mask"].sum()'),
