@@ -166,8 +166,8 @@ class Graph:
     def logged(self, number: float, rank: int) -> Iterator[Node]:
         """Yield where a number that a rank logs is read, or has been made, there or elsewhere.
 
-        Other numbers that are read come last, the latest first, and then extremes of several. A
-        loss that is differentiated is not logged itself, but may be read.
+        Other numbers that are read come last, the latest first, and those that are read with
+        others after them. A loss that is differentiated is not logged itself, but may be read.
         """
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
         ends = sorted(ends, key=lambda node: (node.rank == rank, node.place), reverse=True)
@@ -176,7 +176,7 @@ class Graph:
             key=lambda node: (
                 node.rank == rank,
                 self._reads_root(node),
-                not self._reads_extreme(node),
+                self._reads_one(node),
             ),
             reverse=True,
         )
@@ -192,8 +192,11 @@ class Graph:
         roots = self.traces[node.rank].roots.values()
         return any(one.place in roots for one in self.inputs(node))
 
-    def _reads_extreme(self, node: Node) -> bool:
-        return any(self.operation(one).name.startswith(EXTREMES) for one in self.inputs(node))
+    def _reads_one(self, node: Node) -> bool:
+        """Whether one number is read, and not several or one that was chosen among several."""
+        names = [self.operation(one).name for one in self.inputs(node)]
+        is_chosen = any(name.startswith(EXTREMES) for name in names)
+        return self.operation(node).contents.size == 1 and not is_chosen
 
     @cached_property
     def trained(self) -> frozenset[Node]:

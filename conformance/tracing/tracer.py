@@ -81,8 +81,8 @@ class TracedJob:
     tolerance: float
     traces: tuple[RankTrace, ...]
 
-    is_moved: bool = False
-    """Whether other tokens have a weight in the traced job, and this one has none."""
+    is_nowhere: bool = False
+    """Whether the token has no weight on any rank of the traced job."""
 
     metric: Metric | None = None
     """The number that it is traced to, if that is not its gradient."""
@@ -212,7 +212,7 @@ class _ToGradient(_Tracer):
             observed=traced
             if is_part
             else _farthest(self._weights(self.ordinary, step_index)[:, place], right),
-            is_moved=not is_selected and _is_moved(of_tokens, place),
+            is_nowhere=not of_tokens[:, place].any(),
             traced=traced,
             derivative=loss / painted_value(column),
             gradient_unit=derivative * unit / loss if loss else 1.0,
@@ -305,11 +305,6 @@ class _ToLog(_Tracer):
 def _farthest(of_ranks: NDArray[np.float64], right: float) -> float:
     """The weight of a token on the rank where it is most wrong."""
     return float(of_ranks[np.abs(of_ranks - right).argmax()])
-
-
-def _is_moved(of_tokens: NDArray[np.float64], place: int) -> bool:
-    """Whether other tokens have a weight on some rank, and this one has none on any."""
-    return not of_tokens[:, place].any() and bool(of_tokens.any())
 
 
 def _tolerance(job: Job, step_index: int, description: Description) -> float:

@@ -1,12 +1,14 @@
 """The line that makes a weight wrong is suspected first."""
 
 import linecache
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 import pytest
 
 from adapters.contract import Layout
 from adapters.contract.job import Configuration
+from adapters.contract.objective import Metric
 from conformance.ranks.pool import RankPool
 from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import TracedJob, trace
@@ -18,18 +20,21 @@ EMPTY = step_of([1, 1, 0], [0, 0, 0], [1, 0, 1], [1, 1, 1])
 UNEQUAL = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 ON_ONE_RANK = step_of([1, 1, 0], [1, 1, 1], [1, 0, 0])
 
-Traced = Callable[[str, Step], Trace]
+
+class Traced(Protocol):
+    """What traces the most wrong token of a step that is trained in one of the toy's ways."""
+
+    def __call__(self, way: str, step: Step, metric: Metric | None = None) -> Trace: ...
 
 
 @pytest.fixture(scope="module")
 def traced() -> Iterator[Traced]:
-    """What traces the most wrong token of a step that is trained in one of the toy's ways."""
     with RankPool(ToyAdapter(), None, 2) as pool:
 
-        def run(way: str, step: Step) -> Trace:
+        def run(way: str, step: Step, metric: Metric | None = None) -> Trace:
             ranks = 1 if step is ON_ONE_RANK else 2
             job = job_of(step, layout=Layout(dp=ranks), configuration=Configuration(divisor=way))
-            found = trace(job, pool)
+            found = trace(job, pool, metric=metric)
             assert isinstance(found, TracedJob), found
             return Trace.of(way, found, None, None)
 
@@ -50,6 +55,7 @@ def traced() -> Iterator[Traced]:
         ("multiplied", EMPTY, "// 2"),
         ("of_all", UNEQUAL, "torch.ones_like"),
         ("ratio", UNEQUAL, "ratios = torch.where"),
+        ("setting", UNEQUAL, ".sum() / steps)"),
         ("built", EMPTY, "torch.clamp_min(row.sum(), 1)"),
         ("unread", UNEQUAL, "loss, count = self.counted(rows)"),
         ("own_mean", UNEQUAL, 'own = rows["mask"].sum()'),
@@ -86,6 +92,22 @@ def test_a_count_of_masked_tokens_is_suspected_where_it_is_made(
     traced: Traced, way: str, text: str
 ) -> None:
     line = traced(way, ON_ONE_RANK).suspects[0].line
+
+    assert text in linecache.getline(line.file, line.number)
+
+
+@pytest.mark.parametrize(
+    ("way", "step", "text"),
+    [
+        ("halved", UNEQUAL, "dist.all_reduce(logged)"),
+        ("divided_in_python", EMPTY, "torch.clamp_min(mask.sum(), 1)"),
+        ("logged_alone", UNEQUAL, "return loss.item()"),
+    ],
+)
+def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(
+    traced: Traced, way: str, step: Step, text: str
+) -> None:
+    line = traced(way, step, Metric.POLICY_LOSS).suspects[0].line
 
     assert text in linecache.getline(line.file, line.number)
 

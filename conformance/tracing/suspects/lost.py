@@ -11,7 +11,7 @@ from conformance.tracing.graph import Node
 from conformance.tracing.source.origins import source_line
 from conformance.tracing.source.slices import Slice
 from conformance.tracing.suspects.reasons import MOST, Suspect
-from conformance.tracing.suspects.wrong_weight import own_files
+from conformance.tracing.suspects.wrong_weight import is_own, own_files
 
 MOVING = tuple(
     f"aten.{name}"
@@ -42,12 +42,13 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
     found = [] if is_logged else _detached(graph)
-    if job.is_moved:
+    if job.is_nowhere:
         found += _moved(graph)
     elif lacking is not None:
         found += _not_shared(graph, ways, lacking, own_files(job, package))
-        found += _reduced_before(graph, ways)
-    found += _last(graph, ways, MOST if is_logged else 1)
+        found += [] if is_logged else _reduced_before(graph, ways)
+    found += _last(graph, ways, MOST if is_logged else 1, package)
+    found.sort(key=lambda one: not is_own(one.line, package))
     by_line: dict[Line, Suspect] = {}
     for one in found:
         by_line.setdefault(one.line, one)
@@ -83,7 +84,7 @@ def _not_shared(
 def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     """Yield the line that reduced a tensor before the value was added to it."""
     words = "reduces a gradient before the value of the token is added to it"
-    for node in way:
+    for node in (one for one in way if graph.operation(one).name.startswith("aten.add")):
         for before in graph.inputs(node):
             operation = graph.operation(before)
             if before not in graph.painted and operation.collective is not None:
@@ -92,7 +93,7 @@ def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
 
 
 def _moved(graph: Graph) -> Iterator[Suspect]:
-    """Yield the lines that cut or move rows on the way to the gradient of other tokens."""
+    """Yield the lines that cut or move rows on the way to the gradient of other tokens, if any."""
     words = "moves tokens, and the gradient of this one goes to another"
     for node in (node for end in islice(graph.ends, 1) for node in chain(graph, end).way):
         operation = graph.operation(node)
@@ -100,8 +101,11 @@ def _moved(graph: Graph) -> Iterator[Suspect]:
             yield from (Suspect(line, words) for line in operation.stack[:1])
 
 
-def _last(graph: Graph, way: Sequence[Node], most: int) -> Iterator[Suspect]:
-    """Yield the lines that read the last operation which holds the value, and those of that."""
+def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> Iterator[Suspect]:
+    """Yield the lines that read the last operation which holds the value, and those of that.
+
+    Where an engine does, the framework's own line that led there follows.
+    """
     if not way:
         return
     end = way[-1]
@@ -112,7 +116,9 @@ def _last(graph: Graph, way: Sequence[Node], most: int) -> Iterator[Suspect]:
     ]
     words = "no operation after this line holds the value of the token"
     for node in (*readers, end):
-        yield from (Suspect(line, words) for line in graph.operation(node).stack[:most])
+        stack = graph.operation(node).stack
+        own = [line for line in stack if is_own(line, package)][:1]
+        yield from (Suspect(line, words) for line in (*stack[:most], *own))
 
 
 def _detached(graph: Graph) -> list[Suspect]:

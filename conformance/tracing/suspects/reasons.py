@@ -26,7 +26,7 @@ class Why(IntEnum):
     LOGGED = -4  # nothing else is suspected, and this makes a log of a loss that is right
     JOINED = -3  # the same, where losses are added up or averaged
     UNDIVIDED = -2  # nothing else is suspected, and losses are added up but not divided
-    UNREAD = -1  # the same, and a function drops something that it got with the sum
+    UNREAD = -1  # the same, where a function drops something, or a term joins others
     CONSEQUENCE = 0  # a count is made of one that is suspected
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
     IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing
