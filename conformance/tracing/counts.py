@@ -77,6 +77,11 @@ class Count:
                 return float(value * (needed / self.value) ** (1 / self.shares[part]))
         return None
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the mean of one tensor's entries."""
+        return self.how is How.SUM and len(self.parts) == 1 and abs(self.shares[0]) != 1
+
     def walk(self) -> Iterator[Count]:
         """Yield the count and everything that it was made of, from the top."""
         yield self

@@ -167,8 +167,8 @@ class Suspects:
         """Yield the line of a factor of 1, best where its function knows the missing one."""
         operation = self.chain.operation(factor)
         sizes = [self._operation(one).contents.size for one in self.chain.operands(factor)]
-        is_of_kind = (".div" in operation.name) == (self._off > 1)
-        if max(sizes, default=1) > 1 or operation.line is None or not is_of_kind:
+        is_large = max(sizes, default=1) > 1
+        if is_large or operation.line is None or not self._is_of_kind(operation):
             return
         words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
         missing = max(self._off, 1 / self._off)
@@ -186,6 +186,10 @@ class Suspects:
             before = -LATER if is_written else LATER
             yield Ranked(why, depth + before - place, Suspect(line, words))
 
+    def _is_of_kind(self, operation: Operation) -> bool:
+        """Whether it divides if the weight is too large, or multiplies if it is too small."""
+        return (".div" in operation.name) == (self._off > 1)
+
     def _partner(self, factor: Factor) -> bool:
         """Whether another factor takes back what one does."""
         return any(is_close(one.value * factor.value, 1) for one in self.chain.factors)
@@ -198,7 +202,23 @@ class Suspects:
                 words = (
                     f"a mean of {entries:.6g} where there are {entries * self._off:.6g} {needed}"
                 )
-                yield from self._at(factor.node, Why.MEAN, 0, words)
+                why = Why.AVERAGED if self._leaves_to_another(factor) else Why.MEAN
+                yield from self._at(factor.node, why, 0, words)
+
+    def _leaves_to_another(self, mean: Factor) -> bool:
+        """Whether the function of a mean of a part has a 1 where the parts' number is missing."""
+        line, factors = self.chain.operation(mean).line, self.chain.factors
+        return any(
+            one.is_idle
+            and 1.0 in operation.numbers
+            and self._is_of_kind(operation)
+            and line is not None
+            and operation.line is not None
+            and (operation.line.file, operation.line.function) == (line.file, line.function)
+            and self._right.factor(self._off) is not None
+            for one in factors[factors.index(mean) :]
+            if (operation := self.chain.operation(one))
+        )
 
     def _wrong_counts(self, factor: Factor) -> Iterator[_Wrong]:
         """Yield the counts that a factor is made of, each with what it had to be.
@@ -244,6 +264,8 @@ class Suspects:
         for place, part in enumerate(wrong.made.parts):
             if wrong.made.how is How.SUM and part.node is None:
                 continue  # a number that is added, such as against a division by 0
+            if wrong.made.is_mean:
+                continue  # another sum would be one of as many more entries
             needed = wrong.made.needed(place, wrong.needed)
             if needed is not None and math.isfinite(needed):
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
@@ -259,6 +281,9 @@ class Suspects:
     def _of_count(self, wrong: _Wrong) -> Iterator[Ranked]:
         """Yield the lines to look at because of one count that had to be another."""
         count, needed = wrong.made, self._right.needed(wrong.needed)
+        if self._is_superfluous(wrong):
+            words = f"multiplies a count by {count.value:.6g}, which is what the weight is off by"
+            yield from self._at(wrong.user, Why.WITHOUT_PARTNER, wrong.depth, words)
         if count.node is None and self._right.is_size(count.value):
             needed = needed or self._right.factor(wrong.needed)
         if needed is None or is_close(wrong.needed, 1):
@@ -287,6 +312,12 @@ class Suspects:
             for place, line in enumerate(self._callers(count.node)):
                 yield Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
 
+    def _is_superfluous(self, wrong: _Wrong) -> bool:
+        """Whether a count is multiplied by a number of ranks or micro-batches that had to be 1."""
+        count = wrong.made
+        is_number = count.node is None and count.value != 1 and not count.parts
+        return is_number and is_close(wrong.needed, 1) and self._right.is_size(count.value)
+
     def _behind(self, wrong: _Wrong, words: str) -> Iterator[Ranked]:
         """Yield the lines of plain Python that counted, or chose what was counted."""
         made = self._operation(wrong.made.node or wrong.user)
@@ -296,11 +327,23 @@ class Suspects:
         sources = [*Slice(self._files).of(user.stack)]
         chosen = next((one for one in sources if one.chooses), None)
         if chosen is not None:
-            yield Ranked(Why.CHOSEN, wrong.depth, Suspect(chosen.line, words))
+            line, counted = chosen.line, user.line
+            is_given = (line.file, line.function) != (counted.file, counted.function)
+            why = Why.MASK if is_given and self._only_adds(wrong.made) else Why.CHOSEN
+            yield Ranked(why, wrong.depth, Suspect(line, words))
         if made.name == GIVEN and wrong.made.how is How.GIVEN:
             counting = [one.line for one in sources if one.counts]
             for place, line in enumerate(counting):
                 yield Ranked(Why.COUNTED_BY_PYTHON, -place, Suspect(line, words))
+
+    def _only_adds(self, count: Count) -> bool:
+        """Whether a count is the sum of entries that were given, which the line that adds has."""
+        parts = [*count.walk()]
+        of_entries = all(one.how in (How.SUM, How.SAME, How.GIVEN) for one in parts)
+        nodes = [one.node for one in parts if one.node is not None]
+        made = [self._operation(node) for node in nodes]
+        is_local = not any(one.collective or one.name.startswith(CONSTANTS) for one in made)
+        return of_entries and is_local and len(parts) > 1
 
     def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[Ranked]:
         """Yield the line of a reduction over too many or too few ranks, and who chose them."""
@@ -337,14 +380,15 @@ class Suspects:
             yield from self._at(wrong.user, Why.WRITTEN, wrong.depth, words)
         if number == 1 and not (assigned or knows):
             return
-        why = Why.CALLER if wrong.made.parts else Why.SIZE if is_size else Why.ASSIGNED
+        of_size = Why.ONE if number == 1 else Why.SIZE
+        why = Why.CALLER if wrong.made.parts else of_size if is_size else Why.ASSIGNED
         if number != 1 and self._right.is_size(number) and not is_size:
             why = Why.CONSEQUENCE  # it is right for what it counts
         before = -LATER if is_written else LATER
         for place, line in enumerate(assigned):
             yield Ranked(why, before - place, Suspect(line, words))
         is_right = why is Why.CONSEQUENCE
-        at = Why.SIZE if is_size else why if is_right else Why.COUNTED
+        at = of_size if is_size else why if is_right else Why.COUNTED
         yield from self._at(wrong.user, at, wrong.depth, words)
 
     def _at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[Ranked]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import chain as chained
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph, Node, is_close
 from conformance.tracing.reasons import Suspect
 from conformance.tracing.right_counts import RightCounts
-from conformance.tracing.source.arithmetic import goes_on
+from conformance.tracing.source.arithmetic import goes_on, read_instead
 from conformance.tracing.source.origins import source_line
 from conformance.tracing.suspects import MOST, Suspects
 
@@ -161,16 +160,17 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
 def _of_reading(chains: Sequence[Chain], rest: float) -> list[Suspect]:
     """The lines of plain Python that go on with a number out of its last tensor.
 
-    The first that scales or collects it comes first; a line that was called from another file to
-    read one says less than who called it.
+    The first that scales it comes first. A line that was called from another file to read one, or
+    that only collects it, says less than who called it.
     """
     stacks = [one.graph.operation(one.way[-1]).stack for one in chains]
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
-    going = chained.from_iterable(map(goes_on, stacks))
+    going = [one for stack in stacks for one in goes_on(stack)]
+    scaling = [one.line for one in going if one.scales]
     outside = [[line for line in stack if line.file != stack[0].file][:1] for stack in stacks]
     callers = [line for lines in reversed(outside) for line in lines]  # the first to read one first
-    lines = [*islice(going, 1), *callers, *islice(going, MOST), *(stack[0] for stack in stacks)]
-    return [Suspect(line, words) for line in lines]
+    others = [*(one.line for one in going[:MOST]), *(stack[0] for stack in stacks)]
+    return [Suspect(line, words) for line in (*scaling[:1], *callers, *others)]
 
 
 def _suspects_of_loss(graph: Graph, rank: int | None) -> list[Suspect]:
@@ -191,7 +191,14 @@ def _suspects_of_loss(graph: Graph, rank: int | None) -> list[Suspect]:
     stacks = [graph.operation(node).stack for node in [*readers, *ends]]
     lines = [line for stack in stacks for line in stack[: MOST if rank is not None else 1]]
     lost = [Suspect(line, words) for line in dict.fromkeys(lines)]
-    return [*([] if rank is not None else _detached(graph)), *lost][:MOST]
+    before = _unreduced(stacks[-1]) if rank is not None and stacks else _detached(graph)
+    return [*before, *lost][:MOST]
+
+
+def _unreduced(stack: Sequence[Line]) -> list[Suspect]:
+    """The lines that go on with what a call was given, and not with the number it returned."""
+    words = "reads what was given to a call, and nothing reads the number that came of it"
+    return [Suspect(line, words) for line in read_instead(stack)]
 
 
 def _detached(graph: Graph) -> list[Suspect]:

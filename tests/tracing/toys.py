@@ -29,9 +29,9 @@ class ToyTrainer(Trainer):
 
     def train_step(self, rows: Rows, mode: Mode, micro_batches: int) -> float:
         mine = {name: values[rank_rows(rows)] for name, values in rows.items()}
-        getattr(self, self.way)(mine)
+        logged = getattr(self, self.way)(mine)
         self.optimizer.step()
-        return 0.0
+        return logged or 0.0
 
     @property
     def gradient(self) -> torch.Tensor:
@@ -98,6 +98,39 @@ class ToyTrainer(Trainer):
         for row in torch.ones_like(rows["mask"]):
             count += int(row.sum())
         (self.losses(rows).sum() / count).backward()
+
+    def times_ranks(self, rows: Rows) -> None:
+        count = self.tokens(rows) / dist.get_world_size()
+        (self.losses(rows).sum() / (count * dist.get_world_size())).backward()
+        dist.all_reduce(self.gradient, op=dist.ReduceOp.AVG)
+
+    def another_mask(self, rows: Rows) -> None:
+        held = {"attended": torch.from_numpy(np.ones(rows["mask"].shape, np.float32))}
+        count = self.counted(held["attended"])
+        (self.losses(rows).sum() / count).backward()
+
+    def counted(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask.sum()
+
+    def mean_of_parts(self, rows: Rows) -> None:
+        for place in range(len(rows["mask"])):
+            part = {name: values[place : place + 1] for name, values in rows.items()}
+            loss = self.losses(part).mean()
+            accumulated = 1
+            (loss / accumulated).backward()
+
+    def logged_of_a_rank(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        mine = float(loss.detach())
+        whole = self.of_all(mine)  # noqa: F841 (the mistake)
+        return round(mine, 9)
+
+    def of_all(self, number: float) -> float:
+        held = torch.tensor([number])
+        dist.all_reduce(held)
+        return held.item()
 
     def meant(self, rows: Rows) -> None:
         self.losses(rows).mean().backward()
