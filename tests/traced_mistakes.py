@@ -10,9 +10,9 @@ import multiprocessing
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from adapters.contract import Layout
@@ -40,12 +40,9 @@ def traced(mistake: Mistake, folder: Path) -> str:
     package = edited / packages(mistake)[0]
     first, last = statement(mistake.edit, package)
     mistake.edit.apply(package)
-    with _jobs(mistake, edited) as jobs, _elsewhere() as elsewhere:
+    with _jobs(mistake, edited) as jobs, _without(mistake, right) as is_wrong_without:
         for cell in cells(mistake):
-            is_due = (
-                _is_wrong(cell, jobs)
-                and not elsewhere.submit(is_wrong_in, mistake, right, cell.id).result()
-            )
+            is_due = _is_wrong(cell, jobs) and not is_wrong_without(cell)
             job = tracer.trace(cell.job, jobs.pool, metric=cell.spec.metric) if is_due else None
             if isinstance(job, tracer.TracedJob) and job.is_wrong:
                 trace = Trace.of(cell.id, job, jobs.pool.adapter.package, jobs.pool.source)
@@ -59,18 +56,6 @@ def traced(mistake: Mistake, folder: Path) -> str:
     return f"{mistake.name}: makes no weight wrong"
 
 
-def is_wrong_in(mistake: Mistake, source: Path, name: str) -> bool:
-    """Whether the finding of a name is wrong with a framework's code as it is in a folder."""
-    [cell] = [one for one in cells(mistake) if one.id == name]
-    with _jobs(mistake, source) as jobs:
-        return _is_wrong(cell, jobs)
-
-
-def _elsewhere() -> ProcessPoolExecutor:
-    """A process of its own, as one process imports a framework from one folder only."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-
 @contextmanager
 def _jobs(mistake: Mistake, source: Path) -> Iterator[SharedJobs]:
     """What runs jobs of a framework's code in a folder."""
@@ -82,6 +67,39 @@ def _jobs(mistake: Mistake, source: Path) -> Iterator[SharedJobs]:
 
 def _is_wrong(cell: MatrixCell, jobs: SharedJobs) -> bool:
     return make(cell, jobs).verdict is Verdict.MISMATCH
+
+
+@contextmanager
+def _without(mistake: Mistake, source: Path) -> Iterator[Callable[[MatrixCell], bool]]:
+    """Tells whether a finding is wrong with the code that has no mistake.
+
+    That runs in a process of its own, as one process imports a framework from one folder only.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, _Right.open, (mistake, source)) as process:
+        yield lambda cell: process.submit(_Right.is_wrong, cell.id).result()
+        process.submit(_Right.close)
+
+
+class _Right:
+    """Runs the code without the mistake, in the one process that calls it."""
+
+    resources = ExitStack()
+    jobs: SharedJobs
+    cells: Mapping[str, MatrixCell]
+
+    @classmethod
+    def open(cls, mistake: Mistake, source: Path) -> None:
+        cls.cells = {cell.id: cell for cell in cells(mistake)}
+        cls.jobs = cls.resources.enter_context(_jobs(mistake, source))
+
+    @classmethod
+    def is_wrong(cls, name: str) -> bool:
+        return _is_wrong(cls.cells[name], cls.jobs)
+
+    @classmethod
+    def close(cls) -> None:
+        cls.resources.close()
 
 
 def cells(mistake: Mistake) -> list[MatrixCell]:

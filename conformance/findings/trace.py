@@ -101,16 +101,30 @@ class Operation:
         return self.stack[0] if self.stack else None
 
 
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Numbers that plain Python had in a line, which returned them or gave them to a function.
+
+    ``place`` is that of the next operation. A line ``is_shared`` if several call its function.
+    """
+
+    line: Line
+    numbers: tuple[float, ...]
+    place: int
+    is_shared: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """The operations of one rank in their order.
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
     of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
-    that were imported.
+    that were imported. ``returned`` has each line's numbers once.
     """
 
     operations: tuple[Operation, ...] = ()
+    returned: tuple[Returned, ...] = ()
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
     files: frozenset[str] = frozenset()

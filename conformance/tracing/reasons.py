@@ -23,21 +23,22 @@ class Why(IntEnum):
     AVERAGED = 5  # a reduction averages, and nothing takes that back
     COUNTED = 6  # a count had to be another
     COUNTED_BY_PYTHON = 7  # the same, where a function of Python counts
-    MASK = 8  # what only adds up entries was given others than those to count
-    IDLE = 9  # a number is 1 where a factor is missing
-    WITHOUT_PARTNER = 10
-    INVERSE = 11  # a factor multiplies where it had to divide
-    ONE = 12  # a 1 had to be a number of ranks or micro-batches
-    KNOWING = 13  # the same as `IDLE`, where the function has a variable with the missing factor
-    SIZE = 14  # a number of ranks or micro-batches had to be another
-    MEAN = 15  # a mean of entries that are not those of the unit
-    PART = 16  # the count of a part of the step stands for the whole
-    GROUP = 17  # a reduction goes over another number of ranks
-    WRITTEN = 18  # a count is multiplied or divided by a 1 that is written out
-    ASSIGNED = 19  # where a wrong number got its name
-    UNUSED = 20  # the right count is made, and not used
-    CHANGED = 21  # a count is not what it is made of
-    UNMASKED = 22  # losses are added up with those that no mask has made 0
+    RETURNED = 8  # a line of plain Python had the count before any tensor
+    MASK = 9  # what only adds up entries was given others than those to count
+    IDLE = 10  # a number is 1 where a factor is missing
+    WITHOUT_PARTNER = 11
+    INVERSE = 12  # a factor multiplies where it had to divide
+    ONE = 13  # a 1 had to be a number of ranks or micro-batches
+    KNOWING = 14  # the same as `IDLE`, where the function has a variable with the missing factor
+    SIZE = 15  # a number of ranks or micro-batches had to be another
+    MEAN = 16  # a mean of entries that are not those of the unit
+    PART = 17  # the count of a part of the step stands for the whole
+    GROUP = 18  # a reduction goes over another number of ranks
+    WRITTEN = 19  # a count is multiplied or divided by a 1 that is written out
+    ASSIGNED = 20  # where a wrong number got its name
+    UNUSED = 21  # the right count is made, and not used
+    CHANGED = 22  # a count is not what it is made of
+    UNMASKED = 23  # losses are added up with those that no mask has made 0
 
 
 @dataclass(frozen=True)

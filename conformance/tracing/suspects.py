@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN, READ
 from conformance.tracing.chain import SUMMING
-from conformance.tracing.counts import Count, How, Unfolding
+from conformance.tracing.counts import COMMON, Count, How, Unfolding
 from conformance.tracing.graph import Node, is_close
 from conformance.tracing.reasons import Ranked, Suspect, Why
 from conformance.tracing.right_counts import RightCounts
@@ -92,7 +92,10 @@ class Suspects:
             deepest = max(own or [one.depth for one in counted], default=0)
             for one in found:
                 is_consequence = one.why is Why.COUNTED and one.depth < deepest
-                yield one._replace(why=Why.CONSEQUENCE) if is_consequence else one
+                most = (
+                    Why.CONSEQUENCE if is_consequence else Why.MASK if factor.is_idle else one.why
+                )
+                yield one._replace(why=min(one.why, most))
 
     @cached_property
     def _right(self) -> RightCounts:
@@ -302,6 +305,7 @@ class Suspects:
         )
         for node in self._unused(count.value, wrong) if is_whole else ():
             yield from self._at(node, Why.UNUSED, 0, f"counts right, but nothing uses it: {words}")
+        yield from self._returned(wrong, words)
         if count.node is None:
             yield from self._of_number(wrong, words)
         elif self._operation(count.node).contents.size == 1 or not self._is_part(count):
@@ -311,6 +315,17 @@ class Suspects:
             yield from self._behind(wrong, words)
             for place, line in enumerate(self._callers(count.node)):
                 yield Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
+
+    def _returned(self, wrong: _Wrong, words: str) -> Iterator[Ranked]:
+        """Yield the lines of plain Python that had a count before a tensor was made of it."""
+        count, node = wrong.made.value, wrong.made.node or wrong.user
+        is_given = wrong.made.node is None or self._operation(node).name == GIVEN
+        if not is_given or wrong.made.parts or count <= COMMON or self._right.is_size(count):
+            return
+        for place, one in enumerate(self.chain.graph.traces[node.rank].returned):
+            if one.place <= node.place and any(is_close(count, held) for held in one.numbers):
+                later = LATER * LATER if one.is_shared else 0  # its caller chose what it counts
+                yield Ranked(Why.RETURNED, -place - later, Suspect(one.line, words))
 
     def _is_superfluous(self, wrong: _Wrong) -> bool:
         """Whether a count is multiplied by a number of ranks or micro-batches that had to be 1."""
