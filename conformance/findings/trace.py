@@ -6,6 +6,7 @@ a number or a name: no line of a framework's source is kept.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,6 +24,9 @@ MULTIPLYING = (
 
 READ = "aten._local_scalar_dense.default"
 """The operation that makes a Python number of a tensor."""
+
+BUILT = "python.stack"
+"""The name of a tensor that Python made of others in a list."""
 
 LISTED = "tolist"
 """The name of what makes a list of Python numbers, or an array of numpy's, of a tensor."""
@@ -105,13 +109,20 @@ class Operation:
 class Returned:
     """Numbers that plain Python had in a line, which returned them or gave them to a function.
 
-    ``place`` is that of the next operation. A line ``is_shared`` if several call its function.
+    ``stack`` begins with the line, followed by those that called its function. ``place`` is that of
+    the next operation. The line ``is_shared`` if several others called its function. Numbers that
+    are all floats have been measured.
     """
 
-    line: Line
+    stack: tuple[Line, ...]
     numbers: tuple[float, ...]
     place: int
+    is_measured: bool
     is_shared: bool = False
+
+    def has(self, number: float) -> bool:
+        """Whether it is one of the numbers, up to rounding in float32."""
+        return any(math.isclose(one, number, rel_tol=1e-6) for one in self.numbers)
 
 
 @dataclass(frozen=True, kw_only=True)

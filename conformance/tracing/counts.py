@@ -31,8 +31,12 @@ DIVIDING = ("div", "floor_divide")
 SHARED = 3
 """How many of the innermost functions that look at a number may be those that use it."""
 
+CLOSE = 8
+"""How many of the innermost functions of a user may have had a number looked at for them."""
+
 SMALL = 8
-"""Entries of the largest tensor that numbers of Python are read from."""
+"""Entries of the largest tensor that numbers of Python are read from, and the largest number that
+is often a size."""
 
 COMMON = 2
 """The largest number that is taken to be read only by the function that uses it."""
@@ -46,6 +50,7 @@ class How(StrEnum):
     CLAMP = "clamp"
     SUM = "sum"
     PRODUCT = "product"
+    ROUNDED = "rounded"
     UNKNOWN = "unknown"
 
 
@@ -55,7 +60,7 @@ class Count:
 
     ``node`` is the operation that made it, None for a number that only Python knows. ``at`` is its
     place among the entries, None if it is the sum of all. ``shares`` are the coefficients of the
-    parts of a sum, and the powers of those of a product.
+    parts of a sum, and the powers of those of a product, which may have been rounded.
     """
 
     value: float
@@ -73,7 +78,7 @@ class Count:
                 return needed
             case How.SUM:
                 return value + (needed - self.value) / self.shares[part]
-            case How.PRODUCT if self.value and needed:
+            case How.PRODUCT | How.ROUNDED if self.value and needed:
                 return float(value * (needed / self.value) ** (1 / self.shares[part]))
         return None
 
@@ -152,14 +157,17 @@ class Unfolding:
         if number in (0, 1):  # too common to tell where it is from
             return None
         stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).name == GIVEN
-        users = {_function(line) for line in (stack[:1] if number <= COMMON else stack)}
+        users = [_function(line) for line in (stack[:1] if number <= COMMON else stack)]
         for place in range(user.place - 1, -1, -1):
             operation = self.graph.operation(Node(user.rank, place))
             held, near = operation.contents, {_function(line) for line in operation.stack[:SHARED]}
             # A tensor that is made of others in a list looks at these without an operation.
-            is_near = is_given and {_function(line) for line in operation.stack[:1]} & users
+            inmost = {_function(line) for line in operation.stack[:1]}
+            is_near = is_given and inmost.intersection(users)
             is_looked_at = operation.name == READ or operation.collective is not None or is_near
-            if is_looked_at and held.size <= SMALL and number in held.values and near & users:
+            # A function that is far off has looked at much else for other functions.
+            is_used = near.intersection(users[:CLOSE]) or inmost.intersection(users)
+            if is_looked_at and held.size <= SMALL and number in held.values and is_used:
                 return Entry(Node(user.rank, place), held.values.index(number), number)
         return None
 
@@ -215,7 +223,11 @@ Operands = list[list[Entry]]
 
 
 def _of_product(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """A product or quotient of an entry of each operand, or of one and a number."""
+    """A product or quotient of an entry of each operand, or of one and a number.
+
+    A quotient may be rounded down.
+    """
+    rounded: Made | None = None
     factors: list[Sequence[Entry | float]] = [*operands, *([one] for one in operation.numbers)]
     first, *others = [1.0] * len(factors)
     power = -1.0 if _kind(operation) in DIVIDING else 1.0
@@ -224,10 +236,18 @@ def _of_product(value: float, operands: Operands, operation: Operation) -> Made 
         values = [one.value if isinstance(one, Entry) else one for one in chosen]
         if power < 0 and not all(values[1:]):
             continue
-        terms = (one**share for one, share in zip(values, shares, strict=True))
+        terms = [one**share for one, share in zip(values, shares, strict=True)]
         if is_close(math.prod(terms), value):
             return Made(How.PRODUCT, chosen, shares)
-    return None
+        if math.floor(math.prod(terms)) == value and power < 0:
+            rounded = rounded or Made(How.ROUNDED, chosen, shares)
+    return rounded
+
+
+def _of_rounding(value: float, operands: Operands, operation: Operation) -> Made | None:
+    """What was rounded, or converted to a whole number."""
+    rounded = (one for one in operands[0] if value.is_integer() and abs(one.value - value) < 1)
+    return next((Made(How.ROUNDED, [one], [1.0]) for one in rounded if one.value != value), None)
 
 
 def _of_reciprocal(value: float, operands: Operands, operation: Operation) -> Made | None:
@@ -267,9 +287,10 @@ def _of_sum(value: float, operands: Operands, operation: Operation) -> Made | No
 RULES = {
     **dict.fromkeys(("mul", *DIVIDING), _of_product),
     "reciprocal": _of_reciprocal,
+    **dict.fromkeys(("floor", "ceil", "round", "trunc", "to_copy"), _of_rounding),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "maximum", "minimum"), _of_clamp),
     **dict.fromkeys(("max", "min"), _of_clamp),
-    **dict.fromkeys(("sum", "mean", "reduce_sum"), _of_whole),
+    **dict.fromkeys(("sum", "mean", "reduce_sum", "count_nonzero"), _of_whole),
     **dict.fromkeys(("add", "sub", "cat", "stack", "allreduce", "allreduce_coalesced"), _of_sum),
     **dict.fromkeys(("add_any", "concatenate"), _of_sum),
     **dict.fromkeys(("all_reduce", "reduce_scatter_base", "reduce_scatter"), _of_sum),

@@ -61,8 +61,8 @@ def traces_of_causes(
 ) -> dict[str, CauseTrace]:
     """The traces of wrong gradients and logs, by the ids of findings.
 
-    Of a cause it is the smallest finding with a suspect in the framework; of one that no known
-    mistake explains several, which may have causes of their own.
+    Of a cause it is the smallest finding with a suspect in the framework, of gradients before logs;
+    of one that no known mistake explains several, which may have causes of their own.
     """
     cells = {
         cell.id: cell
@@ -72,7 +72,11 @@ def traces_of_causes(
     found: dict[str, CauseTrace] = {}
     for cause in (one for one in causes if one.severity in TRACED):
         traced: dict[str, CauseTrace] = {}
-        for name in [one for one in cause.findings if one in cells][:MOST_OF_A_CAUSE]:
+        names = sorted(
+            (one for one in cause.findings if one in cells),
+            key=lambda name: cells[name].spec.metric is not None,
+        )
+        for name in names[:MOST_OF_A_CAUSE]:
             try:
                 traced[name] = _of_cell(cells[name], settings, pool).of_cause
             except StartError:  # after a crash the framework could not be loaded again

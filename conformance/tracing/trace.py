@@ -12,12 +12,13 @@ from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
 from conformance.findings.errors import NotTracedError
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, chain
-from conformance.tracing.graph import Graph, Node, is_close
-from conformance.tracing.reasons import Suspect
-from conformance.tracing.right_counts import RightCounts
-from conformance.tracing.source.arithmetic import goes_on, read_instead
-from conformance.tracing.source.origins import source_line
-from conformance.tracing.suspects import MOST, Suspects
+from conformance.tracing.graph import Graph, is_close
+from conformance.tracing.source.arithmetic import goes_on
+from conformance.tracing.suspects.lost import lost_after
+from conformance.tracing.suspects.ranking import Suspects
+from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.right_counts import RightCounts
+from conformance.tracing.suspects.wrong_weight import WrongWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,14 +53,15 @@ class Trace:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
         chains = [*_chains(graph, job)]
         if not chains:
-            suspects = _suspects_of_loss(graph, None if job.logged is None else job.rank)
+            suspects = lost_after(graph, job, package)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
-        of_factors = Suspects(job, chains[0], package)
+        of_factors = Suspects(WrongWeight(job, chains[0], package))
         suspects = of_factors.best() if job.is_wrong else []
         trace = cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
         if not (job.is_wrong and job.logged is not None and trace.is_pending):
             return trace
         read = _of_reading(chains, trace.rest)
+        read.sort(key=lambda one: not of_factors.weight.is_own(one.line))
         is_to_blame = not suspects or of_factors.may_be_wrong(trace.rest)
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
         by_line: dict[Line, Suspect] = {}
@@ -134,10 +136,13 @@ class Trace:
 def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
     """Yield the chain that ends in the gradient, or those that may end in the logged number.
 
-    There is none if the value is lost. Of numbers that may have become the logged one the first are
-    those that differ from it by what is known, and have the same value.
+    There is none if the value is lost, or if some rank lacks it. Of numbers that may have become
+    the logged one the first are those that differ from it by what is known, and have the same
+    value.
     """
     if job.logged is None:
+        if not job.traced:
+            return
         yield from (chain(graph, end, job.gradient_unit) for end in islice(graph.ends, 1))
         return
     if not job.logged:
@@ -160,56 +165,16 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
 def _of_reading(chains: Sequence[Chain], rest: float) -> list[Suspect]:
     """The lines of plain Python that go on with a number out of its last tensor.
 
-    The first that scales it comes first. A line that was called from another file to read one, or
-    that only collects it, says less than who called it.
+    The first that scales it comes first, and then one that reads and collects it at once. Others
+    that collect it, or were called from another file to read it, say less than who called them.
     """
     stacks = [one.graph.operation(one.way[-1]).stack for one in chains]
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
     going = [one for stack in stacks for one in goes_on(stack)]
     scaling = [one.line for one in going if one.scales]
+    at_once = [line for one in going if (line := one.line) in [stack[0] for stack in stacks]]
     outside = [[line for line in stack if line.file != stack[0].file][:1] for stack in stacks]
     callers = [line for lines in reversed(outside) for line in lines]  # the first to read one first
     others = [*(one.line for one in going[:MOST]), *(stack[0] for stack in stacks)]
-    return [Suspect(line, words) for line in (*scaling[:1], *callers, *others)]
-
-
-def _suspects_of_loss(graph: Graph, rank: int | None) -> list[Suspect]:
-    """The lines after which a token's value is nowhere: of its gradient, if it has any.
-
-    Of a logged number they are those of the rank that logs it, where the value came there.
-    """
-    painted = sorted(graph.painted.items(), key=lambda one: (one[0].rank == rank, one[0]))
-    last = {in_gradient: node for node, in_gradient in painted}
-    ends = [last[one] for one in (True, False) if one in last and (rank is None or not one)]
-    readers = [
-        Node(end.rank, place)
-        for end in ends
-        for place, operation in enumerate(graph.traces[end.rank].operations)
-        if end.place in operation.inputs
-    ]
-    words = "no operation after this line holds the value of the token"
-    stacks = [graph.operation(node).stack for node in [*readers, *ends]]
-    lines = [line for stack in stacks for line in stack[: MOST if rank is not None else 1]]
-    lost = [Suspect(line, words) for line in dict.fromkeys(lines)]
-    before = _unreduced(stacks[-1]) if rank is not None and stacks else _detached(graph)
-    return [*before, *lost][:MOST]
-
-
-def _unreduced(stack: Sequence[Line]) -> list[Suspect]:
-    """The lines that go on with what a call was given, and not with the number it returned."""
-    words = "reads what was given to a call, and nothing reads the number that came of it"
-    return [Suspect(line, words) for line in read_instead(stack)]
-
-
-def _detached(graph: Graph) -> list[Suspect]:
-    """The first line that adds to the loss a value which has no gradient, and who called it."""
-    for node in sorted(graph.trained):
-        operation = graph.operation(node)
-        before = [graph.operation(one) for one in graph.inputs(node) if one in graph.painted]
-        if any(one.requires_grad for one in before) and not operation.requires_grad:
-            words = "the value of the token goes on to the loss from here, without a gradient"
-            stack = sorted(
-                operation.stack[:MOST], key=lambda line: "detach" not in source_line(line)
-            )
-            return [Suspect(line, words) for line in stack]
-    return []
+    lines = (*scaling[:1], *at_once[:1], *callers, *others)
+    return [Suspect(line, words) for line in lines]

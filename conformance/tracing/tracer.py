@@ -29,6 +29,8 @@ from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound, wei
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
     from conformance.findings.trace import RankTrace
@@ -87,6 +89,9 @@ class TracedJob:
 
     rank: int = 0
     """The rank that logs it."""
+
+    is_trained_right: bool = False
+    """Whether the token's weight in the gradient is right where its weight in a log is wrong."""
 
     @property
     def expected(self) -> float:
@@ -163,6 +168,14 @@ class _Tracer:
     def _context(self, step_index: int) -> StepContext:
         return step_context(self.job, step_index, self.ordinary, self._description)
 
+    def _weights(
+        self, observations: Sequence[Observation], step_index: int, place: int
+    ) -> NDArray[np.float64]:
+        """The token's weight on each rank that holds gradients."""
+        conventions = self._description.conventions
+        of_ranks = final_weights(observations, step_index, self.job, conventions)
+        return np.array([weights[place] for weights in of_ranks])
+
 
 class _ToGradient(_Tracer):
     """Traces a token to its gradient."""
@@ -186,25 +199,25 @@ class _ToGradient(_Tracer):
             batch = self._batch()
             derivative = abs(float(batch.split(batch.dloss_dlogprob)[step_index][place]))
         unit, loss = SELECTED if is_selected else 1.0, contribution(batch, column, derivative)
-        traced = self._weight(painted.observations, step_index, place) / unit
+        context = self._context(step_index)
+        right = float(context.expected[place])
+        of_ranks = self._weights(painted.observations, step_index, place) / unit
+        traced = _farthest(of_ranks, right)
         is_part = column is Column.OLD_LOG_PROBS  # of a loss that advantages add to
         return TracedJob(
             token=token,
             column=column,
-            context=self._context(step_index),
+            context=context,
             place=place,
-            observed=traced if is_part else self._weight(self.ordinary, step_index, place),
+            observed=traced
+            if is_part
+            else _farthest(self._weights(self.ordinary, step_index, place), right),
             traced=traced,
             derivative=loss / painted_value(column),
             gradient_unit=derivative * unit / loss if loss else 1.0,
             tolerance=_tolerance(job, step_index, self._description),
             traces=painted.traces,
         )
-
-    def _weight(self, observations: Sequence[Observation], step_index: int, place: int) -> float:
-        conventions = self._description.conventions
-        of_ranks = final_weights(observations, step_index, self.job, conventions)
-        return max((float(weights[place]) for weights in of_ranks), key=abs)
 
 
 class _ToLog(_Tracer):
@@ -259,7 +272,17 @@ class _ToLog(_Tracer):
             metric=self.metric,
             logged=value,
             rank=rank,
+            is_trained_right=column is Column.ADVANTAGES and self._trains(step_index, place),
         )
+
+    def _trains(self, step_index: int, place: int) -> bool:
+        """Whether the token's weight in the gradient of the ordinary run is right."""
+        if not any(one.token_weights for one in self.ordinary):
+            return False
+        right = float(self._context(step_index).expected[place])
+        of_ranks = self._weights(self.ordinary, step_index, place)
+        bound = _tolerance(self.job, step_index, self._description) * right
+        return abs(_farthest(of_ranks, right) - right) <= bound
 
     def _reported(
         self, observations: Sequence[Observation], step_index: int
@@ -276,6 +299,11 @@ class _ToLog(_Tracer):
         if not reported:
             raise NotTracedError(f"no rank logs {self.metric}")
         return reported
+
+
+def _farthest(of_ranks: NDArray[np.float64], right: float) -> float:
+    """The weight of a token on the rank where it is most wrong."""
+    return float(of_ranks[np.abs(of_ranks - right).argmax()])
 
 
 def _tolerance(job: Job, step_index: int, description: Description) -> float:

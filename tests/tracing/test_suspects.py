@@ -52,6 +52,17 @@ def traced() -> Iterator[Traced]:
         ("of_a_rank", UNEQUAL, 'count = rows["mask"].sum()'),
         ("times_one", UNEQUAL, "self.tokens(rows) * 1"),
         ("times_ranks", UNEQUAL, "count * dist.get_world_size()"),
+        ("rounded", EMPTY, "// 2"),
+        ("multiplied", EMPTY, "// 2"),
+        ("of_all", UNEQUAL, "torch.ones_like"),
+        ("ratio", UNEQUAL, "ratios = torch.where"),
+        ("built", EMPTY, "torch.clamp_min(row.sum(), 1)"),
+        ("unread", UNEQUAL, "loss, count = self.counted(rows)"),
+        ("own_mean", UNEQUAL, 'own = rows["mask"].sum()'),
+        ("kept", UNEQUAL, "kept = "),
+        ("on_its_own", UNEQUAL, "group = alone"),
+        ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
+        ("moved", UNEQUAL, ".roll(1, -1)"),
     ],
 )
 def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, text: str) -> None:
@@ -73,9 +84,10 @@ def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(trac
     ("way", "text"),
     [
         ("in_python", "sum(len(row) for row"),
+        ("in_a_field", "return float(sum(map(len, mask)))"),
         ("read_one_by_one", "count += int(row.sum())"),
         ("meant", "self.losses(rows).mean()"),
-        ("another_mask", 'self.counted(held["attended"])'),
+        ("another_mask", 'self.in_mask(held["attended"])'),
     ],
 )
 def test_a_count_of_masked_tokens_is_suspected_where_it_is_made(

@@ -5,6 +5,7 @@ The text of a job's divisor names the way, such as ``clamped``.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +94,13 @@ class ToyTrainer(Trainer):
         count = torch.tensor(batch["tokens"], dtype=torch.float32)
         (self.losses(rows).sum() / count).sum().backward()
 
+    def in_a_field(self, rows: Rows) -> None:
+        held = SimpleNamespace(tokens=self.entries(rows["mask"].tolist()))
+        (self.losses(rows).sum() / torch.tensor(held.tokens)).backward()
+
+    def entries(self, mask: list[list[float]]) -> float:
+        return float(sum(map(len, mask)))
+
     def read_one_by_one(self, rows: Rows) -> None:
         count = 0
         for row in torch.ones_like(rows["mask"]):
@@ -106,10 +114,10 @@ class ToyTrainer(Trainer):
 
     def another_mask(self, rows: Rows) -> None:
         held = {"attended": torch.from_numpy(np.ones(rows["mask"].shape, np.float32))}
-        count = self.counted(held["attended"])
+        count = self.in_mask(held["attended"])
         (self.losses(rows).sum() / count).backward()
 
-    def counted(self, mask: torch.Tensor) -> torch.Tensor:
+    def in_mask(self, mask: torch.Tensor) -> torch.Tensor:
         return mask.sum()
 
     def mean_of_parts(self, rows: Rows) -> None:
@@ -124,10 +132,10 @@ class ToyTrainer(Trainer):
         loss.backward()
         dist.all_reduce(self.gradient)
         mine = float(loss.detach())
-        whole = self.of_all(mine)  # noqa: F841 (the mistake)
+        whole = self.summed(mine)  # noqa: F841 (the mistake)
         return round(mine, 9)
 
-    def of_all(self, number: float) -> float:
+    def summed(self, number: float) -> float:
         held = torch.tensor([number])
         dist.all_reduce(held)
         return held.item()
@@ -219,6 +227,86 @@ class ToyTrainer(Trainer):
     def wrapped(self, rows: Rows) -> None:
         count = TwoTensor(self.tokens(rows), torch.zeros(()))
         (self.losses(rows).sum() / (count + 0).a).backward()
+        dist.all_reduce(self.gradient)
+
+    def on_its_own(self, rows: Rows) -> None:
+        alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        (self.losses(rows).sum() / self.tokens(rows)).backward()
+        group = alone[dist.get_rank()]
+        self.summed_over({"gradient": self.gradient}, group=group)
+
+    def summed_over(
+        self, given: dict[str, torch.Tensor] | torch.Tensor, group: dist.ProcessGroup
+    ) -> None:
+        if isinstance(given, dict):
+            _ = [self.summed_over(one, group=group) for one in given.values()]
+        else:
+            dist.all_reduce(given, group=group)
+
+    def too_early(self, rows: Rows) -> None:
+        count = self.tokens(rows)
+        for row in range(len(rows["mask"])):
+            own = {name: values[row : row + 1] for name, values in rows.items()}
+            (self.losses(own).sum() / count).backward()
+            if row == 0:
+                dist.all_reduce(self.gradient)
+
+    def moved(self, rows: Rows) -> None:
+        log_probs = self.log_probs(rows).roll(1, -1)
+        (self.losses(rows, log_probs).sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def rounded(self, rows: Rows) -> None:
+        half = rows["mask"].sum() // 2
+        dist.all_reduce(half)
+        (self.losses(rows).sum() / (half * 2)).backward()
+        dist.all_reduce(self.gradient)
+
+    def multiplied(self, rows: Rows) -> None:
+        count = self.tokens(rows)
+        half = rows["mask"].sum() // 2
+        dist.all_reduce(half)
+        loss = self.losses(rows).sum() / count * (count + 3)
+        (loss / (half * 2 + 3)).backward()
+        dist.all_reduce(self.gradient)
+
+    def of_all(self, rows: Rows) -> None:
+        count = torch.ones_like(rows["mask"]).sum()
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def built(self, rows: Rows) -> None:
+        count = torch.tensor([torch.clamp_min(row.sum(), 1) for row in rows["mask"]]).sum()
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def ratio(self, rows: Rows) -> None:
+        ratios = torch.exp(self.log_probs(rows) - rows["old_log_probs"]) * 0.75
+        ratios = torch.where(rows["mask"] > 0, ratios, 0.0)
+        (-(rows["advantages"] * ratios).sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def unread(self, rows: Rows) -> None:
+        loss, count = self.counted(rows)  # noqa: RUF059, the mistake
+        loss.backward()
+        dist.all_reduce(self.gradient)
+
+    def counted(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.losses(rows).sum(), self.tokens(rows)
+
+    def own_mean(self, rows: Rows) -> None:
+        weights = torch.arange(1.0, rows["mask"].numel() + 1).view_as(rows["mask"])
+        own = rows["mask"].sum()
+        weights = weights / ((weights * rows["mask"]).sum() / own)
+        ((self.losses(rows) * weights).sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def kept(self, rows: Rows) -> None:
+        share = rows["mask"].sum() / self.tokens(rows)
+        kept = (rows["mask"].cumsum(-1) == 1).sum() - 1
+        (self.losses(rows).sum() / kept * share).backward()
         dist.all_reduce(self.gradient)
 
     def pipeline(self, rows: Rows) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BEGIN_BACKWARD = {"_engine_run_backward": "t_outputs", "custom_backward": "output"}
 """Functions of torch and Megatron that begin a backward pass, and their variable of its roots."""
 
-DEEPEST = 8
+DEEPEST = 16
 """How many lines of a stack are kept."""
 
 READS_GRADIENT = "as_array"

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from conformance.findings.trace import (
+    BUILT,
     GIVEN,
     LISTED,
     MULTIPLYING,
@@ -48,6 +49,9 @@ LARGE = 1 << 22
 LISTING = ("tolist", "numpy")
 """Methods of tensors that hand their entries to Python; torch dispatches no operation for them."""
 
+build = torch.tensor
+"""What makes a tensor of a list."""
+
 listed = torch.Tensor.tolist
 """The method itself, by which the recorder looks at entries."""
 
@@ -78,6 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name in LISTING:
             setattr(torch.Tensor, name, self._noting(getattr(torch.Tensor, name)))
         self._returns.start()
+        torch.tensor = self._building(build)
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
@@ -85,6 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._returns.stop()
         for name in LISTING:
             delattr(torch.Tensor, name)  # that of its base shows again
+        torch.tensor = build
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,6 +106,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return method(tensor, *args, **kwargs)
 
         return noting
+
+    def _building(self, method: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """``torch.tensor``, which looks at the tensors of a list without an operation."""
+
+        def building(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            made, parts = method(data, *args, **kwargs), _tensors(data)
+            who = asked(self.is_passed_by)
+            if parts and data is not parts[0] and who.stack:
+                with _disable_current_modes():
+                    inputs = self._inputs(parts, who)
+                    draft = Operation(name=BUILT, stack=who.stack, contents=NOTHING, inputs=inputs)
+                    self._add(draft, made)
+            return made
+
+        return building
 
     @property
     def trace(self) -> RankTrace:

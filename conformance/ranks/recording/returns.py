@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType
 
+DEEPEST = 3
+"""How many lines of a stack are kept."""
+
 
 @dataclass
 class Returns:
@@ -62,14 +65,25 @@ class Returns:
         for one in held:
             numbers = _numbers(one)
             if numbers and not self._is_foreign(frame):
-                code = frame.f_code
-                line = Line(code.co_filename, frame.f_lineno, code.co_name)
-                key = (line.file, line.number, numbers)
-                if key not in self._noted:
-                    self._noted[key] = Returned(line, numbers, self.operations())
+                line = frame.f_code.co_filename, frame.f_lineno
+                if (*line, numbers) not in self._noted:
+                    self._noted[*line, numbers] = Returned(
+                        stack=self._stack(frame),
+                        numbers=tuple(map(float, numbers)),
+                        place=self.operations(),
+                        is_measured=all(isinstance(number, float) for number in numbers),
+                    )
                 if caller is not None:
                     by = (caller.f_code.co_filename, caller.f_lineno)
-                    self._callers.setdefault((line.file, line.number), set()).add(by)
+                    self._callers.setdefault(line, set()).add(by)
+
+    def _stack(self, frame: FrameType | None) -> tuple[Line, ...]:
+        stack: list[Line] = []
+        while frame is not None and len(stack) < DEEPEST:
+            if not self._is_foreign(frame):
+                stack.append(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        return tuple(stack)
 
     def _is_foreign(self, frame: FrameType) -> bool:
         name = frame.f_code.co_filename
@@ -81,7 +95,7 @@ def _numbers(held: object) -> tuple[float, ...]:
     several = held if isinstance(held, (list, tuple)) else (held,)
     if len(several) > SMALL or not all(_is_number(one) for one in several):
         return ()
-    return tuple(dict.fromkeys(float(one) for one in several))
+    return tuple(dict.fromkeys(several))
 
 
 def _is_number(one: object) -> bool:

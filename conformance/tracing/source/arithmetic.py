@@ -82,6 +82,8 @@ class _Flow:
         statements = sorted(_statements(function), key=lambda one: one.lineno)
         around = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0)]
         for start in around[-1:]:
+            if _collects(start):
+                self.lines[start.lineno] = _scales(start)
             self.names.update(_targets(start, places))
             self.is_returned, self.places = isinstance(start, ast.Return), places
         later = [one for one in statements if one.lineno > line]
@@ -130,7 +132,10 @@ def _given(one: ast.stmt) -> Iterator[str]:
 
 
 def _targets(one: ast.stmt, places: frozenset[int]) -> Iterator[str]:
-    """Yield the names that a statement gives what it reads; of a tuple those at the places."""
+    """Yield the names that a statement gives what it reads; of a tuple those at the places.
+
+    What an object keeps in a field is not followed: ``self`` has much else.
+    """
     match one:
         case ast.Assign(targets=[ast.Tuple(elts=parts)]) if places:
             targets = [part for place, part in enumerate(parts) if place in places]
@@ -146,7 +151,7 @@ def _targets(one: ast.stmt, places: frozenset[int]) -> Iterator[str]:
         while isinstance(each, ast.Subscript | ast.Attribute):
             each = each.value
         parts = each.elts if isinstance(each, ast.Tuple) else [each]
-        yield from (part.id for part in parts if isinstance(part, ast.Name))
+        yield from (part.id for part in parts if isinstance(part, ast.Name) and part.id != "self")
 
 
 def _scales(one: ast.stmt) -> bool:

@@ -40,6 +40,23 @@ class Scope:
                 return max(lines)
         return None
 
+    def unread(self) -> list[str]:
+        """The names of a tuple that the line assigns and its function never reads.
+
+        A name with a leading underscore says so itself.
+        """
+        names = [one for one in ast.walk(self.functions[-1]) if isinstance(one, ast.Name)]
+        read = {one.id for one in names if isinstance(one.ctx, ast.Load)}
+        return [
+            part.id
+            for node in ast.walk(self.functions[-1])
+            if isinstance(node, ast.Assign)
+            if node.lineno <= self.number <= (node.end_lineno or 0)
+            for target in node.targets
+            for part in (target.elts if isinstance(target, ast.Tuple) else ())
+            if isinstance(part, ast.Name) and part.id not in read and not part.id.startswith("_")
+        ]
+
     def function_with(self, parameter: str) -> Function | None:
         """The innermost function that has a parameter."""
         having = (

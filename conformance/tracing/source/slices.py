@@ -115,13 +115,15 @@ class Slice:
 
     def _of(self, stack: Sequence[Line], values: Sequence[ast.expr]) -> Iterator[Assigned]:
         waiting = deque(_From(tuple(stack), one) for one in values)
-        seen: set[tuple[str, int, str]] = set()
+        seen: set[tuple[str, int, str, int]] = set()
         while waiting and len(seen) < MOST:
             start = waiting.popleft()
             for found in self._sources(start):
                 line, text = found.stack[0], ast.dump(found.value)
-                if (line.file, line.number, text) not in seen:
-                    seen.add((line.file, line.number, text))
+                # A function that calls itself has the same line at several depths.
+                key = line.file, line.number, text, len(found.stack)
+                if key not in seen:
+                    seen.add(key)
                     yield Assigned(line, found.value)
                     waiting.append(found)
 

@@ -22,7 +22,8 @@ class RightCounts:
 
     def __init__(self, context: StepContext, place: int) -> None:
         self._ingredients = [*_ingredients(context, place)]
-        self._parts = [*_parts(context, place)]
+        self._parts = [*_parts(context, place, context.step.mask)]
+        self._masks = [*self._parts, *_parts(context, place, context.step.mask_before_rejection)]
         self._factors = [*_factors(context, place)]
 
     @property
@@ -47,6 +48,10 @@ class RightCounts:
     def part(self, number: float) -> str | None:
         """The part of the step that has as many active tokens, such as a micro-batch."""
         return _words(number, self._parts)
+
+    def is_mask(self, number: float) -> bool:
+        """Whether the mask of a part of the step, perhaps before rejection, counts a number."""
+        return _words(number, self._masks) is not None
 
     def ranks(self, number: float) -> str | None:
         """The ranks of a direction of the layout that a number, or its reciprocal, is."""
@@ -95,9 +100,11 @@ UNITS = {
 }
 
 
-def _parts(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
+def _parts(
+    context: StepContext, place: int, mask: NDArray[np.bool_]
+) -> Iterator[tuple[float, str]]:
     """Yield the tokens of the sample, rank and micro-batch that hold the token."""
-    held, step = context.placement, context.step
+    held = context.placement
     yield float(context.counted[context.sample[place]]), "its sample"
     if held is None:
         return
@@ -112,7 +119,8 @@ def _parts(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
     )
     parts["its rank's slice of the sample"] = context.sample * context.layout.cp + held.cp_rank
     for words, part in parts.items():
-        yield float(step.mask[part == part[place]].sum()), words
+        is_there = part == part[place]
+        yield float(mask[is_there].sum()), words
 
 
 def _factors(context: StepContext, place: int) -> Iterator[tuple[float, str]]:

@@ -1,0 +1,138 @@
+"""The lines after which a token's value is nowhere, or not on a rank that needs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from conformance.tracing.chain import chain
+from conformance.tracing.graph import Node
+from conformance.tracing.source.arithmetic import read_instead
+from conformance.tracing.source.origins import source_line
+from conformance.tracing.source.slices import Slice
+from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.wrong_weight import own_files
+
+MOVING = tuple(
+    f"aten.{name}"
+    for name in ("slice", "select", "narrow", "index", "roll", "constant_pad", "flip")
+)
+"""The beginnings of the names of operations that give entries other places, or take them back."""
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.findings.trace import Line
+    from conformance.tracing.graph import Graph
+    from conformance.tracing.tracer import TracedJob
+
+
+def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:
+    """At most three lines at which the value of a token is lost, the likeliest first.
+
+    If another rank has it, these are the reductions that leave the lacking rank out, and where
+    their group was chosen.
+    """
+    nodes = [node for node, in_gradient in graph.painted.items() if in_gradient]
+    is_logged = job.logged is not None
+    if is_logged or not nodes:
+        nodes = [node for node, in_gradient in graph.painted.items() if not in_gradient]
+    reached = Counter(node.rank for node in nodes)
+    holder = max(sorted(reached), key=lambda rank: (reached[rank], rank == job.rank), default=0)
+    ways = sorted(node for node in nodes if node.rank == holder)
+    lacking = _lacking(graph, holder, job)
+    found = _read_instead(graph, job.rank) if is_logged else [*_detached(graph), *_moved(graph)]
+    if lacking is not None:
+        found += _not_shared(graph, ways, lacking, own_files(job, package))
+        found += _reduced_before(graph, ways)
+    found += _last(graph, ways, MOST if is_logged else 1)
+    by_line: dict[Line, Suspect] = {}
+    for one in found:
+        by_line.setdefault(one.line, one)
+    return [*by_line.values()][:MOST]
+
+
+def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:
+    """A rank that lacks the value which another one has; None if no rank ends with it."""
+    if job.logged is not None:
+        return None if job.rank == holder else job.rank
+    having = {node.rank for node in graph.ends}
+    others = (rank for rank in range(len(graph.traces)) if rank not in having)
+    return next(others, None) if having else None
+
+
+def _not_shared(
+    graph: Graph, way: Sequence[Node], lacking: int, files: frozenset[str]
+) -> Iterator[Suspect]:
+    """Yield the last reduction on a way that leaves a rank out: who chose its group, and it."""
+    for node in reversed(way):
+        operation = graph.operation(node)
+        group = () if operation.collective is None else operation.collective.group
+        if not group or lacking in group or operation.collective.is_message:
+            continue
+        ranks = f"{len(group)} of {len(graph.traces)} ranks"
+        words = f"reduces over {ranks}, and rank {lacking} lacks the value of the token"
+        chooser = Slice(files).chosen_by(operation.stack, "group")
+        lines = [*([] if chooser is None else [chooser]), *operation.stack]
+        yield from (Suspect(line, words) for line in lines[:MOST])
+        return
+
+
+def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
+    """Yield the line that reduced a tensor before the value was added to it."""
+    words = "reduces a gradient before the value of the token is added to it"
+    for node in way:
+        for before in graph.inputs(node):
+            operation = graph.operation(before)
+            if before not in graph.painted and operation.collective is not None:
+                yield from (Suspect(line, words) for line in operation.stack[:MOST])
+                return
+
+
+def _moved(graph: Graph) -> Iterator[Suspect]:
+    """Yield the lines that cut or move rows, if every rank has a gradient but of other tokens."""
+    ends = [*graph.ends]
+    if len({end.rank for end in ends}) < len(graph.traces):
+        return
+    words = "moves tokens, and the gradient of this one goes to another"
+    for node in chain(graph, ends[0]).way:
+        operation = graph.operation(node)
+        if operation.backward_pass is not None and operation.name.startswith(MOVING):
+            yield from (Suspect(line, words) for line in operation.stack[:1])
+
+
+def _read_instead(graph: Graph, rank: int) -> list[Suspect]:
+    """The lines of a rank's Python that read what a call was given, and drop what came of it."""
+    mine = [node for node in graph.painted if node.rank == rank]
+    ends = [graph.operation(node).stack for node in sorted(mine)[-1:]]
+    words = "reads what was given to a call, and nothing reads the number that came of it"
+    return [Suspect(line, words) for stack in ends for line in read_instead(stack)]
+
+
+def _last(graph: Graph, way: Sequence[Node], most: int) -> Iterator[Suspect]:
+    """Yield the lines that read the last operation which holds the value, and those of that."""
+    if not way:
+        return
+    end = way[-1]
+    readers = [
+        Node(end.rank, place)
+        for place, operation in enumerate(graph.traces[end.rank].operations)
+        if end.place in operation.inputs
+    ]
+    words = "no operation after this line holds the value of the token"
+    for node in (*readers, end):
+        yield from (Suspect(line, words) for line in graph.operation(node).stack[:most])
+
+
+def _detached(graph: Graph) -> list[Suspect]:
+    """The first line that adds to the loss a value which has no gradient, and who called it."""
+    for node in sorted(graph.trained):
+        operation = graph.operation(node)
+        before = [graph.operation(one) for one in graph.inputs(node) if one in graph.painted]
+        if any(one.requires_grad for one in before) and not operation.requires_grad:
+            words = "the value of the token goes on to the loss from here, without a gradient"
+            stack = sorted(
+                operation.stack[:MOST], key=lambda line: "detach" not in source_line(line)
+            )
+            return [Suspect(line, words) for line in stack]
+    return []

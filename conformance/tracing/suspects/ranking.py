@@ -1,0 +1,236 @@
+"""Ranks the lines to look at for a wrong weight. They are suspects; none is claimed to be the bug.
+
+If the weight is off by the number of ranks or micro-batches, a factor may lack its counterpart.
+Otherwise a count in a divisor differs from the reference's count.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from conformance.tracing.chain import SUMMING
+from conformance.tracing.graph import is_close
+from conformance.tracing.source.origins import has_constant, origins
+from conformance.tracing.source.scopes import scope_of
+from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, Why
+from conformance.tracing.suspects.wrong_counts import WrongCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.findings.trace import Line, Operation
+    from conformance.tracing.chain import Chain, Factor
+    from conformance.tracing.graph import Node
+    from conformance.tracing.suspects.right_counts import RightCounts
+    from conformance.tracing.suspects.wrong_weight import WrongWeight
+
+
+@dataclass(frozen=True, eq=False)
+class Suspects:
+    """Looks for the lines that may have made the weight of a traced token wrong."""
+
+    weight: WrongWeight
+
+    def best(self) -> list[Suspect]:
+        """At most three suspects, the likeliest first."""
+        by_line: dict[tuple[str, int], Suspect] = {}
+        found = [*self._all()]
+        told = [one for one in found if one.why is not Why.CONSEQUENCE]
+        if not any(self.weight.is_own(one.suspect.line) for one in told):
+            told += [*self._of_sums(), *self._of_logs(), *self._of_divisors()]
+            told += self._of_ratios()
+            for factor in self.weight.factors if self.weight.traced.is_wrong else ():
+                told += self._of_parts(factor, Why.OF_PART)
+                told += WrongCounts(self.weight).partly(factor)
+        for one in sorted(told or found, key=self._rank, reverse=True):
+            by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
+        return [*by_line.values()][:MOST]
+
+    def may_be_wrong(self, factor: float) -> bool:
+        """Whether a factor that no operation shows had to be another, or only another is known."""
+        needed = factor / self._off if self._off else 0.0
+        if is_close(factor, self._off) or not needed:
+            return True
+        return self._right.needed(1 / needed) is not None or self._right.is_size(needed)
+
+    def _rank(self, one: Ranked) -> tuple[bool, Why, int]:
+        return self.weight.is_own(one.suspect.line), one.why, one.depth
+
+    def _all(self) -> Iterator[Ranked]:
+        if self.weight.traced.observed and not self.weight.traced.expected:
+            yield from self._of_unmasked()
+        if not self.weight.traced.observed or not self.weight.traced.expected:
+            return
+        for factor in self.weight.factors:
+            yield from self._of_factor(factor)
+            yield from WrongCounts(self.weight).suspects(factor)
+
+    def _of_factor(self, factor: Factor) -> Iterator[Ranked]:
+        """Yield the line of a factor that lacks a partner, or is 1 and may be the partner."""
+        operation = self._chain.operation(factor)
+        if factor.is_idle and self._right.factor(self._off) is not None:
+            yield from self._of_idle(factor)
+        yield from self._of_mean(factor)
+        if not factor.is_idle and is_close(factor.value**2, self._off):
+            inverse = f"multiplies by {factor.value:.6g}, and had to divide by it"
+            yield from self.weight.at(factor.node, Why.INVERSE, 0, inverse)
+        if not factor.is_idle and is_close(factor.value, self._off):
+            words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
+            averages = operation.collective is not None or operation.backward_pass is not None
+            why = Why.AVERAGED if averages else Why.WITHOUT_PARTNER
+            why = Why.PARTNERED if self._partner(factor) else why
+            yield from self.weight.at(factor.node, why, 0, words)
+            for node in self._factors_of_tokens(factor):
+                yield from self.weight.at(node, why, 1, words)
+            yield from self._of_parts(factor, Why.PART)
+
+    def _of_sums(self) -> Iterator[Ranked]:
+        """Yield the lines that add up losses which nothing divides, and who called them."""
+        needed = self._right.needed(self._off) if self.weight.traced.is_wrong else None
+        if needed is None:
+            return
+        words = f"adds up losses, and nothing divides them by {self._off:.6g} {needed}"
+        for depth, node in enumerate(self._chain.way):
+            operation = self.weight.operation(node)
+            if operation.name.startswith(SUMMING) and operation.backward_pass is None:
+                for place, line in enumerate(operation.stack[:MOST]):
+                    yield Ranked(Why.UNDIVIDED, depth * LATER - place, Suspect(line, words))
+                yield from self._of_unread(operation.stack)
+
+    def _of_logs(self) -> Iterator[Ranked]:
+        """Yield the lines that make a wrong log of a loss whose gradient is right.
+
+        Those that add up or average losses come first.
+        """
+        if not self.weight.traced.is_trained_right:
+            return
+        words = "makes a log of a loss whose gradient is right"
+        trained = self._chain.graph.trained
+        for depth, node in enumerate(node for node in self._chain.way if node not in trained):
+            operation = self.weight.operation(node)
+            is_sum = operation.name.startswith(SUMMING) or "reduce" in operation.name
+            yield from self.weight.at(node, Why.JOINED if is_sum else Why.LOGGED, -depth, words)
+
+    def _of_unread(self, stack: Sequence[Line]) -> Iterator[Ranked]:
+        """Yield the lines that get something besides a sum, and never read it."""
+        for place, line in enumerate(stack):
+            scope = scope_of(line) if self.weight.is_own(line) else None
+            for name in () if scope is None else scope.unread():
+                words = f"gets {name} and never reads it, where nothing divides a sum of losses"
+                yield Ranked(Why.UNREAD, -place, Suspect(line, words))
+
+    def _of_parts(self, factor: Factor, why: Why) -> Iterator[Ranked]:
+        """Yield the lines that count a part of the step for a factor, and who called them."""
+        for node, words in WrongCounts(self.weight).parts(factor):
+            yield from self.weight.at(node, why, 0, words)
+            for place, line in enumerate(self.weight.callers(node), 1):
+                yield Ranked(why, -place, Suspect(line, words))
+
+    def _of_ratios(self) -> Iterator[Ranked]:
+        """Yield the line that makes what a token's loss is first multiplied by, if that is wrong.
+
+        It had to be the ratio of the objective: of the token, its sequence, or another.
+        """
+        multiplied = (one for one in self.weight.factors if not one.is_idle)
+        factor, right = next(multiplied, None), self.weight.traced.derivative
+        if factor is None or not self.weight.traced.is_wrong or is_close(factor.value, right):
+            return
+        words = f"multiplies by {factor.value:.6g}, where the objective has {right:.6g}"
+        for node in self._factors_of_tokens(factor):
+            yield from self.weight.at(node, Why.RATIO, 0, words)
+
+    def _factors_of_tokens(self, factor: Factor) -> Iterator[Node]:
+        """Yield the operands of a factor that have an entry for each token."""
+        for node in self._chain.operands(factor):
+            if self.weight.operation(node).contents.size > 1:
+                yield node
+
+    def _of_divisors(self) -> Iterator[Ranked]:
+        """Yield the lines that divide by something else than the tokens that are to be counted."""
+        for factor in self.weight.factors if self.weight.traced.is_wrong else ():
+            divisor = 1 / factor.value if factor.value else math.inf
+            is_forward = self.weight.operation(factor.node).backward_pass is None
+            if is_forward and divisor > 1 and self._right.ingredient(divisor) is None:
+                words = f"divides by {divisor:.6g}, where there are {self._right.tokens:g} tokens"
+                yield from self.weight.at(factor.node, Why.DIVISOR, 0, words)
+
+    def _of_unmasked(self) -> Iterator[Ranked]:
+        """Yield the line that first adds a masked token's loss to others, and who called it."""
+        sizes = [self.weight.operation(node).contents.size for node in self._chain.way]
+        for node, before, after in zip(self._chain.way[1:], sizes, sizes[1:], strict=False):
+            if after == 1 < before and self.weight.operation(node).backward_pass is None:
+                words = "adds up the loss of a masked token, which no mask has made 0"
+                yield from self.weight.at(node, Why.UNMASKED, 0, words)
+                for place, line in enumerate(self.weight.callers(node), 1):
+                    yield Ranked(Why.UNMASKED, -place, Suspect(line, words))
+                return
+
+    def _of_idle(self, factor: Factor) -> Iterator[Ranked]:
+        """Yield the line of a factor of 1, best where its function knows the missing one."""
+        operation = self._chain.operation(factor)
+        sizes = [self.weight.operation(one).contents.size for one in self._chain.operands(factor)]
+        is_large = max(sizes, default=1) > 1
+        if is_large or operation.line is None or not self._is_of_kind(operation):
+            return
+        words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
+        missing = max(self._off, 1 / self._off)
+        knows = any(is_close(held, missing) for _, held in operation.variables)
+        depth = self._chain.factors.index(factor)
+        if 1.0 not in operation.numbers:
+            yield from self.weight.at(factor.node, Why.IDLE_TENSOR, depth, words)
+            return
+        why = Why.KNOWING if knows else Why.IDLE
+        names = [name for name, held in operation.variables if held == 1]
+        yield from self.weight.at(factor.node, why, depth, words)
+        is_written = has_constant(operation.stack, 1)
+        own = self.weight.is_own(operation.line)
+        for place, line in enumerate(origins(operation.stack, names) if own else ()):
+            before = -LATER if is_written else LATER
+            yield Ranked(why, depth + before - place, Suspect(line, words))
+
+    def _partner(self, factor: Factor) -> bool:
+        """Whether another factor takes back what one does."""
+        return any(is_close(one.value * factor.value, 1) for one in self._chain.factors)
+
+    def _of_mean(self, factor: Factor) -> Iterator[Ranked]:
+        """Yield the line of a mean over entries that are not those that a unit has."""
+        if ".mean" in self._chain.operation(factor).name and not factor.is_idle:
+            entries = 1 / factor.value
+            if (needed := self._right.needed(entries * self._off)) is not None:
+                words = (
+                    f"a mean of {entries:.6g} where there are {entries * self._off:.6g} {needed}"
+                )
+                why = Why.AVERAGED if self._leaves_to_another(factor) else Why.MEAN
+                yield from self.weight.at(factor.node, why, 0, words)
+
+    def _leaves_to_another(self, mean: Factor) -> bool:
+        """Whether the function of a mean of a part has a 1 where the parts' number is missing."""
+        line, factors = self._chain.operation(mean).line, self._chain.factors
+        later = [one for one in factors[factors.index(mean) :] if one.is_idle]
+        operations = [self._chain.operation(one) for one in later]
+        return self._right.factor(self._off) is not None and any(
+            1.0 in one.numbers
+            and self._is_of_kind(one)
+            and line is not None
+            and one.line is not None
+            and (one.line.file, one.line.function) == (line.file, line.function)
+            for one in operations
+        )
+
+    def _is_of_kind(self, operation: Operation) -> bool:
+        """Whether it divides if the weight is too large, or multiplies if it is too small."""
+        return (".div" in operation.name) == (self._off > 1)
+
+    @property
+    def _right(self) -> RightCounts:
+        return self.weight.right
+
+    @property
+    def _off(self) -> float:
+        return self.weight.off
+
+    @property
+    def _chain(self) -> Chain:
+        return self.weight.chain

@@ -1,0 +1,81 @@
+"""A wrong weight, with the chain that made it and what a reader compares it with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from conformance.tracing.suspects.reasons import MOST, Ranked, Suspect, Why
+from conformance.tracing.suspects.right_counts import RightCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.findings.trace import Line, Operation
+    from conformance.tracing.chain import Chain, Factor
+    from conformance.tracing.graph import Node
+    from conformance.tracing.tracer import TracedJob
+
+
+@dataclass(frozen=True, eq=False)
+class WrongWeight:
+    """The weight of a traced token, whose lines may be suspected."""
+
+    traced: TracedJob
+    chain: Chain
+    package: str | None
+    """That of the framework, whose lines are suspected before those of its engine."""
+
+    def is_own(self, line: Line) -> bool:
+        """Whether a line is the framework's, and not its engine's."""
+        return self.package is None or f"/{self.package}/" in line.file
+
+    @cached_property
+    def right(self) -> RightCounts:
+        """The reference's counts."""
+        return RightCounts(self.traced.context, self.traced.place)
+
+    @cached_property
+    def off(self) -> float:
+        """What the right weight is multiplied by; infinity if it is 0."""
+        expected = self.traced.expected
+        return self.traced.observed / expected if expected else math.inf
+
+    @cached_property
+    def factors(self) -> list[Factor]:
+        """The factors that may be wrong: where the gradient is right, those beyond the loss."""
+        trained = self.chain.graph.trained if self.traced.is_trained_right else ()
+        return [one for one in self.chain.factors if one.node not in trained]
+
+    @cached_property
+    def files(self) -> frozenset[str]:
+        """The files of the framework that ranks have imported."""
+        return own_files(self.traced, self.package)
+
+    def operation(self, node: Node) -> Operation:
+        """The operation of a node."""
+        return self.chain.graph.operation(node)
+
+    def callers(self, node: Node) -> Sequence[Line]:
+        """The lines that led to one of the framework's own; none to one of its engine."""
+        stack = self.operation(node).stack
+        return stack[1:MOST] if stack and self.is_own(stack[0]) else ()
+
+    def at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[Ranked]:
+        """Yield the line of a node as a suspect; nothing if it has none."""
+        line = None if node is None else self.operation(node).line
+        if line is not None:
+            yield Ranked(why, depth, Suspect(line, words))
+
+
+def own_files(traced: TracedJob, package: str | None) -> frozenset[str]:
+    """The files of a framework that the ranks of a job have imported.
+
+    Without a package these are all that are not installed.
+    """
+    files = frozenset[str]().union(*(trace.files for trace in traced.traces))
+    if package is None:
+        return frozenset(one for one in files if "/site-packages/" not in one)
+    return frozenset(one for one in files if f"/{package}/" in one)
