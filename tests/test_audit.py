@@ -1,6 +1,7 @@
 """The audit has a row with evidence for every accusation and advice in the newest reports."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,8 @@ class Row:
     checks: frozenset[str]
     mistakes: frozenset[str]
     verdicts: tuple[Verdict, ...]
+    lines: frozenset[tuple[str, int]]
+    """The lines that its evidence names, each with the last part of its file's path."""
 
     def covers(self, engine: str, finding: Finding) -> bool:
         """Whether the row is about a finding like this."""
@@ -72,10 +75,20 @@ def rows() -> list[Row]:
             checks=frozenset(checks.split(", ")),
             mistakes=frozenset(re.findall(r"`([^`]+)`", mistakes)),
             verdicts=CLASSES[kind.strip()],
+            lines=frozenset(named_lines(evidence)),
         )
-        for engines, checks, mistakes, kind, *_ in table
+        for engines, checks, mistakes, kind, evidence, *_ in table
         if kind.strip() != "class"
     ]
+
+
+def named_lines(evidence: str) -> Iterator[tuple[str, int]]:
+    """Yield lines such as `` `worker.py:801` ``; `` `:806` `` is of the file named before it."""
+    file = ""
+    for named, line in re.findall(r"`(?:\w+ )?([\w./]*?\.py)?(?::(\d+))?`", evidence):
+        file = named.rpartition("/")[2] or file
+        if line:
+            yield file, int(line)
 
 
 def audited(name: str) -> Report:

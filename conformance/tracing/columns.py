@@ -64,6 +64,14 @@ COLUMNS: dict[Metric | Objective, Column] = {
 """What each term, or logged number, is made of."""
 
 
+COEFFICIENTS = {
+    Column.ENTROPIES: ENTROPY_COEFFICIENT,
+    Column.REFERENCE_LOG_PROBS: KL_COEFFICIENT,
+    Column.OLD_LOG_PROBS: CONSTANTS.kl_penalty,
+}
+"""By what a loss multiplies the term that has a column."""
+
+
 def is_traced(cell: MatrixCell) -> bool:
     """Whether a painted token tells what a cell's weights, or its logged number, are made of."""
     spec, tokens = cell.spec, sum(len(step.mask) for step in cell.case.steps)
@@ -91,12 +99,10 @@ def contribution(batch: ProbedBatch, column: Column, derivative: float) -> float
     """
     size = painted_value(column)
     match column:
-        case Column.ENTROPIES:
-            return ENTROPY_COEFFICIENT * size
         case Column.REFERENCE_LOG_PROBS:
-            return KL_COEFFICIENT * float(np.abs(batch.divergences).max())
-        case Column.OLD_LOG_PROBS:
-            return CONSTANTS.kl_penalty * size
+            return COEFFICIENTS[column] * float(np.abs(batch.divergences).max())
+        case Column.ENTROPIES | Column.OLD_LOG_PROBS:
+            return COEFFICIENTS[column] * size
         case Column.RETURNS:
             return size**2
         case Column.LOG_PROBS:

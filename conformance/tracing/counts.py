@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN, READ
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
-from conformance.tracing.source.slices import counts_itself
+from conformance.tracing.source.slices import counts_itself, is_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -125,7 +125,9 @@ class Unfolding:
 
     def number(self, number: float, user: Node) -> Count:
         """A number of Python, unfolded if its user looked at a tensor that has it."""
-        if counts_itself(self.graph.operation(user).line):
+        operation = self.graph.operation(user)
+        names = [name for name, held in operation.variables if is_close(held, number)]
+        if counts_itself(operation.line) or is_setting(operation.line, names):
             return Count(number, None)
         made = self._read(Entry(user, None, number))
         parts = tuple(self._unfolded(one) for one in made.parts if isinstance(one, Entry))

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ALLOCATIONS = ("aten.new_empty", "aten.empty", "aten.ones_like", "aten.zeros_like", "aten.new_")
 """Operations whose results hold old bytes, or nothing of what they are given."""
 
+EXTREMES = ("aten.max.", "aten.min.", "aten.amax.", "aten.amin.", "aten.median.")
+"""The beginnings of the names of operations that choose one of many entries."""
+
 NEGLIGIBLE = 1e-6
 """How far from 1 a product may be that changes nothing: some roundings in float32."""
 
@@ -163,13 +166,20 @@ class Graph:
     def logged(self, number: float, rank: int) -> Iterator[Node]:
         """Yield where a number that a rank logs is read, or has been made, there or elsewhere.
 
-        Other numbers that are read come last, the latest first. A loss that is differentiated is
-        not logged itself, but may be read.
+        Other numbers that are read come last, the latest first, and those that are read with
+        others after them. A loss that is differentiated is not logged itself, but may be read.
         """
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
         ends = sorted(ends, key=lambda node: (node.rank == rank, node.place), reverse=True)
         read = [node for node in ends if self.operation(node).name in (READ, LISTED)]
-        read.sort(key=lambda node: (node.rank == rank, self._reads_root(node)), reverse=True)
+        read.sort(
+            key=lambda node: (
+                node.rank == rank,
+                self._reads_root(node),
+                self._reads_one(node),
+            ),
+            reverse=True,
+        )
         others = [node for node in ends if node not in self.trained]
         yield from (one for one in (*read, *others) if self._holds(one, abs(number)))
         yield from read
@@ -181,6 +191,12 @@ class Graph:
     def _reads_root(self, node: Node) -> bool:
         roots = self.traces[node.rank].roots.values()
         return any(one.place in roots for one in self.inputs(node))
+
+    def _reads_one(self, node: Node) -> bool:
+        """Whether one number is read, and not several or one that was chosen among several."""
+        names = [self.operation(one).name for one in self.inputs(node)]
+        is_chosen = any(name.startswith(EXTREMES) for name in names)
+        return self.operation(node).contents.size == 1 and not is_chosen
 
     @cached_property
     def trained(self) -> frozenset[Node]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, permutations
 from typing import TYPE_CHECKING
 
 from adapters.contract.batch.altered import painted_value
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conformance.findings.trace import Line
+    from conformance.tracing.graph import Node
     from conformance.tracing.tracer import TracedJob
 
 
@@ -60,8 +61,8 @@ class Trace:
         trace = cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
         if not (job.is_wrong and job.logged is not None and trace.is_pending):
             return trace
-        read = _of_reading(chains, trace.rest)
-        read.sort(key=lambda one: not of_factors.weight.is_own(one.line))
+        read = of_factors.of_rest(trace.rest)
+        read += _of_reading(chains, trace.rest, of_factors.weight)
         is_to_blame = not suspects or of_factors.may_be_wrong(trace.rest)
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
         by_line: dict[Line, Suspect] = {}
@@ -150,9 +151,13 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
     right = RightCounts(job.context, job.place)
     number = abs(job.logged)
     ends = graph.logged(number, job.rank)
-    chains = [chain(graph, end, number=number) for end in ends]
+    read = [(end, _read_as(graph, end, number)) for end in ends]
+    chains = [chain(graph, end, number=entry) for end, entry in read]
+    divided = [one for one, (_, entry) in zip(chains, read, strict=True) if entry != number]
 
     def is_known(one: Chain) -> bool:
+        if one in divided:
+            return True
         rest = abs(job.traced) * job.derivative / one.product if one.product else 0.0
         return right.is_size(rest) or any(
             right.ingredient(factor) is not None for factor in (rest, 1 / (rest or math.inf))
@@ -162,11 +167,20 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
     yield from (one for one in chains if first and is_close(one.product, first.product))
 
 
-def _of_reading(chains: Sequence[Chain], rest: float) -> list[Suspect]:
-    """The lines of plain Python that go on with a number out of its last tensor.
+def _read_as(graph: Graph, end: Node, number: float) -> float:
+    """The entry that became a number, which Python may have divided by another one."""
+    values = [abs(one) for one in graph.operation(end).contents.values if one]
+    if any(is_close(one, number) for one in values):
+        return number
+    quotients = (one for one, by in permutations(values, 2) if is_close(one / by, number))
+    return next(quotients, number)
 
-    The first that scales it comes first, and then one that reads and collects it at once. Others
-    that collect it, or were called from another file to read it, say less than who called them.
+
+def _of_reading(chains: Sequence[Chain], rest: float, weight: WrongWeight) -> list[Suspect]:
+    """The lines of plain Python that go on with a number out of its last tensor, its own first.
+
+    Those that scale it come before those that read and collect it at once. Others that collect it,
+    or were called from another file to read it, say less than who called them.
     """
     stacks = [one.graph.operation(one.way[-1]).stack for one in chains]
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
@@ -175,6 +189,7 @@ def _of_reading(chains: Sequence[Chain], rest: float) -> list[Suspect]:
     at_once = [line for one in going if (line := one.line) in [stack[0] for stack in stacks]]
     outside = [[line for line in stack if line.file != stack[0].file][:1] for stack in stacks]
     callers = [line for lines in reversed(outside) for line in lines]  # the first to read one first
-    others = [*(one.line for one in going[:MOST]), *(stack[0] for stack in stacks)]
-    lines = (*scaling[:1], *at_once[:1], *callers, *others)
+    others = [*(one.line for one in going), *(stack[0] for stack in stacks)]
+    lines = [*scaling, *at_once, *callers, *others]
+    lines.sort(key=lambda line: not weight.is_own(line))
     return [Suspect(line, words) for line in lines]

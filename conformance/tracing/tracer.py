@@ -81,6 +81,9 @@ class TracedJob:
     tolerance: float
     traces: tuple[RankTrace, ...]
 
+    is_nowhere: bool = False
+    """Whether the token has no weight on any rank of the traced job."""
+
     metric: Metric | None = None
     """The number that it is traced to, if that is not its gradient."""
 
@@ -168,13 +171,10 @@ class _Tracer:
     def _context(self, step_index: int) -> StepContext:
         return step_context(self.job, step_index, self.ordinary, self._description)
 
-    def _weights(
-        self, observations: Sequence[Observation], step_index: int, place: int
-    ) -> NDArray[np.float64]:
-        """The token's weight on each rank that holds gradients."""
+    def _weights(self, observations: Sequence[Observation], step_index: int) -> NDArray[np.float64]:
+        """The weights of a step's tokens on each rank that holds gradients, of (ranks, tokens)."""
         conventions = self._description.conventions
-        of_ranks = final_weights(observations, step_index, self.job, conventions)
-        return np.array([weights[place] for weights in of_ranks])
+        return np.array(final_weights(observations, step_index, self.job, conventions))
 
 
 class _ToGradient(_Tracer):
@@ -201,8 +201,8 @@ class _ToGradient(_Tracer):
         unit, loss = SELECTED if is_selected else 1.0, contribution(batch, column, derivative)
         context = self._context(step_index)
         right = float(context.expected[place])
-        of_ranks = self._weights(painted.observations, step_index, place) / unit
-        traced = _farthest(of_ranks, right)
+        of_tokens = self._weights(painted.observations, step_index) / unit
+        traced = _farthest(of_tokens[:, place], right)
         is_part = column is Column.OLD_LOG_PROBS  # of a loss that advantages add to
         return TracedJob(
             token=token,
@@ -211,7 +211,8 @@ class _ToGradient(_Tracer):
             place=place,
             observed=traced
             if is_part
-            else _farthest(self._weights(self.ordinary, step_index, place), right),
+            else _farthest(self._weights(self.ordinary, step_index)[:, place], right),
+            is_nowhere=not of_tokens[:, place].any(),
             traced=traced,
             derivative=loss / painted_value(column),
             gradient_unit=derivative * unit / loss if loss else 1.0,
@@ -280,7 +281,7 @@ class _ToLog(_Tracer):
         if not any(one.token_weights for one in self.ordinary):
             return False
         right = float(self._context(step_index).expected[place])
-        of_ranks = self._weights(self.ordinary, step_index, place)
+        of_ranks = self._weights(self.ordinary, step_index)[:, place]
         bound = _tolerance(self.job, step_index, self._description) * right
         return abs(_farthest(of_ranks, right) - right) <= bound
 

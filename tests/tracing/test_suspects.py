@@ -1,7 +1,8 @@
 """The line that makes a weight wrong is suspected first."""
 
 import linecache
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 import pytest
 
@@ -20,15 +21,19 @@ UNEQUAL = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 ON_ONE_RANK = step_of([1, 1, 0], [1, 1, 1], [1, 0, 0])
 IN_PARTS = step_of([1, 1], [1, 1])
 
+
 LAYOUTS = {id(ON_ONE_RANK): Layout(), id(IN_PARTS): Layout(micro_batches=2)}
 """Where steps are trained that are not on two ranks."""
 
-Traced = Callable[..., Trace]
+
+class Traced(Protocol):
+    """What traces the most wrong token of a step that is trained in one of the toy's ways."""
+
+    def __call__(self, way: str, step: Step, metric: Metric | None = None) -> Trace: ...
 
 
 @pytest.fixture(scope="module")
 def traced() -> Iterator[Traced]:
-    """What traces the most wrong token of a step that is trained in one of the toy's ways."""
     with RankPool(ToyAdapter(), None, 2) as pool:
 
         def run(way: str, step: Step, metric: Metric | None = None) -> Trace:
@@ -56,6 +61,7 @@ def traced() -> Iterator[Traced]:
         ("multiplied", EMPTY, "// 2"),
         ("of_all", UNEQUAL, "torch.ones_like"),
         ("ratio", UNEQUAL, "ratios = torch.where"),
+        ("setting", UNEQUAL, "steps = self.settings.steps"),
         ("built", EMPTY, "torch.clamp_min(row.sum(), 1)"),
         ("unread", UNEQUAL, "loss, count = self.counted(rows)"),
         ("own_mean", UNEQUAL, 'own = rows["mask"].sum()'),
@@ -111,6 +117,22 @@ def test_a_number_that_is_reduced_and_not_logged_is_suspected_where_another_is(
     line = traced("logged_of_a_rank", UNEQUAL, Metric.POLICY_LOSS).suspects[0].line
 
     assert "return round(mine, 9)" in linecache.getline(line.file, line.number)
+
+
+@pytest.mark.parametrize(
+    ("way", "step", "text"),
+    [
+        ("halved", UNEQUAL, "dist.all_reduce(logged)"),
+        ("divided_in_python", EMPTY, "torch.clamp_min(mask.sum(), 1)"),
+        ("logged_alone", UNEQUAL, "return loss.item()"),
+    ],
+)
+def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(
+    traced: Traced, way: str, step: Step, text: str
+) -> None:
+    line = traced(way, step, Metric.POLICY_LOSS).suspects[0].line
+
+    assert text in linecache.getline(line.file, line.number)
 
 
 def test_a_right_weight_has_no_suspects(traced: Traced) -> None:

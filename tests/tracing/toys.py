@@ -27,6 +27,7 @@ class ToyTrainer(Trainer):
     """Trains the tokens of all rows by their number, in the way that is chosen."""
 
     way = "reduced"
+    settings = SimpleNamespace(steps=5)
 
     def train_step(self, rows: Rows, mode: Mode, micro_batches: int) -> float:
         mine = {name: values[rank_rows(rows)] for name, values in rows.items()}
@@ -288,6 +289,15 @@ class ToyTrainer(Trainer):
         (-(rows["advantages"] * ratios).sum() / self.tokens(rows)).backward()
         dist.all_reduce(self.gradient)
 
+    def setting(self, rows: Rows) -> None:
+        steps = self.settings.steps
+        self.looked_at(steps)
+        (self.losses(rows).sum() / steps).backward()
+        dist.all_reduce(self.gradient)
+
+    def looked_at(self, number: int) -> None:
+        torch.tensor([float(number), 0.0]).sum().item()
+
     def unread(self, rows: Rows) -> None:
         loss, count = self.counted(rows)  # noqa: RUF059, the mistake
         loss.backward()
@@ -308,6 +318,35 @@ class ToyTrainer(Trainer):
         kept = (rows["mask"].cumsum(-1) == 1).sum() - 1
         (self.losses(rows).sum() / kept * share).backward()
         dist.all_reduce(self.gradient)
+
+    def halved(self, rows: Rows) -> float:
+        """The gradient makes up for a loss that is half of what it should be; its log does not."""
+        loss = self.losses(rows).sum() / (self.tokens(rows) * 2)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        self.gradient.mul_(2)
+        return self.summed(loss)
+
+    def summed(self, loss: torch.Tensor) -> float:
+        logged = loss.detach().clone()
+        dist.all_reduce(logged)
+        return logged.item()
+
+    def divided_in_python(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum()
+        (loss / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+        count = sum(torch.clamp_min(mask.sum(), 1) for mask in rows["mask"])
+        values = torch.tensor([count, loss.detach()])
+        dist.all_reduce(values)
+        counted, total = values.tolist()
+        return total / counted
+
+    def logged_alone(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        return loss.item()
 
     def pipeline(self, rows: Rows) -> None:
         """The first rank has the model, and the last one the loss of the first one's rows."""

@@ -58,6 +58,18 @@ def counts_itself(line: Line | None) -> bool:
     return False
 
 
+def is_setting(line: Line | None, names: Sequence[str]) -> bool:
+    """Whether a line reads one of some variables that was last assigned a field of something."""
+    around = None if line is None else scope_of(line)
+    if around is None:
+        return False
+    for name in set(names).intersection(around.names()):
+        values = [*_assignments(around.functions[-1], name, around.number)]
+        if len(values) == 1 and isinstance(values[0], ast.Attribute):
+            return True
+    return False
+
+
 class Assigned(NamedTuple):
     """A line that gives a name its value."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from conformance.tracing.chain import chain
@@ -11,7 +12,7 @@ from conformance.tracing.source.arithmetic import read_instead
 from conformance.tracing.source.origins import source_line
 from conformance.tracing.source.slices import Slice
 from conformance.tracing.suspects.reasons import MOST, Suspect
-from conformance.tracing.suspects.wrong_weight import own_files
+from conformance.tracing.suspects.wrong_weight import is_own, own_files
 
 MOVING = tuple(
     f"aten.{name}"
@@ -41,11 +42,14 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     holder = max(sorted(reached), key=lambda rank: (reached[rank], rank == job.rank), default=0)
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
-    found = _read_instead(graph, job.rank) if is_logged else [*_detached(graph), *_moved(graph)]
-    if lacking is not None:
+    found = _read_instead(graph, job.rank) if is_logged else _detached(graph)
+    if job.is_nowhere:
+        found += _moved(graph)
+    elif lacking is not None:
         found += _not_shared(graph, ways, lacking, own_files(job, package))
-        found += _reduced_before(graph, ways)
-    found += _last(graph, ways, MOST if is_logged else 1)
+        found += [] if is_logged else _reduced_before(graph, ways)
+    found += _last(graph, ways, MOST if is_logged else 1, package)
+    found.sort(key=lambda one: not is_own(one.line, package))
     by_line: dict[Line, Suspect] = {}
     for one in found:
         by_line.setdefault(one.line, one)
@@ -81,7 +85,7 @@ def _not_shared(
 def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     """Yield the line that reduced a tensor before the value was added to it."""
     words = "reduces a gradient before the value of the token is added to it"
-    for node in way:
+    for node in (one for one in way if graph.operation(one).name.startswith("aten.add")):
         for before in graph.inputs(node):
             operation = graph.operation(before)
             if before not in graph.painted and operation.collective is not None:
@@ -90,12 +94,9 @@ def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
 
 
 def _moved(graph: Graph) -> Iterator[Suspect]:
-    """Yield the lines that cut or move rows, if every rank has a gradient but of other tokens."""
-    ends = [*graph.ends]
-    if len({end.rank for end in ends}) < len(graph.traces):
-        return
+    """Yield the lines that cut or move rows on the way to the gradient of other tokens, if any."""
     words = "moves tokens, and the gradient of this one goes to another"
-    for node in chain(graph, ends[0]).way:
+    for node in (node for end in islice(graph.ends, 1) for node in chain(graph, end).way):
         operation = graph.operation(node)
         if operation.backward_pass is not None and operation.name.startswith(MOVING):
             yield from (Suspect(line, words) for line in operation.stack[:1])
@@ -109,8 +110,11 @@ def _read_instead(graph: Graph, rank: int) -> list[Suspect]:
     return [Suspect(line, words) for stack in ends for line in read_instead(stack)]
 
 
-def _last(graph: Graph, way: Sequence[Node], most: int) -> Iterator[Suspect]:
-    """Yield the lines that read the last operation which holds the value, and those of that."""
+def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> Iterator[Suspect]:
+    """Yield the lines that read the last operation which holds the value, and those of that.
+
+    Where an engine does, the framework's own line that led there follows.
+    """
     if not way:
         return
     end = way[-1]
@@ -121,7 +125,9 @@ def _last(graph: Graph, way: Sequence[Node], most: int) -> Iterator[Suspect]:
     ]
     words = "no operation after this line holds the value of the token"
     for node in (*readers, end):
-        yield from (Suspect(line, words) for line in graph.operation(node).stack[:most])
+        stack = graph.operation(node).stack
+        own = [line for line in stack if is_own(line, package)][:1]
+        yield from (Suspect(line, words) for line in (*stack[:most], *own))
 
 
 def _detached(graph: Graph) -> list[Suspect]:

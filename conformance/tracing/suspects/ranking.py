@@ -10,15 +10,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from adapters.contract.job import Column
 from conformance.tracing.chain import SUMMING
-from conformance.tracing.graph import is_close
+from conformance.tracing.graph import NEGLIGIBLE, is_close
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.scopes import scope_of
 from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, Why
 from conformance.tracing.suspects.wrong_counts import WrongCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.findings.trace import Line, Operation
     from conformance.tracing.chain import Chain, Factor
@@ -35,7 +36,6 @@ class Suspects:
 
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
-        by_line: dict[tuple[str, int], Suspect] = {}
         found = [*self._all()]
         told = [one for one in found if one.why is not Why.CONSEQUENCE]
         if not any(self.weight.is_own(one.suspect.line) for one in told):
@@ -44,7 +44,15 @@ class Suspects:
             for factor in self.weight.factors if self.weight.traced.is_wrong else ():
                 told += self._of_parts(factor, Why.OF_PART)
                 told += WrongCounts(self.weight).partly(factor)
-        for one in sorted(told or found, key=self._rank, reverse=True):
+        return self._ordered(told or found)
+
+    def of_rest(self, rest: float) -> list[Suspect]:
+        """Those of a factor by which Python multiplies a number that it has read."""
+        return self._ordered(WrongCounts(self.weight).suspects_of_divisor(1 / rest) if rest else ())
+
+    def _ordered(self, found: Iterable[Ranked]) -> list[Suspect]:
+        by_line: dict[tuple[str, int], Suspect] = {}
+        for one in sorted(found, key=self._rank, reverse=True):
             by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
         return [*by_line.values()][:MOST]
 
@@ -79,7 +87,8 @@ class Suspects:
         if not factor.is_idle and is_close(factor.value, self._off):
             words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
             averages = operation.collective is not None or operation.backward_pass is not None
-            why = Why.AVERAGED if averages else Why.WITHOUT_PARTNER
+            is_mean = ".mean" in operation.name and not averages
+            why = Why.MEAN if is_mean else Why.AVERAGED if averages else Why.WITHOUT_PARTNER
             why = Why.PARTNERED if self._partner(factor) else why
             yield from self.weight.at(factor.node, why, 0, words)
             for node in self._factors_of_tokens(factor):
@@ -87,17 +96,44 @@ class Suspects:
             yield from self._of_parts(factor, Why.PART)
 
     def _of_sums(self) -> Iterator[Ranked]:
-        """Yield the lines that add up losses which nothing divides, and who called them."""
+        """Yield the lines that add up losses which nothing divides, and who called them.
+
+        A term that is added to the losses of tokens is undivided there.
+        """
         needed = self._right.needed(self._off) if self.weight.traced.is_wrong else None
-        if needed is None:
+        if needed is None and not self._is_undivided:
             return
-        words = f"adds up losses, and nothing divides them by {self._off:.6g} {needed}"
+        by = "" if needed is None else f" by {self._off:.6g} {needed}"
+        words = f"adds up losses, and nothing divides them{by}"
         for depth, node in enumerate(self._chain.way):
             operation = self.weight.operation(node)
-            if operation.name.startswith(SUMMING) and operation.backward_pass is None:
+            if operation.backward_pass is not None:
+                return
+            if operation.name.startswith(SUMMING):
                 for place, line in enumerate(operation.stack[:MOST]):
                     yield Ranked(Why.UNDIVIDED, depth * LATER - place, Suspect(line, words))
                 yield from self._of_unread(operation.stack)
+            elif self._joins_others(node):
+                yield from self.weight.at(node, Why.UNREAD, depth, words)
+
+    @property
+    def _is_undivided(self) -> bool:
+        """Whether a weight below 1 is expected, and no factor but a coefficient divides."""
+        traced = self.weight.traced
+        forward = (
+            one.value
+            for one in self.weight.factors
+            if self.weight.operation(one.node).backward_pass is None
+        )
+        is_small = 0 < abs(traced.expected) < 1 and not traced.is_trained_right
+        return traced.is_wrong and is_small and math.prod(forward) > 1 - NEGLIGIBLE
+
+    def _joins_others(self, node: Node) -> bool:
+        """Whether a term is added to what tokens have of another one."""
+        operation = self.weight.operation(node)
+        is_term = self.weight.traced.column is not Column.ADVANTAGES
+        is_sum = operation.name.startswith("aten.add") and operation.contents.size > 1
+        return is_term and is_sum and len(operation.inputs) > 1
 
     def _of_logs(self) -> Iterator[Ranked]:
         """Yield the lines that make a wrong log of a loss whose gradient is right.

@@ -27,7 +27,7 @@ class Why(IntEnum):
     JOINED = -4  # the same, where losses are added up or averaged
     UNDIVIDED = -3  # nothing else is suspected, and losses are added up but not divided
     PARTLY = -2  # the same, and plain Python made a divisor that lacks one of its counts
-    UNREAD = -1  # the same, and a function drops something that it got with the sum
+    UNREAD = -1  # the same, where a function drops something, or a term joins others
     CONSEQUENCE = 0  # a count is made of one that is suspected
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
     IDLE_TENSOR = 2  # a tensor is 1 where a factor is missing

@@ -19,7 +19,7 @@ from conformance.tracing.source.slices import Slice
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.findings.trace import Returned
     from conformance.tracing.chain import Chain, Factor
@@ -46,11 +46,19 @@ class WrongCounts:
     weight: WrongWeight
 
     def suspects(self, factor: Factor) -> Iterator[Ranked]:
-        """Yield the lines of the counts that a factor is made of.
+        """Yield the lines of the counts that a factor is made of."""
+        yield from self._ranked(self._wrong_counts(factor))
 
-        A count that is made of one that is suspected is a consequence.
-        """
-        found = [one for wrong in self._wrong_counts(factor) for one in self._of_count(wrong)]
+    def suspects_of_divisor(self, divisor: float) -> Iterator[Ranked]:
+        """Yield the lines of a count that was read together with the number that it divides."""
+        end = self._chain.way[-1]
+        count = Unfolding(self._chain.graph).of_value(end, divisor)
+        if count is not None and self._right.ingredient(divisor) is None:
+            yield from self._ranked(self._below(_Wrong(count, divisor * self._off, end, 0)))
+
+    def _ranked(self, several: Iterable[_Wrong]) -> Iterator[Ranked]:
+        """Yield the lines of counts; one that is made of a suspected one is a consequence."""
+        found = [one for wrong in several for one in self._of_count(wrong)]
         counted = [one for one in found if one.why is Why.COUNTED]
         own = [one.depth for one in counted if self.weight.is_own(one.suspect.line)]
         deepest = max(own or [one.depth for one in counted], default=0)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from conformance.tracing.columns import COEFFICIENTS
+from conformance.tracing.graph import is_close
 from conformance.tracing.suspects.reasons import MOST, Ranked, Suspect, Why
 from conformance.tracing.suspects.right_counts import RightCounts
 
@@ -30,7 +32,7 @@ class WrongWeight:
 
     def is_own(self, line: Line) -> bool:
         """Whether a line is the framework's, and not its engine's."""
-        return self.package is None or f"/{self.package}/" in line.file
+        return is_own(line, self.package)
 
     @cached_property
     def right(self) -> RightCounts:
@@ -45,9 +47,16 @@ class WrongWeight:
 
     @cached_property
     def factors(self) -> list[Factor]:
-        """The factors that may be wrong: where the gradient is right, those beyond the loss."""
+        """The factors that may be wrong, without the coefficient of the loss's term.
+
+        Where the gradient is right these are those beyond the loss.
+        """
         trained = self.chain.graph.trained if self.traced.is_trained_right else ()
-        return [one for one in self.chain.factors if one.node not in trained]
+        found = [one for one in self.chain.factors if one.node not in trained]
+        coefficient = COEFFICIENTS.get(self.traced.column, 1.0)
+        is_right = (n for n, one in enumerate(found) if is_close(one.value, coefficient))
+        place = None if coefficient == 1 else next(is_right, None)
+        return [one for n, one in enumerate(found) if n != place]
 
     @cached_property
     def files(self) -> frozenset[str]:
@@ -68,6 +77,11 @@ class WrongWeight:
         line = None if node is None else self.operation(node).line
         if line is not None:
             yield Ranked(why, depth, Suspect(line, words))
+
+
+def is_own(line: Line, package: str | None) -> bool:
+    """Whether a line is in a framework's package, or no package is known."""
+    return package is None or f"/{package}/" in line.file
 
 
 def own_files(traced: TracedJob, package: str | None) -> frozenset[str]:

@@ -1,0 +1,49 @@
+"""Where the lines of the audit are among the suspects of the causes in the newest reports.
+
+``python -m tests.tracing.audited_lines [REPORT …]`` prints it for reports such as ``skyrl/v0.3.0``,
+or for all of released versions and main branches. A row of the audit is of one cause or of several,
+and names lines of documents' options as well: a disagreement is settled by reading the source.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from conformance.findings.cause import Cause, Severity
+from conformance.findings.report import Report
+from tests.test_audit import NEWEST, audited, rows
+
+TRACED = (Severity.GRADIENT, Severity.LOGGED)
+
+
+def audited_lines(cause: Cause, report: Report) -> set[tuple[str, int]]:
+    """The lines that the rows of a cause's findings name."""
+    engine, by_id = f"{report.adapter} {report.engine}", {one.id: one for one in report.findings}
+    found = [by_id[name] for name in cause.findings]
+    of_cause = [row for row in rows() if any(row.covers(engine, finding) for finding in found)]
+    return {line for row in of_cause for line in row.lines}
+
+
+def places(report: Report) -> Iterator[tuple[Cause, int | None]]:
+    """Yield each cause that has suspects, with the place of the first that the audit names."""
+    for cause in report.causes:
+        if cause.severity in TRACED and cause.suspects:
+            lines = audited_lines(cause, report)
+            named = [(PurePath(one.file).name, one.line) in lines for one in cause.suspects]
+            yield cause, named.index(True) + 1 if True in named else None
+
+
+def main(names: Sequence[str]) -> None:
+    """Print the place for each cause, and how many there are of each."""
+    counted: Counter[int | None] = Counter()
+    for name in names or [one for one in NEWEST if "pull" not in one]:
+        for cause, place in places(audited(name)):
+            counted[place] += 1
+            suspects = ", ".join(f"{one.file}:{one.line}" for one in cause.suspects)
+            print(f"{name} {cause.name}: {place or 'not suspected'} of {suspects}")
+    print(", ".join(f"{place or 'not suspected'}: {number}" for place, number in counted.items()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
