@@ -133,10 +133,10 @@ class ToyTrainer(Trainer):
         loss.backward()
         dist.all_reduce(self.gradient)
         mine = float(loss.detach())
-        whole = self.summed(mine)  # noqa: F841 (the mistake)
+        whole = self.of_ranks(mine)  # noqa: F841 (the mistake)
         return round(mine, 9)
 
-    def summed(self, number: float) -> float:
+    def of_ranks(self, number: float) -> float:
         held = torch.tensor([number])
         dist.all_reduce(held)
         return held.item()

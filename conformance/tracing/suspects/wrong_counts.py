@@ -46,8 +46,10 @@ class WrongCounts:
     weight: WrongWeight
 
     def suspects(self, factor: Factor) -> Iterator[Ranked]:
-        """Yield the lines of the counts that a factor is made of."""
-        yield from self._ranked(self._wrong_counts(factor))
+        """Yield the lines of the counts that a factor is made of; those of a 1 say less."""
+        most = Why.HANDED if factor.is_idle else Why.UNMASKED
+        for one in self._ranked(self._wrong_counts(factor)):
+            yield one._replace(why=min(one.why, most))
 
     def suspects_of_divisor(self, divisor: float) -> Iterator[Ranked]:
         """Yield the lines of a count that was read together with the number that it divides."""
@@ -64,8 +66,7 @@ class WrongCounts:
         deepest = max(own or [one.depth for one in counted], default=0)
         for one in found:
             is_consequence = one.why is Why.COUNTED and one.depth < deepest
-            why = Why.CONSEQUENCE if is_consequence else one.why
-            yield one._replace(why=min(why, Why.HANDED) if factor.is_idle else why)
+            yield one._replace(why=Why.CONSEQUENCE) if is_consequence else one
 
     def partly(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the lines of plain Python that made a divisor which lacks one of its counts."""
