@@ -7,9 +7,12 @@ among its suspects.
 
 import ast
 import multiprocessing
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from adapters.contract import Layout
@@ -26,38 +29,77 @@ from conformance.tracing.trace import Trace
 from reference.aggregation import Aggregation, Mode
 from tests.mistakes_in_real_code import CASES, MISTAKES, Edit, Mistake, copied, packages
 
-EMPTY_SAMPLES = "fully_masked_sample"
-"""A case that some frameworks have wrong without any edit."""
 
+def traced(mistake: Mistake, folder: Path) -> str:
+    """The smallest finding that a mistake makes wrong, and where its suspects have the statement.
 
-def traced(mistake: Mistake, folder: Path) -> Iterator[str]:
-    """The smallest wrong finding of a mistake, and the place of its statement among suspects.
-
-    Findings of weights come first.
+    Findings that are wrong without the mistake tell nothing of its line.
     """
-    source = copied(mistake, folder)
-    package = source / packages(mistake)[0]
+    right = copied(mistake, folder / "right")
+    edited = shutil.copytree(right, folder / "edited")
+    package = edited / packages(mistake)[0]
     first, last = statement(mistake.edit, package)
     mistake.edit.apply(package)
-    adapter = registry.create(mistake.framework, mistake.engine)
-    path = resolve(adapter, str(source)).path
-    with RankPool(adapter, path, max(cell.layout.world_size for cell in cells(mistake))) as pool:
-        jobs = SharedJobs(pool)
+    with _jobs(mistake, edited) as jobs, _without(mistake, right) as is_wrong_without:
         for cell in cells(mistake):
-            if make(cell, jobs).verdict is not Verdict.MISMATCH:
-                continue
-            job = tracer.trace(cell.job, pool, metric=cell.spec.metric)
+            is_due = _is_wrong(cell, jobs) and not is_wrong_without(cell)
+            job = tracer.trace(cell.job, jobs.pool, metric=cell.spec.metric) if is_due else None
             if isinstance(job, tracer.TracedJob) and job.is_wrong:
-                trace = Trace.of(cell.id, job, adapter.package, path)
+                trace = Trace.of(cell.id, job, jobs.pool.adapter.package, jobs.pool.source)
                 hits = [
                     place
                     for place, one in enumerate(trace.suspects, 1)
                     if one.line.file.endswith(mistake.edit.file)
                     and first <= one.line.number <= last
                 ]
-                yield f"{mistake.name}: {hits[0] if hits else 'not suspected'}, {cell.id}"
-                return
-    yield f"{mistake.name}: no wrong weight"
+                return f"{mistake.name}: {hits[0] if hits else 'not suspected'}, {cell.id}"
+    return f"{mistake.name}: makes no weight wrong"
+
+
+@contextmanager
+def _jobs(mistake: Mistake, source: Path) -> Iterator[SharedJobs]:
+    """What runs jobs of a framework's code in a folder."""
+    adapter = registry.create(mistake.framework, mistake.engine)
+    ranks = max(cell.layout.world_size for cell in cells(mistake))
+    with RankPool(adapter, resolve(adapter, str(source)).path, ranks) as pool:
+        yield SharedJobs(pool)
+
+
+def _is_wrong(cell: MatrixCell, jobs: SharedJobs) -> bool:
+    return make(cell, jobs).verdict is Verdict.MISMATCH
+
+
+@contextmanager
+def _without(mistake: Mistake, source: Path) -> Iterator[Callable[[MatrixCell], bool]]:
+    """Tells whether a finding is wrong with the code that has no mistake.
+
+    That runs in a process of its own, as one process imports a framework from one folder only.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, _Right.open, (mistake, source)) as process:
+        yield lambda cell: process.submit(_Right.is_wrong, cell.id).result()
+        process.submit(_Right.close)
+
+
+class _Right:
+    """Runs the code without the mistake, in the one process that calls it."""
+
+    resources = ExitStack()
+    jobs: SharedJobs
+    cells: Mapping[str, MatrixCell]
+
+    @classmethod
+    def open(cls, mistake: Mistake, source: Path) -> None:
+        cls.cells = {cell.id: cell for cell in cells(mistake)}
+        cls.jobs = cls.resources.enter_context(_jobs(mistake, source))
+
+    @classmethod
+    def is_wrong(cls, name: str) -> bool:
+        return _is_wrong(cls.cells[name], cls.jobs)
+
+    @classmethod
+    def close(cls) -> None:
+        cls.resources.close()
 
 
 def cells(mistake: Mistake) -> list[MatrixCell]:
@@ -71,7 +113,6 @@ def cells(mistake: Mistake) -> list[MatrixCell]:
         cell
         for cell in plan.cells()
         if isinstance(cell, MatrixCell) and columns.is_traced(cell) and cell.case.name in CASES
-        if cell.case.name != EMPTY_SAMPLES or "empty" in mistake.name or "invalid" in mistake.name
     ]
 
     def size(cell: MatrixCell) -> tuple[bool, bool, int]:
@@ -95,8 +136,7 @@ def statement(edit: Edit, package: Path) -> tuple[int, int]:
 
 def _print(mistake: Mistake) -> None:
     with tempfile.TemporaryDirectory(prefix="rl-loss-traced-") as folder:
-        for line in traced(mistake, Path(folder) / "source"):
-            print(line, flush=True)
+        print(traced(mistake, Path(folder)), flush=True)
 
 
 def main(names: Sequence[str]) -> None:

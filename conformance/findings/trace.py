@@ -6,6 +6,7 @@ a number or a name: no line of a framework's source is kept.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -104,16 +105,37 @@ class Operation:
         return self.stack[0] if self.stack else None
 
 
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Numbers that plain Python had in a line, which returned them or gave them to a function.
+
+    ``stack`` begins with the line, followed by those that called its function. ``place`` is that of
+    the next operation. The line ``is_shared`` if several others called its function. Numbers that
+    are all floats have been measured.
+    """
+
+    stack: tuple[Line, ...]
+    numbers: tuple[float, ...]
+    place: int
+    is_measured: bool
+    is_shared: bool = False
+
+    def has(self, number: float) -> bool:
+        """Whether it is one of the numbers, up to rounding in float32."""
+        return any(math.isclose(one, number, rel_tol=1e-6) for one in self.numbers)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """The operations of one rank in their order.
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
     of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
-    that were imported.
+    that were imported. ``returned`` has each line's numbers once.
     """
 
     operations: tuple[Operation, ...] = ()
+    returned: tuple[Returned, ...] = ()
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
     files: frozenset[str] = frozenset()

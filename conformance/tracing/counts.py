@@ -35,7 +35,8 @@ CLOSE = 8
 """How many of the innermost functions of a user may have had a number looked at for them."""
 
 SMALL = 8
-"""Entries of the largest tensor that numbers of Python are read from."""
+"""Entries of the largest tensor that numbers of Python are read from, and the largest number that
+is often a size."""
 
 COMMON = 2
 """The largest number that is taken to be read only by the function that uses it."""
@@ -80,6 +81,11 @@ class Count:
             case How.PRODUCT | How.ROUNDED if self.value and needed:
                 return float(value * (needed / self.value) ** (1 / self.shares[part]))
         return None
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the mean of one tensor's entries."""
+        return self.how is How.SUM and len(self.parts) == 1 and abs(self.shares[0]) != 1
 
     def walk(self) -> Iterator[Count]:
         """Yield the count and everything that it was made of, from the top."""

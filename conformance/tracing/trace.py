@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import chain as chained
 from itertools import islice, permutations
 from typing import TYPE_CHECKING
 
@@ -198,14 +197,17 @@ def _read_as(graph: Graph, end: Node, number: float) -> float:
 def _of_reading(chains: Sequence[Chain], rest: float, weight: WrongWeight) -> list[Suspect]:
     """The lines of plain Python that go on with a number out of its last tensor, its own first.
 
-    Those that scale or collect it come before those that read it; a line that was called from
-    another file to read one says less than who called it.
+    Those that scale it come before those that read and collect it at once. Others that collect it,
+    or were called from another file to read it, say less than who called them.
     """
     stacks = [one.graph.operation(one.way[-1]).stack for one in chains]
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
-    going = chained.from_iterable(map(goes_on, stacks))
+    going = [one for stack in stacks for one in goes_on(stack)]
+    scaling = [one.line for one in going if one.scales]
+    at_once = [line for one in going if (line := one.line) in [stack[0] for stack in stacks]]
     outside = [[line for line in stack if line.file != stack[0].file][:1] for stack in stacks]
     callers = [line for lines in reversed(outside) for line in lines]  # the first to read one first
-    lines = [*going, *callers, *(stack[0] for stack in stacks)]
+    others = [*(one.line for one in going), *(stack[0] for stack in stacks)]
+    lines = [*scaling, *at_once, *callers, *others]
     lines.sort(key=lambda line: not weight.is_own(line))
     return [Suspect(line, words) for line in lines]

@@ -54,7 +54,7 @@ class MaskedTokensCounted(OtherTokens, diagnosis="masked_tokens_counted"):
     """The response's length is used instead of its number of active tokens."""
 
     def tokens(self, sample: SampleTensors) -> float:
-        return int((sample.advantages != 0).sum())
+        return sample.response_length
 
 
 class PromptTokensCounted(
@@ -101,7 +101,7 @@ class ResponsePaddingCounted(Counting, diagnosis="padding_counted", modes=MEANS)
     """The mean is over rows that are padded to the longest response of the step."""
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
-        widest = max(int((sample.advantages != 0).sum()) for sample in samples)
+        widest = max(sample.response_length for sample in samples)
         return with_counts(samples, self.aggregation.mode, [widest] * len(samples))
 
 

@@ -19,6 +19,11 @@ from tests.tracing.toys import ToyAdapter
 EMPTY = step_of([1, 1, 0], [0, 0, 0], [1, 0, 1], [1, 1, 1])
 UNEQUAL = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 ON_ONE_RANK = step_of([1, 1, 0], [1, 1, 1], [1, 0, 0])
+IN_PARTS = step_of([1, 1], [1, 1])
+
+
+LAYOUTS = {id(ON_ONE_RANK): Layout(), id(IN_PARTS): Layout(micro_batches=2)}
+"""Where steps are trained that are not on two ranks."""
 
 
 class Traced(Protocol):
@@ -32,8 +37,8 @@ def traced() -> Iterator[Traced]:
     with RankPool(ToyAdapter(), None, 2) as pool:
 
         def run(way: str, step: Step, metric: Metric | None = None) -> Trace:
-            ranks = 1 if step is ON_ONE_RANK else 2
-            job = job_of(step, layout=Layout(dp=ranks), configuration=Configuration(divisor=way))
+            layout = LAYOUTS.get(id(step), Layout(dp=2))
+            job = job_of(step, layout=layout, configuration=Configuration(divisor=way))
             found = trace(job, pool, metric=metric)
             assert isinstance(found, TracedJob), found
             return Trace.of(way, found, None, None)
@@ -51,6 +56,7 @@ def traced() -> Iterator[Traced]:
         ("once_more", UNEQUAL, "dist.all_reduce(count)"),
         ("of_a_rank", UNEQUAL, 'count = rows["mask"].sum()'),
         ("times_one", UNEQUAL, "self.tokens(rows) * 1"),
+        ("times_ranks", UNEQUAL, "count * dist.get_world_size()"),
         ("rounded", EMPTY, "// 2"),
         ("multiplied", EMPTY, "// 2"),
         ("of_all", UNEQUAL, "torch.ones_like"),
@@ -84,8 +90,10 @@ def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(trac
     ("way", "text"),
     [
         ("in_python", "sum(len(row) for row"),
+        ("in_a_field", "return float(sum(map(len, mask)))"),
         ("read_one_by_one", "count += int(row.sum())"),
         ("meant", "self.losses(rows).mean()"),
+        ("another_mask", 'self.in_mask(held["attended"])'),
     ],
 )
 def test_a_count_of_masked_tokens_is_suspected_where_it_is_made(
@@ -94,6 +102,21 @@ def test_a_count_of_masked_tokens_is_suspected_where_it_is_made(
     line = traced(way, ON_ONE_RANK).suspects[0].line
 
     assert text in linecache.getline(line.file, line.number)
+
+
+def test_a_mean_of_a_part_is_right_where_its_function_divides_by_1(traced: Traced) -> None:
+    first, second = traced("mean_of_parts", IN_PARTS).suspects[:2]
+
+    assert "accumulated = 1" in linecache.getline(first.line.file, first.line.number)
+    assert "loss / accumulated" in linecache.getline(second.line.file, second.line.number)
+
+
+def test_a_number_that_is_reduced_and_not_logged_is_suspected_where_another_is(
+    traced: Traced,
+) -> None:
+    line = traced("logged_of_a_rank", UNEQUAL, Metric.POLICY_LOSS).suspects[0].line
+
+    assert "return round(mine, 9)" in linecache.getline(line.file, line.number)
 
 
 @pytest.mark.parametrize(

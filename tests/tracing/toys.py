@@ -95,11 +95,51 @@ class ToyTrainer(Trainer):
         count = torch.tensor(batch["tokens"], dtype=torch.float32)
         (self.losses(rows).sum() / count).sum().backward()
 
+    def in_a_field(self, rows: Rows) -> None:
+        held = SimpleNamespace(tokens=self.entries(rows["mask"].tolist()))
+        (self.losses(rows).sum() / torch.tensor(held.tokens)).backward()
+
+    def entries(self, mask: list[list[float]]) -> float:
+        return float(sum(map(len, mask)))
+
     def read_one_by_one(self, rows: Rows) -> None:
         count = 0
         for row in torch.ones_like(rows["mask"]):
             count += int(row.sum())
         (self.losses(rows).sum() / count).backward()
+
+    def times_ranks(self, rows: Rows) -> None:
+        count = self.tokens(rows) / dist.get_world_size()
+        (self.losses(rows).sum() / (count * dist.get_world_size())).backward()
+        dist.all_reduce(self.gradient, op=dist.ReduceOp.AVG)
+
+    def another_mask(self, rows: Rows) -> None:
+        held = {"attended": torch.from_numpy(np.ones(rows["mask"].shape, np.float32))}
+        count = self.in_mask(held["attended"])
+        (self.losses(rows).sum() / count).backward()
+
+    def in_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask.sum()
+
+    def mean_of_parts(self, rows: Rows) -> None:
+        for place in range(len(rows["mask"])):
+            part = {name: values[place : place + 1] for name, values in rows.items()}
+            loss = self.losses(part).mean()
+            accumulated = 1
+            (loss / accumulated).backward()
+
+    def logged_of_a_rank(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        mine = float(loss.detach())
+        whole = self.of_ranks(mine)  # noqa: F841 (the mistake)
+        return round(mine, 9)
+
+    def of_ranks(self, number: float) -> float:
+        held = torch.tensor([number])
+        dist.all_reduce(held)
+        return held.item()
 
     def meant(self, rows: Rows) -> None:
         self.losses(rows).mean().backward()

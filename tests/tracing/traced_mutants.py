@@ -46,15 +46,23 @@ def place(mutant: type[Mutant], pool: RankPool) -> int | None:
 
 
 def _has(mutant: type[Mutant], line: Line) -> bool:
-    """Whether a line is one of the mutant's, or of a class in its room that it is made of."""
+    """Whether a line is one of the mutant's, or of a class or function in its room that it uses."""
     for one in inspect.getmro(mutant):
         if not one.__module__.startswith("tests.mutants.") or one is Mutant:
             continue
-        lines, first = inspect.getsourcelines(one)
-        is_there = first <= line.number < first + len(lines)
-        if is_there and Path(inspect.getfile(one)).samefile(line.file):
-            return True
+        module = sys.modules[one.__module__]
+        defined = [held for held in vars(module).values() if inspect.isclass(held)]
+        classes = [held for held in defined if held.__module__ == one.__module__]
+        if Path(inspect.getfile(one)).samefile(line.file):
+            around = [held for held in classes if _is_in(line, held)]
+            if one in around or not around:
+                return True
     return False
+
+
+def _is_in(line: Line, one: type) -> bool:
+    lines, first = inspect.getsourcelines(one)
+    return first <= line.number < first + len(lines)
 
 
 def main(names: Sequence[str]) -> None:

@@ -31,6 +31,7 @@ from conformance.findings.trace import (
 from conformance.ranks.recording.collectives import Collectives, is_collective
 from conformance.ranks.recording.frames import asked, imported
 from conformance.ranks.recording.memory import Memory, part, plain, wraps_others
+from conformance.ranks.recording.returns import Returns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -75,16 +76,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._returns = Returns(self.is_passed_by, lambda: len(self._operations))
 
     def __enter__(self) -> Recorder:
         """Begin to record."""
         for name in LISTING:
             setattr(torch.Tensor, name, self._noting(getattr(torch.Tensor, name)))
+        self._returns.start()
         torch.tensor = self._building(build)
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
         """Record no more."""
+        self._returns.stop()
         for name in LISTING:
             delattr(torch.Tensor, name)  # that of its base shows again
         torch.tensor = build
@@ -126,6 +130,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._settle(place)
         return RankTrace(
             operations=tuple(self._operations),
+            returned=self._returns.noted,
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
             files=imported(self.is_passed_by),

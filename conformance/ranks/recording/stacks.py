@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-OURS = ("adapters", "conformance", "tests")
+OURS = ("adapters", "conformance", "reference", "tests")
 
 LIBRARIES = frozenset(
     {*sys.stdlib_module_names, "torch", "numpy", "tensordict", "typing_extensions"}

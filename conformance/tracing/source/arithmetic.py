@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.tracing.source.scopes import scope_of
 
@@ -25,11 +25,31 @@ COLLECTING = frozenset({"append", "extend", "update"})
 """Methods by which something gets what it holds."""
 
 
-def goes_on(stack: Sequence[Line]) -> Iterator[Line]:
+class GoesOn(NamedTuple):
+    """A line that scales, averages or only collects a number."""
+
+    line: Line
+    scales: bool
+
+
+def goes_on(stack: Sequence[Line]) -> Iterator[GoesOn]:
     """Yield the lines that scale, average or collect a number that was read, the nearest first.
 
     ``stack`` begins with the line that reads, followed by those that called its function.
     """
+    for line, flow in _flows(stack):
+        for number, scales in flow.lines.items():
+            yield GoesOn(replace(line, number=number), scales)
+
+
+def read_instead(stack: Sequence[Line]) -> Iterator[Line]:
+    """Yield the lines that read what a call was given, if nothing reads the number it returned."""
+    for line, flow in _flows(stack):
+        yield from (replace(line, number=number) for number in flow.instead)
+
+
+def _flows(stack: Sequence[Line]) -> Iterator[tuple[Line, _Flow]]:
+    """Yield how a number goes on in a function, and in its callers as long as it is returned."""
     places: frozenset[int] = frozenset()
     for line in stack:
         scope = scope_of(line)
@@ -37,7 +57,7 @@ def goes_on(stack: Sequence[Line]) -> Iterator[Line]:
             return
         flow = _Flow()
         flow.go_through(scope.functions[-1], line.number, places)
-        yield from (replace(line, number=number) for number in flow.lines)
+        yield line, flow
         if not flow.is_returned:
             return
         places = flow.places
@@ -45,28 +65,36 @@ def goes_on(stack: Sequence[Line]) -> Iterator[Line]:
 
 @dataclass
 class _Flow:
-    """The names that hold a number in a function, and the lines that change or collect it.
+    """The names that hold a number in a function, and the lines that scale or only collect it.
 
     ``places`` are those of the number in a tuple that the function returns, if it returns one.
     """
 
     names: set[str] = field(default_factory=set)
-    lines: list[int] = field(default_factory=list)
+    lines: dict[int, bool] = field(default_factory=dict)
     is_returned: bool = False
     places: frozenset[int] = frozenset()
+    instead: list[int] = field(default_factory=list)
+    """Later lines that read what the number was made of, if none reads the number."""
 
     def go_through(self, function: Function, line: int, places: frozenset[int]) -> None:
         """Follow a number that a line has, alone or at places of a tuple."""
         statements = sorted(_statements(function), key=lambda one: one.lineno)
         around = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0)]
         for start in around[-1:]:
-            self.lines += [start.lineno] if _collects(start) else []
+            if _collects(start):
+                self.lines[start.lineno] = _scales(start)
             self.names.update(_targets(start, places))
             self.is_returned, self.places = isinstance(start, ast.Return), places
-        for one in statements:
-            if one.lineno > line and not self.names.isdisjoint(_read(one)):
+        later = [one for one in statements if one.lineno > line]
+        if self.names and not any(self.names & _read(one) for one in later):
+            given = {name for start in around[-1:] for name in _given(start)}
+            self.instead = [one.lineno for one in later if given & _read(one)]
+        for one in later:
+            if self.names & _read(one):
                 self.names.update(_targets(one, frozenset()))
-                self.lines += [one.lineno] if _scales(one) or _collects(one) else []
+                if _scales(one) or _collects(one):
+                    self.lines[one.lineno] = _scales(one)
                 self._note_return(one)
 
     def _note_return(self, one: ast.stmt) -> None:
@@ -93,6 +121,14 @@ def _read(node: ast.AST) -> set[str]:
             parts = [part for part in given if not _takes_out(part)]
     inner = [one for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)]
     return {one.id for one in inner if isinstance(one.ctx, ast.Load)}
+
+
+def _given(one: ast.stmt) -> Iterator[str]:
+    """Yield the names that a statement's call is given, without those given by keyword."""
+    match one:
+        case ast.Assign(value=ast.Call(args=given)):
+            for each in given:
+                yield from _read(each)
 
 
 def _targets(one: ast.stmt, places: frozenset[int]) -> Iterator[str]:

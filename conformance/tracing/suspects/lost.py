@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from conformance.tracing.chain import chain
 from conformance.tracing.graph import Node
+from conformance.tracing.source.arithmetic import read_instead
 from conformance.tracing.source.origins import source_line
 from conformance.tracing.source.slices import Slice
 from conformance.tracing.suspects.reasons import MOST, Suspect
@@ -41,7 +42,7 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     holder = max(sorted(reached), key=lambda rank: (reached[rank], rank == job.rank), default=0)
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
-    found = [] if is_logged else _detached(graph)
+    found = _read_instead(graph, job.rank) if is_logged else _detached(graph)
     if job.is_nowhere:
         found += _moved(graph)
     elif lacking is not None:
@@ -99,6 +100,14 @@ def _moved(graph: Graph) -> Iterator[Suspect]:
         operation = graph.operation(node)
         if operation.backward_pass is not None and operation.name.startswith(MOVING):
             yield from (Suspect(line, words) for line in operation.stack[:1])
+
+
+def _read_instead(graph: Graph, rank: int) -> list[Suspect]:
+    """The lines of a rank's Python that read what a call was given, and drop what came of it."""
+    mine = [node for node in graph.painted if node.rank == rank]
+    ends = [graph.operation(node).stack for node in sorted(mine)[-1:]]
+    words = "reads what was given to a call, and nothing reads the number that came of it"
+    return [Suspect(line, words) for stack in ends for line in read_instead(stack)]
 
 
 def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> Iterator[Suspect]:

@@ -21,7 +21,7 @@ from conformance.tracing.suspects.wrong_counts import WrongCounts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from conformance.findings.trace import Line
+    from conformance.findings.trace import Line, Operation
     from conformance.tracing.chain import Chain, Factor
     from conformance.tracing.graph import Node
     from conformance.tracing.suspects.right_counts import RightCounts
@@ -43,6 +43,7 @@ class Suspects:
             told += self._of_ratios()
             for factor in self.weight.factors if self.weight.traced.is_wrong else ():
                 told += self._of_parts(factor, Why.OF_PART)
+                told += WrongCounts(self.weight).partly(factor)
         return self._ordered(told or found)
 
     def of_rest(self, rest: float) -> list[Suspect]:
@@ -206,8 +207,8 @@ class Suspects:
         """Yield the line of a factor of 1, best where its function knows the missing one."""
         operation = self._chain.operation(factor)
         sizes = [self.weight.operation(one).contents.size for one in self._chain.operands(factor)]
-        is_of_kind = (".div" in operation.name) == (self._off > 1)
-        if max(sizes, default=1) > 1 or operation.line is None or not is_of_kind:
+        is_large = max(sizes, default=1) > 1
+        if is_large or operation.line is None or not self._is_of_kind(operation):
             return
         words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
         missing = max(self._off, 1 / self._off)
@@ -237,7 +238,26 @@ class Suspects:
                 words = (
                     f"a mean of {entries:.6g} where there are {entries * self._off:.6g} {needed}"
                 )
-                yield from self.weight.at(factor.node, Why.MEAN, 0, words)
+                why = Why.AVERAGED if self._leaves_to_another(factor) else Why.MEAN
+                yield from self.weight.at(factor.node, why, 0, words)
+
+    def _leaves_to_another(self, mean: Factor) -> bool:
+        """Whether the function of a mean of a part has a 1 where the parts' number is missing."""
+        line, factors = self._chain.operation(mean).line, self._chain.factors
+        later = [one for one in factors[factors.index(mean) :] if one.is_idle]
+        operations = [self._chain.operation(one) for one in later]
+        return self._right.factor(self._off) is not None and any(
+            1.0 in one.numbers
+            and self._is_of_kind(one)
+            and line is not None
+            and one.line is not None
+            and (one.line.file, one.line.function) == (line.file, line.function)
+            for one in operations
+        )
+
+    def _is_of_kind(self, operation: Operation) -> bool:
+        """Whether it divides if the weight is too large, or multiplies if it is too small."""
+        return (".div" in operation.name) == (self._off > 1)
 
     @property
     def _right(self) -> RightCounts:

@@ -20,12 +20,13 @@ MOST = 3
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
-    DIVISOR = -7  # nothing else is suspected, and this divides by no count of the step
-    RATIO = -6  # nothing else is suspected, and a loss is multiplied by another ratio
-    OF_PART = -5  # nothing else is suspected, and this counts a part of the step
-    LOGGED = -4  # nothing else is suspected, and this makes a log of a loss that is right
-    JOINED = -3  # the same, where losses are added up or averaged
-    UNDIVIDED = -2  # nothing else is suspected, and losses are added up but not divided
+    DIVISOR = -8  # nothing else is suspected, and this divides by no count of the step
+    RATIO = -7  # nothing else is suspected, and a loss is multiplied by another ratio
+    OF_PART = -6  # nothing else is suspected, and this counts a part of the step
+    LOGGED = -5  # nothing else is suspected, and this makes a log of a loss that is right
+    JOINED = -4  # the same, where losses are added up or averaged
+    UNDIVIDED = -3  # nothing else is suspected, and losses are added up but not divided
+    PARTLY = -2  # the same, and plain Python made a divisor that lacks one of its counts
     UNREAD = -1  # the same, where a function drops something, or a term joins others
     CONSEQUENCE = 0  # a count is made of one that is suspected
     PARTNERED = 1  # a factor is what the weight is off by, and another takes it back
@@ -36,19 +37,22 @@ class Why(IntEnum):
     AVERAGED = 6  # a reduction averages, and nothing takes that back
     COUNTED = 7  # a count had to be another
     COUNTED_BY_PYTHON = 8  # the same, where a function of Python counts
-    IDLE = 9  # a number is 1 where a factor is missing
-    WITHOUT_PARTNER = 10
-    INVERSE = 11  # a factor multiplies where it had to divide
-    KNOWING = 12  # the same as `IDLE`, where the function has a variable with the missing factor
-    SIZE = 13  # a number of ranks or micro-batches had to be another
-    MEAN = 14  # a mean of entries that are not those of the unit
-    PART = 15  # the count of a part of the step stands for the whole
-    GROUP = 16  # a reduction goes over another number of ranks
-    WRITTEN = 17  # a count is multiplied or divided by a 1 that is written out
-    ASSIGNED = 18  # where a wrong number got its name
-    UNUSED = 19  # the right count is made, and not used
-    CHANGED = 20  # a count is not what it is made of
-    UNMASKED = 21  # losses are added up with those that no mask has made 0
+    RETURNED = 9  # a line of plain Python had the count before any tensor
+    HANDED = 10  # a function that only adds up entries was given others than those to count
+    IDLE = 11  # a number is 1 where a factor is missing
+    WITHOUT_PARTNER = 12
+    INVERSE = 13  # a factor multiplies where it had to divide
+    ONE = 14  # a 1 had to be a number of ranks or micro-batches
+    KNOWING = 15  # the same as `IDLE`, where the function has a variable with the missing factor
+    SIZE = 16  # a number of ranks or micro-batches had to be another
+    MEAN = 17  # a mean of entries that are not those of the unit
+    PART = 18  # the count of a part of the step stands for the whole
+    GROUP = 19  # a reduction goes over another number of ranks
+    WRITTEN = 20  # a count is multiplied or divided by a 1 that is written out
+    ASSIGNED = 21  # where a wrong number got its name
+    UNUSED = 22  # the right count is made, and not used
+    CHANGED = 23  # a count is not what it is made of
+    UNMASKED = 24  # losses are added up with those that no mask has made 0
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN
-from conformance.tracing.counts import Count, How, Unfolding
-from conformance.tracing.graph import Node, is_close
+from conformance.tracing.counts import COMMON, SMALL, Count, How, Unfolding
+from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.slices import Slice, is_setting
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
@@ -21,6 +21,7 @@ from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from conformance.findings.trace import Returned
     from conformance.tracing.chain import Chain, Factor
     from conformance.tracing.suspects.right_counts import RightCounts
     from conformance.tracing.suspects.wrong_weight import WrongWeight
@@ -45,8 +46,10 @@ class WrongCounts:
     weight: WrongWeight
 
     def suspects(self, factor: Factor) -> Iterator[Ranked]:
-        """Yield the lines of the counts that a factor is made of."""
-        yield from self._ranked(self._wrong_counts(factor))
+        """Yield the lines of the counts that a factor is made of; those of a 1 say less."""
+        most = Why.HANDED if factor.is_idle else Why.UNMASKED
+        for one in self._ranked(self._wrong_counts(factor)):
+            yield one._replace(why=min(one.why, most))
 
     def suspects_of_divisor(self, divisor: float) -> Iterator[Ranked]:
         """Yield the lines of a count that was read together with the number that it divides."""
@@ -64,6 +67,14 @@ class WrongCounts:
         for one in found:
             is_consequence = one.why is Why.COUNTED and one.depth < deepest
             yield one._replace(why=Why.CONSEQUENCE) if is_consequence else one
+
+    def partly(self, factor: Factor) -> Iterator[Ranked]:
+        """Yield the lines of plain Python that made a divisor which lacks one of its counts."""
+        for wrong in self._wrong_counts(factor):
+            needed = self._right.ingredient(wrong.needed)
+            if self._right.ingredient(wrong.made.value) is not None and needed is not None:
+                words = f"{wrong.made.value:.6g} where there are {wrong.needed:.6g} {needed}"
+                yield from self._returned(wrong, Why.PARTLY, words)
 
     def parts(self, factor: Factor) -> Iterator[tuple[Node, str]]:
         """Yield what counts a part of the step in a factor, whatever it had to be."""
@@ -139,6 +150,8 @@ class WrongCounts:
         for place, part in enumerate(wrong.made.parts):
             if wrong.made.how is How.SUM and part.node is None:
                 continue  # a number that is added, such as against a division by 0
+            if wrong.made.is_mean:
+                continue  # another sum would be one of as many more entries
             needed = wrong.made.needed(place, wrong.needed)
             if needed is not None and math.isfinite(needed):
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
@@ -154,6 +167,9 @@ class WrongCounts:
     def _of_count(self, wrong: _Wrong) -> Iterator[Ranked]:
         """Yield the lines to look at because of one count that had to be another."""
         count, needed = wrong.made, self._needed(wrong.needed)
+        if self._is_superfluous(wrong):
+            words = f"multiplies a count by {count.value:.6g}, which is what the weight is off by"
+            yield from self.weight.at(wrong.user, Why.WITHOUT_PARTNER, wrong.depth, words)
         if count.node is None and self._right.is_size(count.value):
             needed = needed or self._right.factor(wrong.needed)
         is_common = is_close(wrong.needed, 1) and not is_close(self._right.tokens, 1)
@@ -175,6 +191,7 @@ class WrongCounts:
             yield from self.weight.at(
                 node, Why.UNUSED, 0, f"counts right, but nothing uses it: {words}"
             )
+        yield from self._returned(wrong, Why.RETURNED, words)
         if count.node is None:
             yield from self._of_number(wrong, words)
         elif self.weight.operation(count.node).contents.size > 1:
@@ -188,6 +205,37 @@ class WrongCounts:
             for place, line in enumerate(self.weight.callers(count.node)):
                 yield Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
 
+    def _returned(self, wrong: _Wrong, why: Why, words: str) -> Iterator[Ranked]:
+        """Yield the lines of plain Python that had a count before a tensor was made of it.
+
+        The first to have it comes first, followed by those that called its function; a line that
+        serves several callers comes after these, which chose what it counts.
+        """
+        count, node = wrong.made.value, wrong.made.node or wrong.user
+        is_given = wrong.made.node is None or self.weight.operation(node).name == GIVEN
+        is_size = wrong.made.node is None and self._right.is_size(count)
+        if not is_given or wrong.made.parts or count <= COMMON or is_size:
+            return
+        returned = [one for one in self._chain.graph.traces[node.rank].returned if one.has(count)]
+        before = [one for one in returned if one.place <= node.place]
+        beside = {*self.weight.operation(node).contents.values, count}
+
+        def fit(one: Returned) -> tuple[bool, bool]:
+            """Whether it has no other numbers than the tensor, and if a small one is no size."""
+            return beside.issuperset(one.numbers), one.is_measured or count > SMALL
+
+        best = max(map(fit, before), default=None)
+        for place, one in enumerate(one for one in before if fit(one) == best):
+            lines = [*one.stack[1:], one.stack[0]] if one.is_shared else one.stack
+            for depth, line in enumerate(lines):
+                yield Ranked(why, -place * LATER - depth, Suspect(line, words))
+
+    def _is_superfluous(self, wrong: _Wrong) -> bool:
+        """Whether a count is multiplied by a number of ranks or micro-batches that had to be 1."""
+        count = wrong.made
+        is_number = count.node is None and count.value != 1 and not count.parts
+        return is_number and is_close(wrong.needed, 1) and self._right.is_size(count.value)
+
     def _behind(self, wrong: _Wrong, words: str) -> Iterator[Ranked]:
         """Yield the lines of plain Python that counted, or chose what was counted."""
         made = self.weight.operation(wrong.made.node or wrong.user)
@@ -197,11 +245,23 @@ class WrongCounts:
         sources = [*Slice(self.weight.files).of(user.stack)]
         chosen = next((one for one in sources if one.chooses), None)
         if chosen is not None:
-            yield Ranked(Why.CHOSEN, wrong.depth, Suspect(chosen.line, words))
+            line, counted = chosen.line, user.line
+            is_given = (line.file, line.function) != (counted.file, counted.function)
+            why = Why.HANDED if is_given and self._only_adds(wrong.made) else Why.CHOSEN
+            yield Ranked(why, wrong.depth, Suspect(line, words))
         if made.name == GIVEN and wrong.made.how is How.GIVEN:
             counting = [one.line for one in sources if one.counts]
             for place, line in enumerate(counting):
                 yield Ranked(Why.COUNTED_BY_PYTHON, -place, Suspect(line, words))
+
+    def _only_adds(self, count: Count) -> bool:
+        """Whether a count is the sum of entries that were given, which the line that adds has."""
+        parts = [*count.walk()]
+        of_entries = all(one.how in (How.SUM, How.SAME, How.GIVEN) for one in parts)
+        nodes = [one.node for one in parts if one.node is not None]
+        names = [self.weight.operation(node).name for node in nodes]
+        is_made = any(name.startswith((*CONSTANTS, *ALLOCATIONS)) for name in names)
+        return of_entries and not is_made and len(parts) > 1
 
     def _of_collective(self, node: Node, wrong: _Wrong, words: str) -> Iterator[Ranked]:
         """Yield the line of a reduction over too many or too few ranks, and who chose them."""
@@ -235,14 +295,15 @@ class WrongCounts:
             return
         is_chosen = is_setting(operation.line, names)  # by the user, and right where it is read
         is_made = wrong.made.parts or is_chosen
-        why = Why.CALLER if is_made else Why.SIZE if is_size else Why.ASSIGNED
+        of_size = Why.ONE if number == 1 else Why.SIZE
+        why = Why.CALLER if is_made else of_size if is_size else Why.ASSIGNED
         if number != 1 and self._right.is_size(number) and not is_size:
             why = Why.CONSEQUENCE  # it is right for what it counts
         before = -LATER if is_written else LATER
         for place, line in enumerate(assigned):
             yield Ranked(why, before - place, Suspect(line, words))
         is_right = why is Why.CONSEQUENCE
-        at = Why.SIZE if is_size else why if is_right else Why.COUNTED
+        at = of_size if is_size else why if is_right else Why.COUNTED
         yield from self.weight.at(wrong.user, at, wrong.depth, words)
 
     def _is_part(self, count: Count) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -40,8 +41,9 @@ class WrongWeight:
 
     @cached_property
     def off(self) -> float:
-        """What the right weight is multiplied by."""
-        return self.traced.observed / self.traced.expected
+        """What the right weight is multiplied by; infinity if it is 0."""
+        expected = self.traced.expected
+        return self.traced.observed / expected if expected else math.inf
 
     @cached_property
     def factors(self) -> list[Factor]:
@@ -83,6 +85,11 @@ def is_own(line: Line, package: str | None) -> bool:
 
 
 def own_files(traced: TracedJob, package: str | None) -> frozenset[str]:
-    """The files of a framework that the ranks of a job have imported; all without a package."""
+    """The files of a framework that the ranks of a job have imported.
+
+    Without a package these are all that are not installed.
+    """
     files = frozenset[str]().union(*(trace.files for trace in traced.traces))
-    return frozenset(one for one in files if package is None or f"/{package}/" in one)
+    if package is None:
+        return frozenset(one for one in files if "/site-packages/" not in one)
+    return frozenset(one for one in files if f"/{package}/" in one)
