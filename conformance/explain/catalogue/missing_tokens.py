@@ -276,11 +276,14 @@ class _Firsts:
         return cls(surely=surely, perhaps=perhaps, alone=alone, slices=slices)
 
     def are(self, gone: NDArray[np.bool_], active: NDArray[np.bool_]) -> bool:
-        """Whether the active tokens that are gone begin slices, at most one response of each."""
+        """Whether the active tokens that are gone begin slices.
+
+        If none of them surely does, they begin at most one response of each slice.
+        """
         lost, surely = gone & active, self.surely & active
-        one_each = np.bincount(self.slices[lost & self.perhaps]).max(initial=0) <= 1
         begin = (surely <= lost).all() and (lost <= surely | self.perhaps).all()
-        return bool(lost.any() and one_each and begin)
+        one_each = np.bincount(self.slices[lost]).max(initial=0) <= 1
+        return bool(lost.any() and begin and (surely.any() or one_each))
 
 
 def kinds_of_loss(
