@@ -224,8 +224,9 @@ def slices_without_first(
 ) -> Iterator[Prediction]:
     """Leaves the first token of slices out, as if rows were sliced before targets are shifted.
 
-    Where a slice begins within a response is known. Whether one begins with a response is told by
-    the tokens that weigh nothing, ``gone``, if weights are observed; of a sum both are tried.
+    Where a slice begins within a response is known. Whether one begins with the last token of a
+    response is told by the tokens that weigh nothing, ``gone``, if weights are observed; of a sum
+    both are tried.
     """
     if (firsts := _Firsts.of(context)) is None:
         return
@@ -247,19 +248,23 @@ def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Firsts:
-    """Which tokens of a step begin context-parallel slices: [tokens] each."""
+    """Which tokens of a step begin context-parallel slices: [tokens] each.
+
+    A token is held where the one before it is, which predicts it: the first token of a slice is the
+    last one that the slice before it holds.
+    """
 
     surely: NDArray[np.bool_]
-    """Those after a token of the same response in another slice."""
+    """Those before a token of the same response that another slice holds."""
 
     perhaps: NDArray[np.bool_]
-    """Those that begin a response: the token before is of a prompt, whose place is not known."""
+    """Those that end a response: the next token is of a prompt, whose place is not known."""
 
     alone: NDArray[np.bool_]
-    """The first token of each slice, but a row's first, in which no token surely begins it."""
+    """The last token that a slice holds, but a row's last, where none surely begins the next."""
 
     slices: NDArray[np.int64]
-    """The number of each token's slice."""
+    """The number of the slice that holds each token."""
 
     @classmethod
     def of(cls, context: StepContext) -> _Firsts | None:
@@ -268,11 +273,12 @@ class _Firsts:
         if placement is None or cp == 1:
             return None
         slices = placement.micro_batch_number * cp + placement.cp_rank
-        perhaps = np.diff(context.sample, prepend=-1) != 0
-        surely = (np.diff(slices, prepend=-1) != 0) & ~perhaps
-        unsure = perhaps & (placement.cp_rank > 0) & ~np.isin(slices, slices[surely])
+        perhaps = np.diff(context.sample, append=-1) != 0
+        surely = (np.diff(slices, append=-1) != 0) & ~perhaps
+        unsure = perhaps & (placement.cp_rank < cp - 1) & ~np.isin(slices, slices[surely])
+        backwards = np.flatnonzero(unsure)[::-1]
         alone = np.zeros_like(unsure)
-        alone[np.flatnonzero(unsure)[np.unique(slices[unsure], return_index=True)[1]]] = True
+        alone[backwards[np.unique(slices[backwards], return_index=True)[1]]] = True
         return cls(surely=surely, perhaps=perhaps, alone=alone, slices=slices)
 
     def are(self, gone: NDArray[np.bool_], active: NDArray[np.bool_]) -> bool:
