@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Framework, Settings, parse_options
+from adapters.contract.framework import Framework, parse_options
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, Metric, Objective
