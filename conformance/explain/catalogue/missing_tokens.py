@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +82,9 @@ known(
     rank=9,
     at_size={FIRST_OF_SLICES: "a row on cp ranks loses up to cp - 1 tokens"},
 )
+
+FEW_SLICES = 3
+"""Slices of which it is tried, for a logged number, whether they begin with a token."""
 
 OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 
@@ -220,22 +224,29 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
 
 
 def slices_without_first(
-    context: StepContext, gone: NDArray[np.bool_] | None = None
+    context: StepContext, observed: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
 ) -> Iterator[Prediction]:
     """Leaves the first token of slices out, as if rows were sliced before targets are shifted.
 
     Where a slice begins within a response is known. Whether one begins with the last token of a
-    response is told by the tokens that weigh nothing, ``gone``, if weights are observed; of a sum
-    both are tried.
+    response is told by the tokens that weigh nothing, if weights are ``observed``: which ones do,
+    and which ones would do so in any case. Of a sum both are tried for each of a few slices.
     """
     if (firsts := _Firsts.of(context)) is None:
         return
     active = context.step.mask
-    lost = [firsts.surely & active, (firsts.surely | firsts.alone) & active]
-    if gone is not None:
-        lost = [gone & active if firsts.are(gone, active) else firsts.surely & active]
+    surely, alone = firsts.surely & active, np.flatnonzero(firsts.alone & active)[:FEW_SLICES]
+    lost = [surely | np.isin(np.arange(len(active)), some) for some in _subsets(alone)]
+    if observed is not None:
+        gone = np.where(observed[1], surely, observed[0] & active)
+        lost = [gone if firsts.are(gone, active) else surely]
     for left_out in {one.tobytes(): one for one in lost if one.any()}.values():
         yield Prediction(name=FIRST_OF_SLICES, weights=_without(context, left_out).expected)
+
+
+def _subsets(places: NDArray[np.intp]) -> Iterator[tuple[np.intp, ...]]:
+    sizes = range(len(places) + 1)
+    return chain.from_iterable(combinations(places, size) for size in sizes)
 
 
 def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
