@@ -240,7 +240,8 @@ def slices_without_first(
     if observed is not None:
         gone = np.where(observed[1], surely, observed[0] & active)
         lost = [gone if firsts.are(gone, active) else surely]
-    for left_out in {one.tobytes(): one for one in lost if one.any()}.values():
+    some = (one for one in lost if one.any() and not one[active].all())
+    for left_out in {one.tobytes(): one for one in some}.values():
         yield Prediction(name=FIRST_OF_SLICES, weights=_without(context, left_out).expected)
 
 
@@ -293,14 +294,14 @@ class _Firsts:
         return cls(surely=surely, perhaps=perhaps, alone=alone, slices=slices)
 
     def are(self, gone: NDArray[np.bool_], active: NDArray[np.bool_]) -> bool:
-        """Whether the active tokens that are gone begin slices.
+        """Whether the active tokens that are gone, which are not all, begin slices.
 
         If none of them surely does, they begin at most one response of each slice.
         """
         lost, surely = gone & active, self.surely & active
         begin = (surely <= lost).all() and (lost <= surely | self.perhaps).all()
         one_each = np.bincount(self.slices[lost]).max(initial=0) <= 1
-        return bool(lost.any() and begin and (surely.any() or one_each))
+        return bool(lost.any() and (active & ~lost).any() and begin and (surely.any() or one_each))
 
 
 def kinds_of_loss(
