@@ -9,7 +9,14 @@ import re
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from adapters.toolkit.imports import choices_in, import_from, modules_of, stub, stub_missing
+from adapters.toolkit.imports import (
+    choices_in,
+    import_from,
+    modules_of,
+    require,
+    stub,
+    stub_missing,
+)
 from adapters.toolkit.settings import Fields
 
 if TYPE_CHECKING:
@@ -18,6 +25,12 @@ if TYPE_CHECKING:
 module = modules_of("open_instruct")
 
 STUBBED: list[str] = []  # packages stubbed in this process
+
+REQUIRED = (
+    *("accelerate", "backoff", "datasets", "dateutil", "deepspeed", "pandas", "peft", "ray"),
+    *("requests", "tqdm", "transformers", "wandb"),
+)
+"""Packages of the extra that the trainer imports."""
 
 BEFORE_A_STEP = (
     *("aiohttp", "beaker", "docker", "fastapi", "litellm", "mcp", "openai", "openenv", "tiktoken"),
@@ -42,7 +55,8 @@ CHOICES = {
 
 
 def import_open_instruct(source: Path | None) -> None:
-    """Import the trainer."""
+    """Import the trainer; raises `ImportError`, before anything is imported, without its extra."""
+    require(REQUIRED, "open-instruct")
     from adapters.engines import deepspeed
     from adapters.engines.pretrained import SEAM
     from adapters.toolkit import cuda_on_cpu

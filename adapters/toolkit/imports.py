@@ -90,6 +90,16 @@ def choices_of(kind: Any) -> list[str]:
     return [*chain.from_iterable(map(choices_of, get_args(kind)))]
 
 
+def require(packages: Iterable[str], extra: str) -> None:
+    """Raise `ImportError` with the names of all packages of an extra that are not installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed;"
+            f" install the extra {extra}"
+        )
+
+
 def stub_missing(packages: Sequence[str]) -> list[str]:
     """Stub each package that is not installed, and return their names."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]

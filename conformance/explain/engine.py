@@ -234,16 +234,18 @@ class Explained:
 
     def _known(self, term: LossTerm) -> Iterator[Prediction]:
         """Yield what is right and every known mistake."""
-        context = term.context
+        context, measurement = term.context, self.measurement
         yield Prediction(name="", weights=context.expected)
-        if self.measurement.is_per_token:
-            gone = np.equal(self.measurement.observed, 0)
-            firsts = slices_without_first(context, gone)
+        if measurement.is_per_token:
+            gone, hidden = (
+                np.equal(one, 0) for one in (measurement.observed, measurement.expected)
+            )
+            firsts = slices_without_first(context, (gone, hidden))
             yield from chain(predictions(context), shares(context), firsts)
             absent = "term_without_gradient"
         else:
             yield from chain(predictions_of_sums(context), slices_without_first(context))
-            absent = "nothing_reported" if len(self.measurement.terms) == 1 else "term_left_out"
+            absent = "nothing_reported" if len(measurement.terms) == 1 else "term_left_out"
         yield from predictions_of_factors(term)
         yield Prediction(name=absent, weights=np.zeros_like(context.expected))
 

@@ -142,12 +142,15 @@ class Unfolding:
         return Made(How.SUM, summed, [1.0] * len(summed)) if summed else Made(How.GIVEN, ())
 
     def _summed(self, number: float, user: Node) -> list[Entry]:
-        """Numbers that one line of the user's function read one by one and that add up to it."""
+        """Numbers that one line read one by one and that add up to it.
+
+        The line is in a function of the user's stack, or in one that such a function called.
+        """
         users = {_function(line) for line in self.graph.operation(user).stack}
         read: dict[Line, list[Entry]] = {}
         for place, operation in enumerate(self.graph.traces[user.rank].operations[: user.place]):
-            line = operation.line
-            if operation.name == READ and line is not None and _function(line) in users:
+            line, near = operation.line, {_function(one) for one in operation.stack[:SHARED]}
+            if operation.name == READ and line is not None and near & users:
                 [value] = operation.contents.values
                 read.setdefault(line, []).append(Entry(Node(user.rank, place), 0, value))
         several = (one for one in reversed(read.values()) if len(one) > 1)

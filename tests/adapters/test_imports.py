@@ -13,6 +13,7 @@ from adapters.toolkit.imports import (
     choices_in,
     choices_of,
     import_from,
+    require,
     stub_missing,
 )
 
@@ -49,6 +50,13 @@ def test_package_already_imported_from_elsewhere_is_noticed(tmp_path: Path) -> N
 def test_missing_package_is_an_import_error(tmp_path: Path) -> None:
     with pytest.raises(ImportError, match="no package json in"):  # although it is installed
         import_from("json", [tmp_path])
+
+
+def test_all_missing_packages_of_an_extra_are_named_at_once() -> None:
+    require(["json"], "toys")
+
+    with pytest.raises(ImportError, match=r"^toy_e, toy_f are not installed; install the extra to"):
+        require(["toy_e", "json", "toy_f"], "toys")
 
 
 def test_stub_can_be_imported_and_subclassed_but_not_used() -> None:

@@ -128,12 +128,12 @@ class FirstOfSlicesLeftOut(Mutant, diagnosis="first_of_slices_left_out"):
         return super().divided([replace(one, mask=one.mask & ~first) for one, first in pairs])
 
     def begins(self, length: int, width: int) -> torch.Tensor:
-        """Whether each token is predicted at a position before which another rank has one."""
+        """Whether each token is on another rank than the one before it."""
         chunks = 2 * self.layout.cp
-        chunk = torch.arange(-1, length - 1) // -(-width // chunks)
+        chunk = torch.arange(length) // -(-width // chunks)
         rank = torch.minimum(chunk, chunks - 1 - chunk)
         begins: torch.Tensor = rank != rank.roll(1)
-        begins[:2] = False
+        begins[0] = False
         return begins
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +82,9 @@ known(
     rank=9,
     at_size={FIRST_OF_SLICES: "a row on cp ranks loses up to cp - 1 tokens"},
 )
+
+FEW_SLICES = 3
+"""Slices of which it is tried, for a logged number, whether they begin with a token."""
 
 OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 
@@ -220,21 +224,30 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
 
 
 def slices_without_first(
-    context: StepContext, gone: NDArray[np.bool_] | None = None
+    context: StepContext, observed: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
 ) -> Iterator[Prediction]:
     """Leaves the first token of slices out, as if rows were sliced before targets are shifted.
 
-    Where a slice begins within a response is known. Whether one begins with a response is told by
-    the tokens that weigh nothing, ``gone``, if weights are observed; of a sum both are tried.
+    Where a slice begins within a response is known. Whether one begins with the last token of a
+    response is told by the tokens that weigh nothing, if weights are ``observed``: which ones do,
+    and which ones would do so in any case. Of a sum both are tried for each of a few slices.
     """
     if (firsts := _Firsts.of(context)) is None:
         return
     active = context.step.mask
-    lost = [firsts.surely & active, (firsts.surely | firsts.alone) & active]
-    if gone is not None:
-        lost = [gone & active if firsts.are(gone, active) else firsts.surely & active]
-    for left_out in {one.tobytes(): one for one in lost if one.any()}.values():
+    surely, alone = firsts.surely & active, np.flatnonzero(firsts.alone & active)[:FEW_SLICES]
+    lost = [surely | np.isin(np.arange(len(active)), some) for some in _subsets(alone)]
+    if observed is not None:
+        gone = np.where(observed[1], surely, observed[0] & active)
+        lost = [gone if firsts.are(gone, active) else surely]
+    some = (one for one in lost if one.any() and not one[active].all())
+    for left_out in {one.tobytes(): one for one in some}.values():
         yield Prediction(name=FIRST_OF_SLICES, weights=_without(context, left_out).expected)
+
+
+def _subsets(places: NDArray[np.intp]) -> Iterator[tuple[np.intp, ...]]:
+    sizes = range(len(places) + 1)
+    return chain.from_iterable(combinations(places, size) for size in sizes)
 
 
 def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
@@ -247,19 +260,23 @@ def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Firsts:
-    """Which tokens of a step begin context-parallel slices: [tokens] each."""
+    """Which tokens of a step begin context-parallel slices: [tokens] each.
+
+    A token is held where the one before it is, which predicts it: the first token of a slice is the
+    last one that the slice before it holds.
+    """
 
     surely: NDArray[np.bool_]
-    """Those after a token of the same response in another slice."""
+    """Those before a token of the same response that another slice holds."""
 
     perhaps: NDArray[np.bool_]
-    """Those that begin a response: the token before is of a prompt, whose place is not known."""
+    """Those that end a response: the next token is of a prompt, whose place is not known."""
 
     alone: NDArray[np.bool_]
-    """The first token of each slice, but a row's first, in which no token surely begins it."""
+    """The last token that a slice holds, but a row's last, where none surely begins the next."""
 
     slices: NDArray[np.int64]
-    """The number of each token's slice."""
+    """The number of the slice that holds each token."""
 
     @classmethod
     def of(cls, context: StepContext) -> _Firsts | None:
@@ -268,19 +285,23 @@ class _Firsts:
         if placement is None or cp == 1:
             return None
         slices = placement.micro_batch_number * cp + placement.cp_rank
-        perhaps = np.diff(context.sample, prepend=-1) != 0
-        surely = (np.diff(slices, prepend=-1) != 0) & ~perhaps
-        unsure = perhaps & (placement.cp_rank > 0) & ~np.isin(slices, slices[surely])
+        perhaps = np.diff(context.sample, append=-1) != 0
+        surely = (np.diff(slices, append=-1) != 0) & ~perhaps
+        unsure = perhaps & (placement.cp_rank < cp - 1) & ~np.isin(slices, slices[surely])
+        backwards = np.flatnonzero(unsure)[::-1]
         alone = np.zeros_like(unsure)
-        alone[np.flatnonzero(unsure)[np.unique(slices[unsure], return_index=True)[1]]] = True
+        alone[backwards[np.unique(slices[backwards], return_index=True)[1]]] = True
         return cls(surely=surely, perhaps=perhaps, alone=alone, slices=slices)
 
     def are(self, gone: NDArray[np.bool_], active: NDArray[np.bool_]) -> bool:
-        """Whether the active tokens that are gone begin slices, at most one response of each."""
+        """Whether the active tokens that are gone, which are not all, begin slices.
+
+        If none of them surely does, they begin at most one response of each slice.
+        """
         lost, surely = gone & active, self.surely & active
-        one_each = np.bincount(self.slices[lost & self.perhaps]).max(initial=0) <= 1
         begin = (surely <= lost).all() and (lost <= surely | self.perhaps).all()
-        return bool(lost.any() and one_each and begin)
+        one_each = np.bincount(self.slices[lost]).max(initial=0) <= 1
+        return bool(lost.any() and (active & ~lost).any() and begin and (surely.any() or one_each))
 
 
 def kinds_of_loss(
