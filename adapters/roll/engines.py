@@ -157,6 +157,10 @@ MEGATRON = replace(
             set: with dynamic batching or packed rows, an attention mask of 1 on masked tokens at
             the end of a response, except in checks on ROLL's own advantages
                 rows are cut to the attended tokens, and these are tokens of a case
+            set: force_disable_old_logprobs_recompute=True with dynamic batches, except where old
+            log-probabilities are given or penalised
+                ROLL counts such a step as several, by its samples, and would recompute them, so
+                that a layout would change what is trained
             set: lr_decay_steps=1
                 the learning rate is 0, and ROLL derives no decay from so few steps
             set: the row length and the number of micro-batches, in a worker that is made once
