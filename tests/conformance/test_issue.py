@@ -53,9 +53,9 @@ DEFECTS = {
 | 4 | 1–2 | 0 | 0 | 1 | 0.05 | 0.0526316 |
 | 4 | 3 | 0 | 0 | 1 | 0 | 0 |
 native (engine torch) computes a wrong gradient in a training step: a count of tokens, \
-samples or prompts is off by one. It shows in 2 of 2 comparisons of this run. Who meets it: by default. In \
-production: \
-updates 0.00022 % too small to 0.00022 % too large (512 samples, dp 8, 8 micro-batches each).
+samples or prompts is off by one. It shows in 2 of 2 comparisons of this run. \
+Who meets it: by default. In production: updates 0.00022 % too small to 0.00022 % too large (512 \
+samples, dp 8, 8 micro-batches each).
 - Seen in the gradient of the policy loss (2).
 - engine: `torch`""",
     ),
