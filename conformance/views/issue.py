@@ -11,7 +11,7 @@ from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.explain.wording import subject
-from conformance.findings.badness import explain
+from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import JUDGED, Check, Verdict
@@ -52,9 +52,19 @@ class Heading(NamedTuple):
 
 ADVICE = Heading("Advice", "This is not a bug, since it breaks nothing that {} promises")
 CRASH = Heading("Crash", "{} crashes in an ordinary training step")
+HANG = Heading("Hang", "{} hangs in an ordinary training step")
 DECLINED = Heading("Ordinary step declined", "{} declines an ordinary training step")
 GRADIENT = Heading("Wrong gradient", "{} computes a wrong gradient in a training step")
 NUMBER = Heading("Wrong logged number", "{} logs a wrong number for a training step")
+
+FAILURES = (CRASH, HANG, DECLINED)
+"""Kinds of causes that end before there are numbers."""
+
+HANGING = re.compile(r"hang: |ranks? [^;]* gave no answer")
+"""How the words on a step begin that does not end."""
+
+FOLDERS = re.compile(r"(?<= at )\S+/")
+"""The folders of a place, which the traceback has."""
 
 BY_VERDICT = {Verdict.CRASHED: CRASH, Verdict.DECLINED: DECLINED}
 
@@ -81,7 +91,7 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
     worked = None if is_of_rules else worked_step(report, example)
     judged = sum(one.verdict in JUDGED for one in report.findings)
     slugs = Counter(sorted(finding.identity.slug for finding in shown.findings))
-    said = (_name if kind in (CRASH, DECLINED) else escape_markdown)(cause.words)
+    said = _failed(shown, kind) if kind in FAILURES else escape_markdown(cause.words)
     statement = ", ".join([said, *map(_fact, cause.condition_words)])
     text = TEMPLATE.render(
         report=report,
@@ -91,7 +101,9 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
         framework=f"{report.adapter} (engine {report.engine})",
         what=(is_of_rules and escape_markdown(_explanation(example))) or statement,
         judged="the" if kind is ADVICE else judged,  # advice is not one of the judged
+        more="" if is_of_rules else "".join(_more(cause)),
         is_of_rules=is_of_rules,
+        is_failure=kind in FAILURES,
         example=example,
         worked=worked,
         modes=words.MODES,
@@ -112,8 +124,24 @@ def _kind(shown: ShownCause) -> Heading:
     if shown.cause.severity is Severity.ADVICE:
         return ADVICE
     example = shown.example
+    if HANGING.match(shown.cause.statement):
+        return HANG
     of_check = NUMBER if example.logged else BY_CHECK.get(example.check, GRADIENT)
     return BY_VERDICT.get(example.verdict, of_check)
+
+
+def _failed(shown: ShownCause, kind: Heading) -> str:
+    """Returns the framework's words; of a hang, where the ranks of the example wait."""
+    if kind is not HANG:
+        return _name(shown.cause.words)
+    return _name(FOLDERS.sub("", failure(shown.example).removeprefix("hang: ")))
+
+
+def _more(cause: Cause) -> Iterator[str]:
+    """Yields who meets a cause, and what it does in production if that is known."""
+    yield f" Who meets it: {escape_markdown(str(cause.reach))}."
+    if impact := str(cause.impact):
+        yield f" In production: {impact}."
 
 
 def _title_of_rules(shown: ShownCause) -> str:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import OF_SAMPLES, WITH_REJECTION
+from conformance.explain.wording import said
 from conformance.views.formatting import markdown_table
 from conformance.views.listing import mask_digits
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode, SampleUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,8 +46,8 @@ WHOLE = 5e-6
 MEAN_OF_MEANS = "the mean over data-parallel ranks and micro-batches of each micro-batch's"
 
 
-def layout_words(layout: Layout) -> str:
-    """Returns how a step is cut over ranks and micro-batches."""
+def layout_words(layout: Layout, chosen_by: Mapping[str, Sequence[str]]) -> str:
+    """Returns how a step is cut over ranks and micro-batches, and options as users type them."""
     sizes = (("data", layout.dp), ("context", layout.cp), ("tensor", layout.tp))
     named = " × ".join(f"{size} {what}-parallel" for what, size in sizes if size > 1)
     micro_batches = {
@@ -55,7 +56,7 @@ def layout_words(layout: Layout) -> str:
         "tokens": "micro-batches up to a number of tokens",
     }.get(str(layout.micro_batches), f"{layout.micro_batches} micro-batches")
     rows = {"thd": "packed", "bshd": "padded"}[layout.format]
-    options = "".join(f", `{option}`" for option in layout.options)
+    options = "".join(f", {said(f'with {option}', chosen_by)}" for option in layout.options)
     ranks = f"{named} ranks" if named else "one rank"
     if layout.pp > 1:
         ranks = f"{layout.pp} pipeline stages of {ranks}"

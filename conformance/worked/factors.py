@@ -22,7 +22,15 @@ from adapters.contract.objective import (
     PENALISING,
     Objective,
 )
-from reference.aggregation import DenominatorMask, EmptyUnits, MicroBatchWeight, Mode, SampleUnit
+from reference.aggregation import (
+    Compared,
+    DenominatorMask,
+    EmptyUnits,
+    MicroBatchWeight,
+    Mode,
+    SampleUnit,
+    TokenSet,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,6 +39,15 @@ if TYPE_CHECKING:
 
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
+    from reference.aggregation import EstimatorConventions
+
+TOKENS = {TokenSet.ACTIVE: "active tokens", TokenSet.RESPONSE: "all response tokens"}
+
+OF_ROLLOUTS = {
+    Compared.LONGEST_SAMPLES: "its first sample with the most active tokens",
+    Compared.LAST_SAMPLES: "its last sample",
+}
+"""The sample of a rollout whose reward is compared."""
 
 
 _PPO = "-A·r, or 0 where PPO's loss is that of the clipped ratio"
@@ -207,7 +224,25 @@ def _advantage_words(term: LossTerm, objective: Objective) -> str:
     if objective in PENALISING:
         words.append(f"β = {constants.penalty:g}.")
     declared = estimator_conventions(objective, term.context.conventions)
-    return " ".join([*words, f"Tokens and the divisor of the variance: {declared}."])
+    return " ".join([*words, *_convention_words(declared, objective)])
+
+
+def _convention_words(declared: EstimatorConventions, objective: Objective) -> Iterator[str]:
+    """Yield the choices that the advantages depend on."""
+    if objective not in OF_GROUPS:
+        yield f"Returns pass through {TOKENS[declared.transitions]}."
+        yield f"The reward is at the last of {TOKENS[declared.rewarded]}."
+    if objective in PENALISING:
+        yield f"Penalties are those of {TOKENS[declared.penalised]}."
+    if objective in OF_VALUES:
+        yield f"Values are those of {TOKENS[declared.valued]}; they are 0 elsewhere."
+    if ESTIMATORS[objective].whitens:
+        yield (
+            f"Whitening takes mean and variance over {TOKENS[declared.whitened]}; the variance is"
+            f" divided by their number - {declared.lost_degrees_of_freedom:g}."
+        )
+    if declared.compared is not Compared.SAMPLES:
+        yield f"Of each rollout, one reward is compared: that of {OF_ROLLOUTS[declared.compared]}."
 
 
 def _tabulated(

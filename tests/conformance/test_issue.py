@@ -53,8 +53,9 @@ DEFECTS = {
 | 4 | 1–2 | 0 | 0 | 1 | 0.05 | 0.0526316 |
 | 4 | 3 | 0 | 0 | 1 | 0 | 0 |
 native (engine torch) computes a wrong gradient in a training step: a count of tokens, \
-samples or prompts is off by one. It shows in 2 of 2 comparisons of this run. In production: \
-updates 0.00022 % too small to 0.00022 % too large (512 samples, dp 8, 8 micro-batches each).
+samples or prompts is off by one. It shows in 2 of 2 comparisons of this run. \
+Who meets it: by default. In production: updates 0.00022 % too small to 0.00022 % too large (512 \
+samples, dp 8, 8 micro-batches each).
 - Seen in the gradient of the policy loss (2).
 - engine: `torch`""",
     ),
@@ -69,7 +70,8 @@ updates 0.00022 % too small to 0.00022 % too large (512 samples, dp 8, 8 micro-b
 | `policy_loss` | sample 1 | 4 active tokens · 4 samples = 16 | 6.5 | 0.40625 |
 Together, 0.3020833 is right, and 0.6041667 is logged.
 native (engine torch) logs a wrong number for a training step: an extra factor of dp \
-(data-parallel ranks). It shows in 1 of 1 comparisons of this run. In production: the \
+(data-parallel ranks). It shows in 1 of 1 comparisons of this run. Who meets it: by default. \
+In production: the \
 logged number is 8 times too large (512 samples, dp 8, 8 micro-batches each).""",
     ),
     "wrong logged number with one denominator": Defect(
@@ -109,8 +111,7 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
         """\
 # Crash: `RuntimeError: no kernel image on rank 0, at tests/broken.py:103\
  (RaisingEverywhere.observe)`
-- prompt 2 (samples 4 and 5): 1 + 0 = 1 active token · 4 prompts = 4: right 1/4 = 0.25
-- prompt 3 (samples 6 and 7): 0 + 0 = 0 active tokens: adds 0, and counts
+- Mode: `prompt_mean`, the mean over prompts of each prompt's token mean.
 RuntimeError: no kernel image on rank 0""",
     ),
     "declined step": Defect(
@@ -120,7 +121,7 @@ RuntimeError: no kernel image on rank 0""",
         "declined",
         """\
 # Ordinary step declined: `ValueError: constant is out of fashion`
-- all samples: L = 40 · 4 samples = 160: right 1/160 = 0.00625
+- Layout: one rank, 2 micro-batches on each data-parallel rank, padded rows.
 ValueError: constant is out of fashion""",
     ),
     "bad configuration": Defect(
@@ -280,6 +281,32 @@ def test_conditions_need_no_knowledge_of_checks() -> None:
     first = text(report, "1").splitlines()[0]
     assert "in `token_mean`" in first
     assert "in the logged loss with entropy and KL terms" in first
+
+
+@pytest.mark.parametrize(
+    ("message", "title"),
+    [
+        (
+            "hang: rank 0 waits in all_reduce at toy/utils/stats.py:213 (_sum); rank 1 has ended",
+            "# Hang: `rank 0 waits in all_reduce at stats.py:213 (_sum); rank 1 has ended`",
+        ),
+        ("ranks 0, 1 gave no answer in 120 s", "# Hang: `ranks 0, 1 gave no answer in 120 s`"),
+        (
+            "mismatched collectives: rank 0 waits in all_reduce at an unknown place",
+            "# Crash: `mismatched collectives: rank 0 waits in all_reduce at an unknown place`",
+        ),
+    ],
+)
+def test_a_hang_is_called_a_hang_and_has_no_denominators(message: str, title: str) -> None:
+    hung = Finding(
+        id="weights/token_mean/two_prompts/dp2-cp1-mb2-thd",
+        verdict=Verdict.CRASHED,
+        message=message,
+    )
+    markdown = text(report_of([hung]), "crashed")
+
+    assert markdown.splitlines()[0] == title
+    assert "enominator" not in markdown
 
 
 def test_advice_is_not_a_bug_and_not_among_the_comparisons() -> None:
