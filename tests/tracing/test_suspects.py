@@ -63,6 +63,7 @@ def traced() -> Iterator[Traced]:
         ("on_its_own", UNEQUAL, "group = alone"),
         ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
         ("moved", UNEQUAL, ".roll(1, -1)"),
+        ("cut", UNEQUAL, "shifted = padded[:, 1:]"),
     ],
 )
 def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, text: str) -> None:
