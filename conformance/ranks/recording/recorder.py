@@ -143,6 +143,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # the operations on the tensors within it are seen
         who = asked(self.is_passed_by)
         looks_at_nothing = func.is_view and not who.reads_gradient
+        if looks_at_nothing:
+            self._stack(who)  # its derivative is an operation
         if looks_at_nothing or self._completes_collective(func, args):
             return func(*args, **kwargs)
         operands = _tensors((args, kwargs))
