@@ -61,7 +61,7 @@ def traced() -> Iterator[Traced]:
         ("multiplied", EMPTY, "// 2"),
         ("of_all", UNEQUAL, "torch.ones_like"),
         ("ratio", UNEQUAL, "ratios = torch.where"),
-        ("setting", UNEQUAL, "steps = self.settings.steps"),
+        ("setting", UNEQUAL, ".sum() / steps)"),
         ("built", EMPTY, "torch.clamp_min(row.sum(), 1)"),
         ("unread", UNEQUAL, "loss, count = self.counted(rows)"),
         ("own_mean", UNEQUAL, 'own = rows["mask"].sum()'),
@@ -69,6 +69,7 @@ def traced() -> Iterator[Traced]:
         ("on_its_own", UNEQUAL, "group = alone"),
         ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
         ("moved", UNEQUAL, ".roll(1, -1)"),
+        ("cut", UNEQUAL, "shifted = padded[:, 1:]"),
     ],
 )
 def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, text: str) -> None:

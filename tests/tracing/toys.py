@@ -257,6 +257,13 @@ class ToyTrainer(Trainer):
         (self.losses(rows, log_probs).sum() / self.tokens(rows)).backward()
         dist.all_reduce(self.gradient)
 
+    def cut(self, rows: Rows) -> None:
+        log_probs = self.log_probs(rows)
+        padded = torch.cat([log_probs, log_probs.detach()[:, :1]], -1)
+        shifted = padded[:, 1:]
+        (self.losses(rows, shifted).sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
     def rounded(self, rows: Rows) -> None:
         half = rows["mask"].sum() // 2
         dist.all_reduce(half)

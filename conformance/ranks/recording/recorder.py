@@ -7,6 +7,7 @@ here, every operation is taken down.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def noting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             who = asked(self.is_passed_by)
             if who.stack and not who.reads_gradient and not wraps_others(type(tensor)):
-                with _disable_current_modes():
+                with _unseen():
                     inputs = self._inputs([tensor], who)
                     draft = Operation(name=LISTED, stack=who.stack, contents=NOTHING, inputs=inputs)
                     self._operations.append(replace(draft, contents=_contents(tensor)))
@@ -114,7 +115,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made, parts = method(data, *args, **kwargs), _tensors(data)
             who = asked(self.is_passed_by)
             if parts and data is not parts[0] and who.stack:
-                with _disable_current_modes():
+                with _unseen():
                     inputs = self._inputs(parts, who)
                     draft = Operation(name=BUILT, stack=who.stack, contents=NOTHING, inputs=inputs)
                     self._add(draft, made)
@@ -142,6 +143,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # the operations on the tensors within it are seen
         who = asked(self.is_passed_by)
         looks_at_nothing = func.is_view and not who.reads_gradient
+        if looks_at_nothing:
+            self._stack(who)  # its derivative is an operation
         if looks_at_nothing or self._completes_collective(func, args):
             return func(*args, **kwargs)
         operands = _tensors((args, kwargs))
@@ -246,6 +249,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operations.append(replace(draft, contents=contents))
         self._memory.write(tensor, written, place)
         return place
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Look at tensors without being asked again by a mode of torch, such as this recorder."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def _backward_pass() -> int | None:

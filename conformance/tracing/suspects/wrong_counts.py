@@ -15,7 +15,7 @@ from conformance.findings.trace import GIVEN
 from conformance.tracing.counts import COMMON, SMALL, Count, How, Unfolding
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 from conformance.tracing.source.origins import has_constant, origins
-from conformance.tracing.source.slices import Slice
+from conformance.tracing.source.slices import Slice, is_setting
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
 
 if TYPE_CHECKING:
@@ -294,8 +294,10 @@ class WrongCounts:
             yield from self.weight.at(wrong.user, Why.WRITTEN, wrong.depth, words)
         if number == 1 and not (assigned or knows):
             return
+        is_chosen = is_setting(operation.line, names)  # by the user, and right where it is read
+        is_made = wrong.made.parts or is_chosen
         of_size = Why.ONE if number == 1 else Why.SIZE
-        why = Why.CALLER if wrong.made.parts else of_size if is_size else Why.ASSIGNED
+        why = Why.CALLER if is_made else of_size if is_size else Why.ASSIGNED
         if number != 1 and self._right.is_size(number) and not is_size:
             why = Why.CONSEQUENCE  # it is right for what it counts
         before = -LATER if is_written else LATER
