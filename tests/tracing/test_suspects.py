@@ -68,8 +68,6 @@ def traced() -> Iterator[Traced]:
         ("kept", UNEQUAL, "kept = "),
         ("on_its_own", UNEQUAL, "group = alone"),
         ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
-        ("moved", UNEQUAL, ".roll(1, -1)"),
-        ("cut", UNEQUAL, "shifted = padded[:, 1:]"),
     ],
 )
 def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, text: str) -> None:
@@ -146,6 +144,20 @@ def test_a_lost_token_is_followed_to_where_it_is_lost(traced: Traced) -> None:
     assert found.chain is None
     line = found.suspects[0].line
     assert "self.gradient.zero_()" in linecache.getline(line.file, line.number)
+
+
+@pytest.mark.parametrize(
+    ("way", "text"), [("moved", ".roll(1, -1)"), ("cut", "shifted = padded[:, 1:]")]
+)
+def test_a_token_whose_gradient_goes_to_another_is_followed_to_where_rows_move(
+    traced: Traced, way: str, text: str
+) -> None:
+    found = traced(way, UNEQUAL)
+
+    line = found.suspects[0].line
+    assert text in linecache.getline(line.file, line.number)
+    assert found.objection is not None
+    assert "no gradient of it" in found.objection
 
 
 def test_a_weight_that_depends_on_other_losses_is_not_explained(traced: Traced) -> None:

@@ -77,7 +77,6 @@ class Suspects:
 
     def _of_factor(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a factor that lacks a partner, or is 1 and may be the partner."""
-        operation = self._chain.operation(factor)
         if factor.is_idle and self._right.factor(self._off) is not None:
             yield from self._of_idle(factor)
         yield from self._of_mean(factor)
@@ -85,15 +84,20 @@ class Suspects:
             inverse = f"multiplies by {factor.value:.6g}, and had to divide by it"
             yield from self.weight.at(factor.node, Why.INVERSE, 0, inverse)
         if not factor.is_idle and is_close(factor.value, self._off):
-            words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
-            averages = operation.collective is not None or operation.backward_pass is not None
-            is_mean = ".mean" in operation.name and not averages
-            why = Why.MEAN if is_mean else Why.AVERAGED if averages else Why.WITHOUT_PARTNER
-            why = Why.PARTNERED if self._partner(factor) else why
-            yield from self.weight.at(factor.node, why, 0, words)
-            for node in self._factors_of_tokens(factor):
-                yield from self.weight.at(node, why, 1, words)
-            yield from self._of_parts(factor, Why.PART)
+            yield from self._of_what_is_off(factor)
+
+    def _of_what_is_off(self, factor: Factor) -> Iterator[Ranked]:
+        """Yield the line of a factor that is what the weight is off by, and where it is made."""
+        operation = self._chain.operation(factor)
+        averages = operation.collective is not None or operation.backward_pass is not None
+        is_mean = ".mean" in operation.name and not averages
+        why = Why.MEAN if is_mean else Why.AVERAGED if averages else Why.WITHOUT_PARTNER
+        why = Why.PARTNERED if self._partner(factor) else why
+        words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
+        yield from self.weight.at(factor.node, why, 0, words)
+        for node in self._factors_of_tokens(factor):
+            yield from self.weight.at(node, why, 1, words)
+        yield from self._of_parts(factor, Why.PART)
 
     def _of_sums(self) -> Iterator[Ranked]:
         """Yield the lines that add up losses which nothing divides, and who called them.
