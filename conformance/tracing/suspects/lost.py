@@ -104,7 +104,8 @@ def _moved(graph: Graph) -> Iterator[Suspect]:
 
 def _read_instead(graph: Graph, rank: int) -> list[Suspect]:
     """The lines of a rank's Python that read what a call was given, and drop what came of it."""
-    mine = [node for node in graph.painted if node.rank == rank]
+    painted = graph.painted.items()
+    mine = [node for node, in_gradient in painted if node.rank == rank and not in_gradient]
     ends = [graph.operation(node).stack for node in sorted(mine)[-1:]]
     words = "reads what was given to a call, and nothing reads the number that came of it"
     return [Suspect(line, words) for stack in ends for line in read_instead(stack)]

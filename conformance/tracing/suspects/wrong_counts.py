@@ -221,8 +221,9 @@ class WrongCounts:
         beside = {*self.weight.operation(node).contents.values, count}
 
         def fit(one: Returned) -> tuple[bool, bool]:
-            """Whether it has no other numbers than the tensor, and if a small one is no size."""
-            return beside.issuperset(one.numbers), one.is_measured or count > SMALL
+            """Whether one has all numbers of the other, and if a small one is no size."""
+            has_same = beside.issuperset(one.numbers) or beside.issubset(one.numbers)
+            return has_same, one.is_measured or count > SMALL
 
         best = max(map(fit, before), default=None)
         for place, one in enumerate(one for one in before if fit(one) == best):
