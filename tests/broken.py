@@ -154,6 +154,14 @@ class Hanging(Faulty):
         time.sleep(600)
 
 
+class AtWork(Faulty):
+    """Is at work for longer than any time limit of a test."""
+
+    def fail(self) -> None:
+        while True:
+            torch.ones(100).sum()
+
+
 class FailingInTurn(TwoLayouts):
     """The second rank fails in four ways, each in steps of another number of samples."""
 

@@ -155,17 +155,17 @@ def rewarded_steps(draw: DrawFn, *, max_samples: int = 12, max_response: int = 1
     """Steps with rewards of their own: `steps` with rollouts of one prompt each.
 
     Rewards are arbitrary, all equal, equal except one, or large. In some steps, rejection sampling
-    has removed whole samples.
+    has removed whole samples, and samples lack a reward.
     """
     step = draw(steps(max_samples=max_samples, max_response=max_response))
-    rejected = draw(st.one_of(st.just([False] * step.size), _each(st.booleans(), step.size)))
+    rejected, lacking = draw(st.tuples(_some(step.size), _some(step.size)))
     kept = ~np.repeat(rejected, step.response_lengths)
     return replace(
         step,
         mask=step.mask & kept,
         original_mask=step.mask if any(rejected) else None,
         rollouts=step.groups * step.size + step.rollouts,
-        rewards=np.array(draw(_rewards(step.size))),
+        rewards=np.where(lacking, np.nan, draw(_rewards(step.size))),
     )
 
 
@@ -179,6 +179,11 @@ def _rewards(samples: int) -> SearchStrategy[list[float]]:
     offsets = _each(st.integers(0, 16), samples)
     large = offsets.map(lambda quarters: [LARGE_REWARD + quarter / 4 for quarter in quarters])
     return st.one_of(decimals, equal, but_for_one, large)
+
+
+def _some(samples: int) -> SearchStrategy[list[bool]]:
+    """Some samples, often none."""
+    return st.one_of(st.just([False] * samples), _each(st.booleans(), samples))
 
 
 def _each(values: SearchStrategy[_Drawn], samples: int) -> SearchStrategy[list[_Drawn]]:

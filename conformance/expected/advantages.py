@@ -207,7 +207,7 @@ class Estimate:
     def _largest(self) -> float:
         """A bound on the sum of absolute values that an advantage is made of."""
         constants, rollouts = self.constants, self.rollouts
-        largest = float(np.nanmax(np.abs(rollouts.rewards)))
+        largest = float(np.nan_to_num(np.abs(rollouts.rewards)).max())
         penalty = constants.penalty * float(np.abs(rollouts.divergences).max())
         if self.objective in OF_GROUPS:
             later = self.conventions.penalties is Penalties.LATER_TOKENS

@@ -28,7 +28,7 @@ class Verdict(StrEnum):
     """The framework keeps its promises, but a user should know this."""
 
     NOT_DRIVEN = "not_driven"
-    """The adapter failed, as it lacks something that this version needs: no verdict."""
+    """The adapter lacks something that this version needs, or time is too short: no verdict."""
 
 
 WRONG = (Verdict.MISMATCH, Verdict.DECLINED, Verdict.CRASHED)

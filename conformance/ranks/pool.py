@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from conformance.findings.errors import StartError
 from conformance.findings.sanitize import sanitize
 from conformance.findings.verdict import Verdict
-from conformance.ranks.hardware import ON_CPU
+from conformance.ranks.hardware import ON_CPU, Device
 from conformance.ranks.messages import (
     Answered,
     Declined,
@@ -29,7 +29,7 @@ from conformance.ranks.messages import (
 )
 from conformance.ranks.processes import LocalLauncher
 from conformance.ranks.recording.stacks import INNERMOST_FIRST, UNKNOWN, Waiting, told, waiting
-from conformance.ranks.time_limits import TimeLimits
+from conformance.ranks.time_limits import Patience, TimeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,13 +84,23 @@ class _Blame(IntEnum):
     WAITED = 1
     """It hangs, or its wait for another rank timed out."""
 
-    MISMATCHED = 2
+    AT_WORK = 2
+    """It needs more time than the user allows, which excuses those that wait for it."""
+
+    MISMATCHED = 3
     """It met others in a collective of another kind or size."""
 
-    FAILED = 3
+    FAILED = 4
 
-    NOT_DRIVEN = 4
+    NOT_DRIVEN = 5
     """The adapter lacks something, which excuses whatever the other ranks did."""
+
+
+WHAT_HAPPENED = {
+    _Blame.WAITED: "hang",
+    _Blame.AT_WORK: "not done within --time-limit",
+    _Blame.MISMATCHED: "mismatched collectives",
+}
 
 
 @dataclass(frozen=True)
@@ -205,13 +215,14 @@ class RankPool(AbstractContextManager["RankPool"]):
         """What came of the job that was begun, waiting for it if need be."""
         assert self._begun is not None
         begun, self._begun = self._begun, None
-        answers = begun.dead or self._gather(begun.connections, begun.deadline)
+        patience = Patience(begun.deadline, begun.start + self._time_limit)
+        answers = begun.dead or self._gather(begun.connections, patience)
         self._framework_seconds += max(answer.framework_seconds for answer in answers)
         outcome = _outcome(answers)
         if isinstance(outcome, Ran):
             self._limits.ran(time.monotonic() - begun.start)
         if isinstance(outcome, Crashed):
-            if time.monotonic() >= begun.deadline:
+            if outcome.verdict is Verdict.CRASHED and time.monotonic() >= begun.deadline:
                 self._limits.hung(begun.job)
             self._stop()
         elif not isinstance(outcome, Ran):
@@ -242,13 +253,13 @@ class RankPool(AbstractContextManager["RankPool"]):
                 return [_Answer(rank, self._death(rank))]
         return []
 
-    def _gather(self, connections: list[Connection], deadline: float) -> list[_Answer]:
+    def _gather(self, connections: list[Connection], patience: Patience) -> list[_Answer]:
         """Each rank's answer, in any order."""
         pending = {connection: rank for rank, connection in enumerate(connections)}
         answers: list[_Answer] = []
         while pending:
-            ready = wait(list(pending), timeout=max(deadline - time.monotonic(), 0))
-            if not ready:
+            ready = wait(list(pending), timeout=patience.seconds())
+            if not ready and patience.ends(self._cpu_seconds(pending.values())):
                 break
             for connection in ready:
                 assert isinstance(connection, Connection)
@@ -256,14 +267,17 @@ class RankPool(AbstractContextManager["RankPool"]):
                 answer = self._receive(connection, rank)
                 answers.append(answer)
                 if isinstance(answer.reply, _Failure):
-                    deadline = min(deadline, time.monotonic() + GRACE)
+                    patience.end_within(GRACE)
                 elif isinstance(answer.reply, Declined):
-                    deadline = min(deadline, time.monotonic() + GRACE_TO_DECLINE)
-        silences = {rank: self._silence(rank) for rank in pending.values()}
+                    patience.look_within(GRACE_TO_DECLINE)
+        silences = {rank: self._silence(rank, patience) for rank in pending.values()}
         return answers + [
             self._receive(connection, rank) if connection.poll() else _Answer(rank, silences[rank])
             for connection, rank in pending.items()
         ]
+
+    def _cpu_seconds(self, ranks: Iterable[int]) -> dict[int, float]:
+        return {rank: self._ranks[rank].process.cpu_seconds() for rank in ranks}
 
     def _receive(self, connection: Connection, rank: int) -> _Answer:
         try:
@@ -283,11 +297,13 @@ class RankPool(AbstractContextManager["RankPool"]):
         blame = _Blame.NOT_DRIVEN if ours else _Blame.FAILED
         return _Failure(blame, Crashed(message, raised.verdict, raised.place))
 
-    def _silence(self, rank: int) -> _Failure:
+    def _silence(self, rank: int, patience: Patience) -> _Failure:
         stacks = self._ranks[rank].process.stacks()
-        return _Failure(
-            _Blame.WAITED, Crashed(sanitize(stacks, self.source)), self._waiting(stacks)
-        )
+        waiting_for = self._waiting(stacks)
+        is_spinning = self.hardware.device is Device.CUDA and waiting_for.collective is not None
+        is_at_work = rank in patience.at_work and not is_spinning
+        blame = _Blame.AT_WORK if is_at_work else _Blame.WAITED
+        return _Failure(blame, Crashed(sanitize(stacks, self.source)), waiting_for)
 
     def _waiting(self, stack: str) -> Waiting:
         return waiting(stack, self.adapter, self.source)
@@ -317,11 +333,14 @@ class RankPool(AbstractContextManager["RankPool"]):
         self._ranks = self._launcher.start(specs)
         self._world = None
         self._pids.clear()
-        deadline = time.monotonic() + START_LIMIT
-        for answer in self._gather(self._connections, deadline):
-            if isinstance(answer.reply, _Failure):
-                self._stop()
-                raise _not_loaded(self.adapter, answer.reply.outcome)
+        limit = time.monotonic() + START_LIMIT
+        answers = self._gather(self._connections, Patience(limit, limit))
+        if any(isinstance(answer.reply, _Failure) for answer in answers):
+            outcome = _outcome(answers)
+            assert isinstance(outcome, Crashed)
+            self._stop()
+            raise _not_loaded(self.adapter, outcome)
+        for answer in answers:
             assert isinstance(answer.reply, Ready)
             self._description = answer.reply.description
             self._pids.append(answer.reply.pid)
@@ -345,7 +364,7 @@ def _not_loaded(adapter: Adapter, failed: Crashed) -> StartError:
 
 
 def _waited(answers: Iterable[_Answer], blame: _Blame) -> Crashed:
-    """What each rank waits for, where ranks hang or meet in different collectives."""
+    """What each rank waits for, where ranks hang, are slow, or meet in different collectives."""
     states, details = {}, []
     for answer in answers:
         if isinstance(answer.reply, _Failure):
@@ -353,8 +372,9 @@ def _waited(answers: Iterable[_Answer], blame: _Blame) -> Crashed:
             details.append(answer.reply.outcome.message)
         else:
             states[answer.rank] = "has ended its step"
-    kind = "hang" if blame is _Blame.WAITED else "mismatched collectives"
-    return Crashed("\n".join([f"{kind}: {told(states)}", *details]))
+    verdict = Verdict.NOT_DRIVEN if blame is _Blame.AT_WORK else Verdict.CRASHED
+    message = "\n".join([f"{WHAT_HAPPENED[blame]}: {told(states)}", *details])
+    return Crashed(message, verdict)
 
 
 def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
@@ -364,7 +384,7 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     observed = [reply for reply in by_rank if isinstance(reply, Observed)]
     if failures:
         likeliest = max(failures, key=lambda failure: failure.blame)  # of equals the lowest rank
-        if declined and likeliest.blame < _Blame.FAILED:
+        if declined and likeliest.blame in (_Blame.WAITED, _Blame.MISMATCHED):
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         if observed and likeliest.outcome.verdict is Verdict.REFUSED:
             return replace(likeliest.outcome, verdict=Verdict.CRASHED)  # others had made the step

@@ -15,6 +15,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import psutil
+
 from conformance.findings.errors import TemporaryFolderError
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
@@ -73,6 +75,9 @@ class RankProcess(Protocol):
 
     def stacks(self) -> str:
         """The stacks of its threads, that of the main one last; empty if they are not known."""
+
+    def cpu_seconds(self) -> float:
+        """What its threads have used up to now; 0 if it is lost."""
 
     def kill(self) -> None:
         """Put an end to it, whatever it does."""
@@ -157,6 +162,13 @@ class LocalProcess:
                 break
             printed = whole
         return printed
+
+    def cpu_seconds(self) -> float:
+        """What its threads have used up to now, without processes that it started."""
+        with suppress(psutil.Error):
+            times = psutil.Process(self._process.pid).cpu_times()
+            return float(times.user + times.system)
+        return 0.0
 
     def kill(self) -> None:
         """Put an end to it, and to the processes that it started."""

@@ -121,6 +121,7 @@ class WorkerCommand(Enum):
     KILL = auto()
     TELL_ITS_DEATH = auto()
     TELL_ITS_STACKS = auto()
+    TELL_ITS_CPU_SECONDS = auto()
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,15 @@ class _RemoteProcess:
             return ""
         return stacks
 
+    def cpu_seconds(self) -> float:
+        """What it has used, from the process that started it."""
+        try:
+            self._orders.send(WorkerCommand.TELL_ITS_CPU_SECONDS)
+            seconds: float = self._orders.recv()
+        except (EOFError, OSError):
+            return 0.0
+        return seconds
+
     def kill(self) -> None:
         """Put an end to it."""
         with suppress(OSError):
@@ -250,6 +260,9 @@ def _obey(order: WorkerCommand, process: LocalProcess, orders: Connection) -> Lo
         return process
     if order is WorkerCommand.TELL_ITS_STACKS:
         orders.send(process.stacks())
+        return process
+    if order is WorkerCommand.TELL_ITS_CPU_SECONDS:
+        orders.send(process.cpu_seconds())
         return process
     process.kill()
     process.reap()

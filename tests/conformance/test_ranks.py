@@ -11,6 +11,7 @@ from adapters.contract import Adapter, Job, Layout, LogEntry, Rank
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.errors import StartError
 from conformance.findings.sanitize import sanitized_traceback
+from conformance.findings.verdict import Verdict
 from conformance.ranks.hardware import Device, Hardware
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
@@ -133,6 +134,18 @@ def test_rank_that_hangs_is_given_up_after_the_time_limit(adapter: Adapter, mess
 
         assert isinstance(outcome, Crashed)
         assert_matches(message, outcome.message)
+        assert isinstance(pool.run(job(ACTIVE)), Ran)
+
+
+@pytest.mark.processes
+def test_rank_that_is_at_work_when_the_time_is_over_does_not_hang() -> None:
+    with RankPool(broken.AtWork(), None, size=2, time_limit=3) as pool:
+        outcome = pool.run(job(MASKED))
+
+        assert isinstance(outcome, Crashed)
+        assert outcome.verdict is Verdict.NOT_DRIVEN, "the framework may be slow"
+        words = r"^not done within --time-limit: .*rank 1 is at tests/broken.py:\d+ \(fail\)"
+        assert_matches(words, outcome.message)
         assert isinstance(pool.run(job(ACTIVE)), Ran)
 
 

@@ -1,10 +1,12 @@
 """A hang is waited for once as long as the user allows, and others like it shortly."""
 
+import time
+
 import pytest
 
 from adapters.contract import Job
 from adapters.contract.objective import Objective
-from conformance.ranks.time_limits import TimeLimits
+from conformance.ranks.time_limits import Patience, TimeLimits
 from tests.jobs import job_of, step_of
 
 
@@ -46,3 +48,40 @@ def test_no_limit_is_longer_than_what_the_user_allows() -> None:
     limits.hung(job())
 
     assert limits.of(job()) == 3
+
+
+@pytest.mark.parametrize(
+    ("latest", "ends", "at_work"), [(0.05, True, {1}), (600, False, {1})], ids=["over", "goes on"]
+)
+def test_ranks_that_use_cpu_time_are_waited_for_as_long_as_the_user_allows(
+    latest: float, ends: bool, at_work: set[int]
+) -> None:
+    now = time.monotonic()
+    patience = Patience(now + 0.05, now + latest)
+    assert not patience.ends({0: 5.0, 1: 5.0}), "what they used before tells nothing"
+    time.sleep(0.05)
+
+    assert patience.ends({0: 5.0, 1: 5.1}) is ends
+    assert patience.at_work == at_work
+
+
+def test_the_wait_ends_with_the_last_rank_at_work() -> None:
+    now = time.monotonic()
+    patience = Patience(now + 0.05, now + 600)
+    patience.ends({0: 5.0})
+    time.sleep(0.05)
+    assert not patience.ends({0: 5.1})
+    patience.look_within(0)
+
+    assert patience.ends({0: 5.1})
+    assert not patience.at_work
+
+
+def test_no_rank_is_waited_for_once_another_failed() -> None:
+    now = time.monotonic()
+    patience = Patience(now + 300, now + 600)
+    patience.ends({0: 5.0})
+    patience.end_within(0)
+
+    assert patience.seconds() == 0
+    assert patience.ends({0: 5.1})

@@ -56,6 +56,11 @@ ENGINES = (
     Engine("nemo_rl", "dtensor_v1"),
     Engine("roll", "fsdp2"),
     Engine("roll", "megatron"),
+    Engine("ms_swift", "ddp"),
+    Engine("ms_swift", "fsdp2"),
+    Engine("ms_swift", "deepspeed"),
+    Engine("ms_swift", "megatron"),
+    Engine("open_instruct", "deepspeed"),
     Engine("tunix", "jax"),
 )
 
