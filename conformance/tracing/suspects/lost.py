@@ -71,10 +71,10 @@ def _not_shared(
     """Yield the last reduction on a way that leaves a rank out: who chose its group, and it."""
     for node in reversed(way):
         operation = graph.operation(node)
-        group = () if operation.collective is None else operation.collective.group
-        if not group or lacking in group or operation.collective.is_message:
+        collective = operation.collective
+        if collective is None or collective.is_message or lacking in collective.group:
             continue
-        ranks = f"{len(group)} of {len(graph.traces)} ranks"
+        ranks = f"{len(collective.group)} of {len(graph.traces)} ranks"
         words = f"reduces over {ranks}, and rank {lacking} lacks the value of the token"
         chooser = Slice(files).chosen_by(operation.stack, "group")
         lines = [*([] if chooser is None else [chooser]), *operation.stack]
