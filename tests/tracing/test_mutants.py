@@ -1,8 +1,7 @@
-"""The line of a mutant is suspected where an operation of torch has the mistake.
+"""The line of a mutant is suspected, also where plain Python made its counts.
 
-Counts that `native` makes in plain Python are handed on in fields, which no trace follows. The
-mutants below were chosen because their lines were found, so that a loss is noticed. They do not
-measure how often a mutant's line is found.
+The mutants below were chosen because their lines were found, so that a loss is noticed. They do not
+measure how often a mutant's line is found: `tests.tracing.traced_mutants` does.
 """
 
 from collections.abc import Iterator
@@ -25,6 +24,17 @@ FOUND = (
     "MeanOfProcessMeans",
     "ReportedSumOverStages",
     "AccumulationOverwritten",
+    "SummedOverPrompts",
+    "HardCodedDivisor",
+    "EmptySamplesClamped",
+    "MaskedTokensCounted",
+    "PackedWidthAsDivisor",
+    "SamplesCountedAsPrompts",
+    "TokensCountedAsUnits",
+    "AlwaysPerToken",
+    "BatchCounted",
+    "FillingRowsCounted",
+    "SumOfMicroBatchMeans",
 )
 
 

@@ -19,7 +19,7 @@ from tests.mutants import MUTANTS
 from tests.mutants.kills import cells_of
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter, MutantJob
 
-MOST_TRIED = 12
+MOST_TRIED = 20
 """Findings of a mutant that are looked at until one is wrong."""
 
 
