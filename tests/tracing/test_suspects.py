@@ -68,6 +68,7 @@ def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(trac
     [
         ("in_python", "sum(len(row) for row"),
         ("read_one_by_one", "count += int(row.sum())"),
+        ("counted_elsewhere", "total += int(row.sum())"),
         ("meant", "self.losses(rows).mean()"),
     ],
 )
