@@ -6,9 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from adapters.contract import Description, Job
+from adapters.contract import Description, Job, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
+from adapters.contract.framework import Settings
 from adapters.contract.job import Unsupported
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.generations import schedule_of
@@ -69,8 +70,8 @@ class OtherLossType(MsSwiftDdpAdapter):
     def __init__(self, **settings: object) -> None:
         self._settings = settings
 
-    def settings(self, job: Job) -> dict[str, object]:
-        return super().settings(job) | self._settings
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> object:
+        return super().run(job, rank, batch, {**settings, **self._settings})
 
 
 class TestReal:

@@ -91,6 +91,7 @@ def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(trac
         ("in_python", "sum(len(row) for row"),
         ("in_a_field", "return float(sum(map(len, mask)))"),
         ("read_one_by_one", "count += int(row.sum())"),
+        ("counted_elsewhere", "total += int(row.sum())"),
         ("meant", "self.losses(rows).mean()"),
         ("another_mask", 'self.in_mask(held["attended"])'),
     ],

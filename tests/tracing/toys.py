@@ -141,6 +141,9 @@ class ToyTrainer(Trainer):
         dist.all_reduce(held)
         return held.item()
 
+    def counted_elsewhere(self, rows: Rows) -> None:
+        (self.losses(rows).sum() / tokens_of(torch.ones_like(rows["mask"]))).backward()
+
     def meant(self, rows: Rows) -> None:
         self.losses(rows).mean().backward()
 
@@ -385,6 +388,14 @@ class ToyTrainer(Trainer):
 
     def _given(self, rows: Rows) -> list[torch.Tensor]:
         return [rows["advantages"], rows["old_log_probs"], rows["mask"]]
+
+
+def tokens_of(mask: torch.Tensor) -> int:
+    """The number of active tokens, counted row by row."""
+    total = 0
+    for row in mask:
+        total += int(row.sum())
+    return total
 
 
 class Tagged(torch.Tensor):
