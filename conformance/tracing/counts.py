@@ -135,9 +135,10 @@ class Unfolding:
 
     def _read(self, entry: Entry) -> Made:
         """How a number of Python, or a tensor of such, was made of tensors that were looked at."""
-        source = self._source(entry.value, entry.node)
-        if source is not None:
-            return Made(How.SAME, [source], [1.0])
+        sources = [*self._sources(entry.value, entry.node)]
+        if sources:
+            known = (one for one in sources if self._is_known(one))
+            return Made(How.SAME, [next(known, sources[0])], [1.0])
         summed = self._summed(entry.value, entry.node)
         return Made(How.SUM, summed, [1.0] * len(summed)) if summed else Made(How.GIVEN, ())
 
@@ -157,10 +158,17 @@ class Unfolding:
         sums = (one for one in several if is_close(math.fsum(each.value for each in one), number))
         return next(sums, [])
 
-    def _source(self, number: float, user: Node) -> Entry | None:
-        """The last entry that a function of the user's stack looked at and that is a number."""
+    def _is_known(self, entry: Entry) -> bool:
+        """Whether it was made of counts, and not of what only happens to have the same value."""
+        made = self._made(entry)
+        while made.how is How.SAME and isinstance(made.parts[0], Entry):
+            made = self._made(made.parts[0])
+        return made.how is not How.UNKNOWN
+
+    def _sources(self, number: float, user: Node) -> Iterator[Entry]:
+        """Yield the entries that a function of the user's stack looked at, the last first."""
         if number in (0, 1):  # too common to tell where it is from
-            return None
+            return
         stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).name == GIVEN
         users = [_function(line) for line in (stack[:1] if number <= COMMON else stack)]
         for place in range(user.place - 1, -1, -1):
@@ -173,8 +181,7 @@ class Unfolding:
             # A function that is far off has looked at much else for other functions.
             is_used = near.intersection(users[:CLOSE]) or inmost.intersection(users)
             if is_looked_at and held.size <= SMALL and number in held.values and is_used:
-                return Entry(Node(user.rank, place), held.values.index(number), number)
-        return None
+                yield Entry(Node(user.rank, place), held.values.index(number), number)
 
     def _unfolded(self, entry: Entry, depth: int = 0) -> Count:
         made = self._made(entry) if depth < DEEPEST else Made(How.GIVEN, ())

@@ -60,6 +60,7 @@ def traced() -> Iterator[Traced]:
         ("rounded", EMPTY, "// 2"),
         ("multiplied", EMPTY, "// 2"),
         ("of_all", UNEQUAL, "torch.ones_like"),
+        ("of_all_by_chance", UNEQUAL, "torch.ones_like"),
         ("ratio", UNEQUAL, "ratios = torch.where"),
         ("setting", UNEQUAL, ".sum() / steps)"),
         ("built", EMPTY, "torch.clamp_min(row.sum(), 1)"),
