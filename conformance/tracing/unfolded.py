@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -84,6 +85,8 @@ def counts(chain: Chain, factor: Factor) -> list[Count]:
 
 def number(value: float) -> str:
     """A number as a reader knows it: a fraction if it is one of small integers."""
+    if not math.isfinite(value):
+        return str(value)
     fraction = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
     is_small = min(abs(fraction.numerator), fraction.denominator) <= LARGEST_NUMERATOR
     if value and is_small and abs(float(fraction) / value - 1) < 1e-6:

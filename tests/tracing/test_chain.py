@@ -1,5 +1,6 @@
 """The factors of a token's weight multiply to it, each with the line that applied it."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from conformance.ranks.pool import RankPool
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph
 from conformance.tracing.tracer import Token, TracedJob, trace
+from conformance.tracing.unfolded import number
 from tests.jobs import job_of, step_of
 from tests.tracing.toys import ToyAdapter
 
@@ -71,3 +73,11 @@ def test_each_way_has_its_factors(
 
     assert factors(found) == expected
     assert found.product == pytest.approx(job.traced, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(1 / 23, "1/23"), (0.1234567, "0.123457"), (math.nan, "nan"), (-math.inf, "-inf")],
+)
+def test_a_number_is_as_its_reader_knows_it(value: float, words: str) -> None:
+    assert number(value) == words
