@@ -117,8 +117,9 @@ def _with_traces(
         return
     groups: dict[str | None, list[str]] = defaultdict(list)
     for name in cause.findings:
-        suspects = traces.get(name, smallest).suspects
-        groups[suspects[0].place if suspects else None].append(name)
+        trace = traces.get(name, smallest)
+        has_factors = bool(trace.suspects and trace.chain)  # and not only where a value is lost
+        groups[trace.suspects[0].place if has_factors else None].append(name)
     for place, names in groups.items():
         words = cause.words if place is None else f"a different factor at {place}"
         split = _cause(cause.name, words, _Naming.of(cause), [findings[name] for name in names])

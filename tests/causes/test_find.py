@@ -21,6 +21,7 @@ from conformance.findings.cause import (
     Clues,
     Severity,
     SuspectedLine,
+    TracedFactor,
 )
 from conformance.findings.finding import Diagnosis, Finding, Logged
 from conformance.findings.report import Selection
@@ -659,7 +660,7 @@ def test_step_says_whether_tokens_are_rejected() -> None:
 
 def suspected(line: int) -> CauseTrace:
     found = SuspectedLine(file="toy/loss.py", line=line, function="reduce", why="2 instead of 4")
-    return CauseTrace(suspects=[found])
+    return CauseTrace(suspects=[found], chain=[TracedFactor(value=0.5)])
 
 
 def test_what_no_mistake_explains_is_told_by_its_line() -> None:
@@ -677,3 +678,8 @@ def test_what_no_mistake_explains_is_told_by_its_line() -> None:
     assert other.statement == "a different factor at toy/loss.py:9 (reduce)"
     assert other.suspects == traces[names[1]].suspects
     assert with_traces([whole], {}, findings) == [whole]
+
+    lost = {names[0]: suspected(7).model_copy(update={"chain": []})}
+    [untold] = with_traces([whole], lost, findings)
+    assert untold.statement == whole.statement, "no line of these has a factor"
+    assert untold.suspects == lost[names[0]].suspects
