@@ -85,7 +85,7 @@ class Training:
         run, batch = self, self.rollouts.batch
         kind = self.rollouts.trainer_class("swift.megatron.trainers:MegatronGRPOTrainer")
 
-        class Trainer(kind):  # type: ignore[misc] # loaded when run
+        class Trainer(kind):  # type: ignore[misc,valid-type] # loaded when run
             _rollout = staticmethod(run.rollouts.infer)
             _move_model_to_vllm = save_checkpoint = staticmethod(lambda: None)
 
