@@ -95,7 +95,7 @@ OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS = parse_departures(
     """
 )
 
-OF_ALL = (OF_VALUES, OF_HUB, OF_DTYPE)
+OF_ALL, OF_GENERATING = (OF_VALUES, OF_HUB, OF_DTYPE), (OF_POLICIES, OF_PROMPTS)
 
 
 def micro_batches(schedule: Any) -> dict[str, Settings]:

@@ -148,6 +148,7 @@ class OnPreparedEngine(OnAccelerate):
 class OnFsdp2(OnPreparedEngine):
     """A trainer with FSDP2."""
 
+    engine = "fsdp2"
     of_accelerate = "FSDP"
 
     def layouts(self) -> list[Layout]:
@@ -169,6 +170,7 @@ class OnFsdp2(OnPreparedEngine):
 class OnDeepspeed(OnPreparedEngine):
     """A trainer with DeepSpeed's engine and its ZeRO stages."""
 
+    engine = "deepspeed"
     of_accelerate = "DEEPSPEED"
 
     def layouts(self) -> list[Layout]:

@@ -8,6 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import pad
 
 from adapters.engines.accelerate import Watch
 from adapters.engines.generations import Generated
@@ -22,14 +23,8 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-TYPE = "probe"
-"""The type of model and template."""
-
-PREFIX = "rl-loss-ms-swift-"
-"""The beginning of the names of temporary folders."""
-
-OF_TEMPLATE = ("padding_free", "sequence_parallel_size")
-"""Options that ms-swift's command line gives its template."""
+TYPE = "probe"  # of model and template
+PREFIX = "rl-loss-ms-swift-"  # of temporary folders' names
 
 
 @dataclass(eq=False)
@@ -56,9 +51,7 @@ class Rollouts(Generated):
         of_group = self.schedule.samples(next(self.generated), group)
         size = len(of_group) // self.together
         self.samples = of_group[place * size : (place + 1) * size]
-        if size != len(requests):
-            raise RuntimeError(f"{size} samples for {len(requests)} requests")
-        return [self._output(sample) for sample in self.samples]
+        return [self._output(sample) for sample, _ in zip(self.samples, requests, strict=True)]
 
     def rewards(self, completions: list[str], **_: Any) -> list[float]:
         """A user's reward function, which returns the rewards of the latest generation."""
@@ -71,23 +64,37 @@ class Rollouts(Generated):
         text = " ".join(map(str, response))
         said = protocol.ChatMessage("assistant", text)
         choice = protocol.ChatCompletionResponseChoice(0, said, reason)
-        usage = protocol.UsageInfo(0, 0, 0)
         return protocol.RolloutOutput(
-            response=protocol.ChatCompletionResponse(TYPE, [choice], usage),
+            response=protocol.ChatCompletionResponse(TYPE, [choice], protocol.UsageInfo(0, 0, 0)),
             messages=[*prompts(" ".join(map(str, prompt))), {"role": "assistant", "content": text}],
             response_token_ids=[response],
             response_loss_mask=[active.tolist()],
             rollout_logprobs=[batch.rollout_log_probs[sample][active > 0].tolist()],
         )
 
-    def give_advantages(self, grpo_batch: Any, ids: torch.Tensor, *, is_packed: bool) -> None:
-        """Set given advantages of tokens, whose ids are in the frame of the loss: [rows, width].
+    def trainer_class(self, path: str) -> Any:
+        """A subclass of a trainer that sets given advantages, in the frame of its loss.
 
-        Ids of packed rows are one row, which the loss cuts.
+        The loss has the last tokens of rows, or on Megatron-Core all, one to the left, and aligns
+        packed ones to the right.
         """
-        if gives_advantages(self.job):
-            of_tokens = by_token_id(self.batch, self.batch.advantages)
-            grpo_batch.advantages = of_tokens[in_rows(ids[0], grpo_batch) if is_packed else ids]
+        rollouts, batch = self, self.batch
+
+        class WithAdvantages(found(path)):  # type: ignore[misc] # loaded when run
+            def _generate_and_score_completions(self, inputs: Any) -> list[dict[str, Any]]:
+                made: list[dict[str, Any]] = super()._generate_and_score_completions(inputs)
+                for one in made if gives_advantages(rollouts.job) else ():
+                    of_loss, ids = one["grpo_batch"], one.get("model_inputs", one)["input_ids"]
+                    kept = of_loss.logits_to_keep
+                    ids = ids.roll(-1, -1) if kept is None else ids[:, -kept:]
+                    if self.template.padding_free:
+                        parts = ids[0].split(of_loss.seq_lengths.tolist())
+                        width = of_loss.completion_mask.shape[1]
+                        ids = torch.stack([pad(part, (width - len(part), 0)) for part in parts])
+                    of_loss.advantages = by_token_id(batch, batch.advantages)[ids]
+                return made
+
+        return WithAdvantages
 
 
 class Training:
@@ -96,11 +103,11 @@ class Training:
     def __init__(self, rollouts: Rollouts, settings: Settings) -> None:
         self.rollouts, self.watch = rollouts, Watch()
         others = {**settings}
-        of_template = {name: others.pop(name) for name in OF_TEMPLATE}
+        options = {name: others.pop(name) for name in ("padding_free", "sequence_parallel_size")}
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             with refusals():
                 config = found("swift.rlhf_trainers:GRPOConfig")(output_dir=folder, **others)
-            made = template(rollouts.capacity, folder, **of_template)
+            made = template(rollouts.capacity, folder, **options)
             self._trainer(config, made).train()
         self.gradients, self.logs = self.watch.gradients(), self.watch.logs
 
@@ -108,43 +115,35 @@ class Training:
         """The trainer with the case's models and samples."""
         from datasets import Dataset
 
-        batch = self.rollouts.batch
-        models = [
-            policy(batch, log_probs, self.rollouts.capacity)
-            for log_probs in (batch.old_log_probs, batch.reference_log_probs)
-        ]
-        for model in models:
-            processor: Any = of_template.processor
-            model.model_meta, model.model_info = processor.model_meta, processor.model_info
-            model.model_dir = processor.model_info.model_dir
-        share_sequences(of_template, models)
+        trained, reference = self._models(of_template)
         generated = config.generation_batch_size // config.num_generations
-        trainer = self._trainer_class()(
-            model=models[0],
-            ref_model=models[1] if config.beta else None,
+        trainer = self.rollouts.trainer_class("swift.rlhf_trainers:GRPOTrainer")(
+            model=trained,
+            ref_model=reference if config.beta else None,
             args=config,
             template=of_template,
             train_dataset=Dataset.from_list(rows(generated * self.rollouts.schedule.generations)),
             reward_funcs=[self.rollouts.rewards],
         )
         self.watch.follow(trainer)
-        trainer.engine = self.rollouts
-        self.passes = models[0].passes
+        trainer.engine, self.passes = self.rollouts, trained.passes
         return trainer
 
-    def _trainer_class(self) -> Any:
-        """A subclass of ms-swift's trainer that sets given advantages."""
-        give = self.rollouts.give_advantages
-
-        class WithAdvantages(found("swift.rlhf_trainers:GRPOTrainer")):  # type: ignore[misc] # loaded when run
-            def _postprocess_batch(self, samples: Any, encoded: list[dict[str, Any]]) -> None:
-                super()._postprocess_batch(samples, encoded)
-                for one in encoded:
-                    grpo_batch, ids = one["grpo_batch"], one["model_inputs"]["input_ids"]
-                    ids = ids[:, -grpo_batch.logits_to_keep :]
-                    give(grpo_batch, ids, is_packed=self.template.padding_free)
-
-        return WithAdvantages
+    def _models(self, of_template: Any) -> list[Any]:
+        """Policy and reference policy; ranks share sequences if the template does."""
+        batch, processor = self.rollouts.batch, of_template.processor
+        size, info = of_template.sequence_parallel_size, processor.model_info
+        shared = found("swift.sequence_parallel:sequence_parallel")
+        shared.world_size = None
+        models: list[Any] = []
+        for log_probs in (batch.old_log_probs, batch.reference_log_probs):
+            model: Any = policy(batch, log_probs, self.rollouts.capacity)
+            model.model_meta, model.model_info = processor.model_meta, info
+            model.model_dir = info.model_dir
+            if size > 1:
+                shared.prepare(size, model, processor, padding_free=of_template.padding_free)
+            models.append(model)
+        return models
 
 
 def template(capacity: int, folder: str, **options: Any) -> Any:
@@ -171,28 +170,3 @@ def prompts(text: str) -> list[dict[str, str]]:
 def rows(number: int) -> list[dict[str, Any]]:
     """Rows of a dataset, whose prompts are replaced by those of samples."""
     return [{"messages": prompts(str(row))} for row in range(number)]
-
-
-def in_rows(ids: torch.Tensor, grpo_batch: Any) -> torch.Tensor:
-    """Packed ids in the frame of the loss, which aligns rows to the right: [rows, width]."""
-    number, width = grpo_batch.completion_mask.shape
-    aligned = ids.new_zeros(number, width)
-    for row, part in enumerate(ids.split(grpo_batch.seq_lengths.tolist())):
-        aligned[row, width - len(part) :] = part
-    return aligned
-
-
-def share_sequences(of_template: Any, models: list[Any]) -> None:
-    """Let ranks share the sequences of models if the template does, as ms-swift's command does."""
-    shared = found("swift.sequence_parallel:sequence_parallel")
-    size, free = of_template.sequence_parallel_size, of_template.padding_free
-    shared.world_size = None
-    for model in models if size > 1 else ():
-        shared.prepare(size, model, of_template.processor, padding_free=free)
-
-
-def forget_sequences() -> None:
-    """Forget the process groups of ranks that share sequences, whose world is about to end."""
-    kind = found("swift.sequence_parallel.sequence_parallel:SequenceParallel")
-    kind._global_inited = False
-    vars(found("swift.sequence_parallel:sequence_parallel")).update(vars(kind()))

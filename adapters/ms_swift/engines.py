@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Layout
-from adapters.contract.layout import Option
+from adapters.contract import Layout, Option
+from adapters.engines import trainers
 from adapters.engines.generations import schedule_of
 from adapters.engines.shells import InOneRun, OnMegatron, by_size, cuts
-from adapters.engines.trainers import (
-    OnAccelerate,
-    OnDeepspeed,
-    OnFsdp2,
-    of_zero,
-    set_environment,
-    sharded,
-)
 from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.settings import Fields
@@ -52,7 +44,7 @@ class MsSwiftAdapter(InOneRun):
 
     def load(self, source: Path | None) -> None:
         """Import ms-swift and its trainer."""
-        set_environment(MODELSCOPE_OFFLINE="1")
+        trainers.set_environment(MODELSCOPE_OFFLINE="1")
         import_from("swift", [source] if source else [])
         self.import_trainers()
         if found(self.arguments) is None:
@@ -81,7 +73,7 @@ class MsSwiftAdapter(InOneRun):
         return self.framework.description(options.offers, names, options.defaults.get)
 
 
-class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
+class MsSwiftDdpAdapter(trainers.OnAccelerate, MsSwiftAdapter):
     """`GRPOTrainer` with DistributedDataParallel."""
 
     engine = "ddp"
@@ -106,25 +98,23 @@ class MsSwiftDdpAdapter(OnAccelerate, MsSwiftAdapter):
         return Training(Rollouts(batch, job, generating(job), rank.index), settings)
 
     def leave_world(self) -> None:
-        """Also forget the groups of ranks that share sequences."""
-        from adapters.ms_swift.driving import forget_sequences
-
+        """Also forget the process groups of ranks that share sequences."""
         super().leave_world()
-        forget_sequences()
+        kind = found("swift.sequence_parallel.sequence_parallel:SequenceParallel")
+        kind._global_inited = False
+        vars(found("swift.sequence_parallel:sequence_parallel")).update(vars(kind()))
 
 
-class MsSwiftFsdp2Adapter(OnFsdp2, MsSwiftDdpAdapter):
+class MsSwiftFsdp2Adapter(trainers.OnFsdp2, MsSwiftDdpAdapter):
     """`GRPOTrainer` with FSDP2."""
 
-    engine = "fsdp2"
-    framework = sharded(MS_SWIFT)
+    framework = trainers.sharded(MS_SWIFT)
 
 
-class MsSwiftDeepspeedAdapter(OnDeepspeed, MsSwiftDdpAdapter):
+class MsSwiftDeepspeedAdapter(trainers.OnDeepspeed, MsSwiftDdpAdapter):
     """`GRPOTrainer` with DeepSpeed's engine."""
 
-    engine = "deepspeed"
-    framework = of_zero(MS_SWIFT)
+    framework = trainers.of_zero(MS_SWIFT)
     dependencies = (*MsSwiftDdpAdapter.dependencies, "deepspeed")
 
 
@@ -136,11 +126,7 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
     dependencies = ("accelerate", "mcore-bridge", "megatron-core", "transformers")
     arguments = "swift.megatron.arguments:MegatronRLHFArguments"
     trainer = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
-    log_probs = (
-        "vocab_parallel_utils",
-        "vocab_parallel_gather_logps",
-        "vocab_parallel_entropy",
-    )
+    log_probs = ("vocab_parallel_utils", "vocab_parallel_gather_logps", "vocab_parallel_entropy")
 
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks."""
@@ -149,15 +135,11 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
         optional = [Layout.parse(f"dp2-cp1-mb2-thd+{one}") for one in OF_GENERATIONS]
         return by_size([*packed, *padded, *optional])
 
-    def load(self, source: Path | None) -> None:
-        """Import ms-swift, and its trainers on Megatron-Core without Transformer Engine."""
+    def import_trainers(self) -> None:
+        """Import the trainers without mcore-bridge's models and Transformer Engine."""
         from adapters.toolkit import cuda_on_cpu
 
         cuda_on_cpu.replace_streams()
-        super().load(source)
-
-    def import_trainers(self) -> None:
-        """Import the trainers without mcore-bridge's models."""
         from adapters.ms_swift import megatron
 
         megatron.import_trainers()

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from adapters.engines.generations import Schedule
 
 DOCS = "docs/source_en/Instruction"
-LOSSES = f"{DOCS}/GRPO/DeveloperGuide/loss_types.md"
 OPTIONS = f"{DOCS}/Command-line-parameters.md, GRPO Arguments"
-LOGGED = f"{DOCS}/GRPO/GetStarted/GRPO.md, logged metrics"
+PAGE = f"{DOCS}/GRPO/GetStarted/GRPO.md"
+NOT_TRAINED = "swift/rlhf_trainers/grpo_trainer.py (_prepare_batch_inputs), under torch.no_grad()"
 MISMATCH = f"{DOCS}/GRPO/AdvancedResearch/training_inference_mismatch.md"
 
 
@@ -47,6 +47,7 @@ def generating(job: Job) -> Schedule:
 PER_GENERATION = {"steps_per_generation": lambda job: generating(job).per_generation}
 CORRECTED = {**CLIPPED, "rollout_importance_sampling_threshold": CONSTANTS.truncation}
 MASKED = {**CORRECTED, "rollout_importance_sampling_mode": "token_mask"}
+DIVERGED = {"off_policy_sequence_mask_delta": CONSTANTS.sequence_divergence}
 DIVISOR = {"max_completion_length": lambda job: whole_divisor(job, "max_completion_length") or ""}
 OF_BOTH: dict[str, Any] = {
     "temperature": 1.0,
@@ -54,23 +55,16 @@ OF_BOTH: dict[str, Any] = {
     "kl_in_reward": False,
     "log_entropy": True,
     "scale_rewards": "group",
-    **DIVISOR,
-    "report_to": [],
     "check_model": False,
     "dataloader_num_workers": 0,
 }
 """Settings of jobs of both trainers."""
 
 OF_MACHINE: dict[str, Any] = {
-    **dict.fromkeys(("use_vllm", "bf16", "fp16", "is_multimodal"), False),
-    **dict.fromkeys(("use_distributed_optimizer", "dataloader_pin_memory"), False),
-    **dict.fromkeys(("lr", "clip_grad"), 0.0),
-    **dict.fromkeys(("weight_decay", "start_weight_decay", "end_weight_decay"), 0.0),
-    **dict.fromkeys(("eval_iters", "eval_steps", "save_steps"), 0),
+    **dict.fromkeys(("use_vllm", "bf16", "is_multimodal", "dataloader_pin_memory"), False),
+    **dict.fromkeys(("lr", "weight_decay", "clip_grad"), 0.0),
     **dict.fromkeys(("logging_steps", "data_seed"), 1),
-    "lr_decay_style": "constant",
     "task_type": "causal_lm",
-    "attention_backend": "unfused",
     "callbacks": ["default_flow"],
     "seq_length": 4096,
 }
@@ -94,8 +88,7 @@ OF_ALL = parse_departures(
         weight depends
     """,
     *grpo.OF_ALL,
-    grpo.OF_POLICIES,
-    grpo.OF_PROMPTS,
+    *grpo.OF_GENERATING,
     NOTHING_LEARNED,
     ZEROED,
 )
@@ -115,10 +108,7 @@ MS_SWIFT = Framework(
         Objective.TIS_TOKEN: {**CORRECTED, "rollout_importance_sampling_mode": "token_truncate"},
         Objective.REJECTION: MASKED,
         Objective.REJECTION_OFF_POLICY: MASKED,
-        Objective.OPSM: {
-            **CLIPPED,
-            "off_policy_sequence_mask_delta": CONSTANTS.sequence_divergence,
-        },
+        Objective.OPSM: {**CLIPPED, **DIVERGED},
         **grpo.SCALED,
         Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo", "scale_rewards": "none"},
     },
@@ -133,37 +123,22 @@ MS_SWIFT = Framework(
     always={
         **OF_RUNS,
         **OF_BOTH,
-        "optim": "adamw_torch",
-        "dataset_shuffle": False,
-        "remove_unused_columns": False,
         "padding_free": False,
         "sequence_parallel_size": 1,
         **PER_GENERATION,
         "num_generations": lambda job: generations_of_prompt(job, generating(job)),
     },
-    rules={
-        "default_mode": OPTIONS,
-        "no_gradient.reference_log_probs": (
-            "swift/rlhf_trainers/grpo_trainer.py (_prepare_batch_inputs), under torch.no_grad()"
-        ),
-    },
-    metrics={
-        Metric.POLICY_LOSS: "loss",
-        Metric.ENTROPY: "entropy/mean",
-        **grpo.METRICS,
-    },
+    rules={"default_mode": OPTIONS, "no_gradient.reference_log_probs": NOT_TRAINED},
+    metrics={Metric.POLICY_LOSS: "loss", Metric.ENTROPY: "entropy/mean", **grpo.METRICS},
     # The documents call the logged divergence and clip ratio averages over completions; they do not
     # say whether they are pooled over a step.
     conventions={
         "denominator_mask": Documented(
             DenominatorMask.ORIGINAL, f"{MISMATCH}, Stability Control: Truncate vs. Mask"
         ),
-        "kl": Documented(
-            AuxiliaryAggregation.WITH_POLICY_LOSS,
-            f"{DOCS}/GRPO/GetStarted/GRPO.md, Algorithm Overview",
-        ),
+        "kl": Documented(AuxiliaryAggregation.WITH_POLICY_LOSS, f"{PAGE}, Algorithm Overview"),
         "kl_estimator": Assumed(DivergenceEstimator.K3),
-        "logged_entropy": Documented(AuxiliaryAggregation.SAMPLE_MEAN, LOGGED),
+        "logged_entropy": Documented(AuxiliaryAggregation.SAMPLE_MEAN, f"{PAGE}, logged metrics"),
         **grpo.ASSUMED,
     },
     options=parse_options(
@@ -175,14 +150,12 @@ MS_SWIFT = Framework(
         importance_sampling_level | ratios of tokens or of sequences | elsewhere for `token`;
             `sequence_token` is not looked at yet
         tau_pos, tau_neg | temperatures of SAPO
-        fipo_decay_rate, fipo_clip_range, fipo_clip_high_only, fipo_safety_threshold | the weight of
-            FIPO | not looked at: it raises an error
-        real_tau | the temperature of REAL | not looked at: it raises an error
+        fipo_decay_rate, fipo_clip_range, fipo_clip_high_only, fipo_safety_threshold, real_tau | the
+            weight of FIPO and the temperature of REAL | not looked at: they raise an error
         micro_batch_size, global_batch_size, num_microbatches | micro-batches of `megatron`
         padding_free | packed rows
-        sequence_parallel_size | sequence parallelism
-        context_parallel_size | context parallelism of `megatron` | with packed rows
-        use_distributed_optimizer | who holds the states of its optimizer | it is off
+        sequence_parallel_size, context_parallel_size | ranks that share sequences | the latter by
+            `megatron`, with packed rows
         steps_per_generation | the micro-batches of a generation | those of whole steps, as
             docs/source_en/Megatron-SWIFT/GRPO.md wants it
         num_iterations | how often a generation is trained on | log-probabilities of the old policy
@@ -202,11 +175,9 @@ MS_SWIFT = Framework(
             ratio to the rollout policy | `sequence_truncate` and `sequence_mask` take the geometric
             mean of a sequence's ratios, which has no formula in the reference
         log_rollout_offpolicy_metrics | the log of that ratio | not looked at
-        dynamic_sample, max_resample_times | prompts whose rewards are all equal are replaced | they
-            come before a step
-        multi_turn_scheduler, max_turns, completion_length_limit_scope, use_gym_env, gym_env,
-            vllm_server_pass_dataset | conversations, limited in `total` or `per_round` | rollouts
-            are given
+        dataset_shuffle, dynamic_sample, max_resample_times, multi_turn_scheduler, max_turns,
+            completion_length_limit_scope, use_gym_env, gym_env, vllm_server_pass_dataset | prompts
+            and conversations | they are given
         chord_sft_dataset, chord_sft_per_device_train_batch_size, chord_enable_phi_function,
             chord_mu_warmup_steps, chord_mu_decay_steps, chord_mu_peak, chord_mu_valley | another
             loss of fine-tuning samples | not looked at yet
@@ -215,7 +186,6 @@ MS_SWIFT = Framework(
             repetition_n_grams, repetition_max_penalty, soft_max_length, soft_cache_length | rewards
             | they are given
         temperature | what logits are divided by | it is 1
-        dataset_shuffle | the order of prompts | it is constant
         """,
         *grpo.OPTIONS,
     ),
@@ -223,8 +193,6 @@ MS_SWIFT = Framework(
         """
         not_run: the command line and its `RLHFArguments`, which make a `GRPOConfig` and a template
             they look a model up; the adapter sets the fields that they would set
-        set: dataset_shuffle=False
-            it comes before rollouts
         """,
         *OF_ALL,
     ),
@@ -237,13 +205,11 @@ def _micro_batch(job: Job) -> int:
     return schedule_of(job).micro_batch_size
 
 
-def _prompts_of_ranks(job: Job) -> int:
+def _samples_of_prompt(job: Job) -> int:
     """The samples of a prompt; data-parallel ranks have whole micro-batches of prompts."""
-    if gives_advantages(job):
-        return 1
     schedule = schedule_of(job)
-    size = generations_of_prompt(job, schedule)
-    if schedule.generation_size // schedule.ranks % (size * schedule.micro_batch_size):
+    size = 1 if gives_advantages(job) else generations_of_prompt(job, schedule)
+    if schedule.per_generation % size:
         raise Unsupported(
             "prompts of a data-parallel rank that are no multiple of micro_batch_size"
         )
@@ -269,7 +235,7 @@ MEGATRON = replace(
         "padding_free": True,
         "global_batch_size": lambda job: samples_per_step(job.steps),
         "steps_per_generation": 1,
-        "num_generations": _prompts_of_ranks,
+        "num_generations": _samples_of_prompt,
         "train_iters": lambda job: len(job.steps),
         **OF_MACHINE,
     },
@@ -281,8 +247,6 @@ MEGATRON = replace(
         stubbed: mcore-bridge's models and Megatron's kernels for layers, which want Transformer
         Engine
             there are no layers; its own functions that slice rows over ranks run
-        set: data type float32, the optimizer not distributed
-            the tolerance is derived from the dtype; no verdict depends on who holds its states
         """,
         *OF_ALL,
         CPU_AS_CUDA,

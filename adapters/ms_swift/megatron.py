@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
-import types
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 OF_BRIDGE = ("set_random_seed", "split_cp_inputs", "unwrap_model")
 """Functions of mcore-bridge that run as they are; its models want Transformer Engine."""
 
-MODELS = ("LoraParallelLinear", "ModelConfig", "GPTBridge", "get_mcore_model", "hf_to_mcore_config")
-STATES = ("main_grads", "main_params", "exp_avg", "exp_avg_sq", "params", "torch")
+MODELS = ("LoraParallelLinear", "ModelConfig", "get_mcore_model", "hf_to_mcore_config")
 
 
 @cache
@@ -34,9 +32,7 @@ def import_trainers() -> None:
     """Import ms-swift's trainers on Megatron-Core without mcore-bridge's models."""
     spec = importlib.util.find_spec("mcore_bridge")
     assert spec is not None
-    package: Any = types.ModuleType("mcore_bridge")
-    package.__path__, package.__spec__ = [*(spec.submodule_search_locations or ())], spec
-    sys.modules["mcore_bridge"] = package
+    package = sys.modules["mcore_bridge"] = importlib.util.module_from_spec(spec)
     own = {name: found(f"mcore_bridge.utils:{name}") for name in OF_BRIDGE}
     vars(package).update(own | {name: type(name, (), {}) for name in MODELS})
     provide("mcore_bridge.model", get_mcore_model_type=None, get_model_meta=None)
@@ -61,13 +57,14 @@ class Training:
 
     def _arguments(self, settings: Settings, processor: Any, folder: str) -> Any:
         """The arguments of a command line, without the look at a checkpoint and at GPUs."""
-        of_model = {"model_info": processor.model_info, "model_meta": processor.model_meta}
-        folders = dict.fromkeys(("model_dir", "output_dir"), folder)
-        dtypes = dict.fromkeys((f"{name}_dtype" for name in STATES), torch.float32)
+        info, rewards = processor.model_info, [self.rollouts.rewards]
+        of_model = {"model_info": info, "model_dir": folder, "torch_dtype": info.torch_dtype}
         args = with_defaults(
             found("swift.megatron.arguments:MegatronRLHFArguments"),
-            {**settings, **of_model, **folders, **dtypes, "reward_funcs": [self.rollouts.rewards]},
+            {**settings, **of_model, "output_dir": folder, "reward_funcs": rewards},
         )
+        args._map_dtype()
+        args._init_weigh_decay()
         with refusals():
             args._init_generation_batch_params()
         return args
@@ -84,35 +81,22 @@ class Training:
         return megatron_core.probed_model(config, capacity, self.rank, head)
 
     def _trainer(self, args: Any, of_template: Any) -> Any:
-        """ms-swift's trainer with our models, the case's samples, and advantages if given."""
+        """ms-swift's trainer with our models, and without an engine to send weights to."""
         run, batch = self, self.rollouts.batch
-        config = megatron_core.transformer_config(self.rollouts.job.layout, torch.float32)
+        kind = self.rollouts.trainer_class("swift.megatron.trainers:MegatronGRPOTrainer")
 
-        class Trainer(found("swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer")):  # type: ignore[misc] # loaded when run
+        class Trainer(kind):  # type: ignore[misc,valid-type] # loaded when run
+            _rollout = staticmethod(run.rollouts.infer)
+            _move_model_to_vllm = save_checkpoint = staticmethod(lambda: None)
+
             def prepare_model(self) -> None:
                 megatron_core.reduce_one_by_one_over_gloo(run.rank)
-                self.config, self.bridge = config, None
-                self.unwrapped_models = run._chunks(config, batch.old_log_probs)
-                self.peft_models = self.unwrapped_models
-                self.ref_models = run._chunks(config, batch.reference_log_probs)
+                layout = run.rollouts.job.layout
+                self.config = megatron_core.transformer_config(layout, torch.float32)
+                self.unwrapped_models = run._chunks(self.config, batch.old_log_probs)
+                self.ref_models = run._chunks(self.config, batch.reference_log_probs)
                 wrap = found("swift.megatron.utils:wrap_model")
                 self.wrapped_models = wrap(args, self.unwrapped_models)
-                self._load_teacher_model()
-
-            def _move_model_to_vllm(self) -> None:
-                """Do nothing: there is no engine to send weights to."""
-
-            save_checkpoint = _move_model_to_vllm
-
-            def _rollout(self, samples: list[Any]) -> list[Any]:
-                return run.rollouts.infer(samples)
-
-            def _generate_and_score_completions(self, inputs: Any) -> list[dict[str, Any]]:
-                made: list[dict[str, Any]] = super()._generate_and_score_completions(inputs)
-                for one in made:
-                    ids, is_packed = one["input_ids"].roll(-1, -1), of_template.padding_free
-                    run.rollouts.give_advantages(one["grpo_batch"], ids, is_packed=is_packed)
-                return made
 
             def on_log(self, logs: dict[str, Any], prefix: str = "") -> None:
                 super().on_log(logs, prefix)

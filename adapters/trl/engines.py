@@ -131,14 +131,12 @@ class TrlDdpAdapter(GrpoAdapter):
 class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
     """`GRPOTrainer` with FSDP2."""
 
-    engine = "fsdp2"
     framework = sharded(GRPO)
 
 
 class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
     """`GRPOTrainer` with DeepSpeed's engine."""
 
-    engine = "deepspeed"
     framework = of_zero(GRPO)
     dependencies = (*GrpoAdapter.dependencies, "deepspeed")
 

@@ -123,8 +123,7 @@ OF_GENERATING = parse_departures(
     set: constant order of prompts
         it comes before rollouts
     """,
-    grpo.OF_POLICIES,
-    grpo.OF_PROMPTS,
+    *grpo.OF_GENERATING,
 )
 
 OF_GRPO = parse_departures(

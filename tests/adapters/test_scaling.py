@@ -85,7 +85,7 @@ ELSEWHERE = {
     "sizes that the framework is told": """
         areal.framework._budget
         ms_swift.driving.Rollouts.infer ms_swift.driving.Training._trainer
-        ms_swift.framework._prompts_of_ranks ms_swift.framework.generating
+        ms_swift.framework.generating
         nemo_rl.framework._budget
         nemo_rl.framework._multiple open_instruct.framework._denominator
         open_instruct.packing._fits open_instruct.packing._rows open_instruct.packing.packing_of
