@@ -188,7 +188,7 @@ class OnDeepspeed(OnPreparedEngine):
         from adapters.engines import accelerate, deepspeed
 
         super().enter_world(rank)
-        deepspeed.number_from_zero()
+        deepspeed.forget_engines()
         accelerate.name_engine("DEEPSPEED")
         os.environ[accelerate.LOCAL_RANK] = str(rank.index)
 
