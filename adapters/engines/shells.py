@@ -42,6 +42,17 @@ NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = parse_depart
 )
 """Departures of several frameworks."""
 
+PROBED, UNCOMPILED = parse_departures(
+    """
+    stubbed: the model, by one with a vocabulary of one token and an entry for every position, and
+    the functions of logits that the loss depends on, by themselves plus that entry
+        the framework's own functions run on the model's logits; weights are read through the entry
+    set: torch.compile to nothing
+        the same operations, not compiled
+    """
+)
+"""Those of frameworks that compute log-probabilities by functions of their own."""
+
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
 """Options that choose a stage of DeepSpeed's ZeRO other than the default."""
