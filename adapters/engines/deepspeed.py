@@ -104,11 +104,14 @@ def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Recorder[NDArr
     return gradients
 
 
-def number_from_zero() -> None:
-    """Let ZeRO 3 number parameters and modules as in a new process: it compares them over ranks.
+def forget_engines() -> None:
+    """Forget the process's earlier engines, of which a user's has none.
 
-    Our processes have had other numbers of engines before, as worlds differ in size.
+    These are how ranks shared sequences, and ZeRO 3's numbers of parameters and modules, which it
+    compares over ranks: ours have had other numbers of engines before, as worlds differ in size.
     """
+    groups: Any = importlib.import_module("deepspeed.utils.groups")
+    groups.mpu = None
     parameters: Any = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
     parameters.Init.param_id = 0
     offload: Any = importlib.import_module("deepspeed.runtime.zero.parameter_offload")
@@ -125,12 +128,6 @@ def group_sequences_once() -> None:
     """Let the process groups of ranks that share sequences be made once in a world."""
     home: Any = importlib.import_module(SEQUENCES)
     home.initialize_sequence_parallel = made_once(home.initialize_sequence_parallel)
-
-
-def forget_engines() -> None:
-    """Forget how ranks shared sequences in the process's last engine: a user's has one."""
-    groups: Any = importlib.import_module("deepspeed.utils.groups")
-    groups.mpu = None
 
 
 def leave_world() -> None:

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
     MicroBatches = int | Literal["uneven", "tokens"]
 
+RANKS, SHARED = ((1, 1), (2, 1), (4, 1)), ((1, 2), (2, 2))
+"""(dp, cp) of data parallelism, and of sequence or context parallelism, on up to 4 ranks."""
+
 ON_FOUR = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-"""(dp, cp) of data parallelism on up to 4 ranks and sequence parallelism of 2."""
+"""Both of them, small worlds first."""
 
 NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = parse_departures(
     """
@@ -38,6 +41,17 @@ NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = parse_depart
     """
 )
 """Departures of several frameworks."""
+
+PROBED, UNCOMPILED = parse_departures(
+    """
+    stubbed: the model, by one with a vocabulary of one token and an entry for every position, and
+    the functions of logits that the loss depends on, by themselves plus that entry
+        the framework's own functions run on the model's logits; weights are read through the entry
+    set: torch.compile to nothing
+        the same operations, not compiled
+    """
+)
+"""Those of frameworks that compute log-probabilities by functions of their own."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
@@ -63,9 +77,9 @@ def by_size(layouts: Iterable[Layout]) -> list[Layout]:
     return sorted(layouts, key=lambda layout: layout.world_size)
 
 
-def staged(cut: Sequence[str], stages: Iterable[Option] = STAGES) -> list[Layout]:
-    """Layouts, given in words, with each stage of ZeRO that is not the default."""
-    return [Layout.parse(f"{layout}+{stage}") for stage in stages for layout in cut]
+def with_each(cut: Sequence[str], options: Iterable[Option] = STAGES) -> list[Layout]:
+    """Layouts, given in words, with each of several options: stages of ZeRO, if not given."""
+    return [Layout.parse(f"{layout}+{option}") for option in options for layout in cut]
 
 
 class InOneRun(Adapter):
@@ -86,6 +100,21 @@ class InOneRun(Adapter):
             done = self.run(job, rank, batch, settings)
         reported = self.framework.reported(done.logs[: len(job.steps)])
         return observation(batch, done.gradients, done.passes, reported)
+
+
+class OnRayAndDeepSpeed(Adapter):
+    """An adapter of Ray's processes that each have an engine of DeepSpeed."""
+
+    engine = "deepspeed"
+    devices = ("cpu",)
+    dtypes = ("float32",)
+    dependencies = ("deepspeed", "ray", "transformers")
+
+    def leave_world(self) -> None:
+        """Forget DeepSpeed's process groups."""
+        from adapters.engines import deepspeed
+
+        deepspeed.leave_world()
 
 
 class OnFsdp(Adapter):

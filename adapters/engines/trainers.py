@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Layout, Rank, Unsupported
 from adapters.contract.description import parse_departures
-from adapters.engines.shells import DEFAULT_STAGE, STAGES, staged
+from adapters.engines.shells import DEFAULT_STAGE, STAGES, with_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,7 +176,7 @@ class OnDeepspeed(OnPreparedEngine):
     def layouts(self) -> list[Layout]:
         """All layouts with the default stage, 2, and some with the others."""
         of_all = super().layouts()  # type: ignore[safe-super]
-        return [*of_all, *staged(CUTS_OF_STAGES)]
+        return [*of_all, *with_each(CUTS_OF_STAGES)]
 
     def load(self, source: Path | None) -> None:
         """Import DeepSpeed for CPUs before Accelerate does, then the trainer."""
@@ -190,7 +190,7 @@ class OnDeepspeed(OnPreparedEngine):
         from adapters.engines import accelerate, deepspeed
 
         super().enter_world(rank)
-        deepspeed.number_from_zero()
+        deepspeed.forget_engines()
         accelerate.name_engine("DEEPSPEED")
         os.environ[accelerate.LOCAL_RANK] = str(rank.index)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.contract import Layout, Option
 from adapters.engines import trainers
 from adapters.engines.generations import schedule_of
-from adapters.engines.shells import InOneRun, OnMegatron, by_size, cuts
+from adapters.engines.shells import RANKS, SHARED, InOneRun, OnMegatron, by_size, cuts, with_each
 from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.settings import Fields
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-
-RANKS, SHARED = ((1, 1), (2, 1), (4, 1)), ((1, 2), (2, 2))
-"""(dp, cp) of data parallelism, and of sequence or context parallelism."""
 
 OF_GENERATIONS = (Option.SHARED_GENERATION, Option.MASKED_TRUNCATION)
 
@@ -87,7 +84,7 @@ class MsSwiftDdpAdapter(trainers.OnAccelerate, MsSwiftAdapter):
         """Data and sequence parallelism on up to 4 ranks, and other generations."""
         plain = cuts(RANKS, "thd", "bshd", micro_batches=(1, 2))
         shared = cuts(SHARED, "thd", "bshd", micro_batches=(2,))
-        optional = [Layout(dp=2, micro_batches=2, options=(one,)) for one in OF_GENERATIONS]
+        optional = with_each(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
         return by_size([*plain, *shared, Layout(micro_batches=4), *optional])
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
@@ -132,7 +129,7 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
         """Data × context parallelism on up to 4 ranks."""
         packed = cuts((*RANKS, *SHARED), "thd", micro_batches=(1, 2))
         padded = cuts(RANKS[:2], "bshd", micro_batches=(1, 2))
-        optional = [Layout.parse(f"dp2-cp1-mb2-thd+{one}") for one in OF_GENERATIONS]
+        optional = with_each(["dp2-cp1-mb2-thd"], OF_GENERATIONS)
         return by_size([*packed, *padded, *optional])
 
     def import_trainers(self) -> None:

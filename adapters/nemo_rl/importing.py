@@ -10,11 +10,10 @@ import sys
 import typing
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.toolkit.imports import choices_in, import_from, provide, stub, stub_missing
+from adapters.toolkit.imports import choices_in, import_from, stub, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +21,11 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-SERVICES = ("decord", "mlflow", "nvtx", "plotly", "pynvml", "soundfile", "swanlab", "wandb")
-"""Packages that follow a run or read media."""
+SERVICES = (
+    *("decord", "matplotlib", "mlflow", "nvtx", "plotly", "pynvml", "soundfile", "swanlab"),
+    "wandb",
+)
+"""Packages that follow a run, draw or read media."""
 
 OF_DATA = ("nemo_rl.data.datasets",)
 """NeMo-RL's data sets, which are read by packages for images and sound."""
@@ -140,6 +142,3 @@ def _prepare() -> None:
     cuda_on_cpu.install()
     stub([*OF_DATA, *KERNELS])
     STUBBED.extend([*stub_missing(SERVICES), *OF_DATA, *KERNELS])
-    if importlib.util.find_spec("matplotlib") is None:
-        provide("matplotlib", pyplot=SimpleNamespace(Figure=object))
-        STUBBED.append("matplotlib")

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Layout, Option
-from adapters.engines.shells import InOneRun, by_size, cuts, staged
+from adapters.engines.shells import (
+    RANKS,
+    SHARED,
+    InOneRun,
+    OnRayAndDeepSpeed,
+    by_size,
+    cuts,
+    with_each,
+)
 from adapters.open_instruct import importing
 from adapters.open_instruct.framework import OPEN_INSTRUCT, STAGES
 
@@ -16,26 +24,19 @@ if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
 
-RANKS, SHARED = ((1, 1), (2, 1), (4, 1)), ((1, 2), (2, 2))
-"""(dp, cp) of data parallelism, and of Ulysses, which open-instruct has in ZeRO 3 alone."""
-
 OF_STAGES = ("dp1-cp1-mb2-thd", "dp2-cp1-mb2-thd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
 """The layouts of stages of ZeRO other than the default."""
 
 OF_BATCHES = (Option.SHARED_GENERATION, Option.TWO_EPOCHS)
 
 
-class OpenInstructAdapter(InOneRun):
+class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
     """Drives allenai/open-instruct: `grpo_fast`."""
 
     name = "open_instruct"
-    engine = "deepspeed"
     package = "open_instruct"
     versions = "open-instruct of August 2026"
     tree = ("open_instruct",)
-    devices = ("cpu",)
-    dtypes = ("float32",)
-    dependencies = ("deepspeed", "ray", "transformers")
     framework = OPEN_INSTRUCT
 
     def layouts(self) -> list[Layout]:
@@ -43,8 +44,8 @@ class OpenInstructAdapter(InOneRun):
         plain = cuts(RANKS, "thd", micro_batches=(2, "tokens"))
         rows = cuts(RANKS, "bshd", micro_batches=(1, 2))
         shared = cuts(SHARED, "thd", micro_batches=(2,))
-        optional = [Layout.parse(f"{cut}+{one}") for cut in OF_STAGES[:2] for one in OF_BATCHES]
-        return by_size([*plain, *rows, *shared, *staged(OF_STAGES, STAGES), *optional])
+        options = [*with_each(OF_STAGES, STAGES), *with_each(OF_STAGES[:2], OF_BATCHES)]
+        return by_size([*plain, *rows, *shared, *options])
 
     def load(self, source: Path | None) -> None:
         """Import open-instruct, DeepSpeed and the trainer."""
@@ -65,9 +66,3 @@ class OpenInstructAdapter(InOneRun):
         from adapters.open_instruct.driving import Training
 
         return Training(job, batch, settings, rank)
-
-    def leave_world(self) -> None:
-        """Forget DeepSpeed's process groups."""
-        from adapters.engines import deepspeed
-
-        deepspeed.leave_world()

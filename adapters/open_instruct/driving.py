@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -12,17 +13,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from adapters.engines.deepspeed import (
-    forget_engines,
-    gradients_of_steps,
-    number_from_zero,
-    refusals_of_sizes,
-)
+from adapters.engines.deepspeed import forget_engines, gradients_of_steps, refusals_of_sizes
 from adapters.engines.pretrained import SEAM, policy, table
 from adapters.open_instruct.importing import actor_classes, config_classes, module
 from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.calls import call_supported, refusals
+from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import probe_capacity
 from adapters.toolkit.settings import gives_advantages, of_class
 from adapters.toolkit.worlds import of_all_ranks
@@ -37,13 +33,6 @@ if TYPE_CHECKING:
 TOKENIZER = SimpleNamespace(pad_token_id=0)
 """What a step reads of a tokenizer."""
 
-ZEROS = ("episode", "num_total_tokens", "start_time", "training_start_time")
-UNREAD = (
-    *("actor_manager", "chat_template_name", "data_prep_actor_name", "model_dims"),
-    *("vllm_config", "wandb_url"),
-)
-"""Arguments of the trainer and of a training step that no weight and no number read here needs."""
-
 
 class Training:
     """One run of the trainer on a job, and what was read from it."""
@@ -52,33 +41,23 @@ class Training:
         self._batch, kinds = batch, config_classes()
         with refusals():
             self._args, self._of_data = (kind(**of_class(kind, settings)) for kind in kinds)
-        number_from_zero()
+        self._given = {"args": self._args, "streaming_config": self._of_data}
         forget_engines()
         SEAM.start(batch)
         self.gradients: list[Any] = []
         self.passes: list[Any] = []
         self.logs: list[dict[str, float]] = []
         with cuda_on_cpu.redirected():
-            data = Data(job, batch, self._of_data)
-            prepared = data.prepared(job.layout.dp, self._args.per_device_train_batch_size)
-            self._train(prepared, job.layout.world_size, rank.index)
+            self._train(Data(job, batch, self._of_data).prepared(), rank)
 
-    def _train(self, prepared: list[Any], world_size: int, rank: int) -> None:
+    def _train(self, prepared: list[Any], rank: Rank) -> None:
         """Train on each generation, and keep what was seen the last time."""
         self._of_data.build_dataloader = lambda dp_rank, **_: [
             {"batch": of_ranks[dp_rank], "metrics": metrics} for of_ranks, metrics in prepared
         ]
-        place = {"local_rank": 0, "master_addr": "localhost", "master_port": 0}
-        trainer = call_supported(
-            actor_classes()[0],
-            world_size=world_size,
-            rank=rank,
-            args=self._args,
-            streaming_config=self._of_data,
-            tokenizer=TOKENIZER,
-            **place,
-            **dict.fromkeys(UNREAD, mock.Mock()),
-        )
+        place = {"world_size": rank.world_size, "rank": rank.index, "local_rank": 0}
+        address = {"master_addr": "localhost", "master_port": 0}
+        trainer = _call(actor_classes()[0], tokenizer=TOKENIZER, **self._given, **place, **address)
         model = self._load(trainer)
         gradients = gradients_of_steps(trainer.model, model.layer.probe)
         for of_ranks, _ in prepared:
@@ -134,19 +113,14 @@ class Training:
         home, use = module("grpo_fast"), "calculate_utilization_metrics"
         no_use = mock.patch.object(module("utils"), use, return_value={})
         with mock.patch.multiple(home, **replaced), no_use:
-            call_supported(
-                home.one_training_step,
-                args=self._args,
-                streaming_config=self._of_data,
-                policy_group=mock.MagicMock(),
-                tokenizer=TOKENIZER,
-                data_thread_metrics={},
-                training_step=1,
-                train_dataset=[None],
-                **dict.fromkeys(ZEROS, 0),
-                **dict.fromkeys(UNREAD, mock.Mock()),
-            )
+            _call(home.one_training_step, **self._given)
         return log
+
+
+def _call(function: Any, **given: Any) -> Any:
+    """Call a function, with mocks for arguments that no weight and no number read here needs."""
+    unread = dict.fromkeys(inspect.signature(function).parameters, mock.MagicMock())
+    return function(**{name: given.get(name, one) for name, one in unread.items()})
 
 
 def _in_float32(make: Any, *args: Any, **options: Any) -> Any:
@@ -162,14 +136,14 @@ class Data:
     batch: ProbedBatch
     options: Any
 
-    def prepared(self, ranks: int, rows: int) -> list[tuple[list[Any], dict[str, Any]]]:
+    def prepared(self) -> list[tuple[list[Any], dict[str, Any]]]:
         """Each generation's micro-batches of all ranks, and its numbers."""
-        home, generations = module("data_loader"), packing_of(self.job).generations
+        home, packing = module("data_loader"), packing_of(self.job)
         actor = mock.MagicMock(
             config=self.options,
-            num_training_steps=len(generations),
-            per_device_train_batch_size=rows,
-            dp_world_size=ranks,
+            num_training_steps=len(packing.generations),
+            per_device_train_batch_size=packing.rows,
+            dp_world_size=self.job.layout.dp,
             global_batch_size=1,
             prepared_data={},
             metrics={},
@@ -183,7 +157,7 @@ class Data:
         collate = partial(self._collated, home.prepare_collated_data_for_workers)
         replaced: dict[str, Any] = {
             "add_prompt_to_generator": lambda *_, **__: None,
-            "accumulate_inference_batches": partial(self._generated, iter(generations)),
+            "accumulate_inference_batches": partial(self._generated, iter(packing.generations)),
             "prepare_collated_data_for_workers": collate,
         }
         in_order = mock.patch.object(np.random, "permutation", np.arange)
@@ -220,9 +194,4 @@ class Data:
         none: list[Any] = [[]] * len(samples)
         of_samples = module("model_utils").Batch(prompts, none, none, None, None, None, scores)
         kind = module("data_loader").BatchStatistics
-        unread = dict.fromkeys(kind.__dataclass_fields__, np.ones(1))
-        lengths = {
-            "prompt_lengths": [*map(len, prompts)],
-            "response_lengths": [*map(len, responses)],
-        }
-        return result, of_samples, {}, kind(**unread | lengths)
+        return result, of_samples, {}, kind(**dict.fromkeys(kind.__dataclass_fields__, np.ones(1)))

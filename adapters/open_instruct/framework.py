@@ -10,7 +10,7 @@ from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.engines import grpo
-from adapters.engines.shells import CPU_AS_CUDA
+from adapters.engines.shells import CPU_AS_CUDA, PROBED, UNCOMPILED
 from adapters.open_instruct.packing import longest, packing_of
 from adapters.toolkit.settings import gives_advantages, samples_of_prompt, samples_per_step
 from reference.aggregation import (
@@ -48,13 +48,10 @@ def _bounds(of: str, low: float, high: float) -> dict[str, Any]:
     return {f"{of}_lower_bound": low, f"{of}_upper_bound": high}
 
 
-CLIPPED = {
-    "num_epochs": 2,
-    "clip_lower": CONSTANTS.clip_low,
-    "clip_higher": CONSTANTS.clip_high,
-}
+CLIPPED = {"num_epochs": 2, "clip_lower": CONSTANTS.clip_low, "clip_higher": CONSTANTS.clip_high}
 MASKED = _bounds("rho_mask", 0.5, 5.0)
 KEPT = (CONSTANTS.kept_low, CONSTANTS.truncation)
+DROPPED = {**_bounds("rho_clamp", 0.0, 0.0), **_bounds("rho_mask", *KEPT)}
 KL = {"load_ref_policy": True, "beta": KL_COEFFICIENT}
 
 OPEN_INSTRUCT = Framework(
@@ -71,11 +68,7 @@ OPEN_INSTRUCT = Framework(
         Objective.REJECTION_OFF_POLICY: {**CLIPPED, **MASKED},
         Objective.TIS_TOKEN: {**CLIPPED, "rho_clamp_upper_bound": CONSTANTS.truncation},
         Objective.TIS_BOUNDED: {**CLIPPED, **_bounds("rho_clamp", *KEPT)},
-        Objective.ICEPOP: {
-            **CLIPPED,
-            **_bounds("rho_clamp", 0.0, 0.0),
-            **_bounds("rho_mask", *KEPT),
-        },
+        Objective.ICEPOP: {**CLIPPED, **DROPPED},
         Objective.KL: KL,
         Objective.GROUP_NORMALISED: {"advantage_normalization_type": "standard"},
         Objective.GROUP_CENTRED: {"advantage_normalization_type": "centered"},
@@ -150,11 +143,9 @@ OPEN_INSTRUCT = Framework(
         """
         loss_denominator | the mode: `token`, or one number that a step's loss is divided by | for
             `constant`, the divisor times the samples of a step; left out, `arguments`
-        loss_fn | the policy loss | `dapo`; `cispo` has no lower bound and is looked at by a test of
-            the adapter
+        loss_fn | the policy loss | `dapo`; `cispo`, without a lower bound, by a test of the adapter
         clip_lower, clip_higher | clipping bounds
-        num_epochs | how often a batch is trained on | twice where ratios to the old policy are not
-            1: the old policy is that of the first time
+        num_epochs | how often a batch is trained on | twice where the old policy is another
         num_mini_batches | the optimizer steps of a batch
         per_device_train_batch_size, pack_length | rows of a micro-batch, and their length
         use_rho_correction | the ratio to the rollout policy corrects | it is on, as by default
@@ -200,10 +191,9 @@ OPEN_INSTRUCT = Framework(
             they come before a step
         set: advantages of tokens, except in checks on open-instruct's own
             they are signed powers of two, on which no weight depends
-        set: no shuffling of a rank's rows, and an order of samples in which rows divide by ranks if
-        there is one and micro-batches are not by tokens
-            shuffling would mix the samples of several steps; no weight depends on which row a
-            sample is in
+        set: no shuffling of a rank's rows, and unless micro-batches are by tokens, an order of
+        samples in which rows divide by ranks, if there is one
+            shuffling would mix samples of several steps; no weight depends on a sample's row
         set: num_epochs=2 where ratios to the old policy are not 1; only the second is observed
             the old policy is that of the first epoch, whose log-probabilities the model changes
             afterwards, as a learning rate of 0 does not
@@ -212,20 +202,15 @@ OPEN_INSTRUCT = Framework(
             a user's process has one trainer
         set: learning_rate=0, max_grad_norm=None, deepspeed_zpg=1, filter_zero_std_samples=False
             they act after the gradient is read, or before samples are given
-        set: DeepSpeed's configuration to float32
-            weights are read in float32; bfloat16 rounds to 2^-9
-        stubbed: the model, by one with a vocabulary of one token and an entry for every position,
-        and `log_softmax_and_gather`, by itself plus that entry
-            open-instruct's own function runs on the model's logits; weights are read through the
-            entry
-        set: torch.compile to nothing (TORCHDYNAMO_DISABLE)
-            the same operations, not compiled
         stubbed: `get_global_grad_norm`, by 0 where it is None
             it is logged alone; stage 0 has no DeepSpeed optimizer in float32
         stubbed: OLMo-core, and open-instruct's modules of vLLM, verifiers and OLMo-core
             `grpo_fast` imports them, and its step does not reach them
         """,
         CPU_AS_CUDA,
+        PROBED,
+        UNCOMPILED,
+        grpo.OF_DTYPE,
         grpo.OF_VALUES,
     ),
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import re
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.imports import (
@@ -44,15 +42,6 @@ UNREACHED = (
 )
 """Its own modules that the trainer imports and a step does not reach."""
 
-OF_OLMO_CORE = ("data.data_loader", "nn.hf.convert", "optim", "train.callbacks")
-"""Modules that are read as attributes of their packages."""
-
-CHOICES = {
-    "nn.attention": ("AttentionBackendName", "torch te flash_2 flash_3 flash_4"),
-    "nn.lm_head": ("LMLossImplementation", "default fused_linear"),
-}
-"""Its enumerations that open-instruct's configurations read."""
-
 
 def import_open_instruct(source: Path | None) -> None:
     """Import the trainer; raises `ImportError`, before anything is imported, without its extra."""
@@ -66,22 +55,10 @@ def import_open_instruct(source: Path | None) -> None:
     deepspeed.import_deepspeed()
     deepspeed.group_sequences_once()
     import_from("open_instruct", [source] if source else [])
-    STUBBED.extend(stub_missing(BEFORE_A_STEP))
-    _stub_olmo_core()
-    stub([f"open_instruct.{name}" for name in UNREACHED])
+    STUBBED.extend([*stub_missing(BEFORE_A_STEP), "olmo_core"])
+    stub(["olmo_core", *(f"open_instruct.{name}" for name in UNREACHED)])
     module("grpo_fast").torch = cuda_on_cpu.torch_of_the_cpu()  # which it gives a rank's number
     SEAM.put_into(module("model_utils"), "log_softmax_and_gather")
-
-
-def _stub_olmo_core() -> None:
-    """Provide what open-instruct reads of OLMo-core while it is imported."""
-    stub(["olmo_core"])
-    STUBBED.append("olmo_core")
-    for name in OF_OLMO_CORE:
-        importlib.import_module(f"olmo_core.{name}")
-    for path, (name, choices) in CHOICES.items():
-        home: Any = importlib.import_module(f"olmo_core.{path}")
-        setattr(home, name, Enum(name, choices))
 
 
 def actor_classes() -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,16 +47,13 @@ def packing_of(job: Job) -> Packing:
         return Packing(next(_orders(job)), max(token_budget(steps, layout.dp), least), 1)
     parts, is_padded = layout.dp * int(layout.micro_batches), layout.format == "bshd"
     shortest = least if is_padded else max(least, int(lengths.sum()) // (parts * len(steps)))
-    for generations in _orders(job):
-        length: int | None = shortest
-        while length is not None:
-            cut = [_rows(lengths, samples, length, layout.dp) for samples in generations]
-            if all(_fits(job, rows, parts) for rows in cut):
-                most = max(map(len, cut))
-                return Packing(generations, length, -(-most // parts) if is_padded else 1)
-            ends = [(*row, after[0]) for rows in cut for row, after in pairwise(rows)]
-            longer = (int(lengths[[*one]].sum()) for one in ends)
-            length = min((one for one in longer if one > length), default=None)
+    of_a_rank = int(lengths.sum()) // layout.dp  # longer rows would be cut by open-instruct
+    tried = range(shortest, max(shortest, of_a_rank) + 1)
+    for generations, length in product(_orders(job), tried):
+        cut = [_rows(lengths, samples, length, layout.dp) for samples in generations]
+        if all(_fits(job, rows, parts) for rows in cut):
+            most = max(map(len, cut))
+            return Packing(generations, length, -(-most // parts) if is_padded else 1)
     raise Unsupported(f"no pack_length cuts the samples into {layout}")
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.layout import Layout, Option
+from adapters.contract.layout import Option
 from adapters.contract.objective import Metric
-from adapters.engines.shells import ON_FOUR, cuts, staged
+from adapters.engines.shells import ON_FOUR, OnRayAndDeepSpeed, cuts, with_each
 from adapters.openrlhf import importing
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.toolkit.calls import refusals_of_configuration
@@ -21,7 +20,7 @@ from adapters.toolkit.worlds import observation, set_what_ray_sets
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Observation
+    from adapters.contract import Description, Job, Layout, Observation, Rank
     from adapters.contract.framework import Framework
 
 CUTS_OF_STAGES = (
@@ -34,18 +33,14 @@ CUTS_OF_STAGES = (
 """The layouts of the stages of ZeRO that are not the default."""
 
 
-class OpenRLHFAdapter(Adapter):
+class OpenRLHFAdapter(OnRayAndDeepSpeed):
     """Drives OpenRLHF/OpenRLHF from 0.10.4 on."""
 
     name = "openrlhf"
-    engine = "deepspeed"
     package = "openrlhf"
     versions = "OpenRLHF since 0.10.4"
     distribution = "openrlhf"
     tree = ("openrlhf",)
-    devices = ("cpu",)
-    dtypes = ("float32",)
-    dependencies = ("deepspeed", "ray", "transformers")
     framework: ClassVar[Framework] = OPENRLHF
 
     def layouts(self) -> list[Layout]:
@@ -59,14 +54,12 @@ class OpenRLHFAdapter(Adapter):
             for layout in cuts(ON_FOUR, "bshd", "thd")
             if layout.format == "thd" or (layout.cp == 1 and layout.micro_batches != "tokens")
         ]
-        overlapping = (Option.OVERLAP_GRAD_REDUCE,)
+        overlapping = ("dp2-cp1-mb2-thd", "dp2-cp1-mbtokens-thd")
         return [
             *plain,
-            *staged(CUTS_OF_STAGES),
-            Layout(dp=2, micro_batches=2, format="thd", options=overlapping),
-            Layout(dp=2, micro_batches="tokens", format="thd", options=overlapping),
-            Layout(dp=2, micro_batches=2, format="thd", options=(Option.SHORT_BATCH,)),
-            Layout(dp=2, micro_batches=2, format="thd", options=(Option.TWO_EPOCHS,)),
+            *with_each(CUTS_OF_STAGES),
+            *with_each(overlapping, [Option.OVERLAP_GRAD_REDUCE]),
+            *with_each(overlapping[:1], [Option.SHORT_BATCH, Option.TWO_EPOCHS]),
         ]
 
     def load(self, source: Path | None) -> None:
@@ -101,9 +94,3 @@ class OpenRLHFAdapter(Adapter):
             gradients, passes = session.of_last_epoch()
             reported = session.reported(of_rollouts)
         return observation(batch, gradients, passes, reported)
-
-    def leave_world(self) -> None:
-        """Forget DeepSpeed's process groups."""
-        from adapters.engines import deepspeed
-
-        deepspeed.leave_world()

@@ -22,7 +22,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.engines.deepspeed import gradients_of_steps, number_from_zero, refusals_of_sizes
+from adapters.engines.deepspeed import forget_engines, gradients_of_steps, refusals_of_sizes
 from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.openrlhf.importing import module
@@ -60,7 +60,7 @@ class Session:
         self._args, self._is_corrected = importing.parsed(settings), LEVEL in settings
         # OpenRLHF sets it where sequences are split, and never back in a process.
         module("models.ring_attn_utils").set_ring_attn_group(None)
-        number_from_zero()
+        forget_engines()
         capacity = probe_capacity(batch.probe_size + 1)
         with cuda_on_cpu.redirected():
             made = {"actor": policy(self._args, capacity)}

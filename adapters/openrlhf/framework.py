@@ -21,7 +21,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.engines.shells import DEFAULT_STAGE, STAGES
+from adapters.engines.shells import DEFAULT_STAGE, PROBED, STAGES, UNCOMPILED
 from adapters.toolkit.settings import (
     largest_micro_batch,
     rollouts_per_prompt,
@@ -361,12 +361,6 @@ OPENRLHF = Framework(
         set: DeepSpeed's optimizer to torch's AdamW (torch_adam), and no shared memory for its
         collectives
             DeepSpeed would compile C++ for both; the reductions before the optimizer are its own
-        set: torch.compile to nothing, for OpenRLHF's entropy
-            the same operations, not compiled
-        stubbed: the model, by one with a vocabulary of one token and an entry for every position,
-        and the functions that compute log-probabilities and entropies from logits, by themselves
-        plus that entry
-            OpenRLHF's own functions run on the model's logits; weights are read through the entry
         passed_by: `Actor.from_pretrained` and `get_llm_for_sequence_regression`: actor and critic
         are OpenRLHF's classes around the adapter's model
             they load a checkpoint
@@ -381,6 +375,8 @@ OPENRLHF = Framework(
         stubbed: on a machine without a GPU, torch's CUDA device, by the CPU; device meshes are made
         once per world
             the same operations in the same order, in float32
-        """
+        """,
+        PROBED,
+        UNCOMPILED,
     ),
 )

@@ -11,6 +11,7 @@ import inspect
 import sys
 import textwrap
 import types
+from abc import ABCMeta
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -110,8 +111,8 @@ def stub_missing(packages: Sequence[str]) -> list[str]:
 def stub(packages: Sequence[str]) -> None:
     """Let ``import`` find an empty package in place of each of these, installed or not.
 
-    Any name taken from a stub is a class without methods: annotations, base classes and decorators
-    work, and a use does not.
+    Any name taken from a stub is a class without methods, and so is any name taken from that:
+    annotations, base classes, decorators and choices work, and a use does not.
     """
     sys.meta_path.insert(0, _StubFinder(frozenset(packages)))
 
@@ -138,7 +139,16 @@ def is_stub(thing: object) -> bool:
     return issubclass(kind, (_Stub, types.SimpleNamespace))
 
 
-class _Stub:
+class _StubType(ABCMeta):  # so that a class may also have an abstract base
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        stub = _StubType(name, (_Stub,), {})
+        setattr(cls, name, stub)
+        return stub
+
+
+class _Stub(metaclass=_StubType):
     """Any attribute of a stub module: accepts any arguments and can only decorate a function."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -156,7 +166,7 @@ class _StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        stub = type(name, (_Stub,), {})
+        stub = _StubType(name, (_Stub,), {})
         setattr(self, name, stub)
         return stub
 

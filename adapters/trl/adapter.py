@@ -13,7 +13,7 @@ from adapters.contract.description import Description, Documented, conventions_o
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import OF_TERMS, Metric, Objective
-from adapters.engines.shells import cuts
+from adapters.engines.shells import RANKS, cuts, with_each
 from adapters.engines.trainers import OnAccelerate
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
@@ -59,8 +59,8 @@ class TrlAdapter(OnAccelerate):
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
-        plain = cuts(((1, 1), (2, 1), (4, 1)), "bshd", micro_batches=(1, 2))
-        optional = [Layout(dp=2, micro_batches=2, options=(option,)) for option in OF_GENERATIONS]
+        plain = cuts(RANKS, "bshd", micro_batches=(1, 2))
+        optional = with_each(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
         return [*plain, Layout(micro_batches=4), *optional]
 
     def load(self, source: Path | None) -> None:

@@ -15,7 +15,7 @@ from adapters.contract.description import (
 from adapters.contract.framework import Framework, parse_options
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.grpo import CLIPPED
-from adapters.engines.shells import cuts
+from adapters.engines.shells import RANKS, cuts
 from adapters.engines.trainers import OF_RUNS, OnDeepspeed, OnFsdp2, of_zero, sharded
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
@@ -187,7 +187,7 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
 
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, with packed rows."""
-        plain = cuts(((1, 1), (2, 1), (4, 1)), "thd", micro_batches=(1, 2))
+        plain = cuts(RANKS, "thd", micro_batches=(1, 2))
         return [*plain, Layout(dp=2, micro_batches=4, format="thd")]
 
     def describe(self) -> Description:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.contract import Adapter, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.engines.shells import by_size, cuts
+from adapters.engines.shells import RANKS, by_size, cuts
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.worlds import observation, of_first_rank
 from adapters.tunix.framework import TUNIX
@@ -60,7 +60,7 @@ class TunixAdapter(Adapter):
 
     def layouts(self) -> list[Layout]:
         """Micro-batches on 1, 2 and 4 devices, at most 8 in all: few cases have more samples."""
-        every = cuts(((1, 1), (2, 1), (4, 1)), "bshd", micro_batches=(1, 2, 4))
+        every = cuts(RANKS, "bshd", micro_batches=(1, 2, 4))
         few = (one for one in every if one.dp * int(one.micro_batches) <= MOST_MICRO_BATCHES)
         return by_size(few)
 

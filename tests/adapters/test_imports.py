@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from abc import ABC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -63,10 +64,11 @@ def test_stub_can_be_imported_and_subclassed_but_not_used() -> None:
     assert stub_missing(["toy_d", "json"]) == ["toy_d"]
     module = importlib.import_module("toy_d.deep.inside")
 
-    class Derived(module.Base):
-        pass
+    class Derived(module.Base, ABC):
+        kind = module.Kind.FIRST
 
     assert issubclass(Derived, module.Base)
+    assert Derived.kind is module.Kind.FIRST is not module.Kind.SECOND
     with pytest.raises(AttributeError):
         Derived().compute()
     with pytest.raises(AttributeError):
