@@ -154,6 +154,10 @@ class _Stub(metaclass=_StubType):
     def __init__(self, *args: object, **kwargs: object) -> None:
         """Ignore the arguments."""
 
+    def __class_getitem__(cls, of: object) -> type:
+        """Be as generic as a package's class."""
+        return cls
+
     def __call__(self, decorated: object) -> object:
         if not callable(decorated):
             raise TypeError(f"{type(self).__name__} is a stub and cannot be called")

@@ -68,6 +68,7 @@ def test_stub_can_be_imported_and_subclassed_but_not_used() -> None:
         kind = module.Kind.FIRST
 
     assert issubclass(Derived, module.Base)
+    assert issubclass(module.Base[int], module.Base), "as a class that is generic"
     assert Derived.kind is module.Kind.FIRST is not module.Kind.SECOND
     with pytest.raises(AttributeError):
         Derived().compute()
