@@ -134,7 +134,7 @@ def test_framework_without_pipelines_is_not_run_on_them() -> None:
 def test_stages_are_said_in_words() -> None:
     words = "packed rows"
 
-    assert [layout_words(layout).removesuffix(words) for layout in PIPELINES[:3]] == [
+    assert [layout_words(layout, {}).removesuffix(words) for layout in PIPELINES[:3]] == [
         "2 pipeline stages of one rank, 2 micro-batches on each data-parallel rank, ",
         "4 pipeline stages of one rank, one micro-batch on each data-parallel rank, ",
         "2 pipeline stages of 2 context-parallel ranks, 2 micro-batches on each data-parallel"
