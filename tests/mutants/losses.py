@@ -88,7 +88,9 @@ def reduce_among(ranks: range, gradient: torch.Tensor, world_size: int) -> None:
     gradient.copy_(torch.stack([of_ranks[rank] for rank in ranks]).sum(dim=0))
 
 
-class PredictionsAcrossChunksLost(Mutant, diagnosis="tokens_lost"):
+class PredictionsAcrossChunksLost(
+    Mutant, diagnosis="tokens_lost", as_well=("first_of_slices_left_out",)
+):
     """Labels are shifted after slicing: the label of a chunk's last token is in another chunk."""
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:

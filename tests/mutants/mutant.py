@@ -27,12 +27,14 @@ EVERYDAY = tuple(case for case in ALL_CASES if not case.layouts)
 class Mutant(Trainer):
     """A trainer with a mistake, described by its docstring as a colleague would.
 
-    ``diagnosis`` is the expected name of the mistake, ``spec`` the check that sees it;
+    ``diagnosis`` is the expected name of the mistake, and ``as_well`` has names that say more
+    where both give the same numbers; ``spec`` is the check that sees it;
     ``modes``, ``corpus`` and ``further_layouts`` are where it is tried, ``case`` a step of its own
     if no case of the corpus shows it, ``conventions`` the declared ones.
     """
 
     diagnosis: ClassVar[str]
+    as_well: ClassVar[Sequence[str]] = ()
     spec: ClassVar[CheckSpec] = check_spec("weights")
     modes: ClassVar[Sequence[Mode]] = EVERY
     corpus: ClassVar[Sequence[Case]] = EVERYDAY
