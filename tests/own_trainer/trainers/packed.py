@@ -64,11 +64,11 @@ class MeanOfMeans(PackedTrainer):
 
 class LocalCount(PackedTrainer):
     def num_tokens(self, samples):
-        return sum(int(sample.mask.sum()) for sample in samples)
+        return sum(int(sample.mask.sum()) for sample in samples)  # bug
 
     def loss(self, token_loss, packed):
         summed = (token_loss * packed["mask"]).sum()
-        return summed / self.n_tokens / dist.get_world_size()  # bug
+        return summed / self.n_tokens / dist.get_world_size()
 
 
 class MaskForgotten(PackedTrainer):
