@@ -191,8 +191,7 @@ def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
     assert output[-1].startswith(
         "An extra division by cp (context-parallel ranks), with `--loss-aggregation=token_mean "
     )
-    # The count of tokens is suspected; the factor that is missing is five lines below it.
-    assert output[-1].endswith(" (lineage.py:402); nothing else got worse.")
+    assert output[-1].endswith(" (lineage.py:407); nothing else got worse.")
     assert json.loads((tmp_path / "kept" / "base.json").read_text())["complete"]
 
     assert cli.main([*arguments, f"--source={repository}@main", "--base=change"]) == 0

@@ -83,12 +83,18 @@ class WrongCounts:
         unfolding = Unfolding(self._chain.graph)
         for value, node in product((factor.value, 1 / factor.value), self._chain.operands(factor)):
             count = unfolding.of_value(node, value)
-            for one in () if count is None else count.walk():
+            for one in () if count is None else self._not_right(count):
                 if one.node is not None and self.weight.operation(one.node).contents.size == 1:
-                    is_right = one.value == 1 or self._right.ingredient(one.value) is not None
-                    whose = None if is_right else self._right.part(one.value)
+                    whose = None if one.value == 1 else self._right.part(one.value)
                     if whose is not None:
                         yield one.node, f"counts {one.value:g} active tokens of {whose} alone"
+
+    def _not_right(self, count: Count) -> Iterator[Count]:
+        """Yield the counts that one is made of, but for right ones: their parts are right, too."""
+        if count.value == 1 or self._right.ingredient(count.value) is None:
+            yield count
+            for part in count.parts:
+                yield from self._not_right(part)
 
     def _wrong_counts(self, factor: Factor) -> Iterator[_Wrong]:
         """Yield the counts that a factor is made of, each with what it had to be.
