@@ -139,7 +139,8 @@ class WrongCounts:
         multiplied = (one.value for one in self._chain.factors if not one.is_idle)
         if not self._right.is_size(number) and any(is_close(one, number) for one in multiplied):
             return "by which another factor multiplies"
-        whose = self._right.part(number)
+        is_of_ranks = self._right.ranks(self._off) is not None  # then a part of a size is chance
+        whose = None if is_of_ranks else self._right.part(number)
         of_part = None if whose is None else f"active tokens of {whose}"
         return self._right.needed(number) or of_part
 
