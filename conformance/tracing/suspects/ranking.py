@@ -134,7 +134,7 @@ class Suspects:
             if self.weight.operation(one.node).backward_pass is None
         )
         is_small = 0 < abs(traced.expected) < 1 and not traced.is_trained_right
-        return traced.is_wrong and is_small and math.prod(forward) > 1 - NEGLIGIBLE
+        return traced.is_wrong and is_small and min(forward, default=1.0) > 1 - NEGLIGIBLE
 
     def _joins_others(self, node: Node) -> bool:
         """Whether a term is added to what tokens have of another one."""
@@ -173,14 +173,16 @@ class Suspects:
                 yield Ranked(why, -place, Suspect(line, words))
 
     def _of_ratios(self) -> Iterator[Ranked]:
-        """Yield the line that makes what a token's loss is first multiplied by, if that is wrong.
+        """Yield the line that makes what a token's loss is first multiplied by, if that alone is wrong.
 
         It had to be the ratio of the objective: of the token, its sequence, or another.
         """
         multiplied = (one for one in self.weight.factors if not one.is_idle)
         factor, right = next(multiplied, None), self.weight.traced.derivative
-        if factor is None or not self.weight.traced.is_wrong or is_close(factor.value, right):
+        if factor is None or not self.weight.traced.is_wrong:
             return
+        if not is_close(factor.value, right * self._off):
+            return  # the weight is wrong by something else, too
         words = f"multiplies by {factor.value:.6g}, where the objective has {right:.6g}"
         for node in self._factors_of_tokens(factor):
             yield from self.weight.at(node, Why.RATIO, 0, words)
