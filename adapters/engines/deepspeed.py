@@ -105,10 +105,10 @@ def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Recorder[NDArr
 
 
 def forget_engines() -> None:
-    """Forget the process's earlier engines, of which a user's has none.
+    """Reset what DeepSpeed keeps of earlier engines in a process: a user's process has one engine.
 
-    These are how ranks shared sequences, and ZeRO 3's numbers of parameters and modules, which it
-    compares over ranks: ours have had other numbers of engines before, as worlds differ in size.
+    It keeps how ranks share sequences, and ZeRO 3's counters of parameters and modules. ZeRO 3
+    compares these over ranks, but ranks of ours have had different numbers of engines before.
     """
     groups: Any = importlib.import_module("deepspeed.utils.groups")
     groups.mpu = None

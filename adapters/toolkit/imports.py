@@ -139,13 +139,18 @@ def is_stub(thing: object) -> bool:
     return issubclass(kind, (_Stub, types.SimpleNamespace))
 
 
+def _made_up(owner: object, name: str) -> type:
+    """A stub class, which stays an attribute of the stub that was asked for it."""
+    stub = _StubType(name, (_Stub,), {})
+    setattr(owner, name, stub)
+    return stub
+
+
 class _StubType(ABCMeta):  # so that a class may also have an abstract base
     def __getattr__(cls, name: str) -> type:
         if name.startswith("_"):
             raise AttributeError(name)
-        stub = _StubType(name, (_Stub,), {})
-        setattr(cls, name, stub)
-        return stub
+        return _made_up(cls, name)
 
 
 class _Stub(metaclass=_StubType):
@@ -170,9 +175,7 @@ class _StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        stub = _StubType(name, (_Stub,), {})
-        setattr(self, name, stub)
-        return stub
+        return _made_up(self, name)
 
 
 class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

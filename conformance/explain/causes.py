@@ -147,9 +147,9 @@ def _naming(
     absent: int,
     chosen_by: Mapping[str, Sequence[str]],
 ) -> _Naming:
-    """What is supposed to be the condition of a cause, if that was shown.
+    """Splits the supposed condition of a cause into facts that findings show and those they do not.
 
-    Which number or gradient is wrong is no condition, and need not be shown.
+    A fact that says which number or gradient is wrong always counts as shown.
     """
     shown = Evidence(table, claims, absent).shown()
     condition = [fact for fact in supposed if fact in shown or not is_choice(fact)]

@@ -315,10 +315,10 @@ class Cause(_Frozen):
     """The mistake of the catalogue, or how the framework failed."""
 
     condition: list[str]
-    """Facts that all hold where it shows, and without each of which alone it is gone."""
+    """Facts that hold in all these findings; without any one of them, the cause does not show."""
 
     untested: list[str] = []
-    """Facts that all hold where it shows, too, of which no finding lacks one alone."""
+    """Further facts that hold in all these findings; no finding shows whether they matter."""
 
     severity: Severity
     reach: Reach = Reach()
@@ -337,7 +337,7 @@ class Cause(_Frozen):
 
     @property
     def words(self) -> str:
-        """The statement without the condition, of which no fact has a comma."""
+        """The statement without the condition, whose facts are written without commas."""
         return (
             self.statement.rsplit(", ", len(self.condition))[0]
             if self.condition

@@ -90,7 +90,7 @@ def test_packed_rows_are_a_call_of_the_loss_for_each_sample(megatron: RankPool) 
 
 
 def test_dynamic_batches_train_with_the_log_probabilities_of_their_step(megatron: RankPool) -> None:
-    """Filters then run in the loss, after all eight samples, of which two are filtered."""
+    """The loss counts all eight samples before it filters two of them out."""
     given = steps.job("rejected_group", Mode.SAMPLE_MEAN, "dp1-cp1-mbtokens-bshd")
     outcome = megatron.run(replace(given, objective=Objective.REJECTION))
 

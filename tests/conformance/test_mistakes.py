@@ -275,7 +275,7 @@ def test_step_without_active_tokens_has_a_unit_where_empty_ones_do_not_count() -
 
 
 def test_rejected_tokens_are_said_to_be_trained_on_only_where_they_have_a_weight() -> None:
-    """Of a sample of which no token is left, the mean over its tokens is 0."""
+    """A sample whose tokens are all rejected has a mean of 0, so that none of them has a weight."""
     sample = Sample(prompt_length=1, loss_mask=[1, 1], group=0)
     whole = Step.of([sample, replace(sample, loss_mask=[0, 0], original_mask=[1, 1])])
     context = Given(steps=(whole,), mode=Mode.SAMPLE_MEAN).context

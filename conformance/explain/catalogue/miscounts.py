@@ -137,7 +137,7 @@ def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
     yield Prediction(name="rejection_left_out", weights=before.expected)
     for counted in (of_units, np.maximum(of_units, 1)):
         weights = before.weights(counted)
-        if weights[~step.mask].any():  # a sample of which nothing is left has 0 tokens to divide by
+        if weights[~step.mask].any():  # not if all rejected tokens are of empty samples
             yield Prediction(name="rejected_tokens_weigh", weights=weights)
 
 

@@ -84,7 +84,8 @@ known(
 )
 
 FEW_SLICES = 3
-"""Slices of which it is tried, for a logged number, whether they begin with a token."""
+"""For a logged number, tokens that may or may not begin a slice are tried both ways, at most
+this many of them."""
 
 OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 

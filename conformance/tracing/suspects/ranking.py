@@ -1,4 +1,4 @@
-"""Ranks the lines to look at for a wrong weight. They are suspects; none is claimed to be the bug.
+"""Ranks the lines to look at for a wrong weight, without claiming that one of them is the bug.
 
 If the weight is off by the number of ranks or micro-batches, a factor may lack its counterpart.
 Otherwise a count in a divisor differs from the reference's count.
@@ -7,7 +7,6 @@ Otherwise a count in a divisor differs from the reference's count.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapters.contract.job import Column
@@ -17,22 +16,18 @@ from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.scopes import scope_of
 from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, Why
 from conformance.tracing.suspects.wrong_counts import WrongCounts
+from conformance.tracing.suspects.wrong_weight import OfWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.findings.trace import Line, Operation
-    from conformance.tracing.chain import Chain, Factor
+    from conformance.tracing.chain import Factor
     from conformance.tracing.graph import Node
-    from conformance.tracing.suspects.right_counts import RightCounts
-    from conformance.tracing.suspects.wrong_weight import WrongWeight
 
 
-@dataclass(frozen=True, eq=False)
-class Suspects:
+class Suspects(OfWeight):
     """Looks for the lines that may have made the weight of a traced token wrong."""
-
-    weight: WrongWeight
 
     def best(self) -> list[Suspect]:
         """At most three suspects, the likeliest first."""
@@ -173,7 +168,7 @@ class Suspects:
                 yield Ranked(why, -place, Suspect(line, words))
 
     def _of_ratios(self) -> Iterator[Ranked]:
-        """Yield the line that makes what a token's loss is first multiplied by, if that alone is wrong.
+        """Yield the line of the first factor of a token's loss, if that alone is wrong.
 
         It had to be the ratio of the objective: of the token, its sequence, or another.
         """
@@ -268,15 +263,3 @@ class Suspects:
     def _is_of_kind(self, operation: Operation) -> bool:
         """Whether it divides if the weight is too large, or multiplies if it is too small."""
         return (".div" in operation.name) == (self._off > 1)
-
-    @property
-    def _right(self) -> RightCounts:
-        return self.weight.right
-
-    @property
-    def _off(self) -> float:
-        return self.weight.off
-
-    @property
-    def _chain(self) -> Chain:
-        return self.weight.chain

@@ -6,7 +6,7 @@ A count is unfolded until its parts are right: the line that combined them is th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,14 +17,13 @@ from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.slices import Slice, is_setting
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
+from conformance.tracing.suspects.wrong_weight import OfWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.findings.trace import Returned
-    from conformance.tracing.chain import Chain, Factor
-    from conformance.tracing.suspects.right_counts import RightCounts
-    from conformance.tracing.suspects.wrong_weight import WrongWeight
+    from conformance.tracing.chain import Factor
 
 CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 """Operations whose entries come from no mask."""
@@ -39,11 +38,8 @@ class _Wrong(NamedTuple):
     depth: int
 
 
-@dataclass(frozen=True, eq=False)
-class WrongCounts:
+class WrongCounts(OfWeight):
     """Looks for the counts that made a weight wrong."""
-
-    weight: WrongWeight
 
     def suspects(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the lines of the counts that a factor is made of; those of a 1 say less."""
@@ -374,15 +370,3 @@ class WrongCounts:
 
     def _is_changed(self, count: Count) -> bool:
         return bool(count.parts) and not is_close(self._recounted(count), count.value)
-
-    @property
-    def _right(self) -> RightCounts:
-        return self.weight.right
-
-    @property
-    def _off(self) -> float:
-        return self.weight.off
-
-    @property
-    def _chain(self) -> Chain:
-        return self.weight.chain

@@ -93,3 +93,22 @@ def own_files(traced: TracedJob, package: str | None) -> frozenset[str]:
     if package is None:
         return frozenset(one for one in files if "/site-packages/" not in one)
     return frozenset(one for one in files if f"/{package}/" in one)
+
+
+@dataclass(frozen=True, eq=False)
+class OfWeight:
+    """What looks for the lines that made one weight wrong."""
+
+    weight: WrongWeight
+
+    @property
+    def _right(self) -> RightCounts:
+        return self.weight.right
+
+    @property
+    def _off(self) -> float:
+        return self.weight.off
+
+    @property
+    def _chain(self) -> Chain:
+        return self.weight.chain
