@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -155,11 +156,16 @@ class Hanging(Faulty):
 
 
 class HangingWithGroups(Faulty):
-    """Hangs with as many process groups as Megatron makes, whose threads poll."""
+    """Hangs while a thread of a process group polls, as those of dozens of groups do together."""
 
     def fail(self) -> None:
-        groups = [dist.ProcessGroupGloo(dist.HashStore(), 0, 1) for _ in range(128)]
-        time.sleep(600 * len(groups))
+        threading.Thread(target=self.poll, daemon=True).start()
+        time.sleep(600)
+
+    def poll(self) -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("gloo_tcp_loop")
+        while True:
+            torch.ones(100).sum()
 
 
 class AtWork(Faulty):

@@ -66,10 +66,8 @@ class Trace:
         of_factors = Suspects(WrongWeight(job, chains[0], package))
         suspects = of_factors.best() if job.is_wrong else []
         trace = cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
-        if not (job.is_wrong and trace.is_pending):
+        if not (job.is_wrong and job.logged is not None and trace.is_pending):
             return trace
-        if job.logged is None:
-            return replace(trace, suspects=[] if of_factors.are_right(trace.rest) else suspects)
         read = of_factors.of_rest(trace.rest)
         read += _of_reading(chains, trace.rest, of_factors.weight)
         is_to_blame = not suspects or of_factors.may_be_wrong(trace.rest)

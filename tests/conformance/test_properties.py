@@ -1,12 +1,12 @@
 """What must hold of all steps: of the reference, and of ranks that train on `native`."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -32,7 +32,7 @@ from reference import rounding
 from reference.aggregation import Aggregation, Conventions, EmptyUnits, EstimatorConventions, Mode
 from reference.step import Sample, Step
 from reference.weights import sample_weights, token_weights
-from tests.jobs import job_of
+from tests.jobs import job_of, step_of
 
 Weigh = Callable[[Step, Aggregation, Layout], NDArray[np.float64]]
 
@@ -188,6 +188,12 @@ def test_no_off_policy_loss_of_any_step_is_accused(
     aggregation=aggregations(),
     layout=SMALL_LAYOUTS,
     objective=st.sampled_from(FROM_REWARDS),
+)
+@example(
+    batch=(replace(step_of([1, 1]), rewards=np.array([np.nan])),),
+    aggregation=Aggregation(Mode.SAMPLE_MEAN),
+    layout=Layout(),
+    objective=Objective.GROUP_WHITENED,
 )
 def test_no_advantages_of_any_batch_are_accused(
     pool: RankPool,

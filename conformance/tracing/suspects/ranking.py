@@ -58,10 +58,6 @@ class Suspects(OfWeight):
             return True
         return self._right.needed(1 / needed) is not None or self._right.is_size(needed)
 
-    def are_right(self, rest: float) -> bool:
-        """Whether a weight is off by what no operation shows, and that is no number of ranks."""
-        return is_close(rest, self._off) and self._right.factor(rest) is None
-
     def _rank(self, one: Ranked) -> tuple[bool, Why, int]:
         return self.weight.is_own(one.suspect.line), one.why, one.depth
 
