@@ -197,9 +197,8 @@ def _read_as(graph: Graph, end: Node, number: float) -> float:
 def _of_reading(chains: Sequence[Chain], rest: float, weight: WrongWeight) -> list[Suspect]:
     """The lines of plain Python that go on with a number out of its last tensor, its own first.
 
-    The first that scales it and the first that reads and collects it at once come before others of
-    their kind. Others that collect it, or were called from another file to read it, say less than
-    who called them.
+    Those that scale it come before those that read and collect it at once. Others that collect it,
+    or were called from another file to read it, say less than who called them.
     """
     stacks = [one.graph.operation(one.way[-1]).stack for one in chains]
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
@@ -209,7 +208,6 @@ def _of_reading(chains: Sequence[Chain], rest: float, weight: WrongWeight) -> li
     outside = [[line for line in stack if line.file != stack[0].file][:1] for stack in stacks]
     callers = [line for lines in reversed(outside) for line in lines]  # the first to read one first
     others = [*(one.line for one in going), *(stack[0] for stack in stacks)]
-    firsts = [*scaling[:1], *at_once[:1]]
-    lines = [*firsts, *scaling, *at_once, *callers, *others]
+    lines = [*scaling, *at_once, *callers, *others]
     lines.sort(key=lambda line: not weight.is_own(line))
     return [Suspect(line, words) for line in lines]

@@ -219,8 +219,6 @@ class WrongCounts(OfWeight):
         is_size = wrong.made.node is None and self._right.is_size(count)
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
-        if wrong.made.node is not None and wrong.made.at is None:
-            return  # no entry of the tensor is the count
         returned = [one for one in self._chain.graph.traces[node.rank].returned if one.has(count)]
         before = [one for one in returned if one.place <= node.place]
         beside = {*self.weight.operation(node).contents.values, count}
