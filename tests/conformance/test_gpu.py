@@ -1,4 +1,7 @@
-"""CUDA tensors over NCCL and over gloo find what the CPU finds, of every framework."""
+"""CUDA tensors over NCCL and over gloo find what the CPU finds, of every framework.
+
+So does the trace: what it follows are tensors of the GPU.
+"""
 
 import os
 from dataclasses import dataclass
@@ -45,6 +48,9 @@ ENGINES = [
     Engine("slime", "megatron", "refs/pull/2090/head"),
     Engine("miles", "megatron", "refs/pull/1498/head"),
     Engine("miles", "fsdp", "refs/pull/1498/head"),
+    Engine("verl", "fsdp"),
+    Engine("verl", "fsdp2"),
+    Engine("verl", "megatron"),
 ]
 
 
@@ -69,7 +75,25 @@ def test_findings_are_those_of_the_cpu(
     environment = on_gpu.report.environment
     assert (environment.device, environment.backend) == ("cuda", backend)
     assert verdicts(on_gpu) == verdicts(on_cpu), on_gpu.output
+    assert suspects(on_gpu) == suspects(on_cpu), on_gpu.output
     assert on_gpu.status == on_cpu.status
+
+
+def test_every_check_finds_on_cuda_what_it_finds_on_the_cpu(tmp_path: Path) -> None:
+    """Also those of rollouts, of metrics and of models other than the actor."""
+    engine, layout = Engine("native", "torch"), "--layout=dp1-cp1-mb2-thd"
+    on_cpu = run(tmp_path / "cpu", engine, layout)
+    on_gpu = run(tmp_path / "gpu", engine, layout, "--device=cuda")
+    assert verdicts(on_gpu) == verdicts(on_cpu), on_gpu.output
+
+
+@pytest.mark.parametrize("layout", ["dp1-cp1-mb1-thd", "dp2-cp1-mb1-thd"])
+def test_a_wrong_count_is_traced_to_its_line(tmp_path: Path, layout: str) -> None:
+    """The toy counts in Python, and divides a tensor of the GPU by its count."""
+    chosen = (f"--layout={layout}", "--checks=weights", "--modes=token_mean", "--device=cuda")
+    engine = Engine("onetokenshort", "torch")
+    found = run(tmp_path, engine, *chosen, "--backend=gloo", "--case=uneven_lengths")
+    assert [function for [(_, _, function), *_] in suspects(found).values()] == ["divided"]
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
@@ -93,3 +117,11 @@ def run(folder: Path, engine: Engine, *arguments: str) -> command.Result:
 def verdicts(result: command.Result) -> dict[str, str]:
     """Weights of two devices may differ in their last bits, but not in what is made of them."""
     return {finding.id: finding.verdict for finding in result.report.findings}
+
+
+def suspects(result: command.Result) -> dict[str, list[tuple[str, int, str]]]:
+    """The lines to look at for each cause: file, number and function."""
+    return {
+        cause.findings[0]: [(line.file, line.line, line.function) for line in cause.suspects]
+        for cause in result.report.causes
+    }

@@ -53,6 +53,7 @@ def traced() -> Iterator[Traced]:
         ("unused", UNEQUAL, "dist.all_reduce(count.clone())"),
         ("averaged", UNEQUAL, "self.gradient.div_("),
         ("function", UNEQUAL, "return gradients[0] * 3"),
+        ("in_another_thread", UNEQUAL, "return gradients[0] * 3"),
         ("once_more", UNEQUAL, "dist.all_reduce(count)"),
         ("of_a_rank", UNEQUAL, 'count = rows["mask"].sum()'),
         ("times_one", UNEQUAL, "self.tokens(rows) * 1"),

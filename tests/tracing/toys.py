@@ -18,6 +18,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from tests.minimal.right import MinimalAdapter, Trainer, rank_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from adapters.contract import Job, Observation, Rank
     from reference.aggregation import Mode
     from tests.minimal.right import Rows
@@ -181,6 +183,11 @@ class ToyTrainer(Trainer):
 
     def function(self, rows: Rows) -> None:
         (Tripled.apply(self.losses(rows).sum()) / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def in_another_thread(self, rows: Rows) -> None:
+        loss = Tripled.apply(self.losses(rows).sum()) / self.tokens(rows)
+        backward_in_another_thread(loss)
         dist.all_reduce(self.gradient)
 
     def chunked(self, rows: Rows) -> None:
@@ -409,6 +416,34 @@ def tokens_of(mask: torch.Tensor) -> int:
 
 class Tagged(torch.Tensor):
     """A class of tensors that does nothing of its own."""
+
+
+class Within(torch.autograd.Function):
+    """Its backward pass has another in it."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, begin: Callable[[], None]) -> torch.Tensor:
+        ctx.begin = begin
+        return leaf.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.begin()
+        return gradients[0], None
+
+
+def backward_in_another_thread(loss: torch.Tensor, passes: int = 61) -> None:
+    """Begin a backward pass that torch does in a thread of its own, as it does those on GPUs.
+
+    On the CPU it does so for one within 60 others.
+    """
+    if not passes:
+        loss.backward()
+        return
+    leaf = torch.zeros((), requires_grad=True)
+    with torch.enable_grad():
+        outer = Within.apply(leaf, lambda: backward_in_another_thread(loss, passes - 1))
+    outer.backward()
 
 
 class Tripled(torch.autograd.Function):

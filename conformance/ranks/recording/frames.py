@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -46,13 +47,18 @@ class Asked(NamedTuple):
         return tuple((name, float(held)) for name, held in named if type(held) in (int, float))
 
 
-def asked(is_passed_by: Callable[[str], bool]) -> Asked:
-    """Who asked for the operation that is being dispatched."""
+def asked(is_passed_by: Callable[[str], bool], thread: int) -> Asked:
+    """Who asked, in a thread that is traced, for the operation that is being dispatched.
+
+    Gradients of CUDA tensors are computed in threads of autograd's own, while that thread waits.
+    """
     stack: list[Line] = []
     inside: tuple[Line, ...] = ()
     roots: tuple[torch.Tensor, ...] = ()
     reads_gradient, innermost = False, None
-    for frame in _frames():
+    own = threading.get_ident() == thread
+    frames = [sys._getframe(1)] if own else [sys._getframe(1), sys._current_frames()[thread]]
+    for frame in chain.from_iterable(map(_upwards, frames)):
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if code.co_name in BEGIN_BACKWARD and not roots:
             inside, roots = tuple(stack), _tensors(frame.f_locals[BEGIN_BACKWARD[code.co_name]])
@@ -93,8 +99,7 @@ def _columns(function: _ById, instruction: int) -> tuple[int, int] | None:
     return None if line != last or start is None or end is None else (start, end)
 
 
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
+def _upwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back

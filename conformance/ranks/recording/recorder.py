@@ -7,6 +7,7 @@ here, every operation is taken down.
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._returns = Returns(self.is_passed_by, lambda: len(self._operations))
+        self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
         """Begin to record."""
@@ -98,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A method of tensors, with a note that Python has the entries from here."""
 
         def noting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            who = asked(self.is_passed_by)
+            who = self._asked()
             if who.stack and not who.reads_gradient and not wraps_others(type(tensor)):
                 with _unseen():
                     inputs = self._inputs([tensor], who)
@@ -113,7 +115,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def building(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             made, parts = method(data, *args, **kwargs), _tensors(data)
-            who = asked(self.is_passed_by)
+            who = self._asked()
             if parts and data is not parts[0] and who.stack:
                 with _unseen():
                     inputs = self._inputs(parts, who)
@@ -122,6 +124,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return made
 
         return building
+
+    def _asked(self) -> Asked:
+        return asked(self.is_passed_by, self._thread)
 
     @property
     def trace(self) -> RankTrace:
@@ -141,7 +146,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if any(map(wraps_others, types)):
             return NotImplemented  # the operations on the tensors within it are seen
-        who = asked(self.is_passed_by)
+        who = self._asked()
         looks_at_nothing = func.is_view and not who.reads_gradient
         if looks_at_nothing:
             self._stack(who)  # its derivative is an operation
