@@ -29,7 +29,7 @@ NEEDED = {
     "dtensor_v2": "nemo_automodel",
     "ms_swift": "swift",
     "nemo_rl": "ray",
-    "open_instruct": "wandb",
+    "open_instruct": "backoff",
     "openrlhf": "deepspeed",
     "prime_rl": "pydantic_config",
     "roll": "dacite",
