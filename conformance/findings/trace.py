@@ -55,6 +55,8 @@ class Collective:
     group: tuple[int, ...]
     sequence: int
     is_message: bool = False
+    made_by: tuple[Line, ...] = field(default=(), compare=False)
+    """The lines that made the group, on the rank that recorded it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from conformance.ranks import preload
 from conformance.ranks.blame import blame
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
 from conformance.ranks.messages import Answered, Declined, Observed, Ready, Reply
+from conformance.ranks.recording.groups import remember
 from conformance.ranks.recording.stacks import PRINTS_STACKS, passes_by
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ LOCAL_RANK = "LOCAL_RANK"
 def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
     """Load the framework, then answer every (world, job) until the connection closes."""
     _settle(slot)
+    remember(passes_by(spec.adapter))
     try:
         rank = Rank(
             index=spec.index,

@@ -21,6 +21,7 @@ from conformance.tracing.chain import Chain, Factor, chain
 from conformance.tracing.graph import Graph, is_close
 from conformance.tracing.source.arithmetic import goes_on
 from conformance.tracing.suspects.lost import lost_after
+from conformance.tracing.suspects.not_finite import made_not_finite
 from conformance.tracing.suspects.ranking import Suspects
 from conformance.tracing.suspects.reasons import MOST, Suspect
 from conformance.tracing.suspects.right_counts import RightCounts
@@ -63,13 +64,16 @@ class Trace:
         if not chains:
             suspects = lost_after(graph, job, package)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
-        of_factors = Suspects(WrongWeight(job, chains[0], package))
+        weight = WrongWeight(job, chains[0], package)
+        if not math.isfinite(job.observed) and (made := made_not_finite(weight)):
+            return cls(finding=finding, job=job, chain=chains[0], suspects=made, source=source)
+        of_factors = Suspects(weight)
         suspects = of_factors.best() if job.is_wrong else []
         trace = cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
         if not (job.is_wrong and job.logged is not None and trace.is_pending):
             return trace
         read = of_factors.of_rest(trace.rest)
-        read += _of_reading(chains, trace.rest, of_factors.weight)
+        read += _of_reading(chains, trace.rest, weight)
         is_to_blame = not suspects or of_factors.may_be_wrong(trace.rest)
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
         by_line: dict[Line, Suspect] = {}

@@ -54,6 +54,8 @@ def traced() -> Iterator[Traced]:
         ("averaged", UNEQUAL, "self.gradient.div_("),
         ("function", UNEQUAL, "return gradients[0] * 3"),
         ("in_another_thread", UNEQUAL, "return gradients[0] * 3"),
+        ("in_python_on_all", UNEQUAL, "total = sum("),
+        ("empty_rows", EMPTY, '/ rows["mask"].sum(-1)'),
         ("once_more", UNEQUAL, "dist.all_reduce(count)"),
         ("of_a_rank", UNEQUAL, 'count = rows["mask"].sum()'),
         ("times_one", UNEQUAL, "self.tokens(rows) * 1"),
@@ -69,6 +71,7 @@ def traced() -> Iterator[Traced]:
         ("own_mean", UNEQUAL, 'own = rows["mask"].sum()'),
         ("kept", UNEQUAL, "kept = "),
         ("on_its_own", UNEQUAL, "group = alone"),
+        ("in_a_group", UNEQUAL, "dist.new_group([rank])"),
         ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
     ],
 )

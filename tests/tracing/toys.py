@@ -190,6 +190,19 @@ class ToyTrainer(Trainer):
         backward_in_another_thread(loss)
         dist.all_reduce(self.gradient)
 
+    def in_python_on_all(self, rows: Rows) -> None:
+        attended = torch.ones_like(rows["mask"])
+        total = sum(row.sum().item() for row in attended)
+        count = torch.tensor(total)
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def empty_rows(self, rows: Rows) -> None:
+        means = self.losses(rows).sum(-1) / rows["mask"].sum(-1)
+        means.sum().backward()
+        dist.all_reduce(self.gradient)
+
     def chunked(self, rows: Rows) -> None:
         log_probs = self.log_probs(rows)
         loss = InChunks.apply(log_probs, rows["advantages"] * rows["mask"], self.tokens(rows))
@@ -253,6 +266,14 @@ class ToyTrainer(Trainer):
             _ = [self.summed_over(one, group=group) for one in given.values()]
         else:
             dist.all_reduce(given, group=group)
+
+    def in_a_group(self, rows: Rows) -> None:
+        self.settings.groups = self.groups_of_one()
+        (self.losses(rows).sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient, group=self.settings.groups[dist.get_rank()])
+
+    def groups_of_one(self) -> list[dist.ProcessGroup]:
+        return [dist.new_group([rank]) for rank in range(dist.get_world_size())]
 
     def too_early(self, rows: Rows) -> None:
         count = self.tokens(rows)

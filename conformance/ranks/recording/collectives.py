@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves
 
 from conformance.findings.trace import Collective
+from conformance.ranks.recording.groups import made_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,7 @@ class Collectives:
     def moved(self, operation: Any, args: Sequence[Any]) -> Moved:
         """The tensors of a collective that is about to be called."""
         name, group = str(operation), _group(args)
+        ranks = () if group is None else tuple(dist.get_process_group_ranks(group))
         named = zip(operation._schema.arguments, args, strict=False)
         by_role: dict[str, list[torch.Tensor]] = {"": [], "input": [], "output": []}
         for argument, given in named:
@@ -55,9 +57,11 @@ class Collectives:
         written = [] if returns else [*by_role["output"], *by_role[""]]
         read = [*by_role["input"], *by_role[""]]
         numbers = [one for one in args if type(one) is int]
-        if name.startswith((BROADCAST, RECEIVE)) and group[numbers[0]] != dist.get_rank():
+        if name.startswith((BROADCAST, RECEIVE)) and ranks[numbers[0]] != dist.get_rank():
             read = []
-        return Moved(read, written, self._next(name, group, numbers))
+        collective = self._next(name, ranks, numbers)
+        lines = () if group is None else made_by(group)
+        return Moved(read, written, replace(collective, made_by=lines))
 
     def _next(self, name: str, group: tuple[int, ...], numbers: Sequence[int]) -> Collective:
         """The collective that follows those of its group; a message's two ranks are a group."""
@@ -74,12 +78,11 @@ def _tensors(given: Any) -> list[torch.Tensor]:
     return [one for one in tree_leaves(given) if isinstance(one, torch.Tensor)]
 
 
-def _group(given: Sequence[Any]) -> tuple[int, ...]:
-    """The ranks of the group that is among the arguments of a collective."""
+def _group(given: Sequence[Any]) -> dist.ProcessGroup | None:
+    """The group that is among the arguments of a collective, as an object or by its name."""
     for one in given:
         if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type()):
-            return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(one)))
+            return dist.ProcessGroup.unbox(one)
         if isinstance(one, str) and one not in ("sum", "avg", "max", "min"):
-            group = distributed_c10d._resolve_process_group(one)  # type: ignore[arg-type, attr-defined]
-            return tuple(dist.get_process_group_ranks(group))
-    return ()
+            return distributed_c10d._resolve_process_group(one)  # type: ignore[arg-type, attr-defined]
+    return None

@@ -46,7 +46,7 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     if job.is_nowhere:
         found += _moved(graph)
     elif lacking is not None:
-        found += _not_shared(graph, ways, lacking, own_files(job, package))
+        found += _not_shared(graph, ways, lacking, job, package)
         found += [] if is_logged else _reduced_before(graph, ways)
     found += _last(graph, ways, MOST if is_logged else 1, package)
     found.sort(key=lambda one: not is_own(one.line, package))
@@ -66,9 +66,12 @@ def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:
 
 
 def _not_shared(
-    graph: Graph, way: Sequence[Node], lacking: int, files: frozenset[str]
+    graph: Graph, way: Sequence[Node], lacking: int, job: TracedJob, package: str | None
 ) -> Iterator[Suspect]:
-    """Yield the last reduction on a way that leaves a rank out: who chose its group, and it."""
+    """Yield the last reduction on a way that leaves a rank out: who chose its group, and it.
+
+    If no line of the function that reduces chose the group, the one that made it did.
+    """
     for node in reversed(way):
         operation = graph.operation(node)
         collective = operation.collective
@@ -76,8 +79,9 @@ def _not_shared(
             continue
         ranks = f"{len(collective.group)} of {len(graph.traces)} ranks"
         words = f"reduces over {ranks}, and rank {lacking} lacks the value of the token"
-        chooser = Slice(files).chosen_by(operation.stack, "group")
-        lines = [*([] if chooser is None else [chooser]), *operation.stack]
+        chooser = Slice(own_files(job, package)).chosen_by(operation.stack, "group")
+        made_by = [line for line in collective.made_by if is_own(line, package)][:1]
+        lines = [*(made_by if chooser is None else [chooser]), *operation.stack]
         yield from (Suspect(line, words) for line in lines[:MOST])
         return
 

@@ -253,7 +253,7 @@ class WrongCounts(OfWeight):
             is_given = (line.file, line.function) != (counted.file, counted.function)
             why = Why.HANDED if is_given and self._only_adds(wrong.made) else Why.CHOSEN
             yield Ranked(why, wrong.depth, Suspect(line, words))
-        if made.name == GIVEN and wrong.made.how is How.GIVEN:
+        if made.name == GIVEN:
             counting = [one.line for one in sources if one.counts]
             for place, line in enumerate(counting):
                 yield Ranked(Why.COUNTED_BY_PYTHON, -place, Suspect(line, words))

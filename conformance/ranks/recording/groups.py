@@ -1,0 +1,40 @@
+"""Remembers the lines that made a rank's process groups, which may be long before a traced job."""
+
+from __future__ import annotations
+
+import threading
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import ProcessGroup, distributed_c10d
+
+from conformance.ranks.recording.frames import asked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conformance.findings.trace import Line
+
+MAKING = "_new_process_group_helper"
+"""The function of torch that makes all groups."""
+
+_made: dict[str, tuple[Line, ...]] = {}
+
+
+def remember(is_passed_by: Callable[[str], bool]) -> None:
+    """Remember, from now on, the lines that make groups."""
+    make = getattr(distributed_c10d, MAKING)
+
+    @wraps(make)
+    def remembering(*args: Any, **kwargs: Any) -> tuple[ProcessGroup | int, Any]:
+        group, store = make(*args, **kwargs)
+        if isinstance(group, ProcessGroup):  # this rank is in it
+            _made[group.group_name] = asked(is_passed_by, threading.get_ident()).stack
+        return group, store
+
+    setattr(distributed_c10d, MAKING, remembering)
+
+
+def made_by(group: ProcessGroup) -> tuple[Line, ...]:
+    """The lines that made a group, the innermost first; none of one that is not known."""
+    return _made.get(group.group_name, ())
