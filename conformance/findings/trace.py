@@ -133,11 +133,14 @@ class RankTrace:
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
     of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
-    that were imported. ``returned`` has each line's numbers once.
+    that were imported. ``returned`` has each line's numbers once. ``handed`` has where plain Python
+    had the floats first that a tensor was made of, or an operation computed with: these themselves,
+    and no equal ones.
     """
 
     operations: tuple[Operation, ...] = ()
     returned: tuple[Returned, ...] = ()
+    handed: dict[int, tuple[Returned, ...]] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
     files: frozenset[str] = frozenset()

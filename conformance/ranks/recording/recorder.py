@@ -72,6 +72,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _differentiated: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     """The stacks of forward operations, by the numbers that autograd gives their derivatives."""
 
+    _made_of: dict[int, tuple[torch.Tensor, list[float]]] = field(default_factory=dict)
+    """The tensors that were made of lists of numbers, with these, by their storages."""
+
+    _computed_with: dict[int, list[float]] = field(default_factory=dict)
+    """The floats that tensors were made of, or that operations were given, by their places."""
+
     _roots: dict[int, int] = field(default_factory=dict)
     _gradients: list[int] = field(default_factory=list)
 
@@ -121,6 +127,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     inputs = self._inputs(parts, who)
                     draft = Operation(name=BUILT, stack=who.stack, contents=NOTHING, inputs=inputs)
                     self._add(draft, made)
+            elif held := self._returns.held(tree_leaves(data)):
+                self._made_of[plain(made).untyped_storage()._cdata] = made, held
             return made
 
         return building
@@ -136,6 +144,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return RankTrace(
             operations=tuple(self._operations),
             returned=self._returns.noted,
+            handed={place: self._returns.first(of) for place, of in self._computed_with.items()},
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
             files=imported(self.is_passed_by),
@@ -175,6 +184,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if draft.name == READ:
             self._operations.append(replace(draft, contents=_contents(torch.tensor(result))))
+        if draft.variables and draft.numbers:
+            self._computed_with[len(self._operations)] = self._returns.held(who.held)
         for index, tensor in enumerate(_made(func, args, kwargs, result)):
             self._add(replace(draft, inputs=apart[index]) if apart else draft, tensor)
         return result
@@ -234,6 +245,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draft = Operation(name=name, stack=who.stack, contents=NOTHING, inputs=places)
         added = self._add(draft, tensor)
         assert added is not None
+        if name == GIVEN and read.storage in self._made_of:
+            self._computed_with[added] = self._made_of[read.storage][1]
         yield added
 
     def _settle(self, place: int) -> None:
@@ -304,6 +317,8 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 def _contents(tensor: torch.Tensor) -> Contents:
     """What a tensor holds; a large one is not copied, as some buffers fill half of the memory."""
+    if not tensor.numel():
+        return NOTHING
     held = tensor.detach()
     if held.dtype is torch.bool or held.numel() <= SMALL:
         held = held.to("cpu", torch.float64)

@@ -215,12 +215,15 @@ class WrongCounts(OfWeight):
         serves several callers comes after these, which chose what it counts.
         """
         count, node = wrong.made.value, wrong.made.node or wrong.user
+        trace = self._chain.graph.traces[node.rank]
+        if handed := [one for one in trace.handed.get(node.place, ()) if one.has(count)]:
+            yield from self._had(handed, why, words)
+            return
         is_given = wrong.made.node is None or self.weight.operation(node).name == GIVEN
         is_size = wrong.made.node is None and self._right.is_size(count)
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
-        returned = [one for one in self._chain.graph.traces[node.rank].returned if one.has(count)]
-        before = [one for one in returned if one.place <= node.place]
+        before = [one for one in trace.returned if one.has(count) and one.place <= node.place]
         beside = {*self.weight.operation(node).contents.values, count}
 
         def fit(one: Returned) -> tuple[bool, bool]:
@@ -229,7 +232,11 @@ class WrongCounts(OfWeight):
             return has_same, one.is_measured or count > SMALL
 
         best = max(map(fit, before), default=None)
-        for place, one in enumerate(one for one in before if fit(one) == best):
+        yield from self._had([one for one in before if fit(one) == best], why, words)
+
+    def _had(self, several: Iterable[Returned], why: Why, words: str) -> Iterator[Ranked]:
+        """Yield the lines that had a number, the first one first."""
+        for place, one in enumerate(several):
             lines = [*one.stack[1:], one.stack[0]] if one.is_shared else one.stack
             for depth, line in enumerate(lines):
                 yield Ranked(why, -place * LATER - depth, Suspect(line, words))
