@@ -13,7 +13,7 @@ from conformance.findings.trace import GIVEN, LISTED, READ
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from conformance.findings.trace import Contents, Operation, RankTrace
+    from conformance.findings.trace import Contents, Operation, RankTrace, Returned
 
 ALLOCATIONS = ("aten.new_empty", "aten.empty", "aten.ones_like", "aten.zeros_like", "aten.new_")
 """Operations whose results hold old bytes, or nothing of what they are given."""
@@ -82,6 +82,11 @@ class Graph:
             for place in self.traces[rank].operations[one].inputs
         )
         return list(dict.fromkeys(parts))
+
+    def handed(self, node: Node, number: float) -> Returned | None:
+        """Where plain Python had the very number first that an operation was handed, if it did."""
+        handed = self.traces[node.rank].handed.get(node.place, ())
+        return next((one for one in handed if one.stack and one.has(number)), None)
 
     @cached_property
     def painted(self) -> dict[Node, bool]:

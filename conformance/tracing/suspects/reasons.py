@@ -47,12 +47,13 @@ class Why(IntEnum):
     SIZE = 16  # a number of ranks or micro-batches had to be another
     MEAN = 17  # a mean of entries that are not those of the unit
     PART = 18  # the count of a part of the step stands for the whole
-    GROUP = 19  # a reduction goes over another number of ranks
-    WRITTEN = 20  # a count is multiplied or divided by a 1 that is written out
-    ASSIGNED = 21  # where a wrong number got its name
-    UNUSED = 22  # the right count is made, and not used
-    CHANGED = 23  # a count is not what it is made of
-    UNMASKED = 24  # losses are added up with those that no mask has made 0
+    ORIGIN = 19  # plain Python had the very number first that had to be another
+    GROUP = 20  # a reduction goes over another number of ranks
+    WRITTEN = 21  # a count is multiplied or divided by a 1 that is written out
+    ASSIGNED = 22  # where a wrong number got its name
+    UNUSED = 23  # the right count is made, and not used
+    CHANGED = 24  # a count is not what it is made of
+    UNMASKED = 25  # losses are added up with those that no mask has made 0
 
 
 @dataclass(frozen=True)

@@ -215,15 +215,16 @@ class WrongCounts(OfWeight):
         serves several callers comes after these, which chose what it counts.
         """
         count, node = wrong.made.value, wrong.made.node or wrong.user
-        trace = self._chain.graph.traces[node.rank]
-        if handed := [one for one in trace.handed.get(node.place, ()) if one.has(count)]:
-            yield from self._had(handed, why, words)
+        if (had := self._chain.graph.handed(node, count)) is not None:
+            is_right = self._right.ingredient(wrong.needed) is not None
+            yield from self._had([had], Why.ORIGIN if is_right and why is Why.RETURNED else why, words)
             return
         is_given = wrong.made.node is None or self.weight.operation(node).name == GIVEN
         is_size = wrong.made.node is None and self._right.is_size(count)
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
-        before = [one for one in trace.returned if one.has(count) and one.place <= node.place]
+        returned = [one for one in self._chain.graph.traces[node.rank].returned if one.has(count)]
+        before = [one for one in returned if one.place <= node.place]
         beside = {*self.weight.operation(node).contents.values, count}
 
         def fit(one: Returned) -> tuple[bool, bool]:
