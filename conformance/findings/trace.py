@@ -113,7 +113,8 @@ class Returned:
 
     ``stack`` begins with the line, followed by those that called its function. ``place`` is that of
     the next operation. The line ``is_shared`` if several others called its function. Numbers that
-    are all floats have been measured.
+    are all floats have been measured. ``name`` is that of the field of a dataclass that the line
+    gave a whole number to; None if it is another line.
     """
 
     stack: tuple[Line, ...]
@@ -121,6 +122,7 @@ class Returned:
     place: int
     is_measured: bool
     is_shared: bool = False
+    name: str | None = None
 
     def has(self, number: float) -> bool:
         """Whether it is one of the numbers, up to rounding in float32."""

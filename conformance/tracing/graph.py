@@ -98,7 +98,7 @@ class Graph:
         before = -1
         while len(found) != before:
             before = len(found)
-            for node in self._nodes():
+            for node in self.nodes():
                 if node not in found:
                     self._paint(node, found)
         return found
@@ -108,7 +108,8 @@ class Graph:
         """Whether a tensor has the token's value alone."""
         return any(self._is_leaf(node, self.paint) for node in self.painted)
 
-    def _nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Node]:
+        """Yield all operations of all ranks."""
         for rank, trace in enumerate(self.traces):
             yield from (Node(rank, place) for place in range(len(trace.operations)))
 
@@ -207,17 +208,31 @@ class Graph:
     def trained(self) -> frozenset[Node]:
         """The painted nodes that backward passes begin with, and what these were made of."""
         found: set[Node] = set()
-        waiting = [
-            Node(rank, root)
-            for rank, trace in enumerate(self.traces)
-            for root in trace.roots.values()
-        ]
+        waiting = self._roots
         while waiting:
             node = waiting.pop()
             if node not in found and node in self.painted:
                 found.add(node)
                 waiting += self.inputs(node)
         return frozenset(found)
+
+    @cached_property
+    def before_roots(self) -> frozenset[Node]:
+        """What backward passes begin with, and everything that this was made of."""
+        found: set[Node] = set()
+        waiting = self._roots
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found.add(node)
+                waiting += self.inputs(node)
+        return frozenset(found)
+
+    @property
+    def _roots(self) -> list[Node]:
+        """What backward passes begin with."""
+        ranks = enumerate(self.traces)
+        return [Node(rank, root) for rank, trace in ranks for root in trace.roots.values()]
 
     @property
     def ends(self) -> Iterator[Node]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.findings.trace import SMALL, Line, Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from types import FrameType
 
 DEEPEST = 3
@@ -78,10 +78,11 @@ class Returns:
             self._add(frame, [returned], is_returned=True)
         elif event == "call" and frame.f_back is not None:
             if not self._is_foreign(frame):
-                lists = [one for one in _given(frame) if isinstance(one, (list, tuple))]
+                lists = [one for one in _given(frame).values() if isinstance(one, (list, tuple))]
                 self._add(frame.f_back, lists)
             elif frame.f_code.co_filename.startswith("<"):  # the constructor of a dataclass
-                self._hold(frame.f_back, _given(frame))
+                self._hold(frame.f_back, _given(frame).values())
+                self._add_fields(frame.f_back, _given(frame))
 
     def _add(self, frame: FrameType, held: Iterable[object], *, is_returned: bool = False) -> None:
         for one in held:
@@ -93,6 +94,18 @@ class Returns:
                 self._hold(frame, one if isinstance(one, (list, tuple)) else [one])
                 if is_returned:
                     self._note_caller(frame, line)
+
+    def _add_fields(self, frame: FrameType | None, given: Mapping[str, object]) -> None:
+        """Note the whole numbers that fields are given: other ones may be the same objects."""
+        while frame is not None and self._is_foreign(frame):
+            frame = frame.f_back
+        if frame is None:
+            return
+        for name, one in given.items():
+            key = f"{frame.f_code.co_filename} {name}", frame.f_lineno, (one,)
+            if type(one) is int and key not in self._noted:
+                self._noted[key] = replace(self._returned(frame, (one,)), name=name)
+        self._note_caller(frame, (frame.f_code.co_filename, frame.f_lineno))
 
     def _hold(self, frame: FrameType | None, several: Iterable[object]) -> None:
         """Remember where floats were, if they have not been anywhere yet."""
@@ -117,6 +130,7 @@ class Returns:
         begins = function.f_code.co_filename, function.f_code.co_firstlineno
         caller = function.f_back
         self._functions[line] = begins
+        self._functions[line[0], function.f_lineno] = begins  # a comprehension may begin before
         self._callers.setdefault(begins, set()).add((caller.f_code.co_filename, caller.f_lineno))
 
     def _with_callers(self, one: Returned) -> Returned:
@@ -139,11 +153,11 @@ class Returns:
         return name.startswith("<") or self.is_passed_by(frame.f_globals.get("__name__", ""))
 
 
-def _given(frame: FrameType) -> list[object]:
+def _given(frame: FrameType) -> dict[str, object]:
     """What a function was given for its parameters."""
     code, held = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return [held.get(name) for name in names]
+    return {name: held.get(name) for name in names}
 
 
 def _numbers(held: object) -> tuple[float, ...]:
