@@ -73,6 +73,7 @@ def traced() -> Iterator[Traced]:
         ("on_its_own", UNEQUAL, "group = alone"),
         ("in_a_group", UNEQUAL, "dist.new_group([rank])"),
         ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
+        ("of_a_maximum", UNEQUAL, "wrong = right / dist.get_world_size()"),
     ],
 )
 def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, text: str) -> None:
@@ -98,6 +99,10 @@ def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(trac
         ("read_one_by_one", "count += int(row.sum())"),
         ("counted_elsewhere", "total += int(row.sum())"),
         ("meant", "self.losses(rows).mean()"),
+        ("handed_on", "return float(sum(map(len, mask)))"),
+        ("whole_in_a_dataclass", "held = Counted(tokens=entries)"),
+        ("of_whole_numbers", "return sum(map(len, mask))"),
+        ("by_kind", 'count = self.divisors(rows["mask"].tolist(), "entries")'),
         ("another_mask", 'self.in_mask(held["attended"])'),
     ],
 )
@@ -144,12 +149,33 @@ def test_a_right_weight_has_no_suspects(traced: Traced) -> None:
     assert traced("reduced", UNEQUAL).suspects == []
 
 
-def test_a_lost_token_is_followed_to_where_it_is_lost(traced: Traced) -> None:
-    found = traced("lost", UNEQUAL)
+@pytest.mark.parametrize(
+    ("way", "texts"),
+    [
+        ("lost", ["self.gradient.zero_()"]),
+        ("left_out", ["(self.losses(rows) * kept)", "kept[:, -1] = 0"]),
+        ("shared_by_none", ["dist.all_gather(of_ranks, self.gradient)"]),
+    ],
+)
+def test_a_lost_token_is_followed_to_where_it_is_lost(
+    traced: Traced, way: str, texts: list[str]
+) -> None:
+    found = traced(way, UNEQUAL)
 
     assert found.chain is None
-    line = found.suspects[0].line
-    assert "self.gradient.zero_()" in linecache.getline(line.file, line.number)
+    for suspect, text in zip(found.suspects, texts, strict=False):
+        assert text in linecache.getline(suspect.line.file, suspect.line.number)
+
+
+@pytest.mark.parametrize(
+    ("way", "text"), [("logged_without", "rest = "), ("logged_as_0", "logged = 0.0 * ")]
+)
+def test_a_log_that_lacks_a_token_is_suspected_where_it_is_lost(
+    traced: Traced, way: str, text: str
+) -> None:
+    line = traced(way, UNEQUAL, Metric.POLICY_LOSS).suspects[0].line
+
+    assert text in linecache.getline(line.file, line.number)
 
 
 @pytest.mark.parametrize(

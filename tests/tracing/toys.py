@@ -5,6 +5,7 @@ The text of a job's divisor names the way, such as ``clamped``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ class ToyTrainer(Trainer):
         dist.all_reduce(self.gradient)
 
     def in_python(self, rows: Rows) -> None:
-        batch = {"mask": rows["mask"].tolist()}
+        batch = {"mask": rows["mask"].tolist(), "none": rows["mask"][:0].tolist()}
         batch["tokens"] = [sum(len(row) for row in batch["mask"])]
         count = torch.tensor(batch["tokens"], dtype=torch.float32)
         (self.losses(rows).sum() / count).sum().backward()
@@ -100,6 +101,47 @@ class ToyTrainer(Trainer):
     def in_a_field(self, rows: Rows) -> None:
         held = SimpleNamespace(tokens=self.entries(rows["mask"].tolist()))
         (self.losses(rows).sum() / torch.tensor(held.tokens)).backward()
+
+    def handed_on(self, rows: Rows) -> None:
+        self.width(rows["mask"])  # as many, of something else
+        held = Counted(self.entries(rows["mask"].tolist()))
+        (self.losses(rows).sum() / torch.tensor(held.tokens)).backward()
+
+    def width(self, mask: torch.Tensor) -> float:
+        return float(mask.numel())
+
+    def whole_in_a_dataclass(self, rows: Rows) -> None:
+        entries = sum(map(len, rows["mask"].tolist()))
+        held = Counted(tokens=entries)
+        (self.losses(rows).sum() / torch.tensor(held.tokens)).backward()
+
+    def of_whole_numbers(self, rows: Rows) -> None:
+        self.width(rows["mask"])
+        _ = -self.made_of(rows["mask"].numel())
+        count = self.made_of(self.whole(rows["mask"].tolist()))
+        (self.losses(rows).sum() / count).backward()
+
+    def whole(self, mask: list[list[float]]) -> int:
+        return sum(map(len, mask))
+
+    def made_of(self, number: int) -> torch.Tensor:
+        return torch.tensor(number)
+
+    def by_kind(self, rows: Rows) -> None:
+        self.divisors(rows["mask"].tolist(), "rows")
+        count = self.divisors(rows["mask"].tolist(), "entries")
+        (self.losses(rows).sum() / torch.tensor(count)).sum().backward()
+
+    def divisors(self, mask: list[list[float]], kind: str) -> list[float]:
+        if kind == "rows":
+            return [float(len(mask))]
+        return [float(sum(map(len, mask)))]
+
+    def of_a_maximum(self, rows: Rows) -> None:
+        right = torch.maximum(self.losses(rows), self.losses(rows)).sum() / self.tokens(rows)
+        wrong = right / dist.get_world_size()
+        (right.detach() + wrong - wrong.detach()).backward()
+        dist.all_reduce(self.gradient)
 
     def entries(self, mask: list[list[float]]) -> float:
         return float(sum(map(len, mask)))
@@ -158,6 +200,18 @@ class ToyTrainer(Trainer):
     def lost(self, rows: Rows) -> None:
         (self.losses(rows).sum() / self.tokens(rows)).backward()
         self.gradient.zero_()
+
+    def left_out(self, rows: Rows) -> None:
+        kept = rows["mask"].clone()
+        kept[:, -1] = 0
+        (self.losses(rows) * kept).sum().div(self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def shared_by_none(self, rows: Rows) -> None:
+        (self.losses(rows).sum() / self.tokens(rows)).backward()
+        of_ranks = [torch.zeros_like(self.gradient) for _ in range(dist.get_world_size())]
+        dist.all_gather(of_ranks, self.gradient)
+        self.gradient.copy_(of_ranks[dist.get_rank()])
 
     def by_size(self, rows: Rows) -> None:
         losses = self.losses(rows)
@@ -389,6 +443,20 @@ class ToyTrainer(Trainer):
         counted, total = values.tolist()
         return total / counted
 
+    def logged_without(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        rest = loss.detach() - loss.detach() * 1
+        return self.summed(rest)
+
+    def logged_as_0(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        logged = 0.0 * loss.detach()
+        return self.summed(logged)
+
     def logged_alone(self, rows: Rows) -> float:
         loss = self.losses(rows).sum() / self.tokens(rows)
         loss.backward()
@@ -433,6 +501,13 @@ def tokens_of(mask: torch.Tensor) -> int:
     for row in mask:
         total += int(row.sum())
     return total
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What hands a count on."""
+
+    tokens: float
 
 
 class Tagged(torch.Tensor):

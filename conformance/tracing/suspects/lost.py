@@ -98,12 +98,11 @@ def _made_0(graph: Graph) -> Iterator[Suspect]:
 
 
 def _multiplied_by_0(graph: Graph, rank: int) -> Iterator[Suspect]:
-    """Yield the line that multiplied the value by 0 last, on the rank that logs 0."""
-    for place in reversed(range(len(graph.traces[rank].operations))):
-        operation = graph.operation(Node(rank, place))
-        if operation.name.startswith(MULTIPLYING) and _is_0(graph, Node(rank, place)):
+    """Yield the line that multiplied the value by 0 last, if possible on the rank that logs 0."""
+    for node in sorted(graph.nodes(), key=lambda node: (node.rank != rank, -node.place)):
+        if graph.operation(node).name.startswith(MULTIPLYING) and _is_0(graph, node):
             words = "multiplies the value of the token by 0"
-            yield from (Suspect(line, words) for line in operation.stack[:1])
+            yield from (Suspect(line, words) for line in graph.operation(node).stack[:1])
             return
 
 

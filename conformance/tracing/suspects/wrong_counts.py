@@ -322,8 +322,9 @@ class WrongCounts(OfWeight):
         is_written = has_constant(operation.stack, number)
         if number == 1 and is_written and wrong.depth:
             yield from self.weight.at(wrong.user, Why.WRITTEN, wrong.depth, words)
-        if number == 1 and not (assigned or knows):
-            return
+        is_of_torch = operation.backward_pass is not None and not (is_written or assigned)
+        if is_of_torch or (number == 1 and not (assigned or knows)):
+            return  # such as the 2 by which the derivative of a maximum divides
         is_chosen = is_setting(operation.line, names)  # by the user, and right where it is read
         is_made = wrong.made.parts or is_chosen
         of_size = Why.ONE if number == 1 else Why.SIZE
