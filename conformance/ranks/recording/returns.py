@@ -101,9 +101,10 @@ class Returns:
             frame = frame.f_back
         if frame is None:
             return
-        for name, one in given.items():
+        whole = {name: one for name, one in given.items() if type(one) is int}
+        for name, one in whole.items():
             key = f"{frame.f_code.co_filename} {name}", frame.f_lineno, (one,)
-            if type(one) is int and key not in self._noted:
+            if key not in self._noted:
                 self._noted[key] = replace(self._returned(frame, (one,)), name=name)
         self._note_caller(frame, (frame.f_code.co_filename, frame.f_lineno))
 

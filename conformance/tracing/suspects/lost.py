@@ -76,8 +76,8 @@ def _with_value(graph: Graph) -> Iterator[Node]:
         operation = graph.operation(node)
         before = [kept[one] for one in graph.inputs(node) if one in kept]
         has_other = any(one in graph.painted for one in graph.inputs(node)) and not before
-        is_less = operation.name.startswith(HANDING_ON) and before
-        is_less = is_less and operation.contents.largest < min(before) * (1 - NEGLIGIBLE)
+        least = min(before, default=0.0) * (1 - NEGLIGIBLE)
+        is_less = operation.name.startswith(HANDING_ON) and operation.contents.largest < least
         if not (has_other or is_less or operation.name.startswith(COMPARING)):
             kept[node] = operation.contents.largest
             yield node
