@@ -29,6 +29,8 @@ CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 """Operations whose entries come from no mask."""
 
 
+ONES = "aten.ones_like"
+
 CALLING = 2
 """How many of the innermost lines may name the field that a tensor is made of."""
 
@@ -180,7 +182,7 @@ class WrongCounts(OfWeight):
         if count.node is None and self._right.is_size(count.value):
             needed = needed or self._right.factor(wrong.needed)
         is_common = is_close(wrong.needed, 1) and not is_close(self._right.tokens, 1)
-        if needed is None or is_common:
+        if needed is None or is_common or self._begins_backward(count):
             return
         words = f"{count.value:.6g} where there are {wrong.needed:.6g} {needed}"
         if count.node is not None:
@@ -211,6 +213,11 @@ class WrongCounts(OfWeight):
             yield from self._behind(wrong, words)
             for place, line in enumerate(self.weight.callers(count.node)):
                 yield Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
+
+    def _begins_backward(self, count: Count) -> bool:
+        """Whether it is the 1 that torch begins a backward pass with."""
+        made = None if count.node is None else self.weight.operation(count.node)
+        return made is not None and made.name.startswith(ONES) and made.contents.size == 1
 
     def _returned(self, wrong: _Wrong, why: Why, words: str) -> Iterator[Ranked]:
         """Yield the lines of plain Python that had a count before a tensor was made of it.
