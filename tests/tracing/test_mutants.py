@@ -35,6 +35,13 @@ FOUND = (
     "BatchCounted",
     "FillingRowsCounted",
     "SumOfMicroBatchMeans",
+    "AlwaysPerSample",
+    "EntropyOfMicroBatches",
+    "GroupsCountedPerRank",
+    "LoggedByTheFirstStage",
+    "PredictionsAcrossChunksLost",
+    "SharesOfRanksClamped",
+    "TokensCountedPerSlice",
 )
 
 

@@ -1,6 +1,11 @@
 """Where the line of a mutant is among the suspects of its smallest wrong finding.
 
 ``python -m tests.tracing.traced_mutants [NAME …]`` prints it for the named mutants, or for all.
+
+Some mutants have no line that a trace could find. `TruncatedByZip`, `LastMicroBatchDropped` and
+`FilledUpWithRepeats` drop or repeat samples before any operation of torch sees them. Mistakes that
+need several terms in one loss, such as `DivergenceOnEveryMicroBatch` and `EntropyLeftOutTogether`,
+are not seen in a trace, where terms are trained alone.
 """
 
 import inspect

@@ -12,10 +12,11 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN
-from conformance.tracing.counts import COMMON, SMALL, Count, How, Unfolding
+from conformance.tracing.counts import COMMON, Count, How, Unfolding
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
-from conformance.tracing.source.origins import fields_read, has_constant, origins
+from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.slices import Slice, is_setting
+from conformance.tracing.suspects.plain_python import had_before
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
 from conformance.tracing.suspects.wrong_weight import OfWeight
 
@@ -30,9 +31,6 @@ CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 
 
 ONES = "aten.ones_like"
-
-CALLING = 2
-"""How many of the innermost lines may name the field that a tensor is made of."""
 
 
 class _Wrong(NamedTuple):
@@ -236,30 +234,7 @@ class WrongCounts(OfWeight):
         is_size = wrong.made.node is None and self._right.is_size(count)
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
-        before = [*self._before(node, count)]
-        beside = {*self.weight.operation(node).contents.values, count}
-
-        def fit(one: Returned) -> tuple[bool, bool, bool]:
-            """Whether it is in a field, has all numbers or only these, and is no small size."""
-            has_same = beside.issuperset(one.numbers) or beside.issubset(one.numbers)
-            return one.name is not None, has_same, one.is_measured or count > SMALL
-
-        best = max(map(fit, before), default=None)
-        yield from self._had([one for one in before if fit(one) == best], why, words)
-
-    def _before(self, node: Node, count: float) -> Iterator[Returned]:
-        """Yield where plain Python had a count before an operation; in a field, if that is read.
-
-        What has been measured makes no tensor of whole numbers.
-        """
-        operation = self.weight.operation(node)
-        is_whole = operation.name == GIVEN and not operation.contents.is_measured
-        names = fields_read(operation.stack[:CALLING])
-        for one in self._chain.graph.traces[node.rank].returned:
-            is_read = one.name is None or one.name in names
-            is_before = one.place <= node.place and not (is_whole and one.is_measured)
-            if is_read and is_before and one.has(count):
-                yield one
+        yield from self._had(had_before(self.weight, node, count), why, words)
 
     def _had(self, several: Iterable[Returned], why: Why, words: str) -> Iterator[Ranked]:
         """Yield the lines that had a number, the first one first."""
