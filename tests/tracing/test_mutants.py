@@ -40,6 +40,7 @@ FOUND = (
     "GroupsCountedPerRank",
     "LoggedByTheFirstStage",
     "PredictionsAcrossChunksLost",
+    "SamplesNotAveraged",
     "SharesOfRanksClamped",
     "TokensCountedPerSlice",
 )

@@ -224,7 +224,9 @@ class WrongCounts(OfWeight):
         serves several callers comes after these, which chose what it counts.
         """
         count, node = wrong.made.value, wrong.made.node or wrong.user
-        if (had := self._chain.graph.handed(node, count)) is not None:
+        had = self._chain.graph.handed(node, count)
+        # The user's L is right where it was first.
+        if had is not None and count != self.weight.traced.context.aggregation.divisor:
             is_right = self._right.ingredient(wrong.needed) is not None
             yield from self._had(
                 [had], Why.ORIGIN if is_right and why is Why.RETURNED else why, words
