@@ -10,13 +10,13 @@ import torch
 from adapters.contract import Adapter, Job, Layout, LogEntry, Rank
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.errors import StartError
-from conformance.findings.sanitize import sanitized_traceback
+from conformance.findings.sanitize import numberless, sanitized_traceback
 from conformance.findings.verdict import Verdict
 from conformance.ranks.hardware import Device, Hardware
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.preload import load_once
-from conformance.ranks.recording.stacks import waiting
+from conformance.ranks.recording.stacks import told, waiting
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from tests import broken
@@ -223,3 +223,18 @@ def test_a_collective_in_the_thread_of_a_backward_pass_has_torchs_line() -> None
 
     state = str(waiting(stack, NativeAdapter(), None))
     assert state == "waits in all_reduce at torch/distributed/nn/functional.py:538 (backward)"
+
+
+def test_a_hang_is_told_alike_whichever_and_however_many_ranks_do_what() -> None:
+    waits, leads, done = (
+        "waits in all_gather at b.py:9 (f)",
+        "is at a.py:7 (g)",
+        "has ended its step",
+    )
+    one, several = (
+        told({0: leads, 1: waits, 2: done}),
+        told({0: done, 1: leads, 2: waits, 3: waits}),
+    )
+
+    assert one == f"rank 1 {waits}; rank 2 {done}; rank 0 {leads}"
+    assert numberless(one) == numberless(several)
