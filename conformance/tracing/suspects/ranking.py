@@ -99,7 +99,8 @@ class Suspects(OfWeight):
 
         A term that is added to the losses of tokens is undivided there.
         """
-        needed = self._right.needed(self._off) if self.weight.traced.is_wrong else None
+        counted = self._right.needed if self._is_undivided else self._right.ingredient
+        needed = counted(self._off) if self.weight.traced.is_wrong else None
         if needed is None and not self._is_undivided:
             return
         by = "" if needed is None else f" by {self._off:.6g} {needed}"
