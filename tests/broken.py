@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -143,7 +144,10 @@ class Talkative(Faulty):
 
 
 class Killed(Faulty):
+    """Dies with a folder for temporary files that it would have removed."""
+
     def fail(self) -> None:
+        tempfile.mkdtemp()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -99,7 +99,8 @@ class Suspects(OfWeight):
 
         A term that is added to the losses of tokens is undivided there.
         """
-        needed = self._right.needed(self._off) if self.weight.traced.is_wrong else None
+        counted = self._right.needed if self._is_undivided else self._right.ingredient
+        needed = counted(self._off) if self.weight.traced.is_wrong else None
         if needed is None and not self._is_undivided:
             return
         by = "" if needed is None else f" by {self._off:.6g} {needed}"
@@ -117,12 +118,15 @@ class Suspects(OfWeight):
 
     @property
     def _is_undivided(self) -> bool:
-        """Whether a weight below 1 is expected, and no factor but a coefficient divides."""
+        """Whether a weight below 1 is expected, and no factor but a coefficient divides.
+
+        A factor that another one takes back does not divide.
+        """
         traced = self.weight.traced
         forward = (
             one.value
             for one in self.weight.factors
-            if self.weight.operation(one.node).backward_pass is None
+            if self.weight.operation(one.node).backward_pass is None and not self._partner(one)
         )
         is_small = 0 < abs(traced.expected) < 1 and not traced.is_trained_right
         return traced.is_wrong and is_small and min(forward, default=1.0) > 1 - NEGLIGIBLE
