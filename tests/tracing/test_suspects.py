@@ -130,6 +130,7 @@ def test_a_number_that_is_reduced_and_not_logged_is_suspected_where_another_is(
         ("halved", UNEQUAL, "dist.all_reduce(logged)"),
         ("divided_in_python", EMPTY, "torch.clamp_min(mask.sum(), 1)"),
         ("logged_alone", UNEQUAL, "return loss.item()"),
+        ("logged_behind_torch", ON_ONE_RANK, 'own = torch.ones_like(rows["mask"]).sum()'),
     ],
 )
 def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(
