@@ -28,10 +28,10 @@ from conformance.ranks.messages import (
 )
 from conformance.ranks.processes import LocalLauncher
 from conformance.ranks.recording.stacks import UNKNOWN, Waiting, told, waiting
-from conformance.ranks.time_limits import SECONDS_AFTER_A_HANG, SECONDS_AT_FIRST, Patience
+from conformance.ranks.time_limits import SECONDS_OF_QUIET, Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from adapters.contract import Adapter, Description, Job, Observation
@@ -203,8 +203,9 @@ class RankPool(AbstractContextManager["RankPool"]):
         size = job.layout.world_size
         connections = self._connections[:size]
         dead = self._send((self._enter(size), job), connections)
-        quiet = SECONDS_AFTER_A_HANG if job.objective in self._hung else SECONDS_AT_FIRST
-        self._begun = _Begun(job, connections, Patience(self._time_limit, quiet), dead)
+        hung = job.objective in self._hung
+        patience = Patience(self._time_limit, SECONDS_OF_QUIET, expects_a_hang=hung)
+        self._begun = _Begun(job, connections, patience, dead)
 
     def outcome(self) -> Ran | Declined | Crashed:
         """What came of the job that was begun, waiting for it if need be."""
@@ -252,7 +253,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         answers: list[_Answer] = []
         while pending:
             ready = wait(list(pending), timeout=patience.seconds())
-            if not ready and patience.ends(self._cpu_seconds(pending.values())):
+            if not ready and self._gives_up(patience, pending.values()):
                 break
             for connection in ready:
                 assert isinstance(connection, Connection)
@@ -269,8 +270,17 @@ class RankPool(AbstractContextManager["RankPool"]):
             for connection, rank in pending.items()
         ]
 
-    def _cpu_seconds(self, ranks: Iterable[int]) -> dict[int, float]:
-        return {rank: self._ranks[rank].process.cpu_seconds() for rank in ranks}
+    def _gives_up(self, patience: Patience, ranks: Collection[int]) -> bool:
+        """Whether ranks that have not answered are waited for no more."""
+        processes = {rank: self._ranks[rank].process for rank in ranks}
+        if not patience.ends({rank: one.cpu_seconds() for rank, one in processes.items()}):
+            return False
+        stacks = (one.stacks() for one in processes.values())
+        return (
+            patience.is_over
+            or patience.expects_a_hang
+            or all(self._waiting(stack).collective is not None for stack in stacks)
+        )
 
     def _receive(self, connection: Connection, rank: int) -> _Answer:
         try:

@@ -1,8 +1,8 @@
-"""How long a job is waited for: until none of its ranks is at work, or as long as the user allows.
+"""How long a job is waited for: until its ranks wait for each other, or as long as the user allows.
 
-Ranks that wait for each other use next to no CPU time. The first job of an objective is given up
-once no rank has used any for `SECONDS_AT_FIRST`, and others of an objective that was seen to hang
-after `SECONDS_AFTER_A_HANG`. A rank that still uses CPU time does not hang: it is slow.
+Ranks that wait for each other use next to no CPU time. One that still does is slow; one that uses
+none may wait for a disk or a GPU. So a job is given up early if all its ranks are quiet and each is
+seen to wait in a collective, or if one like it did before.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SECONDS_AT_FIRST = 5.0
-"""In which no rank uses CPU time."""
-
-SECONDS_AFTER_A_HANG = 2.0
+SECONDS_OF_QUIET = 5.0
+"""In which no rank of a job that hangs uses CPU time."""
 
 SHARE_AT_WORK = 0.015
 """Of a core, that a rank at work uses though dozens of processes share it; ranks that wait for each
@@ -27,11 +25,12 @@ class Patience:
     """When to stop waiting for ranks: once none of them is at work, and after ``limit`` at latest.
 
     They are looked at every ``quiet`` seconds, twice at least; ``at_work`` are those that were
-    between the last two looks.
+    between the last two looks. If no hang is expected, quiet ranks must be seen to wait.
     """
 
-    def __init__(self, limit: float, quiet: float) -> None:
+    def __init__(self, limit: float, quiet: float, *, expects_a_hang: bool = False) -> None:
         self.at_work: frozenset[int] = frozenset()
+        self.expects_a_hang = expects_a_hang
         self._latest = time.monotonic() + limit
         self._interval = limit
         self._next = self._latest
@@ -44,12 +43,18 @@ class Patience:
 
     def look_within(self, seconds: float) -> None:
         """Give up earlier on ranks that are not at work by then: they will not answer."""
+        self.expects_a_hang = True
         self._look_every(seconds / 2)
 
     def end_within(self, seconds: float) -> None:
         """Give up by then on those that are at work too."""
         self._latest = min(self._latest, time.monotonic() + seconds)
         self._look_every(seconds / 2)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the user allows no more."""
+        return time.monotonic() >= self._latest
 
     def ends(self, cpu_seconds: Mapping[int, float]) -> bool:
         """Look at what each rank has used up to now; returns whether to stop waiting."""
@@ -64,7 +69,7 @@ class Patience:
             if rank in before and used - before[rank] > least
         )
         self._next = min(now + self._interval, self._latest)
-        return now >= self._latest or (bool(before) and not self.at_work)
+        return self.is_over or (bool(before) and not self.at_work)
 
     def _look_every(self, seconds: float) -> None:
         self._interval = min(self._interval, seconds)

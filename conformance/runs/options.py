@@ -71,7 +71,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "type": float,
         "default": 120.0,
         "metavar": "S",
-        "help": "seconds per job (120); a job whose ranks all wait is given up before",
+        "help": "seconds per job (120); one whose ranks wait for each other is given up before",
     },
     "examples": {
         "type": int,

@@ -12,6 +12,7 @@ from adapters.native.adapter import NativeAdapter
 from conformance.findings.errors import StartError
 from conformance.findings.sanitize import numberless, sanitized_traceback
 from conformance.findings.verdict import Verdict
+from conformance.ranks import pool
 from conformance.ranks.hardware import Device, Hardware
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
@@ -225,6 +226,27 @@ def test_a_collective_in_the_thread_of_a_backward_pass_has_torchs_line() -> None
 
     state = str(waiting(stack, NativeAdapter(), None))
     assert state == "waits in all_reduce at torch/distributed/nn/functional.py:538 (backward)"
+
+
+def test_a_rank_that_sleeps_and_waits_in_no_collective_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may wait for a disk or a GPU."""
+    monkeypatch.setattr(pool, "SECONDS_OF_QUIET", 0.1)
+    with RankPool(broken.Slow(), None, size=2) as ranks:
+        assert isinstance(ranks.run(job(ACTIVE)), Ran)
+
+
+@pytest.mark.processes
+def test_ranks_that_wait_in_collectives_are_given_up_before_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "SECONDS_OF_QUIET", 0.5)
+    with RankPool(broken.Deadlocked(), None, size=2, time_limit=100_000) as ranks:
+        outcome = ranks.run(job(MASKED))
+
+        assert isinstance(outcome, Crashed)
+        assert_matches("hang: .*rank 1 waits in barrier", outcome.message)
 
 
 def test_a_hang_is_told_alike_whichever_and_however_many_ranks_do_what() -> None:
