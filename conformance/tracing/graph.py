@@ -146,7 +146,8 @@ class Graph:
     def before(self, node: Node, entry: Entry) -> Node | None:
         """The node that a painted one has an entry from; None if it is the first.
 
-        The first of a backward pass has it from the root of that, and not from the advantage.
+        The first of a backward pass has it from the root of that, and not from the advantage. A
+        value that is as large as what selects a gradient is one if it was made of others.
         """
         painted = [one for one in self.inputs(node) if one in self.painted]
         if not painted:
@@ -160,7 +161,8 @@ class Graph:
         number = self.operation(node).backward_pass
         root = None if number is None else self.traces[node.rank].roots.get(number)
         if self.painted[best] or root is None or Node(node.rank, root) not in self.painted:
-            return None if self._selects(best) else best
+            is_made = not self.painted.keys().isdisjoint(self.inputs(best))
+            return best if is_made or not self._selects(best) else None
         return Node(node.rank, root)
 
     def logged(self, number: float, rank: int) -> Iterator[Node]:
@@ -175,7 +177,7 @@ class Graph:
         read.sort(
             key=lambda node: (
                 node.rank == rank,
-                self._reads_root(node),
+                self.reads_root(node),
                 self._reads_one(node),
             ),
             reverse=True,
@@ -188,7 +190,8 @@ class Graph:
         held = self.operation(node).contents
         return any(is_close(abs(one), number) for one in (held.largest, *held.values))
 
-    def _reads_root(self, node: Node) -> bool:
+    def reads_root(self, node: Node) -> bool:
+        """Whether Python reads there what a backward pass begins with."""
         roots = self.traces[node.rank].roots.values()
         return any(one.place in roots for one in self.inputs(node))
 

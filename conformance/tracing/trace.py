@@ -8,6 +8,7 @@ from itertools import islice, permutations
 from typing import TYPE_CHECKING
 
 from adapters.contract.batch.altered import painted_value
+from adapters.contract.objective import Metric
 from conformance.findings.cause import (
     CauseTrace,
     SuspectedLine,
@@ -161,7 +162,7 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
 
     There is none if the value is lost, or if some rank lacks it. Of numbers that may have become
     the logged one the first are those that differ from it by what is known, and have the same
-    value.
+    value; those that are made of the loss come before others.
     """
     if job.logged is None:
         if not job.traced:
@@ -172,6 +173,7 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
         return
     right = RightCounts(job.context, job.place)
     number = abs(job.logged)
+    is_term = job.metric not in (Metric.LOSS, Metric.POLICY_LOSS)
     ends = graph.logged(number, job.rank)
     read = [(end, _read_as(graph, end, number)) for end in ends]
     chains = [chain(graph, end, number=entry) for end, entry in read]
@@ -185,6 +187,12 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
             right.ingredient(factor) is not None for factor in (rest, 1 / (rest or math.inf))
         )
 
+    def is_apart(one: Chain) -> tuple[bool, bool]:
+        """Whether it is made of no loss, and of what is differentiated, which has other terms."""
+        of_loss = any(graph.operation(node).requires_grad for node in one.way)
+        return not of_loss and one.product != number, is_term and graph.reads_root(one.way[-1])
+
+    chains.sort(key=is_apart)
     first = next(filter(is_known, chains), next(iter(chains), None))
     yield from (one for one in chains if first and is_close(one.product, first.product))
 

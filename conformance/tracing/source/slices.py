@@ -70,6 +70,15 @@ def is_setting(line: Line | None, names: Sequence[str]) -> bool:
     return False
 
 
+def only_reads(line: Line) -> bool:
+    """Whether a line gives what it reads from fields, or under keys, and computes nothing."""
+    around = scope_of(line)
+    values = [] if around is None else around.evaluated(line.columns)
+    fields = [one for one in values if isinstance(one, ast.Attribute | ast.Subscript)]
+    computing = (ast.Call, ast.BinOp)
+    return bool(fields) and not any(isinstance(one, computing) for one in values)
+
+
 class Assigned(NamedTuple):
     """A line that gives a name its value."""
 

@@ -88,11 +88,17 @@ class Suspects(OfWeight):
         is_mean = ".mean" in operation.name and not averages
         why = Why.MEAN if is_mean else Why.AVERAGED if averages else Why.WITHOUT_PARTNER
         why = Why.PARTNERED if self._partner(factor) else why
+        why = Why.CONSEQUENCE if self._may_be_count(factor) else why
         words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
         yield from self.weight.at(factor.node, why, 0, words)
         for node in self._factors_of_tokens(factor):
             yield from self.weight.at(node, why, 1, words)
         yield from self._of_parts(factor, Why.PART)
+
+    def _may_be_count(self, factor: Factor) -> bool:
+        """Whether it may divide by the tokens of a unit that has one, which are miscounted."""
+        has_one_token = is_close(self._right.tokens, 1)
+        return has_one_token and factor.value < 1 and not self._right.is_size(factor.value)
 
     def _of_sums(self) -> Iterator[Ranked]:
         """Yield the lines that add up losses which nothing divides, and who called them.

@@ -15,7 +15,7 @@ from conformance.findings.trace import GIVEN
 from conformance.tracing.counts import COMMON, SMALL, Count, How, Unfolding
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 from conformance.tracing.source.origins import has_constant, origins
-from conformance.tracing.source.slices import Slice, is_setting
+from conformance.tracing.source.slices import Slice, is_setting, only_reads
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
 from conformance.tracing.suspects.wrong_weight import OfWeight
 
@@ -160,9 +160,14 @@ class WrongCounts(OfWeight):
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
 
     def _summed(self, wrong: _Wrong, parts: Sequence[Count]) -> Iterator[_Wrong]:
-        """Yield a sum at the line that made all its parts, which cannot be told apart."""
+        """Yield a sum at the line that made all its parts, which cannot be told apart.
+
+        Parts that have several entries are pieces of what is counted, and no counts themselves.
+        """
         nodes = [part.node for part in parts if part.node is not None]
-        if len({self.weight.operation(node).line for node in nodes}) == 1:
+        made = [self.weight.operation(node) for node in nodes]
+        are_counts = all(one.contents.size == 1 for one in made)
+        if are_counts and len({one.line for one in made}) == 1:
             yield _Wrong(
                 replace(wrong.made, node=nodes[0]), wrong.needed, nodes[0], wrong.depth + 1
             )
@@ -212,24 +217,28 @@ class WrongCounts(OfWeight):
         """Yield the lines of plain Python that had a count before a tensor was made of it.
 
         The first to have it comes first, followed by those that called its function; a line that
-        serves several callers comes after these, which chose what it counts.
+        serves several callers comes after these, which chose what it counts. Lines that only read
+        fields have counted nothing.
         """
         count, node = wrong.made.value, wrong.made.node or wrong.user
         is_given = wrong.made.node is None or self.weight.operation(node).name == GIVEN
         is_size = wrong.made.node is None and self._right.is_size(count)
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
-        returned = [one for one in self._chain.graph.traces[node.rank].returned if one.has(count)]
-        before = [one for one in returned if one.place <= node.place]
+        returned = self._chain.graph.traces[node.rank].returned
+        before = [one for one in returned if one.has(count) and one.place <= node.place]
         beside = {*self.weight.operation(node).contents.values, count}
 
-        def fit(one: Returned) -> tuple[bool, bool]:
-            """Whether one has all numbers of the other, and if a small one is no size."""
-            has_same = beside.issuperset(one.numbers) or beside.issubset(one.numbers)
-            return has_same, one.is_measured or count > SMALL
+        def fit(one: Returned) -> tuple[int, bool]:
+            """How many numbers they share if one has all of the other, and if it is no size."""
+            shared = beside.intersection(one.numbers)
+            has_all = shared in (beside, {*one.numbers}) and one.is_whole >= count.is_integer()
+            return len(shared) if has_all else 0, one.is_measured or count > SMALL
 
-        best = max(map(fit, before), default=None)
-        for place, one in enumerate(one for one in before if fit(one) == best):
+        best = max(map(fit, before), default=(0, False))
+        why = why if max(best) > 1 or best[1] else min(why, Why.CALLER)  # many a size is as small
+        fitting = (one for one in before if fit(one) == best and not only_reads(one.stack[0]))
+        for place, one in enumerate(fitting):
             lines = [*one.stack[1:], one.stack[0]] if one.is_shared else one.stack
             for depth, line in enumerate(lines):
                 yield Ranked(why, -place * LATER - depth, Suspect(line, words))
