@@ -127,7 +127,7 @@ class Unfolding:
         """A number of Python, unfolded if its user looked at a tensor that has it."""
         operation = self.graph.operation(user)
         names = [name for name, held in operation.variables if is_close(held, number)]
-        if counts_itself(operation.line) or is_setting(operation.line, names):
+        if counts_itself(operation.line) or is_setting(operation.stack, names):
             return Count(number, None)
         made = self._read(Entry(user, None, number))
         parts = tuple(self._unfolded(one) for one in made.parts if isinstance(one, Entry))

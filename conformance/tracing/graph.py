@@ -177,7 +177,7 @@ class Graph:
         read.sort(
             key=lambda node: (
                 node.rank == rank,
-                self.reads_root(node),
+                self._reads_root(node),
                 self._reads_one(node),
             ),
             reverse=True,
@@ -190,10 +190,8 @@ class Graph:
         held = self.operation(node).contents
         return any(is_close(abs(one), number) for one in (held.largest, *held.values))
 
-    def reads_root(self, node: Node) -> bool:
-        """Whether Python reads there what a backward pass begins with."""
-        roots = self.traces[node.rank].roots.values()
-        return any(one.place in roots for one in self.inputs(node))
+    def _reads_root(self, node: Node) -> bool:
+        return not self.roots.isdisjoint(self.inputs(node))
 
     def _reads_one(self, node: Node) -> bool:
         """Whether one number is read, and not several or one that was chosen among several."""
@@ -202,14 +200,16 @@ class Graph:
         return self.operation(node).contents.size == 1 and not is_chosen
 
     @cached_property
+    def roots(self) -> frozenset[Node]:
+        """The nodes that backward passes begin with."""
+        traces = enumerate(self.traces)
+        return frozenset(Node(rank, root) for rank, one in traces for root in one.roots.values())
+
+    @cached_property
     def trained(self) -> frozenset[Node]:
         """The painted nodes that backward passes begin with, and what these were made of."""
         found: set[Node] = set()
-        waiting = [
-            Node(rank, root)
-            for rank, trace in enumerate(self.traces)
-            for root in trace.roots.values()
-        ]
+        waiting = [*self.roots]
         while waiting:
             node = waiting.pop()
             if node not in found and node in self.painted:

@@ -215,7 +215,9 @@ class Suspects(OfWeight):
         operation = self._chain.operation(factor)
         sizes = [self.weight.operation(one).contents.size for one in self._chain.operands(factor)]
         is_large = max(sizes, default=1) > 1
-        if is_large or operation.line is None or not self._is_of_kind(operation):
+        is_written = has_constant(operation.stack, 1)
+        may_lack = self._is_of_kind(operation) or (is_written and 1.0 in operation.numbers)
+        if is_large or operation.line is None or not may_lack:
             return
         words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
         missing = max(self._off, 1 / self._off)
@@ -227,7 +229,6 @@ class Suspects(OfWeight):
         why = Why.KNOWING if knows else Why.IDLE
         names = [name for name, held in operation.variables if held == 1]
         yield from self.weight.at(factor.node, why, depth, words)
-        is_written = has_constant(operation.stack, 1)
         own = self.weight.is_own(operation.line)
         for place, line in enumerate(origins(operation.stack, names) if own else ()):
             before = -LATER if is_written else LATER

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
+from itertools import compress, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN
@@ -264,6 +264,8 @@ class WrongCounts(OfWeight):
             yield Ranked(why, wrong.depth, Suspect(line, words))
         if made.name == GIVEN:
             counting = [one.line for one in sources if one.counts]
+            if self._right.is_sample_of_unit(wrong.made.value):
+                counting = [*(one.line for one in sources if one.adds), *counting]
             for place, line in enumerate(counting):
                 yield Ranked(Why.COUNTED_BY_PYTHON, -place, Suspect(line, words))
 
@@ -306,7 +308,7 @@ class WrongCounts(OfWeight):
             yield from self.weight.at(wrong.user, Why.WRITTEN, wrong.depth, words)
         if number == 1 and not (assigned or knows):
             return
-        is_chosen = is_setting(operation.line, names)  # by the user, and right where it is read
+        is_chosen = is_setting(operation.stack, names)  # by the user, and right where it is read
         is_made = wrong.made.parts or is_chosen
         of_size = Why.ONE if number == 1 else Why.SIZE
         why = Why.CALLER if is_made else of_size if is_size else Why.ASSIGNED
@@ -353,14 +355,15 @@ class WrongCounts(OfWeight):
         return frozenset(found)
 
     def _recounted(self, count: Count) -> float:
-        """What a count is without clamps, and without entries that come from no mask."""
+        """What a count is without clamps, and without what comes from no mask but is added."""
         parts = [self._recounted(part) for part in count.parts]
         shares = [*zip(parts, count.shares, strict=False)]
         match count.how:
             case How.SAME | How.CLAMP:
                 return parts[0]
             case How.SUM:
-                return math.fsum(part * share for part, share in shares)
+                counted = [one.node is not None or bool(one.parts) for one in count.parts]
+                return math.fsum(part * share for part, share in compress(shares, counted))
             case How.PRODUCT | How.ROUNDED if all(parts):
                 return math.prod(float(part**share) for part, share in shares)
             case How.GIVEN if count.node is not None:
