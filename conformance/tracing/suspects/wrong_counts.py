@@ -226,13 +226,14 @@ class WrongCounts(OfWeight):
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
         returned = self._chain.graph.traces[node.rank].returned
-        before = [one for one in returned if one.has(count) and one.place <= node.place]
+        having = (one for one in returned if one.has(count) and one.place <= node.place)
+        before = [one for one in having if one.is_whole or not count.is_integer()]
         beside = {*self.weight.operation(node).contents.values, count}
 
         def fit(one: Returned) -> tuple[int, bool]:
             """How many numbers they share if one has all of the other, and if it is no size."""
             shared = beside.intersection(one.numbers)
-            has_all = shared in (beside, {*one.numbers}) and one.is_whole >= count.is_integer()
+            has_all = shared in (beside, {*one.numbers})
             return len(shared) if has_all else 0, one.is_measured or count > SMALL
 
         best = max(map(fit, before), default=(0, False))

@@ -1,0 +1,130 @@
+"""More ways to normalise losses wrongly, each like a mistake that was put into real code."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from tests.tracing.toys import ToyAdapter, ToyTrainer
+
+if TYPE_CHECKING:
+    from tests.minimal.right import Rows
+
+
+class Reduction(Enum):
+    """How the numbers of ranks are reduced."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+class MistakenTrainer(ToyTrainer):
+    """Makes these mistakes besides the others."""
+
+    reward = 9.0
+    ranks = 1
+
+    def of_pieces(self, rows: Rows) -> None:
+        first, second = rows["mask"].flatten().split([1, rows["mask"].numel() - 1])
+        pieces = torch.cat([first, second])
+        own = pieces.sum()
+        (self.losses(rows).sum() / own).backward()
+        dist.all_reduce(self.gradient)
+
+    def rewarded(self, rows: Rows) -> None:
+        assert self.reward_of(rows)
+        self.in_python(rows)
+
+    def reward_of(self, rows: Rows) -> float:
+        return self.reward
+
+    def rewarded_each(self, rows: Rows) -> None:
+        assert self.rewards_of(rows)
+        self.in_python(rows)
+
+    def rewards_of(self, rows: Rows) -> list[float]:
+        return [len(rows["mask"]) * share for share in (3.0, 0.5)]
+
+    def sized(self, rows: Rows) -> None:
+        assert self.sizes_of(rows)
+        self.in_python(rows)
+
+    def sizes_of(self, rows: Rows) -> list[int]:
+        return [len(rows["mask"]) * size for size in (4, 5)]
+
+    def beside(self, rows: Rows) -> float:
+        shown = (rows["advantages"] * rows["mask"]).sum() / self.tokens(rows)
+        dist.all_reduce(shown)
+        self.looked_at(round(shown.item()))
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        values = torch.stack([torch.zeros(()), loss.detach()])
+        dist.all_reduce(values)
+        _, number = values.tolist()
+        return float(number * 2)
+
+    def logged_unread(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        logged = loss.detach().clone()
+        dist.all_reduce(logged.clone())
+        return logged.item()
+
+    def without_weight(self, rows: Rows) -> None:
+        for place in range(len(rows["mask"])):
+            part = {name: values[place : place + 1] for name, values in rows.items()}
+            mean = self.losses(part).sum() / part["mask"].sum()
+            (mean * 1).backward()
+
+    def handed_setting(self, rows: Rows) -> None:
+        self.divided_by(rows, steps=self.settings.steps)
+
+    def divided_by(self, rows: Rows, steps: int) -> None:
+        (self.losses(rows).sum() / steps).backward()
+        dist.all_reduce(self.gradient)
+
+    def named_average(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        number, how = self.summed(loss), Reduction.MEAN
+        return reduced(number, how)
+
+    def less(self, rows: Rows) -> None:
+        own = rows["mask"].sum()
+        count = own - 1
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def last_kept(self, rows: Rows) -> None:
+        held: dict[str, float] = {}
+        counts = [sum(row) for row in rows["mask"].tolist()]
+        for one in counts:
+            held["tokens"] = dict[str, float]().get("tokens", 0.0) + one
+        (self.losses(rows).sum() / torch.tensor(held["tokens"])).backward()
+
+    def doubled(self, rows: Rows) -> None:
+        (self.losses(rows).sum() * 2 / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def bounded(self, rows: Rows) -> None:
+        count = self.tokens(rows).clamp(min=1.0) / self.ranks
+        count = count * len(rows["mask"])
+        (self.losses(rows).sum() / count).backward()
+
+
+def reduced(number: float, how: Reduction) -> float:
+    """A number, or its mean over ranks."""
+    return number / dist.get_world_size() if how is Reduction.MEAN else number
+
+
+class MistakenAdapter(ToyAdapter):
+    """Chooses among all ways."""
+
+    trainer = MistakenTrainer
