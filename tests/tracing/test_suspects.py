@@ -87,6 +87,7 @@ def traced() -> Iterator[Traced]:
         ("in_a_group", UNEQUAL, "dist.new_group([rank])"),
         ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
         ("of_pieces", UNEQUAL, "own = pieces.sum()"),
+        ("sent", ON_ONE_RANK, 'self.in_mask(held["attended"])'),
         ("rewarded", ON_ONE_RANK, "sum(len(row) for row"),
         ("rewarded_each", ON_ONE_RANK, "sum(len(row) for row"),
         ("sized", OF_EIGHT, "sum(len(row) for row"),

@@ -235,8 +235,10 @@ class Suspects(OfWeight):
             yield Ranked(why, depth + before - place, Suspect(line, words))
 
     def _partner(self, factor: Factor) -> bool:
-        """Whether another factor takes back what one does."""
-        return any(is_close(one.value * factor.value, 1) for one in self._chain.factors)
+        """Whether others take back what one does, and all that do the same."""
+        values = [one.value for one in self._chain.factors]
+        same = [one for one in values if is_close(one, factor.value)]
+        return len([one for one in values if is_close(one * factor.value, 1)]) >= len(same)
 
     def _of_mean(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a mean over entries that are not those that a unit has."""
