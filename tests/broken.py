@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -141,7 +142,10 @@ class Talkative(Faulty):
 
 
 class Killed(Faulty):
+    """Dies with a folder for temporary files that it would have removed."""
+
     def fail(self) -> None:
+        tempfile.mkdtemp()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -63,7 +63,9 @@ class Trace:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
         chains = [*_chains(graph, job)]
         if not chains:
-            suspects = lost_after(graph, job, package)
+            alike = _of_gradient(graph, job)
+            found = [] if alike is None else Suspects(WrongWeight(job, alike, package)).best()
+            suspects = found or lost_after(graph, job, package)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
         weight = WrongWeight(job, chains[0], package)
         if not math.isfinite(job.observed) and (made := made_not_finite(weight)):
@@ -197,6 +199,19 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
     chains.sort(key=is_apart)
     first = next(filter(is_known, chains), next(iter(chains), None))
     yield from (one for one in chains if first and is_close(one.product, first.product))
+
+
+def _of_gradient(graph: Graph, job: TracedJob) -> Chain | None:
+    """The chain of the gradient, if it is as wrong as a logged number whose own way is lost."""
+    if job.logged is None or not job.observed:
+        return None
+    trained = next((chain(graph, end) for end in islice(graph.ends, 1)), None)
+    weight = abs(job.observed) * job.derivative
+    if trained is None or not trained.product:
+        return None
+    rest = weight / trained.product
+    is_known = is_close(rest, 1) or RightCounts(job.context, job.place).is_size(rest)
+    return trained if is_known else None
 
 
 def _read_as(graph: Graph, end: Node, number: float) -> float:

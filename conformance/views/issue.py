@@ -10,7 +10,7 @@ from collections import Counter
 from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.explain.wording import subject
+from conformance.explain.conditions.wording import subject
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable

@@ -109,7 +109,7 @@ Together, 4.111111 is right, and 8.222222 is logged.""",
         "weights/prompt_mean/one_token",
         "crashed",
         """\
-# Crash: `RuntimeError: no kernel image on rank 0, at tests/broken.py:104\
+# Crash: `RuntimeError: no kernel image on rank 0, at tests/broken.py:105\
  (RaisingEverywhere.observe)`
 - Mode: `prompt_mean`, the mean over prompts of each prompt's token mean.
 RuntimeError: no kernel image on rank 0""",

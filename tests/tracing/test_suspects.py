@@ -158,6 +158,7 @@ def test_a_number_that_is_reduced_and_not_logged_is_suspected_where_another_is(
         ("beside", UNEQUAL, "return float(number * 2)"),
         ("logged_unread", UNEQUAL, "dist.all_reduce(logged.clone())"),
         ("named_average", UNEQUAL, "Reduction.MEAN"),
+        ("logged_behind_torch", ON_ONE_RANK, 'own = torch.ones_like(rows["mask"]).sum()'),
     ],
 )
 def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(

@@ -105,7 +105,8 @@ class Suspects(OfWeight):
 
         A term that is added to the losses of tokens is undivided there.
         """
-        needed = self._right.needed(self._off) if self.weight.traced.is_wrong else None
+        counted = self._right.needed if self._is_undivided else self._right.ingredient
+        needed = counted(self._off) if self.weight.traced.is_wrong else None
         if needed is None and not self._is_undivided:
             return
         by = "" if needed is None else f" by {self._off:.6g} {needed}"
@@ -123,15 +124,20 @@ class Suspects(OfWeight):
 
     @property
     def _is_undivided(self) -> bool:
-        """Whether a weight below 1 is expected, and no factor but a coefficient divides."""
-        traced = self.weight.traced
-        forward = (
-            one.value
-            for one in self.weight.factors
-            if self.weight.operation(one.node).backward_pass is None
-        )
+        """Whether a weight below 1 is expected, and no factor but a coefficient divides.
+
+        A factor that another one takes back does not divide.
+        """
+        traced, factors = self.weight.traced, self.weight.factors
+        values: list[float] = []
+        for one in (f for f in factors if self.weight.operation(f.node).backward_pass is None):
+            inverse = next((value for value in values if is_close(value * one.value, 1)), None)
+            if inverse is None:
+                values.append(one.value)
+            else:
+                values.remove(inverse)
         is_small = 0 < abs(traced.expected) < 1 and not traced.is_trained_right
-        return traced.is_wrong and is_small and min(forward, default=1.0) > 1 - NEGLIGIBLE
+        return traced.is_wrong and is_small and min(values, default=1.0) > 1 - NEGLIGIBLE
 
     def _joins_others(self, node: Node) -> bool:
         """Whether a term is added to what tokens have of another one."""
@@ -176,10 +182,11 @@ class Suspects(OfWeight):
         """
         multiplied = (one for one in self.weight.factors if not one.is_idle)
         factor, right = next(multiplied, None), self.weight.traced.derivative
-        if factor is None or not self.weight.traced.is_wrong:
+        if factor is None or not factor.value or not self.weight.traced.is_wrong:
             return
-        if not is_close(factor.value, right * self._off):
-            return  # the weight is wrong by something else, too
+        is_all = is_close(factor.value, right * self._off)
+        if is_close(factor.value, right) or (_is_of_count(factor.value) and not is_all):
+            return  # the weight is wrong by something else
         words = f"multiplies by {factor.value:.6g}, where the objective has {right:.6g}"
         for node in self._factors_of_tokens(factor):
             yield from self.weight.at(node, Why.RATIO, 0, words)
@@ -268,3 +275,8 @@ class Suspects(OfWeight):
     def _is_of_kind(self, operation: Operation) -> bool:
         """Whether it divides if the weight is too large, or multiplies if it is too small."""
         return (".div" in operation.name) == (self._off > 1)
+
+
+def _is_of_count(factor: float) -> bool:
+    """Whether a factor multiplies or divides by a whole number."""
+    return any(is_close(one, round(one)) for one in (factor, 1 / factor))

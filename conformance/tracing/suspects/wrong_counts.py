@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN
 from conformance.tracing.counts import COMMON, SMALL, Count, How, Unfolding
-from conformance.tracing.graph import ALLOCATIONS, Node, is_close
+from conformance.tracing.graph import ALLOCATIONS, NEGLIGIBLE, Node, is_close
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.slices import Slice, is_setting, only_reads
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
@@ -142,7 +142,8 @@ class WrongCounts(OfWeight):
 
     def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
         """Yield a count and the parts of it that had to be others."""
-        if is_close(wrong.made.value, wrong.needed):
+        is_no_count = wrong.needed < 1 - NEGLIGIBLE and wrong.made.value > 1
+        if is_close(wrong.made.value, wrong.needed) or is_no_count:
             return
         yield wrong
         user = wrong.made.node or wrong.user
