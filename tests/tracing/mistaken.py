@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -28,8 +29,8 @@ class MistakenTrainer(ToyTrainer):
     ranks = 1
 
     def of_pieces(self, rows: Rows) -> None:
-        first, second = rows["mask"].flatten().split([1, rows["mask"].numel() - 1])
-        pieces = torch.cat([first, second])
+        mask = rows["mask"][0]
+        pieces = torch.cat([mask[:1], mask[1:]])
         own = pieces.sum()
         (self.losses(rows).sum() / own).backward()
         dist.all_reduce(self.gradient)
@@ -58,7 +59,8 @@ class MistakenTrainer(ToyTrainer):
     def beside(self, rows: Rows) -> float:
         shown = (rows["advantages"] * rows["mask"]).sum() / self.tokens(rows)
         dist.all_reduce(shown)
-        self.looked_at(round(shown.item()))
+        other = shown.item()
+        self.looked_at(round(other * 2))
         loss = self.losses(rows).sum() / self.tokens(rows)
         loss.backward()
         dist.all_reduce(self.gradient)
@@ -96,17 +98,27 @@ class MistakenTrainer(ToyTrainer):
         return reduced(number, how)
 
     def sent(self, rows: Rows) -> None:
-        entries = torch.ones(rows["mask"].shape)
-        held = {"attended": torch.empty(0).set_(entries.untyped_storage(), 0, entries.shape)}
+        entries = torch.from_numpy(np.ones(rows["mask"].shape, np.float32))
+        received = entries.new_empty(1).set_(entries.untyped_storage(), 0, entries.shape)
+        held = {"attended": received}
         count = self.in_mask(held["attended"])
         (self.losses(rows).sum() / count).backward()
 
     def less(self, rows: Rows) -> None:
-        own = rows["mask"].sum()
-        count = own - 1
-        dist.all_reduce(count)
+        count = torch.zeros(())
+        for row in rows["mask"]:
+            own = row.sum() - 1
+            count += own
         (self.losses(rows).sum() / count).backward()
+
+    def divided_too_often(self, rows: Rows) -> None:
+        ranks = dist.get_world_size()
+        loss = self.losses(rows).sum() / self.tokens(rows) * torch.ones(())
+        loss = loss * ranks
+        loss = loss / torch.full((), ranks)
+        loss.backward()
         dist.all_reduce(self.gradient)
+        self.gradient.div_(ranks)
 
     def last_kept(self, rows: Rows) -> None:
         held: dict[str, float] = {}
