@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from adapters.contract.objective import KL_COEFFICIENT, Metric
 from tests.tracing.toys import ToyAdapter, ToyTrainer
 
 if TYPE_CHECKING:
+    from adapters.contract import Description, Job, Observation, Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from tests.minimal.right import Rows
 
 
@@ -127,6 +131,19 @@ class MistakenTrainer(ToyTrainer):
             held["tokens"] = dict[str, float]().get("tokens", 0.0) + one
         (self.losses(rows).sum() / torch.tensor(held["tokens"])).backward()
 
+    def scaled_term(self, rows: Rows) -> float:
+        """What is logged of a term has its coefficient, as it has in the loss."""
+        log_probs, count = self.log_probs(rows), self.tokens(rows)
+        ratios = log_probs - rows["old_log_probs"] - rows["reference"]
+        term = (ratios * rows["mask"]).sum() / count
+        loss = self.losses(rows, log_probs).sum() / count
+        loss += term * KL_COEFFICIENT
+        logged = term * KL_COEFFICIENT
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        self.looked_at(round(loss.item() * 2))
+        return self.summed(logged)
+
     def doubled(self, rows: Rows) -> None:
         (self.losses(rows).sum() * 2 / self.tokens(rows)).backward()
         dist.all_reduce(self.gradient)
@@ -146,3 +163,19 @@ class MistakenAdapter(ToyAdapter):
     """Chooses among all ways."""
 
     trainer = MistakenTrainer
+
+    def describe(self) -> Description:
+        metrics = frozenset({Metric.POLICY_LOSS, Metric.KL})
+        return replace(super().describe(), metrics=metrics)
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        return replace(seen, reported=dict.fromkeys(Metric, seen.reported[Metric.POLICY_LOSS]))
+
+    def rows(self, batch: ProbedBatch, start: int, end: int) -> Rows:
+        rows = dict(super().rows(batch, start, end))
+        reference = torch.zeros_like(rows["mask"])
+        for row, sample in enumerate(range(start, end)):
+            first, values = len(batch.prompts[sample]) - 1, batch.reference_log_probs[sample]
+            reference[row, first : first + len(values)] = torch.from_numpy(values)
+        return {**rows, "reference": reference}

@@ -170,6 +170,14 @@ def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(
     assert text in linecache.getline(line.file, line.number)
 
 
+def test_a_term_that_is_logged_with_its_coefficient_is_suspected_where_it_is_logged(
+    traced: Traced,
+) -> None:
+    line = traced("scaled_term", UNEQUAL, Metric.KL).suspects[0].line
+
+    assert "logged = term * KL_COEFFICIENT" in linecache.getline(line.file, line.number)
+
+
 def test_a_right_weight_has_no_suspects(traced: Traced) -> None:
     assert traced("reduced", UNEQUAL).suspects == []
 

@@ -208,8 +208,10 @@ class WrongCounts(OfWeight):
                 yield from self.weight.at(count.node, Why.MASK, wrong.depth, words)
         else:
             is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)
-            why = Why.PART if is_part else Why.COUNTED
-            yield from self.weight.at(count.node, why, wrong.depth, words)
+            is_bounded = count.how is How.CLAMP
+            of_part = -wrong.depth - (LATER if is_bounded else 0)  # nearest to what it stands for
+            why, depth = (Why.PART, of_part) if is_part else (Why.COUNTED, wrong.depth)
+            yield from self.weight.at(count.node, why, depth, words)
             yield from self._behind(wrong, words)
             for place, line in enumerate(self.weight.callers(count.node)):
                 yield Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
