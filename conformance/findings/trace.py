@@ -122,6 +122,11 @@ class Returned:
     is_measured: bool
     is_shared: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all numbers are whole, as counts are."""
+        return all(one.is_integer() for one in self.numbers)
+
     def has(self, number: float) -> bool:
         """Whether it is one of the numbers, up to rounding in float32."""
         return any(math.isclose(one, number, rel_tol=1e-6) for one in self.numbers)

@@ -88,11 +88,17 @@ class Suspects(OfWeight):
         is_mean = ".mean" in operation.name and not averages
         why = Why.MEAN if is_mean else Why.AVERAGED if averages else Why.WITHOUT_PARTNER
         why = Why.PARTNERED if self._partner(factor) else why
+        why = Why.CONSEQUENCE if self._may_be_count(factor) else why
         words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
         yield from self.weight.at(factor.node, why, 0, words)
         for node in self._factors_of_tokens(factor):
             yield from self.weight.at(node, why, 1, words)
         yield from self._of_parts(factor, Why.PART)
+
+    def _may_be_count(self, factor: Factor) -> bool:
+        """Whether it may divide by the tokens of a unit that has one, which are miscounted."""
+        has_one_token = is_close(self._right.tokens, 1)
+        return has_one_token and factor.value < 1 and not self._right.is_size(factor.value)
 
     def _of_sums(self) -> Iterator[Ranked]:
         """Yield the lines that add up losses which nothing divides, and who called them.
@@ -216,7 +222,9 @@ class Suspects(OfWeight):
         operation = self._chain.operation(factor)
         sizes = [self.weight.operation(one).contents.size for one in self._chain.operands(factor)]
         is_large = max(sizes, default=1) > 1
-        if is_large or operation.line is None or not self._is_of_kind(operation):
+        is_written = has_constant(operation.stack, 1)
+        may_lack = self._is_of_kind(operation) or (is_written and 1.0 in operation.numbers)
+        if is_large or operation.line is None or not may_lack:
             return
         words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
         missing = max(self._off, 1 / self._off)
@@ -228,15 +236,16 @@ class Suspects(OfWeight):
         why = Why.KNOWING if knows else Why.IDLE
         names = [name for name, held in operation.variables if held == 1]
         yield from self.weight.at(factor.node, why, depth, words)
-        is_written = has_constant(operation.stack, 1)
         own = self.weight.is_own(operation.line)
         for place, line in enumerate(origins(operation.stack, names) if own else ()):
             before = -LATER if is_written else LATER
             yield Ranked(why, depth + before - place, Suspect(line, words))
 
     def _partner(self, factor: Factor) -> bool:
-        """Whether another factor takes back what one does."""
-        return any(is_close(one.value * factor.value, 1) for one in self._chain.factors)
+        """Whether others take back what one does, and all that do the same."""
+        values = [one.value for one in self._chain.factors]
+        same = [one for one in values if is_close(one, factor.value)]
+        return len([one for one in values if is_close(one * factor.value, 1)]) >= len(same)
 
     def _of_mean(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a mean over entries that are not those that a unit has."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
+from itertools import compress, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN
 from conformance.tracing.counts import COMMON, SMALL, Count, How, Unfolding
 from conformance.tracing.graph import ALLOCATIONS, NEGLIGIBLE, Node, is_close
 from conformance.tracing.source.origins import has_constant, origins
-from conformance.tracing.source.slices import Slice, is_setting
+from conformance.tracing.source.slices import Slice, is_setting, only_reads
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
 from conformance.tracing.suspects.wrong_weight import OfWeight
 
@@ -161,9 +161,14 @@ class WrongCounts(OfWeight):
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
 
     def _summed(self, wrong: _Wrong, parts: Sequence[Count]) -> Iterator[_Wrong]:
-        """Yield a sum at the line that made all its parts, which cannot be told apart."""
+        """Yield a sum at the line that made all its parts, which cannot be told apart.
+
+        Parts that have several entries are pieces of what is counted, and no counts themselves.
+        """
         nodes = [part.node for part in parts if part.node is not None]
-        if len({self.weight.operation(node).line for node in nodes}) == 1:
+        made = [self.weight.operation(node) for node in nodes]
+        are_counts = all(one.contents.size == 1 for one in made)
+        if are_counts and len({one.line for one in made}) == 1:
             yield _Wrong(
                 replace(wrong.made, node=nodes[0]), wrong.needed, nodes[0], wrong.depth + 1
             )
@@ -203,8 +208,10 @@ class WrongCounts(OfWeight):
                 yield from self.weight.at(count.node, Why.MASK, wrong.depth, words)
         else:
             is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)
-            why = Why.PART if is_part else Why.COUNTED
-            yield from self.weight.at(count.node, why, wrong.depth, words)
+            is_bounded = count.how is How.CLAMP
+            of_part = -wrong.depth - (LATER if is_bounded else 0)  # nearest to what it stands for
+            why, depth = (Why.PART, of_part) if is_part else (Why.COUNTED, wrong.depth)
+            yield from self.weight.at(count.node, why, depth, words)
             yield from self._behind(wrong, words)
             for place, line in enumerate(self.weight.callers(count.node)):
                 yield Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
@@ -213,24 +220,29 @@ class WrongCounts(OfWeight):
         """Yield the lines of plain Python that had a count before a tensor was made of it.
 
         The first to have it comes first, followed by those that called its function; a line that
-        serves several callers comes after these, which chose what it counts.
+        serves several callers comes after these, which chose what it counts. Lines that only read
+        fields have counted nothing.
         """
         count, node = wrong.made.value, wrong.made.node or wrong.user
         is_given = wrong.made.node is None or self.weight.operation(node).name == GIVEN
         is_size = wrong.made.node is None and self._right.is_size(count)
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
-        returned = [one for one in self._chain.graph.traces[node.rank].returned if one.has(count)]
-        before = [one for one in returned if one.place <= node.place]
+        returned = self._chain.graph.traces[node.rank].returned
+        having = (one for one in returned if one.has(count) and one.place <= node.place)
+        before = [one for one in having if one.is_whole or not count.is_integer()]
         beside = {*self.weight.operation(node).contents.values, count}
 
-        def fit(one: Returned) -> tuple[bool, bool]:
-            """Whether one has all numbers of the other, and if a small one is no size."""
-            has_same = beside.issuperset(one.numbers) or beside.issubset(one.numbers)
-            return has_same, one.is_measured or count > SMALL
+        def fit(one: Returned) -> tuple[int, bool]:
+            """How many numbers they share if one has all of the other, and if it is no size."""
+            shared = beside.intersection(one.numbers)
+            has_all = shared in (beside, {*one.numbers})
+            return len(shared) if has_all else 0, one.is_measured or count > SMALL
 
-        best = max(map(fit, before), default=None)
-        for place, one in enumerate(one for one in before if fit(one) == best):
+        best = max(map(fit, before), default=(0, False))
+        why = why if max(best) > 1 or best[1] else min(why, Why.CALLER)  # many a size is as small
+        fitting = (one for one in before if fit(one) == best and not only_reads(one.stack[0]))
+        for place, one in enumerate(fitting):
             lines = [*one.stack[1:], one.stack[0]] if one.is_shared else one.stack
             for depth, line in enumerate(lines):
                 yield Ranked(why, -place * LATER - depth, Suspect(line, words))
@@ -256,6 +268,8 @@ class WrongCounts(OfWeight):
             yield Ranked(why, wrong.depth, Suspect(line, words))
         if made.name == GIVEN:
             counting = [one.line for one in sources if one.counts]
+            if self._right.is_sample_of_unit(wrong.made.value):
+                counting = [*(one.line for one in sources if one.adds), *counting]
             for place, line in enumerate(counting):
                 yield Ranked(Why.COUNTED_BY_PYTHON, -place, Suspect(line, words))
 
@@ -298,7 +312,7 @@ class WrongCounts(OfWeight):
             yield from self.weight.at(wrong.user, Why.WRITTEN, wrong.depth, words)
         if number == 1 and not (assigned or knows):
             return
-        is_chosen = is_setting(operation.line, names)  # by the user, and right where it is read
+        is_chosen = is_setting(operation.stack, names)  # by the user, and right where it is read
         is_made = wrong.made.parts or is_chosen
         of_size = Why.ONE if number == 1 else Why.SIZE
         why = Why.CALLER if is_made else of_size if is_size else Why.ASSIGNED
@@ -345,14 +359,15 @@ class WrongCounts(OfWeight):
         return frozenset(found)
 
     def _recounted(self, count: Count) -> float:
-        """What a count is without clamps, and without entries that come from no mask."""
+        """What a count is without clamps, and without what comes from no mask but is added."""
         parts = [self._recounted(part) for part in count.parts]
         shares = [*zip(parts, count.shares, strict=False)]
         match count.how:
             case How.SAME | How.CLAMP:
                 return parts[0]
             case How.SUM:
-                return math.fsum(part * share for part, share in shares)
+                counted = [one.node is not None or bool(one.parts) for one in count.parts]
+                return math.fsum(part * share for part, share in compress(shares, counted))
             case How.PRODUCT | How.ROUNDED if all(parts):
                 return math.prod(float(part**share) for part, share in shares)
             case How.GIVEN if count.node is not None:
