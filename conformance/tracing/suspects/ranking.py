@@ -87,7 +87,9 @@ class Suspects(OfWeight):
         averages = operation.collective is not None or operation.backward_pass is not None
         is_mean = ".mean" in operation.name and not averages
         why = Why.MEAN if is_mean else Why.AVERAGED if averages else Why.WITHOUT_PARTNER
-        why = Why.PARTNERED if self._partner(factor) else why
+        partners, same = self._partners(factor)
+        why = Why.SURPLUS if why is Why.WITHOUT_PARTNER and partners else why
+        why = Why.PARTNERED if partners >= same else why
         why = Why.CONSEQUENCE if self._may_be_count(factor) else why
         words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
         yield from self.weight.at(factor.node, why, 0, words)
@@ -241,11 +243,11 @@ class Suspects(OfWeight):
             before = -LATER if is_written else LATER
             yield Ranked(why, depth + before - place, Suspect(line, words))
 
-    def _partner(self, factor: Factor) -> bool:
-        """Whether others take back what one does, and all that do the same."""
+    def _partners(self, factor: Factor) -> tuple[int, int]:
+        """How many others take back what a factor does, and how many do the same, with itself."""
         values = [one.value for one in self._chain.factors]
-        same = [one for one in values if is_close(one, factor.value)]
-        return len([one for one in values if is_close(one * factor.value, 1)]) >= len(same)
+        partners = [one for one in values if is_close(one * factor.value, 1)]
+        return len(partners), len([one for one in values if is_close(one, factor.value)])
 
     def _of_mean(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a mean over entries that are not those that a unit has."""
