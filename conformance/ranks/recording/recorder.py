@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             returned=self._returns.noted,
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
-            files=imported(self.is_passed_by),
+            files=imported(self.is_passed_by) & self._returns.ran,
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -32,6 +32,9 @@ class Returns:
     _callers: dict[tuple[str, int], set[tuple[str, int]]] = field(default_factory=dict)
     """The lines that called the function of each line that returned numbers."""
 
+    ran: set[str] = field(default_factory=set)
+    """The files of all functions that were called."""
+
     _before: Any = None
 
     @property
@@ -52,6 +55,7 @@ class Returns:
         sys.setprofile(self._before)
 
     def _note(self, frame: FrameType, event: str, returned: object) -> None:
+        self.ran.add(frame.f_code.co_filename)
         if event == "return":
             self._add(frame, [returned], frame.f_back)
         elif event == "call" and frame.f_back is not None and not self._is_foreign(frame):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from conformance.findings.trace import Returned
     from conformance.tracing.chain import Factor
 
+ADDING = ("aten.add", "aten.sub", "aten.rsub")
+"""The beginnings of the names of operations that may add a number of Python."""
+
 CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 """Operations whose entries come from no mask."""
 
@@ -142,7 +145,8 @@ class WrongCounts(OfWeight):
 
     def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
         """Yield a count and the parts of it that had to be others."""
-        is_no_count = wrong.needed < 1 - NEGLIGIBLE and wrong.made.value > 1
+        is_size = wrong.made.value > 1 and self._right.is_size(wrong.made.value)
+        is_no_count = is_size and wrong.needed < 1 - NEGLIGIBLE
         if is_close(wrong.made.value, wrong.needed) or is_no_count:
             return
         yield wrong
@@ -366,7 +370,9 @@ class WrongCounts(OfWeight):
             case How.SAME | How.CLAMP:
                 return parts[0]
             case How.SUM:
-                counted = [one.node is not None or bool(one.parts) for one in count.parts]
+                name = "" if count.node is None else self.weight.operation(count.node).name
+                is_added = name.startswith(ADDING)
+                counted = [not is_added or bool(one.node or one.parts) for one in count.parts]
                 return math.fsum(part * share for part, share in compress(shares, counted))
             case How.PRODUCT | How.ROUNDED if all(parts):
                 return math.prod(float(part**share) for part, share in shares)
