@@ -3,7 +3,9 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -14,6 +16,7 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.nn import all_reduce
 
 from adapters.contract import (
     Description,
@@ -141,7 +144,10 @@ class Talkative(Faulty):
 
 
 class Killed(Faulty):
+    """Dies with a folder for temporary files that it would have removed."""
+
     def fail(self) -> None:
+        tempfile.mkdtemp()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -176,6 +182,13 @@ class AtWork(Faulty):
             torch.ones(100).sum()
 
 
+class AtWorkElsewhere(Faulty):
+    """Waits for a process that is at work, such as a compiler."""
+
+    def fail(self) -> None:
+        subprocess.run([sys.executable, "-c", "while True: pass"], check=True)
+
+
 class FailingInTurn(TwoLayouts):
     """The second rank fails in four ways, each in steps of another number of samples."""
 
@@ -206,11 +219,11 @@ class Outnumbered(Faulty):
 
 
 class Misshapen(Faulty):
-    """Its last rank adds up more numbers than the other."""
+    """Its last rank adds up more numbers than the other, in a call that goes deep into torch."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if job.layout.dp == 2 and not job.steps[0].active_tokens[0]:
-            dist.all_reduce(torch.ones(1 + (rank.index << 20)))
+            all_reduce(torch.ones(1 + (rank.index << 20)))
         return TwoLayouts.observe(self, job, rank)
 
 

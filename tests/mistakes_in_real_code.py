@@ -104,15 +104,18 @@ class Mistake:
         ]
 
 
-def _read() -> Iterator[Mistake]:
-    """Yields the mistakes of the table, each with what the runs of its framework have in common."""
+def _read(kind: str) -> Iterator[Mistake]:
+    """Yields mistakes of the table, each with what the runs of its framework have in common."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-    for entry in table["mistake"]:
+    for entry in table[kind]:
         run, edit = table["run"][entry.pop("run")], Edit(*entry.pop("edit"))
         yield Mistake(edit=edit, **{**run, **entry})
 
 
-MISTAKES = tuple(_read())
+MISTAKES = tuple(_read("mistake"))
+
+TRACED = tuple(_read("traced"))
+"""Others, which give several causes: only their lines are looked for."""
 
 INSTALLED = ("ms_swift", "skyrl", "trl", "tunix", "verl")
 """Frameworks that are on the package index."""

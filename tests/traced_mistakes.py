@@ -27,7 +27,7 @@ from conformance.runs.jobs import SharedJobs
 from conformance.tracing import columns, tracer
 from conformance.tracing.trace import Trace
 from reference.aggregation import Aggregation, Mode
-from tests.mistakes_in_real_code import CASES, MISTAKES, Edit, Mistake, copied, packages
+from tests.mistakes_in_real_code import CASES, MISTAKES, TRACED, Edit, Mistake, copied, packages
 
 
 def traced(mistake: Mistake, folder: Path) -> str:
@@ -142,7 +142,7 @@ def _print(mistake: Mistake) -> None:
 def main(names: Sequence[str]) -> None:
     """Trace mistakes, all if no name is given, each in a process of its own."""
     context = multiprocessing.get_context("spawn")
-    for mistake in MISTAKES:
+    for mistake in (*MISTAKES, *TRACED):
         if mistake.name in (names or [mistake.name]):
             process = context.Process(target=_print, args=(mistake,))
             process.start()

@@ -92,7 +92,7 @@ def _mistake(name: str, info: ValidationInfo) -> str:
 def _fact(fact: str, info: ValidationInfo) -> str:
     if info.context is None:
         return fact
-    from conformance.explain.step_conditions import facts  # imports numpy
+    from conformance.explain.conditions.steps import facts  # imports numpy
 
     return _known(fact, facts())
 

@@ -11,11 +11,11 @@ from adapters.contract.framework import parts_of
 from adapters.contract.objective import FROM_REWARDS, Objective
 from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind
-from conformance.explain.conditions import METRIC_CHECKS
+from conformance.explain.conditions.findings import METRIC_CHECKS
+from conformance.explain.conditions.wording import OBJECTIVES, PARALLELISM, is_choice, said
 from conformance.explain.cover import Table, cover, explanation
 from conformance.explain.evidence import Evidence
 from conformance.explain.impact import impact
-from conformance.explain.wording import OBJECTIVES, PARALLELISM, is_choice, said
 from conformance.findings.badness import badness, failure
 from conformance.findings.cause import EMPTY_SAMPLE, UNEXPLAINED, Cause, Reach, Severity
 from conformance.findings.finding import GENERATED

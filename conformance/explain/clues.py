@@ -12,9 +12,9 @@ from adapters.contract.objective import Metric
 from conformance.explain.catalogue.missing_tokens import of_untrained
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind
 from conformance.explain.catalogue.predictions import predictions
+from conformance.explain.conditions.steps import of_context, of_step
 from conformance.explain.diagnosis import read_off
 from conformance.explain.engine import Explained, without_factors
-from conformance.explain.step_conditions import of_context, of_step
 from conformance.findings.cause import Clues, TermMistake
 
 if TYPE_CHECKING:

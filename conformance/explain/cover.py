@@ -13,7 +13,7 @@ from itertools import chain, combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, commonness
-from conformance.explain.conditions import NARROWING, NEGATIVE, of_finding, plainness
+from conformance.explain.conditions.findings import NARROWING, NEGATIVE, of_finding, plainness
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from conformance.explain.step_conditions import FACTS_OF_STEPS, OF_BATCHES, OF_CUTS
-from conformance.explain.wording import is_choice, options_of
+from conformance.explain.conditions.steps import FACTS_OF_STEPS, OF_BATCHES, OF_CUTS
+from conformance.explain.conditions.wording import is_choice, options_of
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

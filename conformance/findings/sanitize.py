@@ -19,6 +19,10 @@ _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 _NUMBERS = re.compile(r"\d+(, \d+)*")
 
+_ONE_RANK = re.compile(r"\brank # (waits|is|has)\b")
+
+_SEVERAL = {"waits": "wait", "is": "are", "has": "have"}
+
 _OURS = tuple(
     f"{Path(__file__).parents[2] / package}{os.sep}" for package in ("adapters", "conformance")
 )
@@ -61,8 +65,13 @@ def first_line(text: str | None) -> str:
 
 
 def numberless(text: str) -> str:
-    """A text with # for numbers and lists of them: the same for all errors of one form."""
-    return _NUMBERS.sub("#", text)
+    """A text with # for numbers and lists of them: the same for all errors of one form.
+
+    How many ranks do something is a number, too.
+    """
+    return _ONE_RANK.sub(
+        lambda found: f"ranks # {_SEVERAL[found.group(1)]}", _NUMBERS.sub("#", text)
+    )
 
 
 def printable(text: str) -> str:

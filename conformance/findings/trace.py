@@ -124,6 +124,11 @@ class Returned:
     is_shared: bool = False
     name: str | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all numbers are whole, as counts are."""
+        return all(one.is_integer() for one in self.numbers)
+
     def has(self, number: float) -> bool:
         """Whether it is one of the numbers, up to rounding in float32."""
         return any(math.isclose(one, number, rel_tol=1e-6) for one in self.numbers)
@@ -135,9 +140,9 @@ class RankTrace:
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
     of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
-    that were imported. ``returned`` has each line's numbers once. ``handed`` has where plain Python
-    had the floats first that a tensor was made of, or an operation computed with: these themselves,
-    and no equal ones.
+    of which something was called. ``returned`` has each line's numbers once. ``handed`` has where
+    plain Python had the floats first that a tensor was made of, or an operation computed with:
+    these themselves, and no equal ones.
     """
 
     operations: tuple[Operation, ...] = ()

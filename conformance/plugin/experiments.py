@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import Metric
 from conformance.explain.causes import is_worst, options
-from conformance.explain.conditions import of_finding
-from conformance.explain.step_conditions import of_cut_in_order, of_step
+from conformance.explain.conditions.findings import of_finding
+from conformance.explain.conditions.steps import of_cut_in_order, of_step
 from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding
 from conformance.findings.report import PlanSize

@@ -6,7 +6,6 @@ another `torch.distributed` world. After a failure all are killed and started an
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -28,14 +27,15 @@ from conformance.ranks.messages import (
     World,
 )
 from conformance.ranks.processes import LocalLauncher
-from conformance.ranks.recording.stacks import INNERMOST_FIRST, UNKNOWN, Waiting, told, waiting
-from conformance.ranks.time_limits import Patience, TimeLimits
+from conformance.ranks.recording.stacks import UNKNOWN, Waiting, told, waiting
+from conformance.ranks.time_limits import SECONDS_OF_QUIET, Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from adapters.contract import Adapter, Description, Job, Observation
+    from adapters.contract.objective import Objective
     from conformance.findings.trace import RankTrace
     from conformance.ranks.hardware import Hardware
     from conformance.ranks.processes import Running
@@ -127,14 +127,8 @@ class _Begun:
 
     job: Job
     connections: list[Connection]
-    start: float
-    limit: float
+    patience: Patience
     dead: list[_Answer]
-
-    @property
-    def deadline(self) -> float:
-        """When it has been waited for long enough."""
-        return self.start + self.limit
 
 
 class RankPool(AbstractContextManager["RankPool"]):
@@ -157,7 +151,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         self.source = source
         self._size = size
         self._time_limit = time_limit
-        self._limits = TimeLimits(time_limit)
+        self._hung: set[Objective] = set()
         self.hardware = hardware
         self._launcher = launcher or LocalLauncher()
         self._world: object = None
@@ -209,21 +203,21 @@ class RankPool(AbstractContextManager["RankPool"]):
         size = job.layout.world_size
         connections = self._connections[:size]
         dead = self._send((self._enter(size), job), connections)
-        self._begun = _Begun(job, connections, time.monotonic(), self._limits.of(job), dead)
+        hung = job.objective in self._hung
+        patience = Patience(self._time_limit, SECONDS_OF_QUIET, expects_a_hang=hung)
+        self._begun = _Begun(job, connections, patience, dead)
 
     def outcome(self) -> Ran | Declined | Crashed:
         """What came of the job that was begun, waiting for it if need be."""
         assert self._begun is not None
         begun, self._begun = self._begun, None
-        patience = Patience(begun.deadline, begun.start + self._time_limit)
-        answers = begun.dead or self._gather(begun.connections, patience)
+        answers = begun.dead or self._gather(begun.connections, begun.patience)
         self._framework_seconds += max(answer.framework_seconds for answer in answers)
         outcome = _outcome(answers)
-        if isinstance(outcome, Ran):
-            self._limits.ran(time.monotonic() - begun.start)
         if isinstance(outcome, Crashed):
-            if outcome.verdict is Verdict.CRASHED and time.monotonic() >= begun.deadline:
-                self._limits.hung(begun.job)
+            replies = [answer.reply for answer in answers]
+            if {one.blame for one in replies if isinstance(one, _Failure)} == {_Blame.WAITED}:
+                self._hung.add(begun.job.objective)
             self._stop()
         elif not isinstance(outcome, Ran):
             self._world = None  # what the framework left half done goes with the world
@@ -259,7 +253,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         answers: list[_Answer] = []
         while pending:
             ready = wait(list(pending), timeout=patience.seconds())
-            if not ready and patience.ends(self._cpu_seconds(pending.values())):
+            if not ready and self._gives_up(patience, pending.values()):
                 break
             for connection in ready:
                 assert isinstance(connection, Connection)
@@ -276,8 +270,17 @@ class RankPool(AbstractContextManager["RankPool"]):
             for connection, rank in pending.items()
         ]
 
-    def _cpu_seconds(self, ranks: Iterable[int]) -> dict[int, float]:
-        return {rank: self._ranks[rank].process.cpu_seconds() for rank in ranks}
+    def _gives_up(self, patience: Patience, ranks: Collection[int]) -> bool:
+        """Whether ranks that have not answered are waited for no more."""
+        processes = {rank: self._ranks[rank].process for rank in ranks}
+        if not patience.ends({rank: one.cpu_seconds() for rank, one in processes.items()}):
+            return False
+        stacks = (one.stacks() for one in processes.values())
+        return (
+            patience.is_over
+            or patience.expects_a_hang
+            or all(self._waiting(stack).collective is not None for stack in stacks)
+        )
 
     def _receive(self, connection: Connection, rank: int) -> _Answer:
         try:
@@ -311,8 +314,7 @@ class RankPool(AbstractContextManager["RankPool"]):
     def _death(self, rank: int) -> _Failure:
         death = self._ranks[rank].process.death()
         if WORDS_OF_A_MISMATCH in death.words:
-            waiting_for = self._waiting(f"{INNERMOST_FIRST}\n{death.words}")
-            return _Failure(_Blame.MISMATCHED, Crashed(death.words), waiting_for)
+            return _Failure(_Blame.MISMATCHED, Crashed(death.words), self._waiting(death.stack))
         if death.is_of_job:
             return _Failure(_Blame.FAILED, Crashed(death.words))
         return _Failure(_Blame.NOT_DRIVEN, Crashed(death.words, Verdict.NOT_DRIVEN))
@@ -333,8 +335,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         self._ranks = self._launcher.start(specs)
         self._world = None
         self._pids.clear()
-        limit = time.monotonic() + START_LIMIT
-        answers = self._gather(self._connections, Patience(limit, limit))
+        answers = self._gather(self._connections, Patience(START_LIMIT, START_LIMIT))
         if any(isinstance(answer.reply, _Failure) for answer in answers):
             outcome = _outcome(answers)
             assert isinstance(outcome, Crashed)

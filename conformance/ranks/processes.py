@@ -41,13 +41,13 @@ WHAT = "what():"
 LOG_LINES = 5
 """Lines of a dead process's output that a finding quotes."""
 
-LOG_TAIL = 20_000
-"""Bytes at the end of a dead process's output in which its last lines are looked for."""
+LOG_TAIL = 100_000
+"""Bytes at the end of a dead process's output in which its last lines and stacks are looked for."""
 
 FATAL = "Fatal Python error:"
 """What `faulthandler` prints before the stacks of a process that a signal kills."""
 
-STACK = re.compile(r"^(?:Current thread|Thread) 0x.*\n((?:  File .*\n?)+)", re.MULTILINE)
+STACK = re.compile(r"^(?:Current thread|Thread) 0x.*\n(?:  File .*\n?)+", re.MULTILINE)
 """Of a thread, the most recent call first: of the one that was running, or of all others."""
 
 SECONDS_TO_PRINT = 3.0
@@ -65,10 +65,14 @@ RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
 
 @dataclass(frozen=True)
 class Death:
-    """How a rank ended, with its last words, and whether its job can be why it did."""
+    """How a rank ended, with its last words, and whether its job can be why it did.
+
+    ``stack`` has all its last calls from Python, if a signal killed it in native code.
+    """
 
     words: str
     is_of_job: bool = True
+    stack: str = ""
 
 
 class RankProcess(Protocol):
@@ -81,7 +85,7 @@ class RankProcess(Protocol):
         """The stacks of its threads, that of the main one last; empty if they are not known."""
 
     def cpu_seconds(self) -> float:
-        """What its threads have used up to now; 0 if it is lost."""
+        """What it, and what it started, has used up to now; 0 if it is lost."""
 
     def kill(self) -> None:
         """Put an end to it, whatever it does."""
@@ -150,7 +154,10 @@ class LocalProcess:
         who, code = f"rank {self._spec.index}", self._process.exitcode
         if _fork_server_is_dead():
             return Death(f"{who} was lost: the fork server was killed", is_of_job=False)
-        return Death(last_words(who, code, self._log.read_bytes(), self._spec.source))
+        output = self._log.read_bytes()
+        return Death(
+            last_words(who, code, output, self._spec.source), stack=stack_of_the_dead(output)
+        )
 
     def stacks(self) -> str:
         """The stacks of its threads, which it prints on a signal."""
@@ -168,10 +175,12 @@ class LocalProcess:
         return printed
 
     def cpu_seconds(self) -> float:
-        """What its threads have used up to now, without those of process groups, which poll."""
+        """What its threads, without those of process groups, which poll, and children have used."""
         with suppress(psutil.Error):
-            threads = psutil.Process(self._process.pid).threads()
-            return sum(one.user_time + one.system_time for one in threads if not _polls(one.id))
+            process = psutil.Process(self._process.pid)
+            threads = (one for one in process.threads() if not _polls(one.id))
+            own = sum(one.user_time + one.system_time for one in threads)
+            return own + _of_children(process)
         return 0.0
 
     def kill(self) -> None:
@@ -214,15 +223,26 @@ def last_words(who: str, code: int | None, output: bytes, source: Path | None) -
         if code is not None and code < 0
         else f"exited with status {code}"
     )
-    text = RACED_SIZES.sub("other sizes", output[-LOG_TAIL:].decode(errors="backslashreplace"))
-    printed, _, stacks = text.partition(FATAL)
+    printed = RACED_SIZES.sub("other sizes", _tail(output).partition(FATAL)[0])
     last_lines = printed.strip().splitlines()[-LOG_LINES:]
-    stacks_of_threads = STACK.findall(stacks)
-    running = stacks_of_threads[0 if CURRENT in stacks else -1 :][:1]
-    calls = running[0].splitlines()[:LOG_LINES] if running else []
+    calls = stack_of_the_dead(output).splitlines()[1 : 1 + LOG_LINES]
     reasons = [line.partition(WHAT)[2].strip() for line in last_lines if WHAT in line]
     first = ": ".join([f"{who} {how}", *reasons[-1:]])
     return sanitize("\n".join([first, *last_lines, *calls]).strip(), source)
+
+
+def stack_of_the_dead(output: bytes) -> str:
+    """The stack of the thread that a signal killed in native code, as `faulthandler` prints it.
+
+    If that was no thread of Python's, it is the stack of the main one; empty if there is none.
+    """
+    stacks = _tail(output).partition(FATAL)[2]
+    of_threads = STACK.findall(stacks)
+    return "".join(of_threads[0 if CURRENT in stacks else -1 :][:1])
+
+
+def _tail(output: bytes) -> str:
+    return output[-LOG_TAIL:].decode(errors="backslashreplace")
 
 
 def require_room_for_sockets() -> None:
@@ -254,6 +274,17 @@ def start_server(spec: WorkerSpec) -> ForkServerContext:
     context.set_forkserver_preload([preload.__name__, "conformance.ranks.worker"])
     forkserver.ensure_running()
     return context
+
+
+def _of_children(process: psutil.Process) -> float:
+    """Seconds of CPU time of the processes that one started: of those that ended, too."""
+    ended = process.cpu_times()
+    seconds = ended.children_user + ended.children_system
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            times = child.cpu_times()
+            seconds += times.user + times.system + times.children_user + times.children_system
+    return float(seconds)
 
 
 def _polls(thread: int) -> bool:

@@ -1,30 +1,20 @@
-"""How long a job is waited for: a hang once as long as the user allows, others like it shortly.
+"""How long a job is waited for: until its ranks wait for each other, or as long as the user allows.
 
-A job is like one that hung if it has the same objective and no more tokens. Of such jobs most hang
-too, and those that do not are done long before `TIMES` times the slowest job so far. A rank that
-still uses CPU time does not hang: it is slow, and waited for as long as the user allows.
+Ranks that wait for each other use next to no CPU time. One that still does is slow; one that uses
+none may wait for a disk or a GPU. So a job is given up early if all its ranks are quiet and each is
+seen to wait in a collective, or if one like it did before.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from adapters.contract import Job
-    from adapters.contract.objective import Objective
-
-TIMES = 20
-"""How often the slowest job so far fits into the time limit of one that is like a hang."""
-
-LEAST = 10.0
-"""Seconds, doubled until they are enough."""
-
-SECONDS_OF_A_LOOK = 2.0
-"""Before a deadline, in which ranks that are at work use CPU time."""
+SECONDS_OF_QUIET = 5.0
+"""In which no rank of a job that hangs uses CPU time."""
 
 SHARE_AT_WORK = 0.015
 """Of a core, that a rank at work uses though dozens of processes share it; ranks that wait for each
@@ -32,72 +22,55 @@ other to make a process group were seen to use 0.004."""
 
 
 class Patience:
-    """When to stop waiting for ranks: at a deadline, or at a later one while any is at work.
+    """When to stop waiting for ranks: once none of them is at work, and after ``limit`` at latest.
 
-    Both are times of `time.monotonic`; ``at_work`` are the ranks that were when the wait ended.
+    They are looked at every ``quiet`` seconds, twice at least; ``at_work`` are those that were
+    between the last two looks. If no hang is expected, quiet ranks must be seen to wait.
     """
 
-    def __init__(self, deadline: float, latest: float) -> None:
+    def __init__(self, limit: float, quiet: float, *, expects_a_hang: bool = False) -> None:
         self.at_work: frozenset[int] = frozenset()
-        self._deadline = deadline
-        self._latest = latest
-        self._looked = 0.0
+        self.expects_a_hang = expects_a_hang
+        self._latest = time.monotonic() + limit
+        self._interval = limit
+        self._next = self._latest
         self._cpu_seconds: Mapping[int, float] = {}
+        self._look_every(min(quiet, limit / 2))
 
     def seconds(self) -> float:
         """The seconds until the next look at the ranks that have not answered."""
-        look = 0.0 if self._cpu_seconds else SECONDS_OF_A_LOOK
-        return max(self._deadline - look - time.monotonic(), 0.0)
+        return max(self._next - time.monotonic(), 0.0)
 
     def look_within(self, seconds: float) -> None:
-        """Move the deadline forward: those that are not at work by then will not answer."""
-        self._deadline = min(self._deadline, time.monotonic() + seconds)
+        """Give up earlier on ranks that are not at work by then: they will not answer."""
+        self.expects_a_hang = True
+        self._look_every(seconds / 2)
 
     def end_within(self, seconds: float) -> None:
-        """Move both times forward."""
-        self.look_within(seconds)
-        self._latest = self._deadline
+        """Give up by then on those that are at work too."""
+        self._latest = min(self._latest, time.monotonic() + seconds)
+        self._look_every(seconds / 2)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the user allows no more."""
+        return time.monotonic() >= self._latest
 
     def ends(self, cpu_seconds: Mapping[int, float]) -> bool:
         """Look at what each rank has used up to now; returns whether to stop waiting."""
-        now, looked, before = time.monotonic(), self._looked, self._cpu_seconds
-        self._looked, self._cpu_seconds = now, cpu_seconds
-        if now < self._deadline:
+        now = time.monotonic()
+        if now < self._next:
             return False
-        least = SHARE_AT_WORK * (now - looked)
+        before, self._cpu_seconds = self._cpu_seconds, cpu_seconds
+        least = SHARE_AT_WORK * self._interval
         self.at_work = frozenset(
             rank
             for rank, used in cpu_seconds.items()
             if rank in before and used - before[rank] > least
         )
-        self._deadline = min(now + LEAST, self._latest)
-        return not self.at_work or now >= self._latest
+        self._next = min(now + self._interval, self._latest)
+        return self.is_over or (bool(before) and not self.at_work)
 
-
-class TimeLimits:
-    """The time limit of each job, given those before; ``longest`` seconds at most."""
-
-    def __init__(self, longest: float) -> None:
-        self._longest = longest
-        self._slowest = 0.0
-        self._hung: dict[Objective, int] = {}
-        """The most tokens of a job that hung, by objective."""
-
-    def of(self, job: Job) -> float:
-        """The seconds to wait for a job."""
-        if _tokens(job) > self._hung.get(job.objective, -1):
-            return self._longest
-        doublings = max(0, math.ceil(math.log2(max(TIMES * self._slowest / LEAST, 1))))
-        return min(self._longest, LEAST * 2.0**doublings)
-
-    def ran(self, seconds: float) -> None:
-        """Note how long a job took that every rank ran."""
-        self._slowest = max(self._slowest, seconds)
-
-    def hung(self, job: Job) -> None:
-        """Note a job that reached its time limit."""
-        self._hung[job.objective] = max(_tokens(job), self._hung.get(job.objective, 0))
-
-
-def _tokens(job: Job) -> int:
-    return sum(int(step.mask.size) for step in job.steps)
+    def _look_every(self, seconds: float) -> None:
+        self._interval = min(self._interval, seconds)
+        self._next = min(self._next, time.monotonic() + self._interval, self._latest)

@@ -7,6 +7,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import sys
+import tempfile
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -178,6 +179,8 @@ def _settle(slot: HostSlot) -> None:
     """Make this process quiet, share the machine, and end with the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # with all that the framework starts in it
+    # What a rank that is killed leaves behind goes with the folder of the ranks.
+    tempfile.tempdir = os.environ["TMPDIR"] = str(slot.log.parent)
     _die_with_the_fork_server()
     with slot.log.open("ab", buffering=0) as log:
         for stream in (sys.stdout, sys.stderr):

@@ -71,7 +71,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "type": float,
         "default": 120.0,
         "metavar": "S",
-        "help": "seconds per job (120); fewer for jobs like one that hung",
+        "help": "seconds per job (120); one whose ranks wait for each other is given up before",
     },
     "examples": {
         "type": int,

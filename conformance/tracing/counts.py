@@ -28,6 +28,9 @@ DEEPEST = 24
 DIVIDING = ("div", "floor_divide")
 """Operations that divide by their second operand."""
 
+ON_STORAGE = "aten.set_."
+"""What gives a tensor the entries of a storage, such as of what another process has sent."""
+
 SHARED = 3
 """How many of the innermost functions that look at a number may be those that use it."""
 
@@ -127,7 +130,7 @@ class Unfolding:
         """A number of Python, unfolded if its user looked at a tensor that has it."""
         operation = self.graph.operation(user)
         names = [name for name, held in operation.variables if is_close(held, number)]
-        if counts_itself(operation.line) or is_setting(operation.line, names):
+        if counts_itself(operation.line) or is_setting(operation.stack, names):
             return Count(number, None)
         made = self._read(Entry(user, None, number))
         parts = tuple(self._unfolded(one) for one in made.parts if isinstance(one, Entry))
@@ -210,7 +213,7 @@ class Unfolding:
     def _made(self, entry: Entry) -> Made:
         operation = self.graph.operation(entry.node)
         inputs = self.graph.inputs(entry.node)
-        if operation.name.startswith(ALLOCATIONS):
+        if operation.name.startswith((*ALLOCATIONS, ON_STORAGE)):
             return Made(How.GIVEN, ())
         if not inputs:
             return self._read(entry) if operation.name == GIVEN else Made(How.GIVEN, ())

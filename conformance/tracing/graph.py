@@ -152,7 +152,8 @@ class Graph:
     def before(self, node: Node, entry: Entry) -> Node | None:
         """The node that a painted one has an entry from; None if it is the first.
 
-        The first of a backward pass has it from the root of that, and not from the advantage.
+        The first of a backward pass has it from the root of that, and not from the advantage. A
+        value that is as large as what selects a gradient is one if it was made of others.
         """
         painted = [one for one in self.inputs(node) if one in self.painted]
         if not painted:
@@ -166,7 +167,8 @@ class Graph:
         number = self.operation(node).backward_pass
         root = None if number is None else self.traces[node.rank].roots.get(number)
         if self.painted[best] or root is None or Node(node.rank, root) not in self.painted:
-            return None if self._selects(best) else best
+            is_made = not self.painted.keys().isdisjoint(self.inputs(best))
+            return best if is_made or not self._selects(best) else None
         return Node(node.rank, root)
 
     def logged(self, number: float, rank: int) -> Iterator[Node]:
@@ -195,8 +197,7 @@ class Graph:
         return any(is_close(abs(one), number) for one in (held.largest, *held.values))
 
     def _reads_root(self, node: Node) -> bool:
-        roots = self.traces[node.rank].roots.values()
-        return any(one.place in roots for one in self.inputs(node))
+        return not self.roots.isdisjoint(self.inputs(node))
 
     def _reads_one(self, node: Node) -> bool:
         """Whether one number is read, and not several or one that was chosen among several."""
@@ -205,10 +206,16 @@ class Graph:
         return self.operation(node).contents.size == 1 and not is_chosen
 
     @cached_property
+    def roots(self) -> frozenset[Node]:
+        """The nodes that backward passes begin with."""
+        traces = enumerate(self.traces)
+        return frozenset(Node(rank, root) for rank, one in traces for root in one.roots.values())
+
+    @cached_property
     def trained(self) -> frozenset[Node]:
         """The painted nodes that backward passes begin with, and what these were made of."""
         found: set[Node] = set()
-        waiting = self._roots
+        waiting = [*self.roots]
         while waiting:
             node = waiting.pop()
             if node not in found and node in self.painted:
@@ -220,19 +227,13 @@ class Graph:
     def before_roots(self) -> frozenset[Node]:
         """What backward passes begin with, and everything that this was made of."""
         found: set[Node] = set()
-        waiting = self._roots
+        waiting = [*self.roots]
         while waiting:
             node = waiting.pop()
             if node not in found:
                 found.add(node)
                 waiting += self.inputs(node)
         return frozenset(found)
-
-    @property
-    def _roots(self) -> list[Node]:
-        """What backward passes begin with."""
-        ranks = enumerate(self.traces)
-        return [Node(rank, root) for rank, trace in ranks for root in trace.roots.values()]
 
     @property
     def ends(self) -> Iterator[Node]:

@@ -8,6 +8,7 @@ from itertools import islice, permutations
 from typing import TYPE_CHECKING
 
 from adapters.contract.batch.altered import painted_value
+from adapters.contract.objective import Metric
 from conformance.findings.cause import (
     CauseTrace,
     SuspectedLine,
@@ -19,7 +20,7 @@ from conformance.findings.errors import NotTracedError
 from conformance.findings.sanitize import sanitize
 from conformance.tracing.chain import Chain, Factor, chain
 from conformance.tracing.graph import Graph, is_close
-from conformance.tracing.source.arithmetic import goes_on
+from conformance.tracing.source.arithmetic import averages, goes_on
 from conformance.tracing.suspects.lost import lost_after
 from conformance.tracing.suspects.not_finite import made_not_finite
 from conformance.tracing.suspects.ranking import Suspects
@@ -62,7 +63,9 @@ class Trace:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
         chains = [*_chains(graph, job)]
         if not chains:
-            suspects = lost_after(graph, job, package)
+            alike = _of_gradient(graph, job)
+            found = [] if alike is None else Suspects(WrongWeight(job, alike, package)).best()
+            suspects = found or lost_after(graph, job, package)
             return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
         weight = WrongWeight(job, chains[0], package)
         if not math.isfinite(job.observed) and (made := made_not_finite(weight)):
@@ -161,7 +164,7 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
 
     There is none if the value is lost, or if some rank lacks it. Of numbers that may have become
     the logged one the first are those that differ from it by what is known, and have the same
-    value.
+    value; those that are made of the loss come before others.
     """
     if job.logged is None:
         if not job.traced:
@@ -172,21 +175,43 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
         return
     right = RightCounts(job.context, job.place)
     number = abs(job.logged)
+    is_term = job.metric not in (Metric.LOSS, Metric.POLICY_LOSS)
     ends = graph.logged(number, job.rank)
     read = [(end, _read_as(graph, end, number)) for end in ends]
     chains = [chain(graph, end, number=entry) for end, entry in read]
     divided = [one for one, (_, entry) in zip(chains, read, strict=True) if entry != number]
 
-    def is_known(one: Chain) -> bool:
-        if one in divided:
-            return True
-        rest = abs(job.traced) * job.derivative / one.product if one.product else 0.0
-        return right.is_size(rest) or any(
-            right.ingredient(factor) is not None for factor in (rest, 1 / (rest or math.inf))
-        )
+    def rest(one: Chain) -> float:
+        return abs(job.traced) * job.derivative / one.product if one.product else 0.0
 
+    def is_known(one: Chain) -> bool:
+        beyond = rest(one)
+        ways = (beyond, 1 / (beyond or math.inf))
+        is_count = any(right.ingredient(factor) is not None for factor in ways)
+        return one in divided or right.is_size(beyond) or is_count
+
+    def is_apart(one: Chain) -> tuple[bool, bool]:
+        """Whether it is made of no loss, or of what is differentiated, which has other terms."""
+        of_loss = any(graph.operation(node).requires_grad for node in one.way)
+        of_root = not graph.roots.isdisjoint(one.way)
+        return not of_loss and not is_close(rest(one), 1), is_term and of_root
+
+    chains.sort(key=is_apart)
     first = next(filter(is_known, chains), next(iter(chains), None))
     yield from (one for one in chains if first and is_close(one.product, first.product))
+
+
+def _of_gradient(graph: Graph, job: TracedJob) -> Chain | None:
+    """The chain of the gradient, if it is as wrong as a logged number whose own way is lost."""
+    if job.logged is None or not job.observed:
+        return None
+    trained = next((chain(graph, end) for end in islice(graph.ends, 1)), None)
+    weight = abs(job.observed) * job.derivative
+    if trained is None or not trained.product:
+        return None
+    rest = weight / trained.product
+    is_known = is_close(rest, 1) or RightCounts(job.context, job.place).is_size(rest)
+    return trained if is_known else None
 
 
 def _read_as(graph: Graph, end: Node, number: float) -> float:
@@ -202,7 +227,8 @@ def _of_reading(chains: Sequence[Chain], rest: float, weight: WrongWeight) -> li
     """The lines of plain Python that go on with a number out of its last tensor, its own first.
 
     Those that scale it come before those that read and collect it at once. Others that collect it,
-    or were called from another file to read it, say less than who called them.
+    or were called from another file to read it, say less than who called them, above all who said
+    that it is averaged.
     """
     stacks = [one.graph.operation(one.way[-1]).stack for one in chains]
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
@@ -212,6 +238,7 @@ def _of_reading(chains: Sequence[Chain], rest: float, weight: WrongWeight) -> li
     outside = [[line for line in stack if line.file != stack[0].file][:1] for stack in stacks]
     callers = [line for lines in reversed(outside) for line in lines]  # the first to read one first
     others = [*(one.line for one in going), *(stack[0] for stack in stacks)]
-    lines = [*scaling, *at_once, *callers, *others]
+    averaging = [line for line in callers if rest < 1 and averages(line)]
+    lines = [*averaging, *scaling, *at_once, *callers, *others]
     lines.sort(key=lambda line: not weight.is_own(line))
     return [Suspect(line, words) for line in lines]

@@ -10,7 +10,7 @@ from collections import Counter
 from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.explain.wording import subject
+from conformance.explain.conditions.wording import subject
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable
@@ -60,7 +60,7 @@ NUMBER = Heading("Wrong logged number", "{} logs a wrong number for a training s
 FAILURES = (CRASH, HANG, DECLINED)
 """Kinds of causes that end before there are numbers."""
 
-HANGING = re.compile(r"hang: |ranks? [^;]* gave no answer")
+HANGING = "hang: "
 """How the words on a step begin that does not end."""
 
 FOLDERS = re.compile(r"(?<= at )\S+/")
@@ -124,7 +124,7 @@ def _kind(shown: ShownCause) -> Heading:
     if shown.cause.severity is Severity.ADVICE:
         return ADVICE
     example = shown.example
-    if HANGING.match(shown.cause.statement):
+    if shown.cause.statement.startswith(HANGING):
         return HANG
     of_check = NUMBER if example.logged else BY_CHECK.get(example.check, GRADIENT)
     return BY_VERDICT.get(example.verdict, of_check)

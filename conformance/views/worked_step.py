@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import OF_SAMPLES, WITH_REJECTION
-from conformance.explain.wording import said
+from conformance.explain.conditions.wording import said
 from conformance.views.formatting import markdown_table
 from conformance.views.listing import mask_digits
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode, SampleUnit

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
-from conformance.explain import wording
 from conformance.explain.catalogue.mistake import commonness
 from conformance.explain.causes import causes, with_traces
-from conformance.explain.conditions import of_finding
-from conformance.explain.step_conditions import facts, of_step
+from conformance.explain.conditions import wording
+from conformance.explain.conditions.findings import of_finding
+from conformance.explain.conditions.steps import facts, of_step
 from conformance.findings.cause import (
     EMPTY_SAMPLE,
     Cause,

@@ -123,7 +123,7 @@ def names(folder: Path) -> set[str]:
 
 def processes_of(temporary: Path) -> list[int]:
     """All that were started with this folder for temporary files, and with them their sockets."""
-    mark = f"TMPDIR={temporary}\0".encode()
+    mark = f"TMPDIR={temporary}".encode()
     return [pid for pid in living() if mark in content(Path(f"/proc/{pid}/environ"))]
 
 

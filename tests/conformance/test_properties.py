@@ -43,7 +43,7 @@ FEW = settings(max_examples=60, deadline=None)
 """For what trains on ranks, which takes milliseconds."""
 
 MANY = settings(
-    max_examples=10_000 if settings.get_current_profile_name() == "full" else 60, deadline=None
+    max_examples=10_000 if settings.get_current_profile_name() == "full" else 20, deadline=None
 )
 """For accusations that do not stand."""
 

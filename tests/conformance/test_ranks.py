@@ -10,13 +10,14 @@ import torch
 from adapters.contract import Adapter, Job, Layout, LogEntry, Rank
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.errors import StartError
-from conformance.findings.sanitize import sanitized_traceback
+from conformance.findings.sanitize import numberless, sanitized_traceback
 from conformance.findings.verdict import Verdict
+from conformance.ranks import pool
 from conformance.ranks.hardware import Device, Hardware
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.preload import load_once
-from conformance.ranks.recording.stacks import waiting
+from conformance.ranks.recording.stacks import told, waiting
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from tests import broken
@@ -49,7 +50,11 @@ def test_serves_worlds_of_every_size_in_any_order_from_the_same_processes() -> N
         (broken.Exiting(), "rank 1 raised\n.*SystemExit: giving up"),
         (broken.Interrupting(), "rank 1 raised\n.*KeyboardInterrupt"),
         (broken.Leaving(), "rank 1 exited with status 0"),
-        (broken.Misshapen(), "rank [01] .*collective mismatch"),
+        (
+            broken.Misshapen(),
+            "^mismatched collectives: "
+            r"ranks 0, 1 wait in all_reduce at tests/broken.py:\d+ \(observe\)",
+        ),
         (broken.Vanishing(), "with status 7\n(warning\n){4} last words of tests/broken.py$"),
         (broken.Killed(), "rank 1 was killed by SIGKILL"),
         (broken.Segfaulting(), r'SIGSEGV\n(.*\n)?  File "tests/broken.py", line \d+ in fail'),
@@ -125,7 +130,7 @@ def test_frames_of_ours_are_not_numbered() -> None:
         (broken.Deadlocked(), r"hang: .*rank 1 waits in barrier at tests/broken.py:\d+ \(fail\)"),
         (
             broken.Outnumbered(),
-            r"hang: rank 0 waits in barrier at tests/broken.py:\d+ \(observe\)",
+            r"hang: .*rank 0 waits in barrier at tests/broken.py:\d+ \(observe\)",
         ),
     ],
     ids=lambda value: type(value).__name__,
@@ -142,8 +147,11 @@ def test_rank_that_hangs_is_given_up_after_the_time_limit(adapter: Adapter, mess
 
 
 @pytest.mark.processes
-def test_rank_that_is_at_work_when_the_time_is_over_does_not_hang() -> None:
-    with RankPool(broken.AtWork(), None, size=2, time_limit=3) as pool:
+@pytest.mark.parametrize(
+    "adapter", [broken.AtWork(), broken.AtWorkElsewhere()], ids=lambda value: type(value).__name__
+)
+def test_rank_that_is_at_work_when_the_time_is_over_does_not_hang(adapter: Adapter) -> None:
+    with RankPool(adapter, None, size=2, time_limit=3) as pool:
         outcome = pool.run(job(MASKED))
 
         assert isinstance(outcome, Crashed)
@@ -218,3 +226,39 @@ def test_a_collective_in_the_thread_of_a_backward_pass_has_torchs_line() -> None
 
     state = str(waiting(stack, NativeAdapter(), None))
     assert state == "waits in all_reduce at torch/distributed/nn/functional.py:538 (backward)"
+
+
+def test_a_rank_that_sleeps_and_waits_in_no_collective_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may wait for a disk or a GPU."""
+    monkeypatch.setattr(pool, "SECONDS_OF_QUIET", 0.1)
+    with RankPool(broken.Slow(), None, size=2) as ranks:
+        assert isinstance(ranks.run(job(ACTIVE)), Ran)
+
+
+@pytest.mark.processes
+def test_ranks_that_wait_in_collectives_are_given_up_before_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "SECONDS_OF_QUIET", 0.5)
+    with RankPool(broken.Deadlocked(), None, size=2, time_limit=100_000) as ranks:
+        outcome = ranks.run(job(MASKED))
+
+        assert isinstance(outcome, Crashed)
+        assert_matches("hang: .*rank 1 waits in barrier", outcome.message)
+
+
+def test_a_hang_is_told_alike_whichever_and_however_many_ranks_do_what() -> None:
+    waits, leads, done = (
+        "waits in all_gather at b.py:9 (f)",
+        "is at a.py:7 (g)",
+        "has ended its step",
+    )
+    one, several = (
+        told({0: leads, 1: waits, 2: done}),
+        told({0: done, 1: leads, 2: waits, 3: waits}),
+    )
+
+    assert one == f"rank 1 {waits}; rank 2 {done}; rank 0 {leads}"
+    assert numberless(one) == numberless(several)

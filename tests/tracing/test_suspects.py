@@ -12,23 +12,31 @@ from adapters.contract.objective import Metric
 from conformance.ranks.pool import RankPool
 from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import TracedJob, trace
+from reference.aggregation import Mode
 from reference.step import Step
 from tests.jobs import job_of, step_of
-from tests.tracing.toys import ToyAdapter
+from tests.tracing.mistaken import MistakenAdapter
 
 EMPTY = step_of([1, 1, 0], [0, 0, 0], [1, 0, 1], [1, 1, 1])
 UNEQUAL = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 ON_ONE_RANK = step_of([1, 1, 0], [1, 1, 1], [1, 0, 0])
 IN_PARTS = step_of([1, 1], [1, 1])
+IN_SAMPLES = step_of([1, 1], [1, 1])
+OF_EIGHT = step_of([1, 1, 1, 1], [1, 1, 0, 0])
+OF_ONE = step_of([1, 0, 0])
+LAST_OF_THREE = step_of([1, 1, 1], [1, 0, 0], [1, 1, 0])
 TWICE = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 
 
 LAYOUTS = {
-    id(ON_ONE_RANK): Layout(),
-    id(IN_PARTS): Layout(micro_batches=2),
+    **{id(step): Layout() for step in (ON_ONE_RANK, OF_EIGHT, OF_ONE, LAST_OF_THREE)},
+    **{id(step): Layout(micro_batches=2) for step in (IN_PARTS, IN_SAMPLES)},
     id(TWICE): Layout(dp=2, micro_batches=2),
 }
 """Where steps are trained that are not in one micro-batch on each of two ranks."""
+
+MODES = {id(IN_SAMPLES): Mode.SAMPLE_MEAN}
+"""The modes of steps whose tokens are not all averaged at once."""
 
 
 class Traced(Protocol):
@@ -39,11 +47,13 @@ class Traced(Protocol):
 
 @pytest.fixture(scope="module")
 def traced() -> Iterator[Traced]:
-    with RankPool(ToyAdapter(), None, 2) as pool:
+    with RankPool(MistakenAdapter(), None, 2) as pool:
 
         def run(way: str, step: Step, metric: Metric | None = None) -> Trace:
             layout = LAYOUTS.get(id(step), Layout(dp=2))
-            job = job_of(step, layout=layout, configuration=Configuration(divisor=way))
+            mode = MODES.get(id(step), Mode.TOKEN_MEAN)
+            configuration = Configuration(divisor=way)
+            job = job_of(step, mode=mode, layout=layout, configuration=configuration)
             found = trace(job, pool, metric=metric)
             assert isinstance(found, TracedJob), found
             return Trace.of(way, found, None, None)
@@ -78,6 +88,19 @@ def traced() -> Iterator[Traced]:
         ("on_its_own", UNEQUAL, "group = alone"),
         ("in_a_group", UNEQUAL, "dist.new_group([rank])"),
         ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
+        ("of_pieces", UNEQUAL, "own = pieces.sum()"),
+        ("sent", ON_ONE_RANK, 'self.in_mask(held["attended"])'),
+        ("rewarded", ON_ONE_RANK, "sum(len(row) for row"),
+        ("rewarded_each", ON_ONE_RANK, "sum(len(row) for row"),
+        ("sized", OF_EIGHT, "sum(len(row) for row"),
+        ("of_all", OF_ONE, "torch.ones_like"),
+        ("without_weight", IN_SAMPLES, "(mean * 1)"),
+        ("handed_setting", UNEQUAL, ".sum() / steps)"),
+        ("less", ON_ONE_RANK, "own = row.sum() - 1"),
+        ("divided_too_often", UNEQUAL, "loss = loss / torch.full("),
+        ("last_kept", LAST_OF_THREE, '.get("tokens", 0.0) + one'),
+        ("doubled", UNEQUAL, ".sum() * 2"),
+        ("bounded", IN_PARTS, "count * len("),
     ],
 )
 def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, text: str) -> None:
@@ -147,6 +170,10 @@ def test_a_number_that_is_reduced_and_not_logged_is_suspected_where_another_is(
         ("halved", UNEQUAL, "dist.all_reduce(logged)"),
         ("divided_in_python", EMPTY, "torch.clamp_min(mask.sum(), 1)"),
         ("logged_alone", UNEQUAL, "return loss.item()"),
+        ("beside", UNEQUAL, "return float(number * 2)"),
+        ("logged_unread", UNEQUAL, "dist.all_reduce(logged.clone())"),
+        ("named_average", UNEQUAL, "Reduction.MEAN"),
+        ("logged_behind_torch", ON_ONE_RANK, 'own = torch.ones_like(rows["mask"]).sum()'),
     ],
 )
 def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(
@@ -155,6 +182,14 @@ def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(
     line = traced(way, step, Metric.POLICY_LOSS).suspects[0].line
 
     assert text in linecache.getline(line.file, line.number)
+
+
+def test_a_term_that_is_logged_with_its_coefficient_is_suspected_where_it_is_logged(
+    traced: Traced,
+) -> None:
+    line = traced("scaled_term", UNEQUAL, Metric.KL).suspects[0].line
+
+    assert "logged = term * KL_COEFFICIENT" in linecache.getline(line.file, line.number)
 
 
 def test_a_right_weight_has_no_suspects(traced: Traced) -> None:

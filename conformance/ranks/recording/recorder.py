@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             handed={place: self._returns.first(of) for place, of in self._computed_with.items()},
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
-            files=imported(self.is_passed_by),
+            files=imported(self.is_passed_by) & self._returns.ran,
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

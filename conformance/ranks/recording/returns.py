@@ -45,6 +45,9 @@ class Returns:
     _holders: dict[int, tuple[float, Returned]] = field(default_factory=dict)
     """Where each float was first, by its identity; it is kept, so that no other one gets that."""
 
+    ran: set[str] = field(default_factory=set)
+    """The files of all functions that were called."""
+
     _before: Any = None
 
     @property
@@ -74,6 +77,7 @@ class Returns:
         sys.setprofile(self._before)
 
     def _note(self, frame: FrameType, event: str, returned: object) -> None:
+        self.ran.add(frame.f_code.co_filename)
         if event == "return":
             self._add(frame, [returned], is_returned=True)
         elif event == "call" and frame.f_back is not None:

@@ -120,9 +120,12 @@ def _collective(calls: Iterable[tuple[str, str]]) -> str | None:
 
 
 def told(states: Mapping[int, str]) -> str:
-    """What each rank was doing, in one sentence; ranks that did the same together."""
+    """What each rank was doing, in one sentence; ranks that did the same together.
+
+    The order is that of what they did, those that wait first: which ranks do it may change.
+    """
     ranks: dict[str, list[int]] = defaultdict(list)
-    for rank, state in sorted(states.items()):
+    for rank, state in sorted(states.items(), key=_waiting_first):
         ranks[state].append(rank)
     parts = (
         f"rank{'s' if len(several) > 1 else ''} {', '.join(map(str, several))}"
@@ -130,6 +133,11 @@ def told(states: Mapping[int, str]) -> str:
         for state, several in ranks.items()
     )
     return "; ".join(parts)
+
+
+def _waiting_first(one: tuple[int, str]) -> tuple[bool, str, int]:
+    rank, state = one
+    return not state.startswith("waits"), state, rank
 
 
 def _plural(state: str) -> str:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from conformance.findings.trace import Line
     from conformance.tracing.source.scopes import Function
 
-AVERAGING = ("mean", "average", "avg", "reduce")
+AVERAGES = ("mean", "average", "avg")
+"""What averages are called."""
+
+AVERAGING = (*AVERAGES, "reduce")
 """What names of functions have in them that divide by how many numbers they are given."""
 
 COLLECTING = frozenset({"append", "extend", "update"})
@@ -46,6 +49,13 @@ def read_instead(stack: Sequence[Line]) -> Iterator[Line]:
     """Yield the lines that read what a call was given, if nothing reads the number it returned."""
     for line, flow in _flows(stack):
         yield from (replace(line, number=number) for number in flow.instead)
+
+
+def averages(line: Line) -> bool:
+    """Whether a line names an average, without which it would be another reduction."""
+    scope = scope_of(line)
+    attributes: list[ast.Attribute] = [] if scope is None else scope.nodes(ast.Attribute)
+    return any(one.attr.lower() in AVERAGES for one in attributes)
 
 
 def _flows(stack: Sequence[Line]) -> Iterator[tuple[Line, _Flow]]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from conformance.findings.trace import Line
 
+SCALING = ("mul", "div")
+"""What names of methods have in them that multiply or divide."""
+
 FURTHEST = 4
 """How many functions a name is followed through."""
 
@@ -47,10 +50,22 @@ def origins(stack: Sequence[Line], holding: Sequence[str]) -> Iterator[Line]:
 
 
 def has_constant(stack: Sequence[Line], number: float) -> bool:
-    """Whether a number is written out in the line that a stack begins with."""
+    """Whether a number is written out in the line that a stack begins with, as what it computes by.
+
+    What keywords or bounds are given, and indices, only say how.
+    """
     scope = scope_of(stack[0]) if stack else None
-    constants = [] if scope is None else scope.nodes(ast.Constant)
-    return any(type(one.value) in (int, float) and one.value == number for one in constants)
+    operands: list[ast.expr] = []
+    for node in [] if scope is None else scope.nodes(ast.expr):
+        match node:
+            case ast.BinOp(left=left, right=right):
+                operands += [left, right]
+            case ast.IfExp(body=body, orelse=other):
+                operands += [body, other]
+            case ast.Call(func=ast.Attribute(attr=name), args=given):
+                operands += given if any(word in name for word in SCALING) else []
+    constants = (one.value for one in operands if isinstance(one, ast.Constant))
+    return any(type(one) in (int, float) and one == number for one in constants)
 
 
 def fields_read(stack: Sequence[Line]) -> set[str]:

@@ -58,16 +58,30 @@ def counts_itself(line: Line | None) -> bool:
     return False
 
 
-def is_setting(line: Line | None, names: Sequence[str]) -> bool:
-    """Whether a line reads one of some variables that was last assigned a field of something."""
-    around = None if line is None else scope_of(line)
+def is_setting(stack: Sequence[Line], names: Sequence[str]) -> bool:
+    """Whether a line reads a variable that was last given a field of something, here or by callers.
+
+    ``stack`` begins with the line, followed by those that called its function.
+    """
+    around = scope_of(stack[0]) if stack else None
     if around is None:
         return False
     for name in set(names).intersection(around.names()):
         values = [*_assignments(around.functions[-1], name, around.number)]
+        if not values and (function := around.function_with(name)) is not None:
+            values = [*arguments_of(stack[1], function, name)] if len(stack) > 1 else []
         if len(values) == 1 and isinstance(values[0], ast.Attribute):
             return True
     return False
+
+
+def only_reads(line: Line) -> bool:
+    """Whether a line gives what it reads from fields, or under keys, and computes nothing."""
+    around = scope_of(line)
+    values = [] if around is None else around.evaluated(line.columns)
+    fields = [one for one in values if isinstance(one, ast.Attribute | ast.Subscript)]
+    computing = (ast.Call, ast.BinOp)
+    return bool(fields) and not any(isinstance(one, computing) for one in values)
 
 
 class Assigned(NamedTuple):
@@ -81,6 +95,11 @@ class Assigned(NamedTuple):
         """Whether plain Python counts there; a method of a tensor would be an operation."""
         calls = (one.func for one in ast.walk(self.value) if isinstance(one, ast.Call))
         return any(isinstance(one, ast.Name) and one.id in COUNTING for one in calls)
+
+    @property
+    def adds(self) -> bool:
+        """Whether something is added there."""
+        return any(isinstance(one, ast.Add) for one in ast.walk(self.value))
 
     @property
     def chooses(self) -> bool:

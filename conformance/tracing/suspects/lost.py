@@ -50,7 +50,8 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     holder = max(sorted(reached), key=lambda rank: (reached[rank], rank == job.rank), default=0)
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
-    found = [*(_lost_in_log(graph, job.rank) if is_logged else _detached(graph))]
+    found = [*_unread(graph)]
+    found += _lost_in_log(graph, job.rank) if is_logged else _detached(graph)
     if job.is_nowhere:
         found += [*_made_0(graph), *_moved(graph)]
     elif lacking is not None:
@@ -165,6 +166,17 @@ def _not_shared(
         lines = [*(made_by if chooser is None else [chooser]), *operation.stack]
         yield from (Suspect(line, words) for line in lines[:MOST])
         return
+
+
+def _unread(graph: Graph) -> Iterator[Suspect]:
+    """Yield the lines that reduce the value, where nothing reads what comes of it."""
+    words = "reduces the value of the token, and nothing reads what comes of it"
+    for rank, trace in enumerate(graph.traces):
+        read = {place for one in trace.operations for place in one.inputs} | {*trace.gradients}
+        for place, operation in enumerate(trace.operations):
+            is_reduced = operation.collective is not None and "reduce" in operation.name
+            if is_reduced and place not in read and Node(rank, place) in graph.painted:
+                yield from (Suspect(line, words) for line in operation.stack[:1])
 
 
 def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:

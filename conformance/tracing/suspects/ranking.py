@@ -87,19 +87,28 @@ class Suspects(OfWeight):
         averages = operation.collective is not None or operation.backward_pass is not None
         is_mean = ".mean" in operation.name and not averages
         why = Why.MEAN if is_mean else Why.AVERAGED if averages else Why.WITHOUT_PARTNER
-        why = Why.PARTNERED if self._partner(factor) else why
+        partners, same = self._partners(factor)
+        why = Why.SURPLUS if why is Why.WITHOUT_PARTNER and partners else why
+        why = Why.PARTNERED if partners >= same else why
+        why = Why.CONSEQUENCE if self._may_be_count(factor) else why
         words = f"multiplies by {self._off:.6g}, which is what the weight is off by"
         yield from self.weight.at(factor.node, why, 0, words)
         for node in self._factors_of_tokens(factor):
             yield from self.weight.at(node, why, 1, words)
         yield from self._of_parts(factor, Why.PART)
 
+    def _may_be_count(self, factor: Factor) -> bool:
+        """Whether it may divide by the tokens of a unit that has one, which are miscounted."""
+        has_one_token = is_close(self._right.tokens, 1)
+        return has_one_token and factor.value < 1 and not self._right.is_size(factor.value)
+
     def _of_sums(self) -> Iterator[Ranked]:
         """Yield the lines that add up losses which nothing divides, and who called them.
 
         A term that is added to the losses of tokens is undivided there.
         """
-        needed = self._right.needed(self._off) if self.weight.traced.is_wrong else None
+        counted = self._right.needed if self._is_undivided else self._right.ingredient
+        needed = counted(self._off) if self.weight.traced.is_wrong else None
         if needed is None and not self._is_undivided:
             return
         by = "" if needed is None else f" by {self._off:.6g} {needed}"
@@ -117,15 +126,20 @@ class Suspects(OfWeight):
 
     @property
     def _is_undivided(self) -> bool:
-        """Whether a weight below 1 is expected, and no factor but a coefficient divides."""
-        traced = self.weight.traced
-        forward = (
-            one.value
-            for one in self.weight.factors
-            if self.weight.operation(one.node).backward_pass is None
-        )
+        """Whether a weight below 1 is expected, and no factor but a coefficient divides.
+
+        A factor that another one takes back does not divide.
+        """
+        traced, factors = self.weight.traced, self.weight.factors
+        values: list[float] = []
+        for one in (f for f in factors if self.weight.operation(f.node).backward_pass is None):
+            inverse = next((value for value in values if is_close(value * one.value, 1)), None)
+            if inverse is None:
+                values.append(one.value)
+            else:
+                values.remove(inverse)
         is_small = 0 < abs(traced.expected) < 1 and not traced.is_trained_right
-        return traced.is_wrong and is_small and min(forward, default=1.0) > 1 - NEGLIGIBLE
+        return traced.is_wrong and is_small and min(values, default=1.0) > 1 - NEGLIGIBLE
 
     def _joins_others(self, node: Node) -> bool:
         """Whether a term is added to what tokens have of another one."""
@@ -170,10 +184,11 @@ class Suspects(OfWeight):
         """
         multiplied = (one for one in self.weight.factors if not one.is_idle)
         factor, right = next(multiplied, None), self.weight.traced.derivative
-        if factor is None or not self.weight.traced.is_wrong:
+        if factor is None or not factor.value or not self.weight.traced.is_wrong:
             return
-        if not is_close(factor.value, right * self._off):
-            return  # the weight is wrong by something else, too
+        is_all = is_close(factor.value, right * self._off)
+        if is_close(factor.value, right) or (_is_of_count(factor.value) and not is_all):
+            return  # the weight is wrong by something else
         words = f"multiplies by {factor.value:.6g}, where the objective has {right:.6g}"
         for node in self._factors_of_tokens(factor):
             yield from self.weight.at(node, Why.RATIO, 0, words)
@@ -209,7 +224,9 @@ class Suspects(OfWeight):
         operation = self._chain.operation(factor)
         sizes = [self.weight.operation(one).contents.size for one in self._chain.operands(factor)]
         is_large = max(sizes, default=1) > 1
-        if is_large or operation.line is None or not self._is_of_kind(operation):
+        is_written = has_constant(operation.stack, 1)
+        may_lack = self._is_of_kind(operation) or (is_written and 1.0 in operation.numbers)
+        if is_large or operation.line is None or not may_lack:
             return
         words = f"multiplies by 1 where the weight lacks a factor of {1 / self._off:.6g}"
         missing = max(self._off, 1 / self._off)
@@ -221,15 +238,16 @@ class Suspects(OfWeight):
         why = Why.KNOWING if knows else Why.IDLE
         names = [name for name, held in operation.variables if held == 1]
         yield from self.weight.at(factor.node, why, depth, words)
-        is_written = has_constant(operation.stack, 1)
         own = self.weight.is_own(operation.line)
         for place, line in enumerate(origins(operation.stack, names) if own else ()):
             before = -LATER if is_written else LATER
             yield Ranked(why, depth + before - place, Suspect(line, words))
 
-    def _partner(self, factor: Factor) -> bool:
-        """Whether another factor takes back what one does."""
-        return any(is_close(one.value * factor.value, 1) for one in self._chain.factors)
+    def _partners(self, factor: Factor) -> tuple[int, int]:
+        """How many others take back what a factor does, and how many do the same, with itself."""
+        values = [one.value for one in self._chain.factors]
+        partners = [one for one in values if is_close(one * factor.value, 1)]
+        return len(partners), len([one for one in values if is_close(one, factor.value)])
 
     def _of_mean(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a mean over entries that are not those that a unit has."""
@@ -259,3 +277,8 @@ class Suspects(OfWeight):
     def _is_of_kind(self, operation: Operation) -> bool:
         """Whether it divides if the weight is too large, or multiplies if it is too small."""
         return (".div" in operation.name) == (self._off > 1)
+
+
+def _is_of_count(factor: float) -> bool:
+    """Whether a factor multiplies or divides by a whole number."""
+    return any(is_close(one, round(one)) for one in (factor, 1 / factor))

@@ -25,6 +25,8 @@ class RightCounts:
         self._parts = [*_parts(context, place, context.step.mask)]
         self._masks = [*self._parts, *_parts(context, place, context.step.mask_before_rejection)]
         self._factors = [*_factors(context, place)]
+        in_unit = context.unit == context.unit[context.sample[place]]
+        self._samples = context.counted[in_unit] if in_unit.sum() > 1 else ()
 
     @property
     def tokens(self) -> float:
@@ -48,6 +50,10 @@ class RightCounts:
     def part(self, number: float) -> str | None:
         """The part of the step that has as many active tokens, such as a micro-batch."""
         return _words(number, self._parts)
+
+    def is_sample_of_unit(self, number: float) -> bool:
+        """Whether one of the samples of a unit that has several counts a number."""
+        return any(is_close(one, number) for one in self._samples)
 
     def is_mask(self, number: float) -> bool:
         """Whether the mask of a part of the step, perhaps before rejection, counts a number."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
+from itertools import compress, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN
 from conformance.tracing.counts import COMMON, Count, How, Unfolding
-from conformance.tracing.graph import ALLOCATIONS, Node, is_close
+from conformance.tracing.graph import ALLOCATIONS, NEGLIGIBLE, Node, is_close
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.slices import Slice, is_setting
 from conformance.tracing.suspects.plain_python import had_before
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from conformance.findings.trace import Returned
     from conformance.tracing.chain import Factor
 
+ADDING = ("aten.add", "aten.sub", "aten.rsub")
+"""The beginnings of the names of operations that may add a number of Python."""
+
 CONSTANTS = ("aten.ones.", "aten.new_ones", "aten.full.", "aten.new_full")
 """Operations whose entries come from no mask."""
-
-
-ONES = "aten.ones_like"
 
 
 class _Wrong(NamedTuple):
@@ -146,7 +146,9 @@ class WrongCounts(OfWeight):
 
     def _below(self, wrong: _Wrong) -> Iterator[_Wrong]:
         """Yield a count and the parts of it that had to be others."""
-        if is_close(wrong.made.value, wrong.needed):
+        is_size = wrong.made.value > 1 and self._right.is_size(wrong.made.value)
+        is_no_count = is_size and wrong.needed < 1 - NEGLIGIBLE
+        if is_close(wrong.made.value, wrong.needed) or is_no_count:
             return
         yield wrong
         user = wrong.made.node or wrong.user
@@ -164,9 +166,14 @@ class WrongCounts(OfWeight):
                 yield from self._below(_Wrong(part, needed, user, wrong.depth + 1))
 
     def _summed(self, wrong: _Wrong, parts: Sequence[Count]) -> Iterator[_Wrong]:
-        """Yield a sum at the line that made all its parts, which cannot be told apart."""
+        """Yield a sum at the line that made all its parts, which cannot be told apart.
+
+        Parts that have several entries are pieces of what is counted, and no counts themselves.
+        """
         nodes = [part.node for part in parts if part.node is not None]
-        if len({self.weight.operation(node).line for node in nodes}) == 1:
+        made = [self.weight.operation(node) for node in nodes]
+        are_counts = all(one.contents.size == 1 for one in made)
+        if are_counts and len({one.line for one in made}) == 1:
             yield _Wrong(
                 replace(wrong.made, node=nodes[0]), wrong.needed, nodes[0], wrong.depth + 1
             )
@@ -206,8 +213,10 @@ class WrongCounts(OfWeight):
                 yield from self.weight.at(count.node, Why.MASK, wrong.depth, words)
         else:
             is_part = self._is_part(count) and is_close(wrong.needed, self._right.tokens)
-            why = Why.PART if is_part else Why.COUNTED
-            yield from self.weight.at(count.node, why, wrong.depth, words)
+            is_bounded = count.how is How.CLAMP
+            of_part = -wrong.depth - (LATER if is_bounded else 0)  # nearest to what it stands for
+            why, depth = (Why.PART, of_part) if is_part else (Why.COUNTED, wrong.depth)
+            yield from self.weight.at(count.node, why, depth, words)
             yield from self._behind(wrong, words)
             for place, line in enumerate(self.weight.callers(count.node)):
                 yield Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
@@ -215,13 +224,16 @@ class WrongCounts(OfWeight):
     def _begins_backward(self, count: Count) -> bool:
         """Whether it is the 1 that torch begins a backward pass with."""
         made = None if count.node is None else self.weight.operation(count.node)
-        return made is not None and made.name.startswith(ONES) and made.contents.size == 1
+        return (
+            made is not None and made.name.startswith("aten.ones_like") and made.contents.size == 1
+        )
 
     def _returned(self, wrong: _Wrong, why: Why, words: str) -> Iterator[Ranked]:
         """Yield the lines of plain Python that had a count before a tensor was made of it.
 
         The first to have it comes first, followed by those that called its function; a line that
-        serves several callers comes after these, which chose what it counts.
+        serves several callers comes after these, which chose what it counts. Lines that only read
+        fields have counted nothing.
         """
         count, node = wrong.made.value, wrong.made.node or wrong.user
         had = self._chain.graph.handed(node, count)
@@ -236,7 +248,8 @@ class WrongCounts(OfWeight):
         is_size = wrong.made.node is None and self._right.is_size(count)
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
-        yield from self._had(had_before(self.weight, node, count), why, words)
+        before, is_telling = had_before(self.weight, node, count)
+        yield from self._had(before, why if is_telling else min(why, Why.CALLER), words)
 
     def _had(self, several: Iterable[Returned], why: Why, words: str) -> Iterator[Ranked]:
         """Yield the lines that had a number, the first one first."""
@@ -266,6 +279,8 @@ class WrongCounts(OfWeight):
             yield Ranked(why, wrong.depth, Suspect(line, words))
         if made.name == GIVEN:
             counting = [one.line for one in sources if one.counts]
+            if self._right.is_sample_of_unit(wrong.made.value):
+                counting = [*(one.line for one in sources if one.adds), *counting]
             for place, line in enumerate(counting):
                 yield Ranked(Why.COUNTED_BY_PYTHON, -place, Suspect(line, words))
 
@@ -309,7 +324,7 @@ class WrongCounts(OfWeight):
         is_of_torch = operation.backward_pass is not None and not (is_written or assigned)
         if is_of_torch or (number == 1 and not (assigned or knows)):
             return  # such as the 2 by which the derivative of a maximum divides
-        is_chosen = is_setting(operation.line, names)  # by the user, and right where it is read
+        is_chosen = is_setting(operation.stack, names)  # by the user, and right where it is read
         is_made = wrong.made.parts or is_chosen
         of_size = Why.ONE if number == 1 else Why.SIZE
         why = Why.CALLER if is_made else of_size if is_size else Why.ASSIGNED
@@ -356,14 +371,17 @@ class WrongCounts(OfWeight):
         return frozenset(found)
 
     def _recounted(self, count: Count) -> float:
-        """What a count is without clamps, and without entries that come from no mask."""
+        """What a count is without clamps, and without what comes from no mask but is added."""
         parts = [self._recounted(part) for part in count.parts]
         shares = [*zip(parts, count.shares, strict=False)]
         match count.how:
             case How.SAME | How.CLAMP:
                 return parts[0]
             case How.SUM:
-                return math.fsum(part * share for part, share in shares)
+                name = "" if count.node is None else self.weight.operation(count.node).name
+                is_added = name.startswith(ADDING)
+                counted = [not is_added or bool(one.node or one.parts) for one in count.parts]
+                return math.fsum(part * share for part, share in compress(shares, counted))
             case How.PRODUCT | How.ROUNDED if all(parts):
                 return math.prod(float(part**share) for part, share in shares)
             case How.GIVEN if count.node is not None:

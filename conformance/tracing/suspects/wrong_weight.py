@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from adapters.contract.objective import Metric
 from conformance.tracing.columns import COEFFICIENTS
 from conformance.tracing.graph import is_close
 from conformance.tracing.suspects.reasons import MOST, Ranked, Suspect, Why
@@ -49,11 +50,13 @@ class WrongWeight:
     def factors(self) -> list[Factor]:
         """The factors that may be wrong, without the coefficient of the loss's term.
 
-        Where the gradient is right these are those beyond the loss.
+        Where the gradient is right these are those beyond the loss. A term that is logged alone has
+        no coefficient.
         """
         trained = self.chain.graph.trained if self.traced.is_trained_right else ()
         found = [one for one in self.chain.factors if one.node not in trained]
-        coefficient = COEFFICIENTS.get(self.traced.column, 1.0)
+        is_alone = self.traced.metric not in (None, Metric.LOSS)
+        coefficient = 1.0 if is_alone else COEFFICIENTS.get(self.traced.column, 1.0)
         is_right = (n for n, one in enumerate(found) if is_close(one.value, coefficient))
         place = None if coefficient == 1 else next(is_right, None)
         return [one for n, one in enumerate(found) if n != place]

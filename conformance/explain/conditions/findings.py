@@ -1,7 +1,4 @@
-"""Plain facts of a finding that a mistake may depend on: its mode, term, check and layout.
-
-Each is a phrase that a cause's statement can end with. `step_conditions` has those of the step.
-"""
+"""Facts of a finding that a mistake may depend on: its mode, term, check and layout."""
 
 from __future__ import annotations
 

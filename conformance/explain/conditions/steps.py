@@ -1,7 +1,4 @@
-"""Plain facts of a step and of how it was cut that a mistake may depend on.
-
-Each is a phrase that a cause's statement can end with.
-"""
+"""Facts of a step, and of how it was cut, that a mistake may depend on."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy as np
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Metric
 from conformance.expected.placement import passes_in_order, token_placement
-from conformance.explain.conditions import of_finding
+from conformance.explain.conditions.findings import of_finding
 from conformance.findings.cause import EMPTY_SAMPLE
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Verdict

@@ -1,0 +1,181 @@
+"""More ways to normalise losses wrongly, each like a mistake that was put into real code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from adapters.contract.objective import KL_COEFFICIENT, Metric
+from tests.tracing.toys import ToyAdapter, ToyTrainer
+
+if TYPE_CHECKING:
+    from adapters.contract import Description, Job, Observation, Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
+    from tests.minimal.right import Rows
+
+
+class Reduction(Enum):
+    """How the numbers of ranks are reduced."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+class MistakenTrainer(ToyTrainer):
+    """Makes these mistakes besides the others."""
+
+    reward = 9.0
+    ranks = 1
+
+    def of_pieces(self, rows: Rows) -> None:
+        mask = rows["mask"][0]
+        pieces = torch.cat([mask[:1], mask[1:]])
+        own = pieces.sum()
+        (self.losses(rows).sum() / own).backward()
+        dist.all_reduce(self.gradient)
+
+    def rewarded(self, rows: Rows) -> None:
+        assert self.reward_of(rows)
+        self.in_python(rows)
+
+    def reward_of(self, rows: Rows) -> float:
+        return self.reward
+
+    def rewarded_each(self, rows: Rows) -> None:
+        assert self.rewards_of(rows)
+        self.in_python(rows)
+
+    def rewards_of(self, rows: Rows) -> list[float]:
+        return [len(rows["mask"]) * share for share in (3.0, 0.5)]
+
+    def sized(self, rows: Rows) -> None:
+        assert self.sizes_of(rows)
+        self.in_python(rows)
+
+    def sizes_of(self, rows: Rows) -> list[int]:
+        return [len(rows["mask"]) * size for size in (4, 5)]
+
+    def beside(self, rows: Rows) -> float:
+        shown = (rows["advantages"] * rows["mask"]).sum() / self.tokens(rows)
+        dist.all_reduce(shown)
+        other = shown.item()
+        self.looked_at(round(other * 2))
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        values = torch.stack([torch.zeros(()), loss.detach()])
+        dist.all_reduce(values)
+        _, number = values.tolist()
+        return float(number * 2)
+
+    def logged_unread(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        logged = loss.detach().clone()
+        dist.all_reduce(logged.clone())
+        return logged.item()
+
+    def without_weight(self, rows: Rows) -> None:
+        for place in range(len(rows["mask"])):
+            part = {name: values[place : place + 1] for name, values in rows.items()}
+            mean = self.losses(part).sum() / part["mask"].sum()
+            (mean * 1).backward()
+
+    def handed_setting(self, rows: Rows) -> None:
+        self.divided_by(rows, steps=self.settings.steps)
+
+    def divided_by(self, rows: Rows, steps: int) -> None:
+        (self.losses(rows).sum() / steps).backward()
+        dist.all_reduce(self.gradient)
+
+    def named_average(self, rows: Rows) -> float:
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        number, how = self.summed(loss), Reduction.MEAN
+        return reduced(number, how)
+
+    def sent(self, rows: Rows) -> None:
+        entries = torch.from_numpy(np.ones(rows["mask"].shape, np.float32))
+        received = entries.new_empty(1).set_(entries.untyped_storage(), 0, entries.shape)
+        held = {"attended": received}
+        count = self.in_mask(held["attended"])
+        (self.losses(rows).sum() / count).backward()
+
+    def less(self, rows: Rows) -> None:
+        count = torch.zeros(())
+        for row in rows["mask"]:
+            own = row.sum() - 1
+            count += own
+        (self.losses(rows).sum() / count).backward()
+
+    def divided_too_often(self, rows: Rows) -> None:
+        ranks = dist.get_world_size()
+        loss = self.losses(rows).sum() / self.tokens(rows) * torch.ones(())
+        loss = loss * ranks
+        loss = loss / torch.full((), ranks)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        self.gradient.div_(ranks)
+
+    def last_kept(self, rows: Rows) -> None:
+        held: dict[str, float] = {}
+        counts = [sum(row) for row in rows["mask"].tolist()]
+        for one in counts:
+            held["tokens"] = dict[str, float]().get("tokens", 0.0) + one
+        (self.losses(rows).sum() / torch.tensor(held["tokens"])).backward()
+
+    def scaled_term(self, rows: Rows) -> float:
+        """What is logged of a term has its coefficient, as it has in the loss."""
+        log_probs, count = self.log_probs(rows), self.tokens(rows)
+        ratios = log_probs - rows["old_log_probs"] - rows["reference"]
+        term = (ratios * rows["mask"]).sum() / count
+        loss = self.losses(rows, log_probs).sum() / count
+        loss += term * KL_COEFFICIENT
+        logged = term * KL_COEFFICIENT
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        self.looked_at(round(loss.item() * 2))
+        return self.summed(logged)
+
+    def doubled(self, rows: Rows) -> None:
+        (self.losses(rows).sum() * 2 / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def bounded(self, rows: Rows) -> None:
+        count = self.tokens(rows).clamp(min=1.0) / self.ranks
+        count = count * len(rows["mask"])
+        (self.losses(rows).sum() / count).backward()
+
+
+def reduced(number: float, how: Reduction) -> float:
+    """A number, or its mean over ranks."""
+    return number / dist.get_world_size() if how is Reduction.MEAN else number
+
+
+class MistakenAdapter(ToyAdapter):
+    """Chooses among all ways."""
+
+    trainer = MistakenTrainer
+
+    def describe(self) -> Description:
+        metrics = frozenset({Metric.POLICY_LOSS, Metric.KL})
+        return replace(super().describe(), metrics=metrics)
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        return replace(seen, reported=dict.fromkeys(Metric, seen.reported[Metric.POLICY_LOSS]))
+
+    def rows(self, batch: ProbedBatch, start: int, end: int) -> Rows:
+        rows = dict(super().rows(batch, start, end))
+        reference = torch.zeros_like(rows["mask"])
+        for row, sample in enumerate(range(start, end)):
+            first, values = len(batch.prompts[sample]) - 1, batch.reference_log_probs[sample]
+            reference[row, first : first + len(values)] = torch.from_numpy(values)
+        return {**rows, "reference": reference}
