@@ -28,7 +28,7 @@ NAMES = {
 }
 
 
-ELSEWHERE = {("lightning", "LocalCount")}
+ELSEWHERE = {("lightning", "LocalCount"), ("ddp", "LocalCount")}
 """Here the test's own line, which counts the tokens of a rank, is suspected."""
 
 
