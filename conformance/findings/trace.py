@@ -138,7 +138,7 @@ class RankTrace:
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
     of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
-    of which something was called. ``returned`` has each line's numbers once.
+    whose functions were called. ``returned`` lists each number of a line once.
     """
 
     operations: tuple[Operation, ...] = ()

@@ -29,7 +29,7 @@ NAMES = {
 
 
 ELSEWHERE = {("lightning", "LocalCount"), ("ddp", "LocalCount")}
-"""Here the test's own line, which counts the tokens of a rank, is suspected."""
+"""Mistakes whose line is not among the suspects: other lines are named instead."""
 
 
 @pytest.mark.parametrize("name", TRAINERS)
