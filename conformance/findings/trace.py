@@ -140,7 +140,7 @@ class RankTrace:
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
     of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
-    of which something was called. ``returned`` has each line's numbers once. ``handed`` has where
+    whose functions were called. ``returned`` lists each number of a line once. ``handed`` has where
     plain Python had the floats first that a tensor was made of, or an operation computed with:
     these themselves, and no equal ones.
     """

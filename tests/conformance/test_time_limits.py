@@ -1,4 +1,4 @@
-"""Ranks are waited for until none is at work, or as long as the user allows."""
+"""A wait for ranks ends when none of them is at work, and at the time limit."""
 
 import time
 

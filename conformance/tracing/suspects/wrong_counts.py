@@ -371,7 +371,7 @@ class WrongCounts(OfWeight):
         return frozenset(found)
 
     def _recounted(self, count: Count) -> float:
-        """What a count is without clamps, and without what comes from no mask but is added."""
+        """The count without clamps, and without constants that are added to it."""
         parts = [self._recounted(part) for part in count.parts]
         shares = [*zip(parts, count.shares, strict=False)]
         match count.how:
