@@ -142,12 +142,14 @@ class RankTrace:
     of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
     whose functions were called. ``returned`` lists each number of a line once. ``handed`` has where
     plain Python had the floats first that a tensor was made of, or an operation computed with:
-    these themselves, and no equal ones.
+    these themselves, and no equal ones. ``cuts`` are the lines that took the part of a tensor that
+    was read.
     """
 
     operations: tuple[Operation, ...] = ()
     returned: tuple[Returned, ...] = ()
     handed: dict[int, tuple[Returned, ...]] = field(default_factory=dict)
+    cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
     files: frozenset[str] = frozenset()

@@ -123,7 +123,7 @@ class Graph:
             found.update([(node, any(painted))] if painted else [])
         elif held.nonzero and painted:
             found[node] = any(painted) or operation.backward_pass is not None
-        elif self._is_leaf(node, self.paint) or self._selects(node):
+        elif self._is_leaf(node, self.paint) or self.selects(node):
             found[node] = False
         elif operation.name == GIVEN and (read := self._read_before(node, found)) is not None:
             found[node] = found[read]
@@ -145,7 +145,7 @@ class Graph:
         held = self.operation(node).contents
         return held.largest == value and abs(held.total) == value * held.nonzero
 
-    def _selects(self, node: Node) -> bool:
+    def selects(self, node: Node) -> bool:
         """Whether it is what leaves the painted token's gradient alone."""
         return self._is_leaf(node, SELECTED)
 
@@ -168,7 +168,7 @@ class Graph:
         root = None if number is None else self.traces[node.rank].roots.get(number)
         if self.painted[best] or root is None or Node(node.rank, root) not in self.painted:
             is_made = not self.painted.keys().isdisjoint(self.inputs(best))
-            return best if is_made or not self._selects(best) else None
+            return best if is_made or not self.selects(best) else None
         return Node(node.rank, root)
 
     def logged(self, number: float, rank: int) -> Iterator[Node]:

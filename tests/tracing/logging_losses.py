@@ -67,6 +67,11 @@ class LoggingTrainer(ToyTrainer):
         logged = 0.0 * loss.detach()
         return self.summed(logged)
 
+    def logged_of_a_part(self, rows: Rows) -> float:
+        self.reduced(rows)
+        part = self.losses(rows).detach()[:, 1:]
+        return self.summed(part.sum() / self.tokens(rows))
+
     def logged_alone(self, rows: Rows) -> float:
         loss = self.losses(rows).sum() / self.tokens(rows)
         loss.backward()

@@ -8,7 +8,7 @@ import pytest
 
 from adapters.contract import Layout
 from adapters.contract.job import Configuration
-from adapters.contract.objective import Metric
+from adapters.contract.objective import Metric, Objective
 from conformance.ranks.pool import RankPool
 from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import TracedJob, trace
@@ -26,6 +26,7 @@ OF_EIGHT = step_of([1, 1, 1, 1], [1, 1, 0, 0])
 OF_ONE = step_of([1, 0, 0])
 LAST_OF_THREE = step_of([1, 1, 1], [1, 0, 0], [1, 1, 0])
 TWICE = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
+OF_SEQUENCES = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 
 
 LAYOUTS = {
@@ -37,6 +38,9 @@ LAYOUTS = {
 
 MODES = {id(IN_SAMPLES): Mode.SAMPLE_MEAN}
 """The modes of steps whose tokens are not all averaged at once."""
+
+OBJECTIVES = {id(OF_SEQUENCES): Objective.GSPO}
+"""The objectives of steps whose tokens have the gradient of a ratio of sequences."""
 
 
 class Traced(Protocol):
@@ -53,7 +57,9 @@ def traced() -> Iterator[Traced]:
             layout = LAYOUTS.get(id(step), Layout(dp=2))
             mode = MODES.get(id(step), Mode.TOKEN_MEAN)
             configuration = Configuration(divisor=way)
-            job = job_of(step, mode=mode, layout=layout, configuration=configuration)
+            objective = OBJECTIVES.get(id(step), Objective.POLICY)
+            fields = {"layout": layout, "configuration": configuration, "objective": objective}
+            job = job_of(step, mode=mode, **fields)
             found = trace(job, pool, metric=metric)
             assert isinstance(found, TracedJob), found
             return Trace.of(way, found, None, None)
@@ -215,7 +221,12 @@ def test_a_lost_token_is_followed_to_where_it_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("way", "text"), [("logged_without", "rest = "), ("logged_as_0", "logged = 0.0 * ")]
+    ("way", "text"),
+    [
+        ("logged_without", "rest = "),
+        ("logged_as_0", "logged = 0.0 * "),
+        ("logged_of_a_part", "part = self.losses(rows).detach()[:, 1:]"),
+    ],
 )
 def test_a_log_that_lacks_a_token_is_suspected_where_it_is_lost(
     traced: Traced, way: str, text: str
@@ -237,6 +248,12 @@ def test_a_token_whose_gradient_goes_to_another_is_followed_to_where_rows_move(
     assert text in linecache.getline(line.file, line.number)
     assert found.objection is not None
     assert "no gradient of it" in found.objection
+
+
+def test_a_token_that_a_sequence_loses_is_followed_to_where_it_is_cut_off(traced: Traced) -> None:
+    line = traced("cut_in_sequences", OF_SEQUENCES).suspects[0].line
+
+    assert "shifted = padded[:, 1:]" in linecache.getline(line.file, line.number)
 
 
 def test_a_weight_that_depends_on_other_losses_is_not_explained(traced: Traced) -> None:

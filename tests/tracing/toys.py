@@ -270,6 +270,15 @@ class ToyTrainer(Trainer):
         (self.losses(rows, shifted).sum() / self.tokens(rows)).backward()
         dist.all_reduce(self.gradient)
 
+    def cut_in_sequences(self, rows: Rows) -> None:
+        log_probs, mask = self.log_probs(rows), rows["mask"]
+        padded = torch.cat([log_probs, log_probs.detach()[:, :1]], -1)
+        shifted = padded[:, 1:]
+        differences = (shifted - rows["old_log_probs"]) * mask
+        ratios = torch.exp(differences.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True))
+        (-(rows["advantages"] * ratios * mask).sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
     def rounded(self, rows: Rows) -> None:
         half = rows["mask"].sum() // 2
         dist.all_reduce(half)

@@ -50,10 +50,10 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     holder = max(sorted(reached), key=lambda rank: (reached[rank], rank == job.rank), default=0)
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
-    found = [*_unread(graph)]
+    found = [*_unread(graph), *_cut_off(graph, ways)]
     found += _lost_in_log(graph, job.rank) if is_logged else _detached(graph)
     if job.is_nowhere:
-        found += [*_made_0(graph), *_moved(graph)]
+        found += [*_made_0(graph), *_moved(graph, ways)]
     elif lacking is not None:
         found += _not_shared(graph, ways, lacking, job, package)
         found += _last(graph, sorted(one for one in nodes if one.rank == lacking), 1, package)
@@ -190,10 +190,16 @@ def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
                 return
 
 
-def _moved(graph: Graph) -> Iterator[Suspect]:
-    """Yield the lines that cut or move rows on the way to the gradient of other tokens, if any."""
+def _moved(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
+    """Yield the lines that cut or move rows on the way to the gradient of other tokens, if any.
+
+    Where the gradient of this token was selected, nothing is left of those of others.
+    """
     words = "moves tokens, and the gradient of this one goes to another"
-    for node in (node for end in islice(graph.ends, 1) for node in chain(graph, end).way):
+    ways = [node for end in islice(graph.ends, 1) for node in chain(graph, end).way]
+    after = (node for end in way[-1:] for node in _readers(graph, end))
+    is_selected = any(graph.selects(one) for node in after for one in graph.inputs(node))
+    for node in graph.nodes() if is_selected else ways:
         operation = graph.operation(node)
         if operation.backward_pass is not None and operation.name.startswith(MOVING):
             yield from (Suspect(line, words) for line in operation.stack[:1])
@@ -216,11 +222,7 @@ def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> 
     if not way:
         return
     end = way[-1]
-    readers = [
-        Node(end.rank, place)
-        for place, operation in enumerate(graph.traces[end.rank].operations)
-        if end.place in operation.inputs
-    ]
+    readers = _readers(graph, end)
     words = "no operation after this line holds the value of the token"
     is_read = graph.operation(end).name in (READ, LISTED)
     made = [one for one in graph.inputs(end) if is_read and one in graph.painted]
@@ -229,6 +231,20 @@ def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> 
     in_turn = [line for lines in zip_longest(*(one[:most] for one in stacks)) for line in lines]
     own = [line for one in stacks for line in [each for each in one if is_own(each, package)][:1]]
     yield from (Suspect(line, words) for line in (*in_turn, *own) if line is not None)
+
+
+def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
+    """Yield the lines that take a part of the last tensor with the value, but without that."""
+    words = "takes a part of a tensor without the value of the token"
+    for end in way[-1:]:
+        cuts = (graph.traces[end.rank].cuts.get(node.place, ()) for node in _readers(graph, end))
+        yield from (Suspect(line, words) for cut in cuts for line in cut[:1])
+
+
+def _readers(graph: Graph, node: Node) -> list[Node]:
+    """The operations of its rank that read what an operation made."""
+    operations = enumerate(graph.traces[node.rank].operations)
+    return [Node(node.rank, place) for place, one in operations if node.place in one.inputs]
 
 
 def _cancelled(graph: Graph) -> list[Suspect]:
