@@ -113,7 +113,8 @@ class Returned:
 
     ``stack`` begins with the line, followed by those that called its function. ``place`` is that of
     the next operation. The line ``is_shared`` if several others called its function. Numbers that
-    are all floats have been measured.
+    are all floats have been measured. ``name`` is that of the field of a dataclass that the line
+    gave a whole number to; None if it is another line.
     """
 
     stack: tuple[Line, ...]
@@ -121,6 +122,7 @@ class Returned:
     place: int
     is_measured: bool
     is_shared: bool = False
+    name: str | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -138,11 +140,16 @@ class RankTrace:
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
     of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
-    whose functions were called. ``returned`` lists each number of a line once.
+    whose functions were called. ``returned`` lists each number of a line once. ``handed`` has where
+    plain Python had the floats first that a tensor was made of, or an operation computed with:
+    these themselves, and no equal ones. ``cuts`` are the lines that took the part of a tensor that
+    was read.
     """
 
     operations: tuple[Operation, ...] = ()
     returned: tuple[Returned, ...] = ()
+    handed: dict[int, tuple[Returned, ...]] = field(default_factory=dict)
+    cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
     files: frozenset[str] = frozenset()

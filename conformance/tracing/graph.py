@@ -13,7 +13,7 @@ from conformance.findings.trace import GIVEN, LISTED, READ
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from conformance.findings.trace import Contents, Operation, RankTrace
+    from conformance.findings.trace import Contents, Operation, RankTrace, Returned
 
 ALLOCATIONS = ("aten.new_empty", "aten.empty", "aten.ones_like", "aten.zeros_like", "aten.new_")
 """Operations whose results hold old bytes, or nothing of what they are given."""
@@ -83,6 +83,11 @@ class Graph:
         )
         return list(dict.fromkeys(parts))
 
+    def handed(self, node: Node, number: float) -> Returned | None:
+        """Where plain Python had the very number first that an operation was handed, if it did."""
+        handed = self.traces[node.rank].handed.get(node.place, ())
+        return next((one for one in handed if one.stack and one.has(number)), None)
+
     @cached_property
     def painted(self) -> dict[Node, bool]:
         """The nodes that hold the token's value, each with whether it is in a gradient.
@@ -93,7 +98,7 @@ class Graph:
         before = -1
         while len(found) != before:
             before = len(found)
-            for node in self._nodes():
+            for node in self.nodes():
                 if node not in found:
                     self._paint(node, found)
         return found
@@ -103,7 +108,8 @@ class Graph:
         """Whether a tensor has the token's value alone."""
         return any(self._is_leaf(node, self.paint) for node in self.painted)
 
-    def _nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Node]:
+        """Yield all operations of all ranks."""
         for rank, trace in enumerate(self.traces):
             yield from (Node(rank, place) for place in range(len(trace.operations)))
 
@@ -117,7 +123,7 @@ class Graph:
             found.update([(node, any(painted))] if painted else [])
         elif held.nonzero and painted:
             found[node] = any(painted) or operation.backward_pass is not None
-        elif self._is_leaf(node, self.paint) or self._selects(node):
+        elif self._is_leaf(node, self.paint) or self.selects(node):
             found[node] = False
         elif operation.name == GIVEN and (read := self._read_before(node, found)) is not None:
             found[node] = found[read]
@@ -139,7 +145,7 @@ class Graph:
         held = self.operation(node).contents
         return held.largest == value and abs(held.total) == value * held.nonzero
 
-    def _selects(self, node: Node) -> bool:
+    def selects(self, node: Node) -> bool:
         """Whether it is what leaves the painted token's gradient alone."""
         return self._is_leaf(node, SELECTED)
 
@@ -162,7 +168,7 @@ class Graph:
         root = None if number is None else self.traces[node.rank].roots.get(number)
         if self.painted[best] or root is None or Node(node.rank, root) not in self.painted:
             is_made = not self.painted.keys().isdisjoint(self.inputs(best))
-            return best if is_made or not self._selects(best) else None
+            return best if is_made or not self.selects(best) else None
         return Node(node.rank, root)
 
     def logged(self, number: float, rank: int) -> Iterator[Node]:
@@ -213,6 +219,18 @@ class Graph:
         while waiting:
             node = waiting.pop()
             if node not in found and node in self.painted:
+                found.add(node)
+                waiting += self.inputs(node)
+        return frozenset(found)
+
+    @cached_property
+    def before_roots(self) -> frozenset[Node]:
+        """What backward passes begin with, and everything that this was made of."""
+        found: set[Node] = set()
+        waiting = [*self.roots]
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
                 found.add(node)
                 waiting += self.inputs(node)
         return frozenset(found)

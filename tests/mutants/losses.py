@@ -111,7 +111,7 @@ class FirstTokenLost(Mutant, diagnosis="tokens_lost"):
 def without_first(sample: SampleTensors) -> torch.Tensor:
     """The mask without the response's first token."""
     mask = sample.mask.clone()
-    mask[(sample.advantages != 0).nonzero()[0]] = False
+    mask[len(sample.ids) - sample.response_length] = False
     return mask
 
 

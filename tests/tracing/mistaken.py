@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.objective import KL_COEFFICIENT, Metric
-from tests.tracing.toys import ToyAdapter, ToyTrainer
+from tests.tracing.counting import CountingTrainer
+from tests.tracing.logging_losses import LoggingTrainer
+from tests.tracing.toys import ToyAdapter
 
 if TYPE_CHECKING:
     from adapters.contract import Description, Job, Observation, Rank
@@ -26,7 +28,7 @@ class Reduction(Enum):
     SUM = "sum"
 
 
-class MistakenTrainer(ToyTrainer):
+class MistakenTrainer(CountingTrainer, LoggingTrainer):
     """Makes these mistakes besides the others."""
 
     reward = 9.0

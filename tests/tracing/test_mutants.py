@@ -35,6 +35,14 @@ FOUND = (
     "BatchCounted",
     "FillingRowsCounted",
     "SumOfMicroBatchMeans",
+    "AlwaysPerSample",
+    "EntropyOfMicroBatches",
+    "GroupsCountedPerRank",
+    "LoggedByTheFirstStage",
+    "PredictionsAcrossChunksLost",
+    "SamplesNotAveraged",
+    "SharesOfRanksClamped",
+    "TokensCountedPerSlice",
 )
 
 

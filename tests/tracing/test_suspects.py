@@ -8,7 +8,7 @@ import pytest
 
 from adapters.contract import Layout
 from adapters.contract.job import Configuration
-from adapters.contract.objective import Metric
+from adapters.contract.objective import Metric, Objective
 from conformance.ranks.pool import RankPool
 from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import TracedJob, trace
@@ -25,16 +25,22 @@ IN_SAMPLES = step_of([1, 1], [1, 1])
 OF_EIGHT = step_of([1, 1, 1, 1], [1, 1, 0, 0])
 OF_ONE = step_of([1, 0, 0])
 LAST_OF_THREE = step_of([1, 1, 1], [1, 0, 0], [1, 1, 0])
+TWICE = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
+OF_SEQUENCES = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 
 
 LAYOUTS = {
     **{id(step): Layout() for step in (ON_ONE_RANK, OF_EIGHT, OF_ONE, LAST_OF_THREE)},
     **{id(step): Layout(micro_batches=2) for step in (IN_PARTS, IN_SAMPLES)},
+    id(TWICE): Layout(dp=2, micro_batches=2),
 }
-"""Where steps are trained that are not on two ranks."""
+"""Where steps are trained that are not in one micro-batch on each of two ranks."""
 
 MODES = {id(IN_SAMPLES): Mode.SAMPLE_MEAN}
 """The modes of steps whose tokens are not all averaged at once."""
+
+OBJECTIVES = {id(OF_SEQUENCES): Objective.GSPO}
+"""The objectives of steps whose tokens have the gradient of a ratio of sequences."""
 
 
 class Traced(Protocol):
@@ -51,7 +57,9 @@ def traced() -> Iterator[Traced]:
             layout = LAYOUTS.get(id(step), Layout(dp=2))
             mode = MODES.get(id(step), Mode.TOKEN_MEAN)
             configuration = Configuration(divisor=way)
-            job = job_of(step, mode=mode, layout=layout, configuration=configuration)
+            objective = OBJECTIVES.get(id(step), Objective.POLICY)
+            fields = {"layout": layout, "configuration": configuration, "objective": objective}
+            job = job_of(step, mode=mode, **fields)
             found = trace(job, pool, metric=metric)
             assert isinstance(found, TracedJob), found
             return Trace.of(way, found, None, None)
@@ -124,6 +132,10 @@ def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(trac
         ("read_one_by_one", "count += int(row.sum())"),
         ("counted_elsewhere", "total += int(row.sum())"),
         ("meant", "self.losses(rows).mean()"),
+        ("handed_on", "return float(sum(map(len, mask)))"),
+        ("whole_in_a_dataclass", "held = Counted(tokens=entries)"),
+        ("of_whole_numbers", "return sum(map(len, mask))"),
+        ("by_kind", 'count = self.divisors(rows["mask"].tolist(), "entries")'),
         ("another_mask", 'self.in_mask(held["attended"])'),
     ],
 )
@@ -133,6 +145,14 @@ def test_a_count_of_masked_tokens_is_suspected_where_it_is_made(
     line = traced(way, ON_ONE_RANK).suspects[0].line
 
     assert text in linecache.getline(line.file, line.number)
+
+
+def test_a_number_in_a_derivative_of_torch_is_not_suspected(traced: Traced) -> None:
+    lines = [one.line for one in traced("of_a_maximum", TWICE).suspects]
+
+    assert lines
+    for line in lines:
+        assert "torch.maximum" not in linecache.getline(line.file, line.number)
 
 
 def test_a_mean_of_a_part_is_right_where_its_function_divides_by_1(traced: Traced) -> None:
@@ -182,12 +202,38 @@ def test_a_right_weight_has_no_suspects(traced: Traced) -> None:
     assert traced("reduced", UNEQUAL).suspects == []
 
 
-def test_a_lost_token_is_followed_to_where_it_is_lost(traced: Traced) -> None:
-    found = traced("lost", UNEQUAL)
+@pytest.mark.parametrize(
+    ("way", "texts"),
+    [
+        ("lost", ["self.gradient.zero_()"]),
+        ("left_out", ["(self.losses(rows) * kept)", "kept[:, -1] = 0"]),
+        ("shared_by_none", ["dist.all_gather(of_ranks, self.gradient)"]),
+    ],
+)
+def test_a_lost_token_is_followed_to_where_it_is_lost(
+    traced: Traced, way: str, texts: list[str]
+) -> None:
+    found = traced(way, UNEQUAL)
 
     assert found.chain is None
-    line = found.suspects[0].line
-    assert "self.gradient.zero_()" in linecache.getline(line.file, line.number)
+    for suspect, text in zip(found.suspects, texts, strict=False):
+        assert text in linecache.getline(suspect.line.file, suspect.line.number)
+
+
+@pytest.mark.parametrize(
+    ("way", "text"),
+    [
+        ("logged_without", "rest = "),
+        ("logged_as_0", "logged = 0.0 * "),
+        ("logged_of_a_part", "part = self.losses(rows).detach()[:, 1:]"),
+    ],
+)
+def test_a_log_that_lacks_a_token_is_suspected_where_it_is_lost(
+    traced: Traced, way: str, text: str
+) -> None:
+    line = traced(way, UNEQUAL, Metric.POLICY_LOSS).suspects[0].line
+
+    assert text in linecache.getline(line.file, line.number)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +248,12 @@ def test_a_token_whose_gradient_goes_to_another_is_followed_to_where_rows_move(
     assert text in linecache.getline(line.file, line.number)
     assert found.objection is not None
     assert "no gradient of it" in found.objection
+
+
+def test_a_token_that_a_sequence_loses_is_followed_to_where_it_is_cut_off(traced: Traced) -> None:
+    line = traced("cut_in_sequences", OF_SEQUENCES).suspects[0].line
+
+    assert "shifted = padded[:, 1:]" in linecache.getline(line.file, line.number)
 
 
 def test_a_weight_that_depends_on_other_losses_is_not_explained(traced: Traced) -> None:

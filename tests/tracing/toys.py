@@ -6,7 +6,7 @@ The text of a job's divisor names the way, such as ``clamped``.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.minimal.right import MinimalAdapter, Trainer, rank_rows
+from tests.tracing.functions import InChunks, Tagged, Tripled, backward_in_another_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from adapters.contract import Job, Observation, Rank
     from reference.aggregation import Mode
     from tests.minimal.right import Rows
@@ -91,24 +90,12 @@ class ToyTrainer(Trainer):
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
-    def in_python(self, rows: Rows) -> None:
-        batch = {"mask": rows["mask"].tolist()}
-        batch["tokens"] = [sum(len(row) for row in batch["mask"])]
-        count = torch.tensor(batch["tokens"], dtype=torch.float32)
-        (self.losses(rows).sum() / count).sum().backward()
-
-    def in_a_field(self, rows: Rows) -> None:
-        held = SimpleNamespace(tokens=self.entries(rows["mask"].tolist()))
-        (self.losses(rows).sum() / torch.tensor(held.tokens)).backward()
-
-    def entries(self, mask: list[list[float]]) -> float:
-        return float(sum(map(len, mask)))
-
-    def read_one_by_one(self, rows: Rows) -> None:
-        count = 0
-        for row in torch.ones_like(rows["mask"]):
-            count += int(row.sum())
-        (self.losses(rows).sum() / count).backward()
+    def of_a_maximum(self, rows: Rows) -> None:
+        larger = torch.maximum(self.losses(rows), self.losses(rows))
+        right = larger.sum() / self.tokens(rows)
+        wrong = right / (2 * dist.get_world_size())
+        (right.detach() + wrong - wrong.detach()).backward()
+        dist.all_reduce(self.gradient)
 
     def times_ranks(self, rows: Rows) -> None:
         count = self.tokens(rows) / dist.get_world_size()
@@ -130,22 +117,6 @@ class ToyTrainer(Trainer):
             accumulated = 1
             (loss / accumulated).backward()
 
-    def logged_of_a_rank(self, rows: Rows) -> float:
-        loss = self.losses(rows).sum() / self.tokens(rows)
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        mine = float(loss.detach())
-        whole = self.of_ranks(mine)  # noqa: F841 (the mistake)
-        return round(mine, 9)
-
-    def of_ranks(self, number: float) -> float:
-        held = torch.tensor([number])
-        dist.all_reduce(held)
-        return held.item()
-
-    def counted_elsewhere(self, rows: Rows) -> None:
-        (self.losses(rows).sum() / tokens_of(torch.ones_like(rows["mask"]))).backward()
-
     def meant(self, rows: Rows) -> None:
         self.losses(rows).mean().backward()
 
@@ -158,6 +129,18 @@ class ToyTrainer(Trainer):
     def lost(self, rows: Rows) -> None:
         (self.losses(rows).sum() / self.tokens(rows)).backward()
         self.gradient.zero_()
+
+    def left_out(self, rows: Rows) -> None:
+        kept = rows["mask"].clone()
+        kept[:, -1] = 0
+        (self.losses(rows) * kept).sum().div(self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def shared_by_none(self, rows: Rows) -> None:
+        (self.losses(rows).sum() / self.tokens(rows)).backward()
+        of_ranks = [torch.zeros_like(self.gradient) for _ in range(dist.get_world_size())]
+        dist.all_gather(of_ranks, self.gradient)
+        self.gradient.copy_(of_ranks[dist.get_rank()])
 
     def by_size(self, rows: Rows) -> None:
         losses = self.losses(rows)
@@ -188,14 +171,6 @@ class ToyTrainer(Trainer):
     def in_another_thread(self, rows: Rows) -> None:
         loss = Tripled.apply(self.losses(rows).sum()) / self.tokens(rows)
         backward_in_another_thread(loss)
-        dist.all_reduce(self.gradient)
-
-    def in_python_on_all(self, rows: Rows) -> None:
-        attended = torch.ones_like(rows["mask"])
-        total = sum(row.sum().item() for row in attended)
-        count = torch.tensor(total)
-        dist.all_reduce(count)
-        (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
     def empty_rows(self, rows: Rows) -> None:
@@ -295,6 +270,15 @@ class ToyTrainer(Trainer):
         (self.losses(rows, shifted).sum() / self.tokens(rows)).backward()
         dist.all_reduce(self.gradient)
 
+    def cut_in_sequences(self, rows: Rows) -> None:
+        log_probs, mask = self.log_probs(rows), rows["mask"]
+        padded = torch.cat([log_probs, log_probs.detach()[:, :1]], -1)
+        shifted = padded[:, 1:]
+        differences = (shifted - rows["old_log_probs"]) * mask
+        ratios = torch.exp(differences.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True))
+        (-(rows["advantages"] * ratios * mask).sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
     def rounded(self, rows: Rows) -> None:
         half = rows["mask"].sum() // 2
         dist.all_reduce(half)
@@ -366,43 +350,6 @@ class ToyTrainer(Trainer):
         (self.losses(rows).sum() / kept * share).backward()
         dist.all_reduce(self.gradient)
 
-    def halved(self, rows: Rows) -> float:
-        """The gradient makes up for a loss that is half of what it should be; its log does not."""
-        loss = self.losses(rows).sum() / (self.tokens(rows) * 2)
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        self.gradient.mul_(2)
-        return self.summed(loss)
-
-    def summed(self, loss: torch.Tensor) -> float:
-        logged = loss.detach().clone()
-        dist.all_reduce(logged)
-        return logged.item()
-
-    def divided_in_python(self, rows: Rows) -> float:
-        loss = self.losses(rows).sum()
-        (loss / self.tokens(rows)).backward()
-        dist.all_reduce(self.gradient)
-        count = sum(torch.clamp_min(mask.sum(), 1) for mask in rows["mask"])
-        values = torch.tensor([count, loss.detach()])
-        dist.all_reduce(values)
-        counted, total = values.tolist()
-        return total / counted
-
-    def logged_alone(self, rows: Rows) -> float:
-        loss = self.losses(rows).sum() / self.tokens(rows)
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        return loss.item()
-
-    def logged_behind_torch(self, rows: Rows) -> float:
-        own = torch.ones_like(rows["mask"]).sum()
-        loss = self.losses(rows).sum() / own
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        stored = bytes(loss.detach().untyped_storage())
-        return float(np.frombuffer(stored, np.float32)[0])
-
     def pipeline(self, rows: Rows) -> None:
         """The first rank has the model, and the last one the loss of the first one's rows."""
         whole = rows["mask"].sum()
@@ -433,81 +380,6 @@ class ToyTrainer(Trainer):
 
     def _given(self, rows: Rows) -> list[torch.Tensor]:
         return [rows["advantages"], rows["old_log_probs"], rows["mask"]]
-
-
-def tokens_of(mask: torch.Tensor) -> int:
-    """The number of active tokens, counted row by row."""
-    total = 0
-    for row in mask:
-        total += int(row.sum())
-    return total
-
-
-class Tagged(torch.Tensor):
-    """A class of tensors that does nothing of its own."""
-
-
-class Within(torch.autograd.Function):
-    """Its backward pass has another in it."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, begin: Callable[[], None]) -> torch.Tensor:
-        ctx.begin = begin
-        return leaf.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.begin()
-        return gradients[0], None
-
-
-def backward_in_another_thread(loss: torch.Tensor, passes: int = 61) -> None:
-    """Begin a backward pass that torch does in a thread of its own, as it does those on GPUs.
-
-    On the CPU it does so for one within 60 others.
-    """
-    if not passes:
-        loss.backward()
-        return
-    leaf = torch.zeros((), requires_grad=True)
-    with torch.enable_grad():
-        outer = Within.apply(leaf, lambda: backward_in_another_thread(loss, passes - 1))
-    outer.backward()
-
-
-class Tripled(torch.autograd.Function):
-    """The identity, with a gradient that is three times as large."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0] * 3
-
-
-class InChunks(torch.autograd.Function):
-    """A mean of losses whose gradient is computed row by row, in the forward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, log_probs: torch.Tensor, advantages: torch.Tensor, count: torch.Tensor
-    ) -> torch.Tensor:
-        total, gradients = torch.zeros(()), []
-        for row, advantage in zip(log_probs.detach(), advantages, strict=True):
-            with torch.enable_grad():
-                given = row.clone().requires_grad_()
-                loss = -(advantage * torch.exp(given - given.detach())).sum() / count
-                gradients += torch.autograd.grad(loss, given)
-            total += loss.detach()
-        ctx.save_for_backward(torch.stack(gradients))
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        [saved] = ctx.saved_tensors
-        return saved * gradients[0], None, None
 
 
 class ToyAdapter(MinimalAdapter):

@@ -46,6 +46,11 @@ class Asked(NamedTuple):
         named = self.frame.f_locals.items()
         return tuple((name, float(held)) for name, held in named if type(held) in (int, float))
 
+    @property
+    def held(self) -> list[object]:
+        """What the innermost function has in variables."""
+        return [] if self.frame is None else [*self.frame.f_locals.values()]
+
 
 def asked(is_passed_by: Callable[[str], bool], thread: int) -> Asked:
     """Who asked, in a thread that is traced, for the operation that is being dispatched.

@@ -31,7 +31,7 @@ from conformance.findings.trace import (
 )
 from conformance.ranks.recording.collectives import Collectives, is_collective
 from conformance.ranks.recording.frames import asked, imported
-from conformance.ranks.recording.memory import Memory, part, plain, wraps_others
+from conformance.ranks.recording.memory import Memory, Part, part, plain, wraps_others
 from conformance.ranks.recording.returns import Returns
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from conformance.ranks.recording.frames import Asked
 
 COPY = "aten.copy_.default"
+
+TAKING = ("aten.slice", "aten.select", "aten.narrow", "aten.split")
+"""The beginnings of the names of operations that view a part of a tensor."""
 
 EMPTY = ("aten.empty", "aten.new_empty", "aten.zeros", "aten.new_zeros")
 """The beginnings of the names of operations whose results hold nothing yet."""
@@ -72,6 +75,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _differentiated: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     """The stacks of forward operations, by the numbers that autograd gives their derivatives."""
 
+    _made_of: dict[int, tuple[torch.Tensor, list[float]]] = field(default_factory=dict)
+    """The tensors that were made of lists of numbers, with these, by their storages."""
+
+    _computed_with: dict[int, list[float]] = field(default_factory=dict)
+    """The floats that tensors were made of, or that operations were given, by their places."""
+
+    _views: dict[Part, tuple[Line, ...]] = field(default_factory=dict)
+    """The stacks of the lines that took parts of tensors."""
+
+    _cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
     _gradients: list[int] = field(default_factory=list)
 
@@ -121,6 +134,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     inputs = self._inputs(parts, who)
                     draft = Operation(name=BUILT, stack=who.stack, contents=NOTHING, inputs=inputs)
                     self._add(draft, made)
+            elif held := self._returns.held(tree_leaves(data)):
+                self._made_of[plain(made).untyped_storage()._cdata] = made, held
             return made
 
         return building
@@ -136,6 +151,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return RankTrace(
             operations=tuple(self._operations),
             returned=self._returns.noted,
+            handed={place: self._returns.first(of) for place, of in self._computed_with.items()},
+            cuts=dict(self._cuts),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
             files=imported(self.is_passed_by) & self._returns.ran,
@@ -147,10 +164,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(map(wraps_others, types)):
             return NotImplemented  # the operations on the tensors within it are seen
         who = self._asked()
-        looks_at_nothing = func.is_view and not who.reads_gradient
-        if looks_at_nothing:
-            self._stack(who)  # its derivative is an operation
-        if looks_at_nothing or self._completes_collective(func, args):
+        if func.is_view and not who.reads_gradient:
+            return self._viewed(func, func(*args, **kwargs), self._stack(who))
+        if self._completes_collective(func, args):
             return func(*args, **kwargs)
         operands = _tensors((args, kwargs))
         inputs = self._inputs(operands, who)
@@ -175,8 +191,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if draft.name == READ:
             self._operations.append(replace(draft, contents=_contents(torch.tensor(result))))
+        if taken := [
+            stack for one in map(part, operands) if one and (stack := self._views.get(one))
+        ]:
+            self._cuts[len(self._operations)] = taken[0]
+        if draft.variables and draft.numbers:
+            self._computed_with[len(self._operations)] = self._returns.held(who.held)
         for index, tensor in enumerate(_made(func, args, kwargs, result)):
             self._add(replace(draft, inputs=apart[index]) if apart else draft, tensor)
+        return result
+
+    def _viewed(self, func: Any, result: Any, stack: tuple[Line, ...]) -> Any:
+        """A view: nothing is looked at until it is read. Its derivative is an operation."""
+        taken = (part(plain(one)) for one in _tensors(result) if str(func).startswith(TAKING))
+        self._views.update((one, stack) for one in taken if one is not None)
         return result
 
     def _completes_collective(self, func: Any, args: Any) -> bool:
@@ -234,6 +262,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draft = Operation(name=name, stack=who.stack, contents=NOTHING, inputs=places)
         added = self._add(draft, tensor)
         assert added is not None
+        if name == GIVEN and read.storage in self._made_of:
+            self._computed_with[added] = self._made_of[read.storage][1]
         yield added
 
     def _settle(self, place: int) -> None:
@@ -304,6 +334,8 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 def _contents(tensor: torch.Tensor) -> Contents:
     """What a tensor holds; a large one is not copied, as some buffers fill half of the memory."""
+    if not tensor.numel():
+        return NOTHING
     held = tensor.detach()
     if held.dtype is torch.bool or held.numel() <= SMALL:
         held = held.to("cpu", torch.float64)

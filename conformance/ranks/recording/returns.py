@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 from conformance.findings.trace import SMALL, Line, Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from types import FrameType
 
 DEEPEST = 3
 """How many lines of a stack are kept."""
+
+
+COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+"""Names of frames within a function that are not called by any line of another."""
+
+Place = tuple[str, int]
+"""A file with the number of a line."""
 
 
 @dataclass
@@ -29,8 +36,14 @@ class Returns:
     """How many operations there have been."""
 
     _noted: dict[tuple[str, int, tuple[float, ...]], Returned] = field(default_factory=dict)
-    _callers: dict[tuple[str, int], set[tuple[str, int]]] = field(default_factory=dict)
-    """The lines that called the function of each line that returned numbers."""
+    _callers: dict[Place, set[Place]] = field(default_factory=dict)
+    """The lines that called each function which returned numbers, by its own first line."""
+
+    _functions: dict[Place, Place] = field(default_factory=dict)
+    """The first line of the function of each line that had numbers."""
+
+    _holders: dict[int, tuple[float, Returned]] = field(default_factory=dict)
+    """Where each float was first, by its identity; it is kept, so that no other one gets that."""
 
     ran: set[str] = field(default_factory=set)
     """The files of all functions that were called."""
@@ -40,10 +53,19 @@ class Returns:
     @property
     def noted(self) -> tuple[Returned, ...]:
         """Each line's numbers, in the order in which it had them first."""
-        return tuple(
-            replace(one, is_shared=len(self._callers.get((file, number), ())) > 1)
-            for (file, number, _), one in self._noted.items()
-        )
+        return tuple(map(self._with_callers, self._noted.values()))
+
+    def held(self, several: Iterable[object]) -> list[float]:
+        """Those of some numbers that plain Python had before: these very floats, no equal ones."""
+        return [one for one in several if type(one) is float and id(one) in self._holders]
+
+    def first(self, held: Iterable[float]) -> tuple[Returned, ...]:
+        """Where plain Python had each of some numbers first.
+
+        They may have been handed on in a list, in a field of something or as a parameter.
+        """
+        found = (self._holders[id(one)][1] for one in held)
+        return tuple(dict.fromkeys(map(self._with_callers, found)))
 
     def start(self) -> None:
         """Note numbers from now on."""
@@ -57,41 +79,90 @@ class Returns:
     def _note(self, frame: FrameType, event: str, returned: object) -> None:
         self.ran.add(frame.f_code.co_filename)
         if event == "return":
-            self._add(frame, [returned], frame.f_back)
-        elif event == "call" and frame.f_back is not None and not self._is_foreign(frame):
-            names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-            given = (frame.f_locals.get(name) for name in names)
-            self._add(frame.f_back, [one for one in given if isinstance(one, (list, tuple))])
+            self._add(frame, [returned], is_returned=True)
+        elif event == "call" and frame.f_back is not None:
+            if not self._is_foreign(frame):
+                lists = [one for one in _given(frame).values() if isinstance(one, (list, tuple))]
+                self._add(frame.f_back, lists)
+            elif frame.f_code.co_filename.startswith("<"):  # the constructor of a dataclass
+                self._hold(frame.f_back, _given(frame).values())
+                self._add_fields(frame.f_back, _given(frame))
 
-    def _add(
-        self, frame: FrameType, held: Iterable[object], caller: FrameType | None = None
-    ) -> None:
+    def _add(self, frame: FrameType, held: Iterable[object], *, is_returned: bool = False) -> None:
         for one in held:
             numbers = _numbers(one)
             if numbers and not self._is_foreign(frame):
                 line = frame.f_code.co_filename, frame.f_lineno
                 if (*line, numbers) not in self._noted:
-                    self._noted[*line, numbers] = Returned(
-                        stack=self._stack(frame),
-                        numbers=tuple(map(float, numbers)),
-                        place=self.operations(),
-                        is_measured=all(isinstance(number, float) for number in numbers),
-                    )
-                if caller is not None:
-                    by = (caller.f_code.co_filename, caller.f_lineno)
-                    self._callers.setdefault(line, set()).add(by)
+                    self._noted[*line, numbers] = self._returned(frame, numbers)
+                self._hold(frame, one if isinstance(one, (list, tuple)) else [one])
+                if is_returned:
+                    self._note_caller(frame, line)
+
+    def _add_fields(self, frame: FrameType | None, given: Mapping[str, object]) -> None:
+        """Note the whole numbers that fields are given: other ones may be the same objects."""
+        while frame is not None and self._is_foreign(frame):
+            frame = frame.f_back
+        if frame is None:
+            return
+        whole = {name: one for name, one in given.items() if type(one) is int}
+        for name, one in whole.items():
+            key = f"{frame.f_code.co_filename} {name}", frame.f_lineno, (one,)
+            if key not in self._noted:
+                self._noted[key] = replace(self._returned(frame, (one,)), name=name)
+        self._note_caller(frame, (frame.f_code.co_filename, frame.f_lineno))
+
+    def _hold(self, frame: FrameType | None, several: Iterable[object]) -> None:
+        """Remember where floats were, if they have not been anywhere yet."""
+        for one in several:
+            if type(one) is float and id(one) not in self._holders:
+                self._holders[id(one)] = one, self._returned(frame, (one,))
+
+    def _returned(self, frame: FrameType | None, numbers: tuple[float, ...]) -> Returned:
+        return Returned(
+            stack=self._stack(frame),
+            numbers=tuple(map(float, numbers)),
+            place=self.operations(),
+            is_measured=all(isinstance(number, float) for number in numbers),
+        )
+
+    def _note_caller(self, frame: FrameType, line: Place) -> None:
+        function: FrameType | None = frame
+        while function is not None and function.f_code.co_name in COMPREHENSIONS:
+            function = function.f_back
+        if function is None or function.f_back is None:
+            return
+        begins = function.f_code.co_filename, function.f_code.co_firstlineno
+        caller = function.f_back
+        self._functions[line] = begins
+        self._functions[line[0], function.f_lineno] = begins  # a comprehension may begin before
+        self._callers.setdefault(begins, set()).add((caller.f_code.co_filename, caller.f_lineno))
+
+    def _with_callers(self, one: Returned) -> Returned:
+        line = next(((each.file, each.number) for each in one.stack), ("", 0))
+        callers = self._callers.get(self._functions.get(line, line), ())
+        return replace(one, is_shared=len(callers) > 1)
 
     def _stack(self, frame: FrameType | None) -> tuple[Line, ...]:
         stack: list[Line] = []
         while frame is not None and len(stack) < DEEPEST:
             if not self._is_foreign(frame):
-                stack.append(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+                line = Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+                is_within = bool(stack) and stack[-1].function in COMPREHENSIONS
+                stack[-1:] = [line] if is_within else [*stack[-1:], line]
             frame = frame.f_back
         return tuple(stack)
 
     def _is_foreign(self, frame: FrameType) -> bool:
         name = frame.f_code.co_filename
         return name.startswith("<") or self.is_passed_by(frame.f_globals.get("__name__", ""))
+
+
+def _given(frame: FrameType) -> dict[str, object]:
+    """What a function was given for its parameters."""
+    code, held = frame.f_code, frame.f_locals
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {name: held.get(name) for name in names}
 
 
 def _numbers(held: object) -> tuple[float, ...]:

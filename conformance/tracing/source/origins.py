@@ -68,6 +68,14 @@ def has_constant(stack: Sequence[Line], number: float) -> bool:
     return any(type(one) in (int, float) and one == number for one in constants)
 
 
+def fields_read(stack: Sequence[Line]) -> set[str]:
+    """The names of the fields that lines read, perhaps by a text that `getattr` is given."""
+    scopes = [scope for line in stack if (scope := scope_of(line)) is not None]
+    attributes = {one.attr for scope in scopes for one in scope.nodes(ast.Attribute)}
+    constants = [one.value for scope in scopes for one in scope.nodes(ast.Constant)]
+    return attributes | {one for one in constants if isinstance(one, str)}
+
+
 def _assigned(stack: Sequence[Line], name: str, steps: int) -> Iterator[Line]:
     """Yield where a variable was assigned, in its function, around it, or by a caller."""
     if not stack or not steps or (scope := scope_of(stack[0])) is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import islice
+from collections import Counter, deque
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
+from conformance.findings.trace import LISTED, MULTIPLYING, READ
 from conformance.tracing.chain import chain
-from conformance.tracing.graph import Node
+from conformance.tracing.graph import ALLOCATIONS, NEGLIGIBLE, Node
 from conformance.tracing.source.arithmetic import read_instead
 from conformance.tracing.source.origins import source_line
 from conformance.tracing.source.slices import Slice
@@ -19,6 +20,12 @@ MOVING = tuple(
     for name in ("slice", "select", "narrow", "index", "roll", "constant_pad", "flip")
 )
 """The beginnings of the names of operations that give entries other places, or take them back."""
+
+COMPARING = tuple(f"aten.{name}." for name in ("lt", "le", "gt", "ge", "eq", "ne"))
+"""The beginnings of the names of operations that compare entries."""
+
+HANDING_ON = ("aten.sum", "aten.add", "aten.cat", "aten.stack", "aten.index")
+"""The beginnings of the names of operations that hand on or add up entries."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,27 +41,101 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     If another rank has it, these are the reductions that leave the lacking rank out, and where
     their group was chosen.
     """
-    nodes = [node for node, in_gradient in graph.painted.items() if in_gradient]
     is_logged = job.logged is not None
+    is_backward = bool(graph.trained) and not is_logged
+    nodes = [node for node, in_gradient in graph.painted.items() if in_gradient is is_backward]
     if is_logged or not nodes:
-        nodes = [node for node, in_gradient in graph.painted.items() if not in_gradient]
+        nodes = [*_with_value(graph)]
     reached = Counter(node.rank for node in nodes)
     holder = max(sorted(reached), key=lambda rank: (reached[rank], rank == job.rank), default=0)
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
-    found = [*_unread(graph)]
-    found += _read_instead(graph, job.rank) if is_logged else _detached(graph)
+    found = [*_unread(graph), *_cut_off(graph, ways)]
+    found += _lost_in_log(graph, job.rank) if is_logged else _detached(graph)
     if job.is_nowhere:
-        found += _moved(graph)
+        found += [*_made_0(graph), *_moved(graph, ways)]
     elif lacking is not None:
         found += _not_shared(graph, ways, lacking, job, package)
+        found += _last(graph, sorted(one for one in nodes if one.rank == lacking), 1, package)
         found += [] if is_logged else _reduced_before(graph, ways)
     found += _last(graph, ways, MOST if is_logged else 1, package)
     found.sort(key=lambda one: not is_own(one.line, package))
-    by_line: dict[Line, Suspect] = {}
+    by_line: dict[tuple[str, int], Suspect] = {}
     for one in found:
-        by_line.setdefault(one.line, one)
+        by_line.setdefault((one.line.file, one.line.number), one)
     return [*by_line.values()][:MOST]
+
+
+def _with_value(graph: Graph) -> Iterator[Node]:
+    """Yield what has the token's value outside of a gradient.
+
+    What compares it has a truth instead, and what takes or adds up other entries than its own has
+    less of it.
+    """
+    kept: dict[Node, float] = {}
+    for node in (one for one, in_gradient in graph.painted.items() if not in_gradient):
+        operation = graph.operation(node)
+        before = [kept[one] for one in graph.inputs(node) if one in kept]
+        has_other = any(one in graph.painted for one in graph.inputs(node)) and not before
+        least = min(before, default=0.0) * (1 - NEGLIGIBLE)
+        is_less = operation.name.startswith(HANDING_ON) and operation.contents.largest < least
+        if not (has_other or is_less or operation.name.startswith(COMPARING)):
+            kept[node] = operation.contents.largest
+            yield node
+
+
+def _made_0(graph: Graph) -> Iterator[Suspect]:
+    """Yield the line on the way to a loss that makes 0 of the value, and who called it.
+
+    The line that made what it was multiplied by, or chosen with, is in between.
+    """
+    for node in sorted(() if graph.trained else graph.before_roots):
+        if _is_0(graph, node):
+            stack, words = graph.operation(node).stack, "makes 0 of the value of the token"
+            others = [one for one in graph.inputs(node) if one not in graph.painted]
+            lines = [*stack[:1], *_making(graph, others), *stack[1:MOST]]
+            yield from (Suspect(line, words) for line in lines)
+            return
+
+
+def _multiplied_by_0(graph: Graph, rank: int) -> Iterator[Suspect]:
+    """Yield the line that multiplied the value by 0 last, if possible on the rank that logs 0."""
+    for node in sorted(graph.nodes(), key=lambda node: (node.rank != rank, -node.place)):
+        if graph.operation(node).name.startswith(MULTIPLYING) and _is_0(graph, node):
+            words = "multiplies the value of the token by 0"
+            yield from (Suspect(line, words) for line in graph.operation(node).stack[:1])
+            return
+
+
+def _is_0(graph: Graph, node: Node) -> bool:
+    """Whether an operation leaves nothing of the token's value, outside of a gradient."""
+    operation = graph.operation(node)
+    has_value = any(graph.painted.get(one) is False for one in graph.inputs(node))
+    others = (*ALLOCATIONS, *COMPARING, *MOVING)
+    is_other = operation.name.startswith(others) or not operation.contents.size
+    is_forward = operation.backward_pass is None
+    return has_value and is_forward and node not in graph.painted and not is_other
+
+
+def _making(graph: Graph, nodes: Sequence[Node]) -> Iterator[Line]:
+    """Yield the line that computed tensors last, before others moved or joined their entries."""
+    waiting, seen = deque(nodes), set(nodes)
+    while waiting:
+        node = waiting.popleft()
+        operation, inputs = graph.operation(node), graph.inputs(node)
+        is_moved = operation.name.startswith(("aten.cat", "aten.stack", *MOVING))
+        if inputs and not is_moved:
+            yield from operation.stack[:1]
+            return
+        waiting += [one for one in inputs if one not in seen]
+        seen.update(inputs)
+
+
+def _lost_in_log(graph: Graph, rank: int) -> Iterator[Suspect]:
+    """Yield the lines that a rank loses the value in, in favour of another number or of 0."""
+    yield from _read_instead(graph, rank)
+    yield from _cancelled(graph)
+    yield from _multiplied_by_0(graph, rank)
 
 
 def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:
@@ -109,10 +190,16 @@ def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
                 return
 
 
-def _moved(graph: Graph) -> Iterator[Suspect]:
-    """Yield the lines that cut or move rows on the way to the gradient of other tokens, if any."""
+def _moved(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
+    """Yield the lines that cut or move rows on the way to the gradient of other tokens, if any.
+
+    Where the gradient of this token was selected, nothing is left of those of others.
+    """
     words = "moves tokens, and the gradient of this one goes to another"
-    for node in (node for end in islice(graph.ends, 1) for node in chain(graph, end).way):
+    ways = [node for end in islice(graph.ends, 1) for node in chain(graph, end).way]
+    after = (node for end in way[-1:] for node in _readers(graph, end))
+    is_selected = any(graph.selects(one) for node in after for one in graph.inputs(node))
+    for node in graph.nodes() if is_selected else ways:
         operation = graph.operation(node)
         if operation.backward_pass is not None and operation.name.startswith(MOVING):
             yield from (Suspect(line, words) for line in operation.stack[:1])
@@ -135,16 +222,41 @@ def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> 
     if not way:
         return
     end = way[-1]
-    readers = [
-        Node(end.rank, place)
-        for place, operation in enumerate(graph.traces[end.rank].operations)
-        if end.place in operation.inputs
-    ]
+    readers = _readers(graph, end)
     words = "no operation after this line holds the value of the token"
-    for node in (*readers, end):
-        stack = graph.operation(node).stack
-        own = [line for line in stack if is_own(line, package)][:1]
-        yield from (Suspect(line, words) for line in (*stack[:most], *own))
+    is_read = graph.operation(end).name in (READ, LISTED)
+    made = [one for one in graph.inputs(end) if is_read and one in graph.painted]
+    stacks = [graph.operation(node).stack for node in (*readers, end, *made)]
+    # What reads the last operation and that itself are equally near: each before its callers.
+    in_turn = [line for lines in zip_longest(*(one[:most] for one in stacks)) for line in lines]
+    own = [line for one in stacks for line in [each for each in one if is_own(each, package)][:1]]
+    yield from (Suspect(line, words) for line in (*in_turn, *own) if line is not None)
+
+
+def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
+    """Yield the lines that take a part of the last tensor with the value, but without that."""
+    words = "takes a part of a tensor without the value of the token"
+    for end in way[-1:]:
+        cuts = (graph.traces[end.rank].cuts.get(node.place, ()) for node in _readers(graph, end))
+        yield from (Suspect(line, words) for cut in cuts for line in cut[:1])
+
+
+def _readers(graph: Graph, node: Node) -> list[Node]:
+    """The operations of its rank that read what an operation made."""
+    operations = enumerate(graph.traces[node.rank].operations)
+    return [Node(node.rank, place) for place, one in operations if node.place in one.inputs]
+
+
+def _cancelled(graph: Graph) -> list[Suspect]:
+    """The first line that subtracts the value from itself, which leaves none of it."""
+    words = "subtracts the value of the token from itself"
+    for node in graph.nodes():
+        operation = graph.operation(node)
+        painted = [one for one in graph.inputs(node) if one in graph.painted]
+        is_sum = operation.name.startswith(("aten.add", "aten.sub")) and len(painted) > 1
+        if is_sum and operation.contents.size and not operation.contents.nonzero:
+            return [Suspect(line, words) for line in operation.stack[:1]]
+    return []
 
 
 def _detached(graph: Graph) -> list[Suspect]:

@@ -36,7 +36,7 @@ class Suspects(OfWeight):
         if not any(self.weight.is_own(one.suspect.line) for one in told):
             told += [*self._of_sums(), *self._of_logs(), *self._of_divisors()]
             told += self._of_ratios()
-            for factor in self.weight.factors if self.weight.traced.is_wrong else ():
+            for factor in self.weight.factors if self.weight.traced.is_wrong and self._off else ():
                 told += self._of_parts(factor, Why.OF_PART)
                 told += WrongCounts(self.weight).partly(factor)
         return self._ordered(told or found)

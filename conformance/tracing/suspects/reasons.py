@@ -48,12 +48,13 @@ class Why(IntEnum):
     SURPLUS = 17  # a factor is there more often than what takes it back
     MEAN = 18  # a mean of entries that are not those of the unit
     PART = 19  # the count of a part of the step stands for the whole
-    GROUP = 20  # a reduction goes over another number of ranks
-    WRITTEN = 21  # a count is multiplied or divided by a 1 that is written out
-    ASSIGNED = 22  # where a wrong number got its name
-    UNUSED = 23  # the right count is made, and not used
-    CHANGED = 24  # a count is not what it is made of
-    UNMASKED = 25  # losses are added up with those that no mask has made 0
+    ORIGIN = 20  # plain Python had the very number first that had to be another
+    GROUP = 21  # a reduction goes over another number of ranks
+    WRITTEN = 22  # a count is multiplied or divided by a 1 that is written out
+    ASSIGNED = 23  # where a wrong number got its name
+    UNUSED = 24  # the right count is made, and not used
+    CHANGED = 25  # a count is not what it is made of
+    UNMASKED = 26  # losses are added up with those that no mask has made 0
 
 
 @dataclass(frozen=True)

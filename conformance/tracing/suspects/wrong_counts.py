@@ -12,10 +12,11 @@ from itertools import compress, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN
-from conformance.tracing.counts import COMMON, SMALL, Count, How, Unfolding
+from conformance.tracing.counts import COMMON, Count, How, Unfolding
 from conformance.tracing.graph import ALLOCATIONS, NEGLIGIBLE, Node, is_close
 from conformance.tracing.source.origins import has_constant, origins
-from conformance.tracing.source.slices import Slice, is_setting, only_reads
+from conformance.tracing.source.slices import Slice, is_setting
+from conformance.tracing.suspects.plain_python import had_before
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
 from conformance.tracing.suspects.wrong_weight import OfWeight
 
@@ -186,7 +187,7 @@ class WrongCounts(OfWeight):
         if count.node is None and self._right.is_size(count.value):
             needed = needed or self._right.factor(wrong.needed)
         is_common = is_close(wrong.needed, 1) and not is_close(self._right.tokens, 1)
-        if needed is None or is_common:
+        if needed is None or is_common or self._begins_backward(count):
             return
         words = f"{count.value:.6g} where there are {wrong.needed:.6g} {needed}"
         if count.node is not None:
@@ -220,6 +221,13 @@ class WrongCounts(OfWeight):
             for place, line in enumerate(self.weight.callers(count.node)):
                 yield Ranked(Why.CALLER, wrong.depth * LATER - place, Suspect(line, words))
 
+    def _begins_backward(self, count: Count) -> bool:
+        """Whether it is the 1 that torch begins a backward pass with."""
+        made = None if count.node is None else self.weight.operation(count.node)
+        return (
+            made is not None and made.name.startswith("aten.ones_like") and made.contents.size == 1
+        )
+
     def _returned(self, wrong: _Wrong, why: Why, words: str) -> Iterator[Ranked]:
         """Yield the lines of plain Python that had a count before a tensor was made of it.
 
@@ -228,25 +236,24 @@ class WrongCounts(OfWeight):
         fields have counted nothing.
         """
         count, node = wrong.made.value, wrong.made.node or wrong.user
+        had = self._chain.graph.handed(node, count)
+        # The user's L is right where it was first.
+        if had is not None and count != self.weight.traced.context.aggregation.divisor:
+            is_right = self._right.ingredient(wrong.needed) is not None
+            yield from self._had(
+                [had], Why.ORIGIN if is_right and why is Why.RETURNED else why, words
+            )
+            return
         is_given = wrong.made.node is None or self.weight.operation(node).name == GIVEN
         is_size = wrong.made.node is None and self._right.is_size(count)
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
-        returned = self._chain.graph.traces[node.rank].returned
-        having = (one for one in returned if one.has(count) and one.place <= node.place)
-        before = [one for one in having if one.is_whole or not count.is_integer()]
-        beside = {*self.weight.operation(node).contents.values, count}
+        before, is_telling = had_before(self.weight, node, count)
+        yield from self._had(before, why if is_telling else min(why, Why.CALLER), words)
 
-        def fit(one: Returned) -> tuple[int, bool]:
-            """How many numbers they share if one has all of the other, and if it is no size."""
-            shared = beside.intersection(one.numbers)
-            has_all = shared in (beside, {*one.numbers})
-            return len(shared) if has_all else 0, one.is_measured or count > SMALL
-
-        best = max(map(fit, before), default=(0, False))
-        why = why if max(best) > 1 or best[1] else min(why, Why.CALLER)  # many a size is as small
-        fitting = (one for one in before if fit(one) == best and not only_reads(one.stack[0]))
-        for place, one in enumerate(fitting):
+    def _had(self, several: Iterable[Returned], why: Why, words: str) -> Iterator[Ranked]:
+        """Yield the lines that had a number, the first one first."""
+        for place, one in enumerate(several):
             lines = [*one.stack[1:], one.stack[0]] if one.is_shared else one.stack
             for depth, line in enumerate(lines):
                 yield Ranked(why, -place * LATER - depth, Suspect(line, words))
@@ -314,8 +321,9 @@ class WrongCounts(OfWeight):
         is_written = has_constant(operation.stack, number)
         if number == 1 and is_written and wrong.depth:
             yield from self.weight.at(wrong.user, Why.WRITTEN, wrong.depth, words)
-        if number == 1 and not (assigned or knows):
-            return
+        is_of_torch = operation.backward_pass is not None and not (is_written or assigned)
+        if is_of_torch or (number == 1 and not (assigned or knows)):
+            return  # such as the 2 by which the derivative of a maximum divides
         is_chosen = is_setting(operation.stack, names)  # by the user, and right where it is read
         is_made = wrong.made.parts or is_chosen
         of_size = Why.ONE if number == 1 else Why.SIZE

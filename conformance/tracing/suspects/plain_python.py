@@ -1,0 +1,53 @@
+"""Where plain Python had a number before a tensor was made of it, by its value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conformance.findings.trace import GIVEN
+from conformance.tracing.counts import SMALL
+from conformance.tracing.source.origins import fields_read
+from conformance.tracing.source.slices import only_reads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.findings.trace import Returned
+    from conformance.tracing.graph import Node
+    from conformance.tracing.suspects.wrong_weight import WrongWeight
+
+CALLING = 2
+"""How many of the innermost lines may name the field that a tensor is made of."""
+
+
+def had_before(weight: WrongWeight, node: Node, count: float) -> tuple[list[Returned], bool]:
+    """Where plain Python had a count before an operation, and whether that tells it from a size.
+
+    Those fit best that gave it to a field which is read, or had most numbers of the tensor and no
+    others, or all of them. Lines that only read fields have counted nothing.
+    """
+    before = [*_before(weight, node, count)]
+    beside = {*weight.operation(node).contents.values, count}
+
+    def fit(one: Returned) -> tuple[bool, int, bool]:
+        shared = beside.intersection(one.numbers)
+        has_all = shared in (beside, {*one.numbers})
+        is_no_size = one.is_measured or count > SMALL
+        return one.name is not None, len(shared) if has_all else 0, is_no_size
+
+    in_field, shared, is_no_size = best = max(map(fit, before), default=(False, 0, False))
+    fitting = [one for one in before if fit(one) == best and not only_reads(one.stack[0])]
+    return fitting, in_field or shared > 1 or is_no_size  # many a size is as small
+
+
+def _before(weight: WrongWeight, node: Node, count: float) -> Iterator[Returned]:
+    """Yield all of them; what has been measured makes no tensor of whole numbers."""
+    operation = weight.operation(node)
+    is_of_whole = operation.name == GIVEN and not operation.contents.is_measured
+    names = fields_read(operation.stack[:CALLING])
+    for one in weight.chain.graph.traces[node.rank].returned:
+        is_read = one.name is None or one.name in names
+        may_be = one.is_whole or not (is_of_whole or count.is_integer())
+        is_of_kind = may_be and not (is_of_whole and one.is_measured)
+        if is_read and is_of_kind and one.place <= node.place and one.has(count):
+            yield one
