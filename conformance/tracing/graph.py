@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,12 +12,18 @@ from adapters.contract.batch.altered import PAINT, SELECTED
 from conformance.findings.trace import GIVEN, LISTED, READ
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from conformance.findings.trace import Contents, Operation, RankTrace, Returned
 
 ALLOCATIONS = ("aten.new_empty", "aten.empty", "aten.ones_like", "aten.zeros_like", "aten.new_")
 """Operations whose results hold old bytes, or nothing of what they are given."""
+
+MOVING = tuple(
+    f"aten.{name}"
+    for name in ("slice", "select", "narrow", "index", "roll", "constant_pad", "flip")
+)
+"""The beginnings of the names of operations that give entries other places, or take them back."""
 
 EXTREMES = ("aten.max.", "aten.min.", "aten.amax.", "aten.amin.", "aten.median.")
 """The beginnings of the names of operations that choose one of many entries."""
@@ -243,3 +250,18 @@ class Graph:
                 if self.painted.get(Node(rank, place)):
                     yield Node(rank, place)
                     break
+
+
+def computed(graph: Graph, nodes: Iterable[Node]) -> Node | None:
+    """What computed tensors last, before others moved or joined their entries; None if none did."""
+    waiting = deque(nodes)
+    seen = {*waiting}
+    while waiting:
+        node = waiting.popleft()
+        inputs = graph.inputs(node)
+        is_moved = graph.operation(node).name.startswith(("aten.cat", "aten.stack", *MOVING))
+        if inputs and not is_moved:
+            return node
+        waiting += [one for one in inputs if one not in seen]
+        seen.update(inputs)
+    return None

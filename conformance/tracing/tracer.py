@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import chain, islice, product
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,6 +75,9 @@ class TracedJob:
 
     derivative: float = 1.0
     """The token's loss in the traced job, relative to its painted value."""
+
+    ratio: float = 1.0
+    """That of the token by the new policy to the old one."""
 
     gradient_unit: float = 1.0
     """What a gradient of the token in the traced job is relative to its loss, both by weight 1."""
@@ -198,6 +202,7 @@ class _ToGradient(_Tracer):
         with painting(paint):
             batch = self._batch()
             derivative = abs(float(batch.split(batch.dloss_dlogprob)[step_index][place]))
+            ratio = math.exp(batch.policy_tokens_of_step(step_index).log_ratios[place])
         unit, loss = SELECTED if is_selected else 1.0, contribution(batch, column, derivative)
         context = self._context(step_index)
         right = float(context.expected[place])
@@ -215,6 +220,7 @@ class _ToGradient(_Tracer):
             is_nowhere=not of_tokens[:, place].any(),
             traced=traced,
             derivative=loss / painted_value(column),
+            ratio=ratio,
             gradient_unit=derivative * unit / loss if loss else 1.0,
             tolerance=_tolerance(job, step_index, self._description),
             traces=painted.traces,

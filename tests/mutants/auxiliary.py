@@ -15,12 +15,7 @@ from reference.aggregation import (
     MicroBatchWeight,
     Mode,
 )
-from tests.mutants.mutant import EVERYDAY, PROMPT, TOKEN, Mutant
-
-
-def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
-    """The value of one and the gradient of the other: the logged number stays right."""
-    return right.detach() + wrong - wrong.detach()
+from tests.mutants.mutant import EVERYDAY, PROMPT, TOKEN, Mutant, trained_only
 
 
 class PlainPathUnscaled(Mutant, diagnosis="divided_by_dp"):

@@ -10,8 +10,7 @@ from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.native.losses import between, clipped
 from adapters.native.packing import Packed, SampleTensors
 from adapters.native.rollouts import NativeEstimator
-from tests.mutants.auxiliary import trained_only
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, trained_only
 
 MULTIPLIED, READ = "masked_values_multiplied", "masked_values_read"
 OVERFLOW = "ratios_overflow"

@@ -8,8 +8,7 @@ import torch
 from adapters.contract.objective import Metric, Objective
 from adapters.native.packing import Packed
 from reference.aggregation import Conventions, DenominatorMask
-from tests.mutants.auxiliary import trained_only
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, trained_only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

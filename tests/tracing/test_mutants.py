@@ -43,6 +43,9 @@ FOUND = (
     "SamplesNotAveraged",
     "SharesOfRanksClamped",
     "TokensCountedPerSlice",
+    "LowerBoundForgotten",
+    "TokensDropped",
+    "MaskInverted",
 )
 
 
@@ -59,3 +62,9 @@ def test_lines_that_are_found_stay_found(pool: RankPool) -> None:
 
     assert places.count(1) >= 0.7 * len(places)
     assert len(places) - places.count(None) >= 0.9 * len(places)
+
+
+def test_no_line_is_accused_of_a_weight_that_is_0_among_others_alone(pool: RankPool) -> None:
+    [mutant] = [one for one in MUTANTS if one.__name__ == "ValuesOnlyBounded"]
+
+    assert place(mutant, pool) is None

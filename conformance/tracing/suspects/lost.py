@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from conformance.findings.trace import LISTED, MULTIPLYING, READ
 from conformance.tracing.chain import chain
-from conformance.tracing.graph import ALLOCATIONS, NEGLIGIBLE, Node
+from conformance.tracing.graph import ALLOCATIONS, MOVING, NEGLIGIBLE, Node, computed
 from conformance.tracing.source.arithmetic import read_instead
 from conformance.tracing.source.origins import source_line
 from conformance.tracing.source.slices import Slice
 from conformance.tracing.suspects.reasons import MOST, Suspect
 from conformance.tracing.suspects.wrong_weight import is_own, own_files
-
-MOVING = tuple(
-    f"aten.{name}"
-    for name in ("slice", "select", "narrow", "index", "roll", "constant_pad", "flip")
-)
-"""The beginnings of the names of operations that give entries other places, or take them back."""
 
 COMPARING = tuple(f"aten.{name}." for name in ("lt", "le", "gt", "ge", "eq", "ne"))
 """The beginnings of the names of operations that compare entries."""
@@ -30,7 +24,6 @@ HANDING_ON = ("aten.sum", "aten.add", "aten.cat", "aten.stack", "aten.index")
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from conformance.findings.trace import Line
     from conformance.tracing.graph import Graph
     from conformance.tracing.tracer import TracedJob
 
@@ -87,13 +80,15 @@ def _with_value(graph: Graph) -> Iterator[Node]:
 def _made_0(graph: Graph) -> Iterator[Suspect]:
     """Yield the line on the way to a loss that makes 0 of the value, and who called it.
 
-    The line that made what it was multiplied by, or chosen with, is in between.
+    The lines that made what it was multiplied by, or chosen with, are in between.
     """
     for node in sorted(() if graph.trained else graph.before_roots):
         if _is_0(graph, node):
             stack, words = graph.operation(node).stack, "makes 0 of the value of the token"
             others = [one for one in graph.inputs(node) if one not in graph.painted]
-            lines = [*stack[:1], *_making(graph, others), *stack[1:MOST]]
+            made = computed(graph, others)
+            making = () if made is None else graph.operation(made).stack[:2]
+            lines = [*stack[:1], *making, *stack[1:MOST]]
             yield from (Suspect(line, words) for line in lines)
             return
 
@@ -115,20 +110,6 @@ def _is_0(graph: Graph, node: Node) -> bool:
     is_other = operation.name.startswith(others) or not operation.contents.size
     is_forward = operation.backward_pass is None
     return has_value and is_forward and node not in graph.painted and not is_other
-
-
-def _making(graph: Graph, nodes: Sequence[Node]) -> Iterator[Line]:
-    """Yield the line that computed tensors last, before others moved or joined their entries."""
-    waiting, seen = deque(nodes), set(nodes)
-    while waiting:
-        node = waiting.popleft()
-        operation, inputs = graph.operation(node), graph.inputs(node)
-        is_moved = operation.name.startswith(("aten.cat", "aten.stack", *MOVING))
-        if inputs and not is_moved:
-            yield from operation.stack[:1]
-            return
-        waiting += [one for one in inputs if one not in seen]
-        seen.update(inputs)
 
 
 def _lost_in_log(graph: Graph, rank: int) -> Iterator[Suspect]:
@@ -234,9 +215,12 @@ def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> 
 
 
 def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
-    """Yield the lines that take a part of the last tensor with the value, but without that."""
+    """Yield the lines that take a part of the last tensor with the value, but without that.
+
+    Parts of buffers of gradients tell nothing.
+    """
     words = "takes a part of a tensor without the value of the token"
-    for end in way[-1:]:
+    for end in (one for one in way[-1:] if not graph.painted[one]):
         cuts = (graph.traces[end.rank].cuts.get(node.place, ()) for node in _readers(graph, end))
         yield from (Suspect(line, words) for cut in cuts for line in cut[:1])
 

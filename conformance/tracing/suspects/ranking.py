@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.job import Column
 from conformance.tracing.chain import SUMMING
-from conformance.tracing.graph import NEGLIGIBLE, is_close
+from conformance.tracing.graph import NEGLIGIBLE, computed, is_close
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.scopes import scope_of
 from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, Why
@@ -131,13 +131,8 @@ class Suspects(OfWeight):
         A factor that another one takes back does not divide.
         """
         traced, factors = self.weight.traced, self.weight.factors
-        values: list[float] = []
-        for one in (f for f in factors if self.weight.operation(f.node).backward_pass is None):
-            inverse = next((value for value in values if is_close(value * one.value, 1)), None)
-            if inverse is None:
-                values.append(one.value)
-            else:
-                values.remove(inverse)
+        forward = [f for f in factors if self.weight.operation(f.node).backward_pass is None]
+        values = [one.value for one in _kept(forward)]
         is_small = 0 < abs(traced.expected) < 1 and not traced.is_trained_right
         return traced.is_wrong and is_small and min(values, default=1.0) > 1 - NEGLIGIBLE
 
@@ -178,20 +173,24 @@ class Suspects(OfWeight):
                 yield Ranked(why, -place, Suspect(line, words))
 
     def _of_ratios(self) -> Iterator[Ranked]:
-        """Yield the line of the first factor of a token's loss, if that alone is wrong.
+        """Yield the lines of the first factor of a token's loss, if that alone is wrong.
 
-        It had to be the ratio of the objective: of the token, its sequence, or another.
+        It had to be the ratio of the objective: of the token, its sequence, or another. Where that
+        of the token is right, it had to be what corrects it.
         """
-        multiplied = (one for one in self.weight.factors if not one.is_idle)
-        factor, right = next(multiplied, None), self.weight.traced.derivative
-        if factor is None or not factor.value or not self.weight.traced.is_wrong:
+        traced, right = self.weight.traced, self.weight.traced.derivative
+        multiplied = [one for one in _kept(self.weight.factors) if not one.is_idle and one.value]
+        if multiplied and is_close(multiplied[0].value, traced.ratio) and traced.ratio != right:
+            multiplied, right = multiplied[1:], right / traced.ratio
+        factor = multiplied[0] if multiplied and traced.is_wrong else None
+        if factor is None or is_close(factor.value, right):
             return
-        is_all = is_close(factor.value, right * self._off)
-        if is_close(factor.value, right) or (_is_of_count(factor.value) and not is_all):
+        if _is_of_count(factor.value) and not is_close(factor.value, right * self._off):
             return  # the weight is wrong by something else
         words = f"multiplies by {factor.value:.6g}, where the objective has {right:.6g}"
-        for node in self._factors_of_tokens(factor):
-            yield from self.weight.at(node, Why.RATIO, 0, words)
+        made = computed(self._chain.graph, [*self._factors_of_tokens(factor)])
+        for place, line in enumerate(() if made is None else self.weight.operation(made).stack):
+            yield Ranked(Why.RATIO, -place, Suspect(line, words))
 
     def _factors_of_tokens(self, factor: Factor) -> Iterator[Node]:
         """Yield the operands of a factor that have an entry for each token."""
@@ -282,3 +281,15 @@ class Suspects(OfWeight):
 def _is_of_count(factor: float) -> bool:
     """Whether a factor multiplies or divides by a whole number."""
     return any(is_close(one, round(one)) for one in (factor, 1 / factor))
+
+
+def _kept(factors: Iterable[Factor]) -> list[Factor]:
+    """The factors that no other one takes back."""
+    kept: list[Factor] = []
+    for one in factors:
+        inverse = next((other for other in kept if is_close(other.value * one.value, 1)), None)
+        if inverse is None:
+            kept.append(one)
+        else:
+            kept.remove(inverse)
+    return kept

@@ -90,7 +90,7 @@ class WrongCounts(OfWeight):
                         yield one.node, f"counts {one.value:g} active tokens of {whose} alone"
 
     def _not_right(self, count: Count) -> Iterator[Count]:
-        """Yield the counts that one is made of, but for right ones: their parts are right, too."""
+        """Yield a count and those it is made of, without right ones and their parts."""
         if count.value == 1 or self._right.ingredient(count.value) is None:
             yield count
             for part in count.parts:
@@ -99,15 +99,12 @@ class WrongCounts(OfWeight):
     def _wrong_counts(self, factor: Factor) -> Iterator[_Wrong]:
         """Yield the counts that a factor is made of, each with what it had to be.
 
-        Where nothing was divided by the tokens of a unit, a divisor of 1 had to be these. A factor
-        of 1 may be a quotient of two counts.
+        Where nothing was divided by the tokens of a unit, a divisor of 1 had to be their number. A
+        factor of 1 may be a quotient of two counts.
         """
         if factor.is_idle and not self._may_lack_counts(factor):
             return
-        unfolding, operation = (
-            Unfolding(self._chain.graph),
-            self._chain.operation(factor),
-        )
+        unfolding, operation = Unfolding(self._chain.graph), self._chain.operation(factor)
         ways = [
             (1 / factor.value, self._off / factor.value),
             (factor.value, factor.value / self._off),
@@ -275,7 +272,8 @@ class WrongCounts(OfWeight):
         if chosen is not None:
             line, counted = chosen.line, user.line
             is_given = (line.file, line.function) != (counted.file, counted.function)
-            why = Why.HANDED if is_given and self._only_adds(wrong.made) else Why.CHOSEN
+            is_other = is_given and not self._is_part(wrong.made)
+            why = Why.HANDED if is_other and self._only_adds(wrong.made) else Why.CHOSEN
             yield Ranked(why, wrong.depth, Suspect(line, words))
         if made.name == GIVEN:
             counting = [one.line for one in sources if one.counts]
