@@ -13,6 +13,7 @@ from adapters.contract.batch.altered import SELECTED, painted_value, painting
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Column, Paint
 from adapters.contract.objective import (
+    OF_ROLLOUT_RATIOS,
     OF_TERMS,
     OFF_POLICY,
     ONE_ADVANTAGE,
@@ -77,7 +78,7 @@ class TracedJob:
     """The token's loss in the traced job, relative to its painted value."""
 
     ratio: float = 1.0
-    """That of the token by the new policy to the old one."""
+    """That of the token's new to its old probability, where a loss has it and corrects it."""
 
     gradient_unit: float = 1.0
     """What a gradient of the token in the traced job is relative to its loss, both by weight 1."""
@@ -202,7 +203,7 @@ class _ToGradient(_Tracer):
         with painting(paint):
             batch = self._batch()
             derivative = abs(float(batch.split(batch.dloss_dlogprob)[step_index][place]))
-            ratio = math.exp(batch.policy_tokens_of_step(step_index).log_ratios[place])
+            log_ratio = batch.policy_tokens_of_step(step_index).log_ratios[place]
         unit, loss = SELECTED if is_selected else 1.0, contribution(batch, column, derivative)
         context = self._context(step_index)
         right = float(context.expected[place])
@@ -220,7 +221,7 @@ class _ToGradient(_Tracer):
             is_nowhere=not of_tokens[:, place].any(),
             traced=traced,
             derivative=loss / painted_value(column),
-            ratio=ratio,
+            ratio=math.exp(log_ratio) if job.objective in OF_ROLLOUT_RATIOS else 1.0,
             gradient_unit=derivative * unit / loss if loss else 1.0,
             tolerance=_tolerance(job, step_index, self._description),
             traces=painted.traces,
