@@ -12,7 +12,7 @@ from adapters.contract.batch.altered import PAINT, SELECTED
 from conformance.findings.trace import GIVEN, LISTED, READ
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from conformance.findings.trace import Contents, Operation, RankTrace, Returned
 
@@ -221,23 +221,20 @@ class Graph:
     @cached_property
     def trained(self) -> frozenset[Node]:
         """The painted nodes that backward passes begin with, and what these were made of."""
-        found: set[Node] = set()
-        waiting = [*self.roots]
-        while waiting:
-            node = waiting.pop()
-            if node not in found and node in self.painted:
-                found.add(node)
-                waiting += self.inputs(node)
-        return frozenset(found)
+        return self.behind(self.roots, self.painted)
 
     @cached_property
     def before_roots(self) -> frozenset[Node]:
         """What backward passes begin with, and everything that this was made of."""
+        return self.behind(self.roots, frozenset(self.nodes()))
+
+    def behind(self, nodes: Iterable[Node], among: Container[Node]) -> frozenset[Node]:
+        """Nodes and everything that they were made of, as far as it is among some."""
         found: set[Node] = set()
-        waiting = [*self.roots]
+        waiting = [*nodes]
         while waiting:
             node = waiting.pop()
-            if node not in found:
+            if node not in found and node in among:
                 found.add(node)
                 waiting += self.inputs(node)
         return frozenset(found)

@@ -118,6 +118,10 @@ def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, tex
     assert len(found.suspects) <= 3
 
 
+def test_a_small_number_is_none_that_a_called_function_looked_at(traced: Traced) -> None:
+    assert "makes 1 of 1.5" in traced("rounded", EMPTY).suspects[0].why
+
+
 def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(traced: Traced) -> None:
     line = traced("behind_torch", UNEQUAL).suspects[0].line
 

@@ -280,10 +280,14 @@ class ToyTrainer(Trainer):
         dist.all_reduce(self.gradient)
 
     def rounded(self, rows: Rows) -> None:
+        self.looks_at_two()  # not what divides
         half = rows["mask"].sum() // 2
         dist.all_reduce(half)
         (self.losses(rows).sum() / (half * 2)).backward()
         dist.all_reduce(self.gradient)
+
+    def looks_at_two(self) -> None:
+        (torch.ones(()) + 1).item()
 
     def multiplied(self, rows: Rows) -> None:
         count = self.tokens(rows)

@@ -51,6 +51,7 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
         found += _not_shared(graph, ways, lacking, job, package)
         found += _last(graph, sorted(one for one in nodes if one.rank == lacking), 1, package)
         found += [] if is_logged else _reduced_before(graph, ways)
+    found += _multiplied_by_0(graph, job.rank) if is_logged else ()
     found += _last(graph, ways, MOST if is_logged else 1, package)
     found.sort(key=lambda one: not is_own(one.line, package))
     by_line: dict[tuple[str, int], Suspect] = {}
@@ -113,10 +114,9 @@ def _is_0(graph: Graph, node: Node) -> bool:
 
 
 def _lost_in_log(graph: Graph, rank: int) -> Iterator[Suspect]:
-    """Yield the lines that a rank loses the value in, in favour of another number or of 0."""
+    """Yield the lines that a rank loses the value in, in favour of another number or of itself."""
     yield from _read_instead(graph, rank)
     yield from _cancelled(graph)
-    yield from _multiplied_by_0(graph, rank)
 
 
 def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:

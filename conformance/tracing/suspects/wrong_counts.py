@@ -359,14 +359,9 @@ class WrongCounts(OfWeight):
     @cached_property
     def _counted(self) -> frozenset[Node]:
         """All nodes that the token's weight depends on."""
-        found: set[Node] = set()
-        waiting = [factor.node for factor in self._chain.factors]
-        while waiting:
-            node = waiting.pop()
-            if node not in found:
-                found.add(node)
-                waiting += self._chain.graph.inputs(node)
-        return frozenset(found)
+        graph = self._chain.graph
+        factors = (factor.node for factor in self._chain.factors)
+        return graph.behind(factors, frozenset(graph.nodes()))
 
     def _recounted(self, count: Count) -> float:
         """The count without clamps, and without constants that are added to it."""
