@@ -185,8 +185,8 @@ class Unfolding:
             is_made = operation.name != GIVEN and held.size == 1
             is_near = is_given and is_made and inmost.intersection(users)
             is_looked_at = operation.name == READ or operation.collective is not None or is_near
-            # A function that is far off has looked at much else for other functions, and one that is
-            # called has looked at numbers as small for itself.
+            # A function that is far off has looked at much else for other functions, and a called
+            # one at small numbers for itself.
             is_shared = number > COMMON and near.intersection(users[:CLOSE])
             is_used = is_shared or inmost.intersection(users)
             if is_looked_at and held.size <= SMALL and number in held.values and is_used:
