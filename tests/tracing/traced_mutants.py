@@ -2,10 +2,11 @@
 
 ``python -m tests.tracing.traced_mutants [NAME …]`` prints it for the named mutants, or for all.
 
-Some mutants have no line that a trace could find. `TruncatedByZip`, `LastMicroBatchDropped` and
-`FilledUpWithRepeats` drop or repeat samples before any operation of torch sees them. Mistakes that
-need several terms in one loss, such as `DivergenceOnEveryMicroBatch` and `EntropyLeftOutTogether`,
-are not seen in a trace, where terms are trained alone.
+Some mutants have no line that a trace could find. `TruncatedByZip`, `LastMicroBatchDropped`,
+`FilledUpWithRepeats` and `MicroBatchesCarriedOver` drop, repeat or keep samples before any
+operation of torch sees them; `SequenceRatioPerSlice` and `GeometricMeanPerSlice` are methods that
+do nothing. Mistakes that need several terms in one loss, such as `DivergenceOnEveryMicroBatch` and
+`EntropyLeftOutTogether`, are not seen in a trace, where terms are trained alone.
 """
 
 import inspect

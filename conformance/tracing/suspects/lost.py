@@ -81,15 +81,17 @@ def _with_value(graph: Graph) -> Iterator[Node]:
 def _made_0(graph: Graph) -> Iterator[Suspect]:
     """Yield the line on the way to a loss that makes 0 of the value, and who called it.
 
-    The lines that made what it was multiplied by, or chosen with, are in between.
+    In between are the line that made what it was multiplied by, or chosen with, and who called that
+    from another file.
     """
     for node in sorted(() if graph.trained else graph.before_roots):
         if _is_0(graph, node):
             stack, words = graph.operation(node).stack, "makes 0 of the value of the token"
             others = [one for one in graph.inputs(node) if one not in graph.painted]
             made = computed(graph, others)
-            making = () if made is None else graph.operation(made).stack[:2]
-            lines = [*stack[:1], *making, *stack[1:MOST]]
+            making = () if made is None else graph.operation(made).stack
+            callers = [line for line in making if line.file != making[0].file]
+            lines = [*stack[:1], *making[:1], *callers[:1], *stack[1:MOST]]
             yield from (Suspect(line, words) for line in lines)
             return
 

@@ -178,19 +178,32 @@ class Suspects(OfWeight):
         It had to be the ratio of the objective: of the token, its sequence, or another. Where that
         of the token is right, it had to be what corrects it.
         """
-        traced, right = self.weight.traced, self.weight.traced.derivative
-        multiplied = [one for one in _kept(self.weight.factors) if not one.is_idle and one.value]
-        if multiplied and is_close(multiplied[0].value, traced.ratio) and traced.ratio != right:
-            multiplied, right = multiplied[1:], right / traced.ratio
-        factor = multiplied[0] if multiplied and traced.is_wrong else None
+        right, several = self.weight.traced.derivative, _kept(self.weight.factors)
+        multiplied = [one for one in several if not one.is_idle and one.value]
+        if multiplied and self._is_ratio_of_token(multiplied[0]):
+            several = several[several.index(multiplied[0]) + 1 :]
+            right /= self.weight.traced.ratio
+            multiplied = multiplied[1:]
+        factor = multiplied[0] if multiplied and self.weight.traced.is_wrong else None
         if factor is None or is_close(factor.value, right):
             return
-        if _is_of_count(factor.value) and not is_close(factor.value, right * self._off):
+        is_all = is_close(factor.value, right * self._off)
+        if _is_of_count(factor.value) and not is_all:
+            idle = (one for one in several if one.is_idle and is_close(1, right * self._off))
+            factor = next(idle, None)  # a ratio of 1, before a count
+            is_all = True
+        if factor is None:
             return  # the weight is wrong by something else
         words = f"multiplies by {factor.value:.6g}, where the objective has {right:.6g}"
-        made = computed(self._chain.graph, [*self._factors_of_tokens(factor)])
-        for place, line in enumerate(() if made is None else self.weight.operation(made).stack):
-            yield Ranked(Why.RATIO, -place, Suspect(line, words))
+        made = computed(self._chain.graph, self._chain.operands(factor)) or factor.node
+        for place, line in enumerate(self.weight.operation(made).stack):
+            why = Why.RATIO_ALONE if is_all else Why.RATIO
+            yield Ranked(why, -place, Suspect(line, words))
+
+    def _is_ratio_of_token(self, factor: Factor) -> bool:
+        """Whether it is the ratio of the token, which something else corrects."""
+        ratio = self.weight.traced.ratio
+        return is_close(factor.value, ratio) and ratio != self.weight.traced.derivative
 
     def _factors_of_tokens(self, factor: Factor) -> Iterator[Node]:
         """Yield the operands of a factor that have an entry for each token."""

@@ -20,9 +20,10 @@ MOST = 3
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
-    DIVISOR = -8  # nothing else is suspected, and this divides by no count of the step
-    RATIO = -7  # nothing else is suspected, and a loss is multiplied by another ratio
-    OF_PART = -6  # nothing else is suspected, and this counts a part of the step
+    DIVISOR = -9  # nothing else is suspected, and this divides by no count of the step
+    RATIO = -8  # nothing else is suspected, and a loss is multiplied by another ratio
+    OF_PART = -7  # nothing else is suspected, and this counts a part of the step
+    RATIO_ALONE = -6  # nothing else is suspected, and another ratio is all that is wrong
     LOGGED = -5  # nothing else is suspected, and this makes a log of a loss that is right
     JOINED = -4  # the same, where losses are added up or averaged
     UNDIVIDED = -3  # nothing else is suspected, and losses are added up but not divided
