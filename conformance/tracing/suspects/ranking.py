@@ -187,7 +187,7 @@ class Suspects(OfWeight):
         factor = multiplied[0] if multiplied and self.weight.traced.is_wrong else None
         if factor is None or is_close(factor.value, right):
             return
-        is_all = is_close(factor.value, right * self._off)
+        is_all = right != 1 and is_close(factor.value, right * self._off)
         if _is_of_count(factor.value) and not is_all:
             idle = (one for one in several if one.is_idle and is_close(1, right * self._off))
             factor = next(idle, None)  # a ratio of 1, before a count
