@@ -229,7 +229,7 @@ class Graph:
         return self.behind(self.roots, frozenset(self.nodes()))
 
     def behind(self, nodes: Iterable[Node], among: Container[Node]) -> frozenset[Node]:
-        """Nodes and everything that they were made of, as far as it is among some."""
+        """The given nodes and all that they were made of, reached through nodes in ``among`` only."""
         found: set[Node] = set()
         waiting = [*nodes]
         while waiting:

@@ -48,7 +48,8 @@ def test_lines_that_are_found_stay_found(pool: RankPool) -> None:
     assert len(places) - places.count(None) >= 0.9 * len(places)
 
 
-def test_no_line_is_accused_of_a_weight_that_is_0_among_others_alone(pool: RankPool) -> None:
+def test_a_weight_of_0_that_is_right_alone_is_traced_without_an_error(pool: RankPool) -> None:
+    """The clipping that makes it 0 depends on values that painting leaves out."""
     [mutant] = [one for one in MUTANTS if one.__name__ == "ValuesOnlyBounded"]
 
     assert place(mutant, pool) is None
