@@ -229,7 +229,7 @@ class Graph:
         return self.behind(self.roots, frozenset(self.nodes()))
 
     def behind(self, nodes: Iterable[Node], among: Container[Node]) -> frozenset[Node]:
-        """The given nodes and all that they were made of, reached through nodes in ``among`` only."""
+        """The given nodes and what they were made of, through nodes in ``among`` only."""
         found: set[Node] = set()
         waiting = [*nodes]
         while waiting:
