@@ -1,10 +1,11 @@
-"""Functions of autograd, a class of tensors, and a backward pass in a thread of its own."""
+"""Functions of autograd, a class and a mode of tensors, a backward pass in a thread of its own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,6 +13,15 @@ if TYPE_CHECKING:
 
 class Tagged(torch.Tensor):
     """A class of tensors that does nothing of its own."""
+
+
+class TakenByName(TorchFunctionMode):
+    """Methods are those that tensors have now, as modes of torch before 2.13 get them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        taken = torch.Tensor.tolist if name == "tolist" else func
+        return taken(*args, **(kwargs or {}))
 
 
 class Within(torch.autograd.Function):

@@ -333,21 +333,26 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 
 def _contents(tensor: torch.Tensor) -> Contents:
-    """What a tensor holds; a large one is not copied, as some buffers fill half of the memory."""
+    """What a tensor holds; a large one is not copied, as some buffers fill half of the memory.
+
+    A mode of torch functions would see this, and before torch 2.13 take ``listed`` for what the
+    recorder has put in its place.
+    """
     if not tensor.numel():
         return NOTHING
-    held = tensor.detach()
-    if held.dtype is torch.bool or held.numel() <= SMALL:
-        held = held.to("cpu", torch.float64)
-    low, high = torch.aminmax(held)
-    return Contents(
-        size=held.numel(),
-        values=tuple(listed(held.reshape(-1))) if held.numel() <= SMALL else (),
-        largest=max(abs(float(low)), abs(float(high))),
-        total=float(held.sum(dtype=torch.float64)),
-        nonzero=int(torch.count_nonzero(held)),
-        is_measured=tensor.is_floating_point() or tensor.dtype is torch.bool,
-    )
+    with torch._C.DisableTorchFunction():
+        held = tensor.detach()
+        if held.dtype is torch.bool or held.numel() <= SMALL:
+            held = held.to("cpu", torch.float64)
+        low, high = torch.aminmax(held)
+        return Contents(
+            size=held.numel(),
+            values=tuple(listed(held.reshape(-1))) if held.numel() <= SMALL else (),
+            largest=max(abs(float(low)), abs(float(high))),
+            total=float(held.sum(dtype=torch.float64)),
+            nonzero=int(torch.count_nonzero(held)),
+            is_measured=tensor.is_floating_point() or tensor.dtype is torch.bool,
+        )
 
 
 def _is_same(one: Contents, other: Contents) -> bool:

@@ -1,0 +1,29 @@
+"""What the recorder takes down, and what it does not."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from conformance.ranks.recording.recorder import Recorder
+from tests.tracing.functions import TakenByName
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_no_mode_of_functions_sees_what_the_recorder_reads() -> None:
+    """A group's method is no function of torch: where it dispatches, the mode is still entered."""
+    recorder = Recorder(lambda module: not module.startswith("tests.tracing.test_"))
+
+    with recorder, TakenByName():
+        dist.group.WORLD.allreduce([torch.ones(2, dtype=torch.int32)]).wait()
+
+    names = [operation.name for operation in recorder.trace.operations]
+    assert names == ["aten.ones.default", "c10d.allreduce_.default"]
