@@ -119,6 +119,7 @@ class Column(StrEnum):
     LOG_PROBS = "log_probs"
     ENTROPIES = "entropies"
     TEACHER_LOG_PROBS = "teacher_log_probs"
+    REWARDS = "rewards"  # of samples
 
 
 class Paint(NamedTuple):

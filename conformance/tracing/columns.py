@@ -76,6 +76,8 @@ def is_traced(cell: MatrixCell) -> bool:
     """Whether a painted token tells what a cell's weights, or its logged number, are made of."""
     spec, tokens = cell.spec, sum(len(step.mask) for step in cell.case.steps)
     is_plain = not (spec.compares_cuts or spec.poisoned or spec.attached)
+    if spec.check is Check.ADVANTAGES:
+        return is_plain and spec.metric is None and tokens <= MOST_TOKENS
     is_of_tokens = spec.objective not in (*UNTRACED, *FROM_REWARDS)
     is_checked = spec.check in CHECKED and is_plain and is_of_tokens
     return is_checked and tokens <= MOST_TOKENS and bool(columns_of(spec.objective, spec.metric))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adapters.contract.objective import FROM_REWARDS
 from conformance.explain.causes import is_inferred
 from conformance.findings.cause import Severity
 from conformance.findings.errors import NotTracedError, StartError
@@ -16,14 +17,19 @@ from conformance.ranks.pool import RankPool
 from conformance.runs.settings import Settings
 from conformance.tracing import tracer
 from conformance.tracing.columns import is_traced
+from conformance.tracing.rewards import trace_advantage
 from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import Token, TracedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from adapters.contract import Job
+    from adapters.contract.objective import Metric
     from conformance.findings.cause import Cause, CauseTrace
     from conformance.plan.matrix import AnyMatrixCell
+    from conformance.ranks.messages import Declined
+    from conformance.ranks.pool import Crashed
 
 
 TRACED = (Severity.GRADIENT, Severity.LOGGED)
@@ -104,10 +110,23 @@ def _of_cell(
     Raises:
         NotTracedError: the step did not run, or does not have the token.
     """
-    job = tracer.trace(cell.job, pool, token, cell.spec.metric)
+    job = traced_job(cell.job, pool, token, cell.spec.metric)
     if not isinstance(job, TracedJob):
         raise NotTracedError(f"the step did not run: {job.message.splitlines()[0]}")
     return Trace.of(cell.id, job, settings.adapter.package, settings.source.path)
+
+
+def traced_job(
+    job: Job, pool: RankPool, token: Token | None = None, metric: Metric | None = None
+) -> TracedJob | Crashed | Declined:
+    """A job with what is traced in it: a token's weight, its share in a log, or its advantage.
+
+    Raises:
+        NotTracedError: the job has no such token, or nothing to trace.
+    """
+    if metric is None and job.objective in FROM_REWARDS:
+        return trace_advantage(job, pool, token)
+    return tracer.trace(job, pool, token, metric)
 
 
 def _traced(cell: MatrixCell, settings: Settings, token: tuple[int, int] | None) -> Trace:

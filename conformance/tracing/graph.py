@@ -70,6 +70,9 @@ class Graph:
     paint: float = PAINT
     """The size of the token's value in the column that is painted."""
 
+    reading: tuple[str, ...] = (READ,)
+    """The operations by which Python reads numbers that it makes tensors of again."""
+
     _carried: dict[Node, Node] = field(default_factory=dict)
     """Where Python read the numbers of painted tensors that were made of such."""
 
@@ -89,6 +92,11 @@ class Graph:
             for place in self.traces[rank].operations[one].inputs
         )
         return list(dict.fromkeys(parts))
+
+    def readers(self, node: Node) -> list[Node]:
+        """The operations of its rank that read what an operation made."""
+        operations = enumerate(self.traces[node.rank].operations)
+        return [Node(node.rank, place) for place, one in operations if node.place in one.inputs]
 
     def handed(self, node: Node, number: float) -> Returned | None:
         """Where plain Python had the very number first that an operation was handed, if it did."""
@@ -141,9 +149,9 @@ class Graph:
         numbers = [abs(one) for one in self.operation(node).contents.values if one not in (0, 1)]
         for place in range(node.place - 1, -1, -1) if numbers else ():
             read = Node(node.rank, place)
-            if self.operation(read).name == READ and read in found:
-                size = self.operation(read).contents.largest
-                if any(is_close(one, size) for one in numbers):
+            if self.operation(read).name in self.reading and read in found:
+                sizes = [abs(one) for one in self.operation(read).contents.values if one]
+                if any(is_close(one, size) for one in numbers for size in sizes):
                     return read
         return None
 

@@ -18,14 +18,17 @@ from conformance.findings.cause import (
 )
 from conformance.findings.errors import NotTracedError
 from conformance.findings.sanitize import sanitize
+from conformance.findings.trace import LISTED, READ
 from conformance.tracing.chain import Chain, Factor, chain
 from conformance.tracing.graph import Graph, is_close
+from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.source.arithmetic import averages, goes_on
 from conformance.tracing.suspects.lost import lost_after
 from conformance.tracing.suspects.not_finite import made_not_finite
 from conformance.tracing.suspects.ranking import Suspects
 from conformance.tracing.suspects.reasons import MOST, Suspect
 from conformance.tracing.suspects.right_counts import RightCounts
+from conformance.tracing.suspects.wrong_advantage import of_advantage
 from conformance.tracing.suspects.wrong_weight import WrongWeight
 from conformance.tracing.unfolded import unfolded
 
@@ -58,9 +61,14 @@ class Trace:
         Raises:
             NotTracedError: the framework was not given what is painted.
         """
-        graph = Graph(job.traces, painted_value(job.column))
+        is_of_reward = isinstance(job, TracedAdvantage)  # which Python often has in lists
+        reading = (READ, LISTED) if is_of_reward else (READ,)
+        graph = Graph(job.traces, painted_value(job.column), reading)
         if not graph.has_paint:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
+        if isinstance(job, TracedAdvantage):
+            suspects = of_advantage(graph, job, package) if job.is_wrong else []
+            return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
         chains = [*_chains(graph, job)]
         if not chains:
             alike = _of_gradient(graph, job)
@@ -138,6 +146,8 @@ class Trace:
     def objection(self) -> str | None:
         """Why the factors do not explain the weight of the finding; None if they do."""
         job = self.job
+        if isinstance(job, TracedAdvantage):
+            return None
         if self.chain is None:
             if job.observed:
                 return f"the weight is {job.observed:.6g}, and the traced job has no gradient of it"

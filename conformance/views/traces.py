@@ -6,7 +6,10 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from adapters.contract.batch.altered import SHADE
+from adapters.contract.job import Column
 from conformance.tracing.graph import NEGLIGIBLE
+from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.source.origins import source_line
 from conformance.tracing.unfolded import counts, number, unfolded
 
@@ -125,10 +128,26 @@ def _count(trace: Trace, count: Count) -> dict[str, Any]:
 
 def _headline(trace: Trace) -> str:
     job = trace.job
+    if isinstance(job, TracedAdvantage):
+        return f"{trace.finding}: {_of_reward(job)}"
     in_log = "" if job.metric is None else f" in the logged {job.metric.replace('_', ' ')}"
     weights = f"weighs {number(job.observed)}{in_log}"
     right = f" and should weigh {number(job.expected)}" if job.is_wrong else ", as it should"
     return f"{trace.finding}: token {job.token} {weights}{right}"
+
+
+def _of_reward(job: TracedAdvantage) -> str:
+    """The advantage of a token, and what alone it is made of."""
+    paint = job.painted
+    is_reward = paint.column is Column.REWARDS
+    given = (
+        f"sample {paint.sample} has a reward"
+        if is_reward
+        else f"token {paint[0]}:{paint[1]} a value"
+    )
+    right = f" and should have {number(job.expected)}" if job.is_wrong else ", as it should"
+    alone = f"where only {given}, of {SHADE}"
+    return f"token {job.token} has an advantage of {number(job.observed)}{right}, {alone}"
 
 
 def _suspect_lines(trace: Trace) -> Iterator[str]:

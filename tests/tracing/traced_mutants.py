@@ -6,7 +6,8 @@ Some mutants have no line that a trace could find. `TruncatedByZip`, `LastMicroB
 `FilledUpWithRepeats` and `MicroBatchesCarriedOver` drop, repeat or keep samples before any
 operation of torch sees them; `SequenceRatioPerSlice` and `GeometricMeanPerSlice` are methods that
 do nothing. Mistakes that need several terms in one loss, such as `DivergenceOnEveryMicroBatch` and
-`EntropyLeftOutTogether`, are not seen in a trace, where terms are trained alone.
+`EntropyLeftOutTogether`, are not seen in a trace, where terms are trained alone. Advantages are
+left out: `native` computes them of Python's floats, which no tensor has.
 """
 
 import inspect
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from conformance.findings.errors import NotTracedError
 from conformance.findings.trace import Line
+from conformance.findings.verdict import Check
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran, RankPool
 from conformance.runs.check import judge
@@ -36,7 +38,8 @@ def place(mutant: type[Mutant], pool: RankPool) -> int | None:
     Raises:
         NotTracedError: no finding of it is traced and wrong.
     """
-    for cell in _tried(cell for cell in cells_of(mutant.spec, mutant) if is_traced(cell)):
+    cells = (cell for cell in cells_of(mutant.spec, mutant) if is_traced(cell))
+    for cell in _tried(cell for cell in cells if cell.spec.check is not Check.ADVANTAGES):
         job = MutantJob(**vars(cell.job), mutant=mutant)
         ran = pool.run(job)
         is_killed = isinstance(ran, Ran) and judge(cell.spec)(

@@ -30,7 +30,7 @@ PAINT = 4096.0
 """The advantage or entropy of a painted token, which no other number of a step is."""
 
 SHADE = 2.578125
-"""The same in columns of log-probabilities, and a return: no bound on log-ratios clips it."""
+"""The same in other columns: no bound on log-ratios, rewards or values clips it."""
 
 SELECTED = 8192.0
 """What the gradient of a painted token is multiplied by where that of all others is made 0."""
@@ -111,6 +111,14 @@ class Batch(Protocol):
         """Log-probabilities of the rollout policy."""
 
     @property
+    def rewards(self) -> NDArray[np.float64]:
+        """The reward of each sample, NaN where it is missing."""
+
+    @property
+    def trajectories(self) -> NDArray[np.int64]:
+        """The rollout that each sample is of."""
+
+    @property
     def probe_size(self) -> int:
         """Number of token ids, including padding."""
 
@@ -136,6 +144,8 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
     def table(value: float) -> NDArray[np.float64]:
         return np.where(np.arange(batch.probe_size + 2) == painted_id, value, 0.0)
 
+    if paint.column in (Column.REWARDS, Column.VALUES):
+        return _only_in_rewards(batch, one(size), paint)
     neutral = {
         "raw_advantages": one(0.0),
         "entropies": one(0.0),
@@ -160,6 +170,20 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
             painted_columns = {paint.column: one(-size)}
     kept = {"old_log_probs": batch.log_probs, "reference_log_probs": batch.log_probs}
     return {**neutral, **kept, **painted_columns}
+
+
+def _only_in_rewards(
+    batch: Batch, values: list[NDArray[np.float64]], paint: Paint
+) -> dict[str, Any]:
+    """The same where a reward of a rollout, or the value of a token, is all that tells samples."""
+    is_reward = paint.column is Column.REWARDS
+    is_painted = is_reward & (batch.trajectories == batch.trajectories[paint.sample])
+    alike = ("old_log_probs", "reference_log_probs", "teacher_log_probs")
+    return {
+        **dict.fromkeys(alike, batch.log_probs),
+        "rewards": np.where(is_painted, SHADE, 0.0 * batch.rewards),  # those that lack stay NaN
+        "values": [np.zeros(len(ids)) for ids in batch.responses] if is_reward else values,
+    }
 
 
 def altered(plain: Batch, column: Column, job: Job) -> list[NDArray[np.float64]]:

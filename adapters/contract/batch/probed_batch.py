@@ -279,7 +279,7 @@ class ProbedBatch(Sequences):
             batch=np.repeat(np.arange(len(self.steps)), [len(step.mask) for step in self.steps]),
         )
 
-    @property
+    @cached_property
     def rewards(self) -> NDArray[np.float64]:
         """The reward of each sample: its step's, or one for all samples of a rollout."""
         of_rollouts = REWARDS[self.trajectories % len(REWARDS)]

@@ -106,11 +106,18 @@ def _multiplied_by_0(graph: Graph, rank: int) -> Iterator[Suspect]:
 
 
 def _is_0(graph: Graph, node: Node) -> bool:
-    """Whether an operation leaves nothing of the token's value, outside of a gradient."""
+    """Whether an operation leaves nothing of the token's value, outside of a gradient.
+
+    One that reads or adds up a part of a larger tensor may do so without the value.
+    """
     operation = graph.operation(node)
-    has_value = any(graph.painted.get(one) is False for one in graph.inputs(node))
+    size = operation.contents.size
+    has_value = any(
+        graph.painted.get(one) is False and graph.operation(one).contents.size <= size
+        for one in graph.inputs(node)
+    )
     others = (*ALLOCATIONS, *COMPARING, *MOVING)
-    is_other = operation.name.startswith(others) or not operation.contents.size
+    is_other = operation.name.startswith(others) or not size
     is_forward = operation.backward_pass is None
     return has_value and is_forward and node not in graph.painted and not is_other
 
@@ -180,7 +187,7 @@ def _moved(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     """
     words = "moves tokens, and the gradient of this one goes to another"
     ways = [node for end in islice(graph.ends, 1) for node in chain(graph, end).way]
-    after = (node for end in way[-1:] for node in _readers(graph, end))
+    after = (node for end in way[-1:] for node in graph.readers(end))
     is_selected = any(graph.selects(one) for node in after for one in graph.inputs(node))
     for node in graph.nodes() if is_selected else ways:
         operation = graph.operation(node)
@@ -205,7 +212,7 @@ def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> 
     if not way:
         return
     end = way[-1]
-    readers = _readers(graph, end)
+    readers = graph.readers(end)
     words = "no operation after this line holds the value of the token"
     is_read = graph.operation(end).name in (READ, LISTED)
     made = [one for one in graph.inputs(end) if is_read and one in graph.painted]
@@ -223,14 +230,8 @@ def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     """
     words = "takes a part of a tensor without the value of the token"
     for end in (one for one in way[-1:] if not graph.painted[one]):
-        cuts = (graph.traces[end.rank].cuts.get(node.place, ()) for node in _readers(graph, end))
+        cuts = (graph.traces[end.rank].cuts.get(node.place, ()) for node in graph.readers(end))
         yield from (Suspect(line, words) for cut in cuts for line in cut[:1])
-
-
-def _readers(graph: Graph, node: Node) -> list[Node]:
-    """The operations of its rank that read what an operation made."""
-    operations = enumerate(graph.traces[node.rank].operations)
-    return [Node(node.rank, place) for place, one in operations if node.place in one.inputs]
 
 
 def _cancelled(graph: Graph) -> list[Suspect]:

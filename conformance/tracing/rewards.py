@@ -1,0 +1,193 @@
+"""Traces advantages that a framework computes: from the reward of one sample, the only one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.batch.altered import painting
+from adapters.contract.job import Column, Paint
+from adapters.contract.objective import OF_VALUES
+from conformance.expected.advantages import BatchAdvantages
+from conformance.expected.loss_terms import advantage_terms
+from conformance.findings.errors import NotTracedError
+from conformance.judging.weights import final_weights, step_context
+from conformance.ranks.pool import Ran
+from conformance.tracing.tracer import Token, TracedJob, tokens_of_steps
+from reference import advantages
+from reference.rounding import ratio_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
+    from conformance.expected.advantages import Estimate
+    from conformance.expected.term import LossTerm
+    from conformance.ranks.messages import Declined
+    from conformance.ranks.pool import Crashed, RankPool
+
+MOST_PAINTED = 8
+"""Rewards and values that are tried until an advantage is wrong."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TracedAdvantage(TracedJob):
+    """The advantage of one token where one sample alone has a reward, or one token a value."""
+
+    painted: Paint
+    right: float
+    """The advantage that the reference gives it."""
+
+    numbers: NDArray[np.float64]
+    """The sizes of all numbers that a right computation makes of the reward: [numbers]."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the token is of the sample that alone has a reward or value."""
+        return self.token.sample == self.painted.sample
+
+    @property
+    def expected(self) -> float:
+        """The reference's advantage of the token."""
+        return self.right
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the observed advantage is not the reference's."""
+        return not abs(self.observed - self.expected) <= self.tolerance
+
+
+def trace_advantage(
+    job: Job, pool: RankPool, token: Token | None
+) -> TracedAdvantage | Crashed | Declined:
+    """Trace the advantage of a token, by default the most wrong one, to the reward of a sample.
+
+    Raises:
+        NotTracedError: the job has no such token, or no active one.
+    """
+    ordinary = pool.run(job)  # in which a framework may build what it builds once
+    if not isinstance(ordinary, Ran):
+        return ordinary
+    found: TracedAdvantage | None = None
+    for paint in _paints(job):
+        painted = pool.run(replace(job, painted=paint))
+        if not isinstance(painted, Ran):
+            return painted
+        with painting(paint):
+            each = [*_traced(job, paint, painted, pool)]
+        wanted = [one for one in each if token in (None, one.token)]
+        found = max([*wanted, *([found] if found else [])], key=_telling, default=None)
+        if found is not None and found.is_wrong and found.is_own:
+            return found
+    if found is None:
+        raise NotTracedError("no token of this batch is active")
+    return found
+
+
+def _paints(job: Job) -> list[Paint]:
+    """What is tried: the reward of each sample, and the value of its first token if there are."""
+    samples = [place for place in tokens_of_samples(job) if place is not None]
+    columns = [Column.REWARDS, *([Column.VALUES] if job.objective in OF_VALUES else [])]
+    return [
+        Paint(*token, column) for column in columns for token in samples[: MOST_PAINTED // 2]
+    ] + [Paint(*token, Column.REWARDS) for token in samples[MOST_PAINTED // 2 : MOST_PAINTED]]
+
+
+def tokens_of_samples(job: Job) -> Iterator[Token]:
+    """Yield the first active token of each sample that has one."""
+    for step, tokens in zip(job.steps, tokens_of_steps(job), strict=True):
+        for start, length in zip(step.offsets, step.response_lengths, strict=False):
+            active = np.flatnonzero(step.mask[start : start + length])
+            yield from (tokens[start + int(first)] for first in active[:1])
+
+
+def _telling(traced: TracedAdvantage) -> tuple[bool, bool, float]:
+    """How much an advantage tells: one that is wrong, of the painted sample, by how much."""
+    error = abs(traced.observed - traced.expected) / traced.tolerance
+    return traced.is_wrong, traced.is_own, error
+
+
+def _traced(job: Job, paint: Paint, painted: Ran, pool: RankPool) -> Iterator[TracedAdvantage]:
+    """Yield the tokens of a painted job that have a weight."""
+    description = pool.description
+    contexts = [
+        step_context(job, index, painted.observations, description)
+        for index in range(len(job.steps))
+    ]
+    terms = advantage_terms(contexts, job.objective)
+    bound = ratio_bound(description.dtype, sum(len(step.mask) for step in job.steps))
+    numbers = _numbers(terms[0])
+    for index, (context, term) in enumerate(zip(contexts, terms, strict=True)):
+        weights = final_weights(painted.observations, index, job, description.conventions)
+        factors, rounding = np.asarray(term.factors), np.asarray(term.rounding)
+        tokens = [*tokens_of_steps(job)][index]
+        for place, token in enumerate(tokens):
+            if not context.expected[place]:
+                continue
+            weight, right = float(context.expected[place]), -float(factors[place])
+            observed = _farthest(weights, place, weight * right) / weight
+            yield TracedAdvantage(
+                token=token,
+                column=paint.column,
+                context=context,
+                place=place,
+                observed=observed,
+                traced=observed,
+                tolerance=bound * max(abs(right), float(rounding[place]), 1.0),
+                traces=painted.traces,
+                is_nowhere=not any(one[place] for one in weights),
+                painted=paint,
+                right=right,
+                numbers=numbers,
+            )
+
+
+def _farthest(weights: Sequence[NDArray[np.float64]], place: int, right: float) -> float:
+    """What a token weighs on the rank where it is most wrong."""
+    return float(max((one[place] for one in weights), key=lambda weight: abs(weight - right)))
+
+
+def _numbers(term: LossTerm) -> NDArray[np.float64]:
+    """The sizes of what a right computation makes of a reward on the way to advantages."""
+    assert isinstance(term.source, BatchAdvantages)
+    estimate = term.source.estimate
+    found = [
+        np.nan_to_num(estimate.rollouts.rewards),
+        estimate.rollouts.values,
+        *_of_groups(estimate),
+        *_of_tokens(estimate),
+    ]
+    return np.unique(np.abs(np.concatenate([np.ravel(one) for one in found])))
+
+
+def _of_groups(estimate: Estimate) -> Iterator[NDArray[np.float64]]:
+    """Yield statistics of groups, and what is made of them on the way."""
+    peers, epsilon = estimate.peers, estimate.conventions.std_epsilon
+    for statistic_of in (peers.of_group, peers.of_others):
+        mean, size = statistic_of(np.mean), statistic_of(len)
+        centred, spread = peers.rewards - mean, statistic_of(advantages.std)
+        squares = statistic_of(lambda rewards: float(((rewards - rewards.mean()) ** 2).sum()))
+        yield from (mean, statistic_of(np.sum), centred, mean**2, centred**2, peers.rewards**2)
+        yield from (squares, spread, spread + epsilon, spread**2, squares / np.maximum(size, 1))
+        yield from (mean + epsilon, mean * size, peers.rewards * size)
+
+
+def _of_tokens(estimate: Estimate) -> Iterator[NDArray[np.float64]]:
+    """Yield the advantages of tokens, before they are whitened and after, and what is between."""
+    raw, conventions = estimate.raw, estimate.conventions
+    rewards = advantages.token_rewards(estimate.rollouts, estimate.constants, conventions)
+    discounted = estimate.constants.discount * estimate.rollouts.values
+    yield from (raw, estimate.advantages, rewards, discounted, estimate.decay * raw)
+    if not estimate.estimator.whitens:
+        return
+    counted = raw[estimate.rollouts.tokens(conventions.whitened)]
+    if counted.size:
+        mean, spread = counted.mean(), advantages.spread(counted, conventions)
+        squares = (counted - mean) ** 2
+        yield from (raw**2, raw - mean, (raw - mean) ** 2, 1 / np.array([spread]))
+        whole = (mean, spread, spread**2, counted.sum(), squares.sum(), squares.mean(), mean**2)
+        yield np.array([*whole, (counted**2).sum(), (counted**2).mean()])

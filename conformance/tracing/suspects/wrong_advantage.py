@@ -1,0 +1,143 @@
+"""The lines that first make a number of a reward which no right computation of advantages makes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.findings.trace import LISTED, READ, SMALL
+from conformance.tracing.graph import ALLOCATIONS, MOVING
+from conformance.tracing.suspects.lost import COMPARING, lost_after
+from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.wrong_weight import is_own
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.findings.trace import Contents
+    from conformance.tracing.graph import Graph, Node
+    from conformance.tracing.rewards import TracedAdvantage
+
+PARTIAL = (
+    "aten.sum",
+    "aten.cumsum",
+    "aten.cat",
+    "aten.stack",
+    "aten.add",
+    "python.",
+    "c10d.",
+    *MOVING,
+)
+"""The beginnings of the names of operations whose result may be a part of a right number."""
+
+PRECISION = 1e-4
+"""How far from a right number, relative to it, one may be that several roundings made."""
+
+
+def of_advantage(graph: Graph, job: TracedAdvantage, package: str | None) -> list[Suspect]:
+    """At most three lines that make a wrong number of the reward, or lose it."""
+    if not job.observed and not graph.trained:
+        return lost_after(graph, job, package)
+    found = [suspect for node in _first_wrong(graph, job) for suspect in _at(graph, node)]
+    found = found if job.observed else [*_lost(graph, job)]
+    own = [one for one in found if is_own(one.line, package)]
+    by_line: dict[tuple[str, int], Suspect] = {}
+    for one in own or found:
+        by_line.setdefault((one.line.file, one.line.number), one)
+    return [*by_line.values()][:MOST]
+
+
+def _at(graph: Graph, node: Node) -> Iterator[Suspect]:
+    """Yield what reduced the parts of a wrong number over some ranks only, and what made it."""
+    operation = graph.operation(node)
+    for one in graph.inputs(node):
+        collective = graph.operation(one).collective
+        if collective is not None and len(collective.group) < len(graph.traces):
+            words = f"reduces over {len(collective.group)} of {len(graph.traces)} ranks"
+            yield from (Suspect(line, words) for line in graph.operation(one).stack[:MOST])
+    held = operation.contents.largest
+    words = f"makes {held:.6g} of the reward, which no part of a right advantage is"
+    yield from (Suspect(line, words) for line in operation.stack[:MOST])
+
+
+def _lost(graph: Graph, job: TracedAdvantage) -> Iterator[Suspect]:
+    """Yield the lines that make 0 of the right advantage."""
+    words = f"makes 0 of the right advantage, {job.right:.6g}"
+    for node in (one for one in sorted(graph.nodes()) if _makes_0(graph, one, job.right)):
+        yield from (Suspect(line, words) for line in graph.operation(node).stack[:MOST])
+
+
+def _makes_0(graph: Graph, node: Node, right: float) -> bool:
+    """Whether an operation leaves fewer of the right advantages, outside of a gradient.
+
+    One that reads a part of a larger tensor may do so without them.
+    """
+    operation = graph.operation(node)
+    others = (*ALLOCATIONS, *COMPARING, *PARTIAL)
+    if operation.backward_pass is not None or operation.name.startswith(others):
+        return False
+    before = (
+        graph.operation(one).contents
+        for one in graph.inputs(node)
+        if graph.painted.get(one) is False
+    )
+    left = _entries(operation.contents, right)
+    return any(
+        one.size <= operation.contents.size and _entries(one, right) > left for one in before
+    )
+
+
+def _entries(contents: Contents, right: float) -> int:
+    """How many entries of a small tensor have the size of the right advantage."""
+    return sum(_is_close(one, abs(right)) for one in contents.values)
+
+
+def _first_wrong(graph: Graph, job: TracedAdvantage) -> list[Node]:
+    """The nodes on the way to the advantage with a wrong number that are made of right ones.
+
+    Right ones are parts of sums as well, which others may complete.
+    """
+    numbers = _forward(graph)
+    held = [node for node in numbers if _holds(graph, node, abs(job.observed))]
+    wrong: set[Node] = set()
+    first: list[Node] = []
+    for node in sorted(graph.behind(held, numbers)):
+        before = wrong.intersection(graph.inputs(node))
+        if before:
+            wrong.add(node)
+        elif _is_wrong(graph, node, job):
+            wrong.add(node)
+            first.append(node)
+    return first
+
+
+def _forward(graph: Graph) -> frozenset[Node]:
+    """What is made of the reward before a loss is: Python may list its numbers in between."""
+    painted = (node for node, in_gradient in graph.painted.items() if not in_gradient)
+    return frozenset(one for one in painted if not graph.operation(one).requires_grad)
+
+
+def _holds(graph: Graph, node: Node, size: float) -> bool:
+    """Whether a tensor has an entry of a size; a large one may."""
+    contents = graph.operation(node).contents
+    return contents.size > SMALL or any(_is_close(one, size) for one in contents.values)
+
+
+def _is_close(entry: float, size: float) -> bool:
+    return math.isclose(abs(entry), size, rel_tol=PRECISION)
+
+
+def _is_wrong(graph: Graph, node: Node, job: TracedAdvantage) -> bool:
+    """Whether a tensor holds a number of the reward that is not among the right ones.
+
+    Of a large one the largest is known.
+    """
+    operation = graph.operation(node)
+    entries = operation.contents.values or (operation.contents.largest,)
+    held = np.abs([one for one in entries if one and np.isfinite(one)])
+    if operation.name.startswith(PARTIAL) or operation.name in (READ, LISTED) or not held.size:
+        return False
+    is_right = np.isclose(held[:, None], job.numbers[None, :], rtol=PRECISION, atol=1e-6)
+    return not bool(is_right.any(axis=1).all())

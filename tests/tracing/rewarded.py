@@ -1,0 +1,83 @@
+"""A trainer that makes advantages of rewards, rightly and wrongly. A trace must find the line.
+
+The text of a job's divisor names the way, such as ``merged``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.job import Setting
+from adapters.contract.objective import Objective
+from tests.minimal.right import MinimalAdapter, rank_rows
+
+if TYPE_CHECKING:
+    from adapters.contract import Description, Job, Observation, Rank
+    from tests.minimal.right import Rows
+
+
+class RewardedAdapter(MinimalAdapter):
+    """Gives its trainer advantages that it makes of rewards, in the way of its job."""
+
+    name = "rewarded"
+    way = "right"
+
+    def describe(self) -> Description:
+        objectives = {Objective.POLICY, Objective.GROUP_CENTRED, Objective.GROUP_WHITENED}
+        configurations = {Setting.MODE: ("mode",), Setting.DIVISOR: ("way",)}
+        described = super().describe()
+        return replace(described, objectives=frozenset(objectives), configurations=configurations)
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        self.way = job.configuration.divisor or "right"
+        return super().observe(job, rank)
+
+    def rows(self, batch: ProbedBatch, start: int, end: int) -> Rows:
+        rows = dict(super().rows(batch, start, end))
+        rewards = torch.tensor(batch.rewards, dtype=torch.float32)
+        rows["advantages"] = getattr(self, self.way)(rewards, torch.tensor(batch.groups), rows)
+        return rows
+
+    def right(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return self.centred(rewards, groups)[:, None] * rows["mask"]
+
+    def centred(self, rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        means = [rewards[groups == group].mean() for group in groups]
+        return rewards - torch.stack(means)
+
+    def merged(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        mean = rewards.mean()
+        return (rewards - mean)[:, None] * rows["mask"]
+
+    def listed(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        merged = (rewards - rewards.mean()).tolist()
+        return torch.tensor(merged)[:, None] * rows["mask"]
+
+    def lost(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        last = rows["mask"].shape[1] - 1
+        placed = torch.zeros_like(rows["mask"])
+        placed[:, last] = self.centred(rewards, groups)
+        kept = placed * rows["mask"]
+        return kept.flip(1).cumsum(1).flip(1) * rows["mask"]
+
+    def whitened(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return self.whitened_over(dist.group.WORLD, self.right(rewards, groups, rows), rows)
+
+    def of_a_rank(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+        return self.whitened_over(alone, self.right(rewards, groups, rows), rows)
+
+    def whitened_over(
+        self, group: dist.ProcessGroup | None, advantages: torch.Tensor, rows: Rows
+    ) -> torch.Tensor:
+        own, mask = advantages[rank_rows(rows)], rows["mask"][rank_rows(rows)]
+        sums = torch.stack([own.sum(), (own**2).sum(), mask.sum()])
+        dist.all_reduce(sums, group=group)
+        mean = sums[0] / sums[2]
+        variance = (sums[1] / sums[2] - mean**2) * sums[2] / (sums[2] - 1)
+        return (advantages - mean) / (variance + 1e-8).sqrt() * rows["mask"]

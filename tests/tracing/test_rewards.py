@@ -1,0 +1,99 @@
+"""Advantages that a trainer computes wrongly are traced from a reward to the line."""
+
+import linecache
+from collections.abc import Iterator
+from typing import Protocol
+
+import pytest
+
+from adapters.contract import Layout
+from adapters.contract.job import Column, Configuration
+from adapters.contract.objective import Objective
+from conformance.ranks.pool import RankPool
+from conformance.tracing.finding import traced_job
+from conformance.tracing.rewards import TracedAdvantage
+from conformance.tracing.trace import Trace
+from conformance.tracing.tracer import Token
+from conformance.views.traces import as_text
+from reference.step import Step
+from tests.jobs import job_of, step_of
+from tests.tracing.rewarded import RewardedAdapter
+
+TWO_GROUPS = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1], groups=[0, 0, 1, 1])
+MASKED_END = step_of([1, 1, 1], [1, 1, 0])
+
+
+class Traced(Protocol):
+    """What traces an advantage of a step that is trained in one of the toy's ways."""
+
+    def __call__(
+        self, way: str, step: Step, objective: Objective = ..., token: Token | None = None
+    ) -> TracedAdvantage: ...
+
+
+@pytest.fixture(scope="module")
+def traced() -> Iterator[Traced]:
+    with RankPool(RewardedAdapter(), None, 2) as pool:
+
+        def run(
+            way: str,
+            step: Step,
+            objective: Objective = Objective.GROUP_CENTRED,
+            token: Token | None = None,
+        ) -> TracedAdvantage:
+            configuration = Configuration(divisor=way)
+            fields = {"layout": Layout(dp=2), "objective": objective}
+            found = traced_job(job_of(step, configuration=configuration, **fields), pool, token)
+            assert isinstance(found, TracedAdvantage), found
+            return found
+
+        yield run
+
+
+def of(job: TracedAdvantage) -> Trace:
+    return Trace.of("advantages.group_centred", job, None, None)
+
+
+@pytest.mark.parametrize(
+    ("way", "step", "text"),
+    [
+        ("merged", TWO_GROUPS, "mean = rewards.mean()"),
+        ("listed", TWO_GROUPS, "(rewards - rewards.mean()).tolist()"),
+        ("lost", MASKED_END, 'placed * rows["mask"]'),
+    ],
+)
+def test_the_line_is_the_first_suspect(traced: Traced, way: str, step: Step, text: str) -> None:
+    line = of(traced(way, step)).suspects[0].line
+
+    assert text in linecache.getline(line.file, line.number)
+
+
+def test_whitening_on_each_rank_is_suspected_where_ranks_are_left_out(traced: Traced) -> None:
+    first, *others = of(traced("of_a_rank", TWO_GROUPS, Objective.GROUP_WHITENED)).suspects
+
+    assert first.why == "reduces over 1 of 2 ranks"
+    assert "dist.all_reduce(sums" in linecache.getline(first.line.file, first.line.number)
+    assert others
+
+
+@pytest.mark.parametrize(
+    ("way", "objective"),
+    [("right", Objective.GROUP_CENTRED), ("whitened", Objective.GROUP_WHITENED)],
+)
+def test_a_right_advantage_has_no_suspects(traced: Traced, way: str, objective: Objective) -> None:
+    job = traced(way, TWO_GROUPS, objective)
+
+    assert not job.is_wrong
+    assert of(job).suspects == []
+
+
+def test_the_reward_of_one_sample_is_all_that_there_is(traced: Traced) -> None:
+    """Of 2.578125 in a group of two half is left of it: (r - r/2), and r - r/4 in one of four."""
+    job = traced("merged", TWO_GROUPS, token=Token(0, 1))
+
+    assert job.painted.column is Column.REWARDS
+    assert (job.expected, job.observed) == (2.578125 / 2, pytest.approx(2.578125 * 3 / 4))
+    assert as_text(of(job))[0] == (
+        "advantages.group_centred: token 0:1 has an advantage of 495/256 and should have 165/128,"
+        " where only sample 0 has a reward, of 2.578125"
+    )
