@@ -11,18 +11,19 @@ from conformance.findings.cause import Severity
 from conformance.findings.errors import NotTracedError, StartError
 from conformance.findings.finding import FindingId
 from conformance.findings.report import PlanSize
+from conformance.findings.verdict import Check
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.hardware import MAX_RANKS, RankBudget
 from conformance.ranks.pool import RankPool
 from conformance.runs.settings import Settings
 from conformance.tracing import tracer
 from conformance.tracing.columns import is_traced
-from conformance.tracing.rewards import trace_advantage
+from conformance.tracing.rewards import is_clearly_wrong, trace_advantage
 from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import Token, TracedJob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from adapters.contract import Job
     from adapters.contract.objective import Metric
@@ -37,6 +38,10 @@ TRACED = (Severity.GRADIENT, Severity.LOGGED)
 
 MOST_OF_A_CAUSE = 6
 """Findings of a cause that are traced at most."""
+
+
+MOST_OF_ADVANTAGES = 2
+"""The same of advantages, for each of which the rewards of several samples are tried."""
 
 
 def trace_finding(
@@ -77,24 +82,40 @@ def traces_of_causes(
     }
     found: dict[str, CauseTrace] = {}
     for cause in (one for one in causes if one.severity in TRACED):
-        traced: dict[str, CauseTrace] = {}
-        names = sorted(
-            (one for one in cause.findings if one in cells),
-            key=lambda name: cells[name].spec.metric is not None,
+        of_cause = sorted(
+            (cells[name] for name in cause.findings if name in cells),
+            key=lambda cell: cell.spec.metric is not None,
         )
-        for name in names[:MOST_OF_A_CAUSE]:
-            try:
-                traced[name] = _of_cell(cells[name], settings, pool).of_cause
-            except StartError:  # after a crash the framework could not be loaded again
-                return found
-            except NotTracedError:
-                continue
-            if _tells(traced[name], settings.adapter.package) and not is_inferred(cause):
-                break
-        best = sorted(traced, key=lambda name: not _tells(traced[name], settings.adapter.package))
-        chosen = traced if is_inferred(cause) else best[:1]
-        found.update((name, traced[name]) for name in chosen)
+        try:
+            found.update(_of_cause(of_cause, settings, pool, several=is_inferred(cause)))
+        except StartError:  # after a crash the framework could not be loaded again
+            return found
     return found
+
+
+def _of_cause(
+    cells: Sequence[MatrixCell], settings: Settings, pool: RankPool, *, several: bool
+) -> dict[str, CauseTrace]:
+    """The traces of one cause: the first that tells enough, or several that are tried.
+
+    Raises:
+        StartError: the framework could not be loaded again.
+    """
+    are_computed = any(cell.spec.check is Check.ADVANTAGES for cell in cells[:1])
+    traced: dict[str, CauseTrace] = {}
+    telling: dict[str, tuple[bool, bool]] = {}
+    for cell in cells[: MOST_OF_ADVANTAGES if are_computed else MOST_OF_A_CAUSE]:
+        try:
+            trace = _of_cell(cell, settings, pool).of_cause
+        except NotTracedError:
+            continue
+        is_clear = not are_computed or is_clearly_wrong(trace.token)
+        traced[cell.id] = trace
+        telling[cell.id] = _tells(trace, settings.adapter.package), is_clear
+        if all(telling[cell.id]) and not several:
+            break
+    best = sorted(traced, key=lambda name: telling[name], reverse=True)
+    return traced if several else {name: traced[name] for name in best[:1]}
 
 
 def _tells(trace: CauseTrace, package: str | None) -> bool:

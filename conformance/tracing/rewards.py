@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
     from adapters.contract import Job
     from conformance.expected.advantages import Estimate
     from conformance.expected.term import LossTerm
+    from conformance.findings.cause import TracedToken
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
 
-MOST_PAINTED = 8
-"""Rewards and values that are tried until an advantage is wrong."""
+MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4}
+"""How many samples' rewards, and first values, are tried until an advantage is clearly wrong."""
+
+CLEARLY = 0.5
+"""The part of an advantage that is wrong, or of the right one, from which on it tells enough."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +66,17 @@ class TracedAdvantage(TracedJob):
         return not abs(self.observed - self.expected) <= self.tolerance
 
 
+def is_clearly_wrong(token: TracedToken | TracedAdvantage | None) -> bool:
+    """Whether an advantage is so wrong that no other is to be looked for."""
+    return token is not None and _error(token) > CLEARLY
+
+
+def _error(token: TracedToken | TracedAdvantage) -> float:
+    """How much of the larger of the right and the observed advantage is wrong."""
+    largest = max(abs(token.observed), abs(token.expected))
+    return abs(token.observed - token.expected) / largest if largest else 0.0
+
+
 def trace_advantage(
     job: Job, pool: RankPool, token: Token | None
 ) -> TracedAdvantage | Crashed | Declined:
@@ -81,7 +97,7 @@ def trace_advantage(
             each = [*_traced(job, paint, painted, pool)]
         wanted = [one for one in each if token in (None, one.token)]
         found = max([*wanted, *([found] if found else [])], key=_telling, default=None)
-        if found is not None and found.is_wrong and found.is_own:
+        if found is not None and found.is_own and is_clearly_wrong(found):
             return found
     if found is None:
         raise NotTracedError("no token of this batch is active")
@@ -89,15 +105,16 @@ def trace_advantage(
 
 
 def _paints(job: Job) -> list[Paint]:
-    """What is tried: the reward of each sample, and the value of its first token if there are."""
-    samples = [place for place in tokens_of_samples(job) if place is not None]
-    columns = [Column.REWARDS, *([Column.VALUES] if job.objective in OF_VALUES else [])]
+    """What is tried: rewards of samples, and values of their first tokens if there are any."""
+    columns = MOST_PAINTED if job.objective in OF_VALUES else [Column.REWARDS]
     return [
-        Paint(*token, column) for column in columns for token in samples[: MOST_PAINTED // 2]
-    ] + [Paint(*token, Column.REWARDS) for token in samples[MOST_PAINTED // 2 : MOST_PAINTED]]
+        Paint(*token, column)
+        for column in columns
+        for token in islice(_first_tokens(job), MOST_PAINTED[column])
+    ]
 
 
-def tokens_of_samples(job: Job) -> Iterator[Token]:
+def _first_tokens(job: Job) -> Iterator[Token]:
     """Yield the first active token of each sample that has one."""
     for step, tokens in zip(job.steps, tokens_of_steps(job), strict=True):
         for start, length in zip(step.offsets, step.response_lengths, strict=False):
@@ -107,8 +124,7 @@ def tokens_of_samples(job: Job) -> Iterator[Token]:
 
 def _telling(traced: TracedAdvantage) -> tuple[bool, bool, float]:
     """How much an advantage tells: one that is wrong, of the painted sample, by how much."""
-    error = abs(traced.observed - traced.expected) / traced.tolerance
-    return traced.is_wrong, traced.is_own, error
+    return traced.is_wrong, traced.is_own, _error(traced)
 
 
 def _traced(job: Job, paint: Paint, painted: Ran, pool: RankPool) -> Iterator[TracedAdvantage]:

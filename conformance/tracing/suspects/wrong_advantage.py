@@ -9,9 +9,10 @@ import numpy as np
 
 from conformance.findings.trace import LISTED, READ, SMALL
 from conformance.tracing.graph import ALLOCATIONS, MOVING
+from conformance.tracing.source.slices import Slice
 from conformance.tracing.suspects.lost import COMPARING, lost_after
 from conformance.tracing.suspects.reasons import MOST, Suspect
-from conformance.tracing.suspects.wrong_weight import is_own
+from conformance.tracing.suspects.wrong_weight import is_own, own_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,8 @@ def of_advantage(graph: Graph, job: TracedAdvantage, package: str | None) -> lis
     """At most three lines that make a wrong number of the reward, or lose it."""
     if not job.observed and not graph.trained:
         return lost_after(graph, job, package)
-    found = [suspect for node in _first_wrong(graph, job) for suspect in _at(graph, node)]
+    files = Slice(own_files(job, package))
+    found = [suspect for node in _first_wrong(graph, job) for suspect in _at(graph, node, files)]
     found = found if job.observed else [*_lost(graph, job)]
     own = [one for one in found if is_own(one.line, package)]
     by_line: dict[tuple[str, int], Suspect] = {}
@@ -49,14 +51,19 @@ def of_advantage(graph: Graph, job: TracedAdvantage, package: str | None) -> lis
     return [*by_line.values()][:MOST]
 
 
-def _at(graph: Graph, node: Node) -> Iterator[Suspect]:
-    """Yield what reduced the parts of a wrong number over some ranks only, and what made it."""
+def _at(graph: Graph, node: Node, files: Slice) -> Iterator[Suspect]:
+    """Yield what reduced the parts of a wrong number over some ranks only, and what made it.
+
+    Who chose the ranks comes first.
+    """
     operation = graph.operation(node)
     for one in graph.inputs(node):
-        collective = graph.operation(one).collective
+        collective, stack = graph.operation(one).collective, graph.operation(one).stack
         if collective is not None and len(collective.group) < len(graph.traces):
             words = f"reduces over {len(collective.group)} of {len(graph.traces)} ranks"
-            yield from (Suspect(line, words) for line in graph.operation(one).stack[:MOST])
+            chooser = files.chosen_by(stack, "group")
+            lines = [*([] if chooser is None else [chooser]), *stack[:MOST]]
+            yield from (Suspect(line, words) for line in lines)
     held = operation.contents.largest
     words = f"makes {held:.6g} of the reward, which no part of a right advantage is"
     yield from (Suspect(line, words) for line in operation.stack[:MOST])
