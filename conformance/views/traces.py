@@ -143,11 +143,11 @@ def _of_reward(job: TracedAdvantage) -> str:
     given = (
         f"sample {paint.sample} has a reward"
         if is_reward
-        else f"token {paint[0]}:{paint[1]} a value"
+        else f"token {paint.sample}:{paint.token} has a value"
     )
-    right = f" and should have {number(job.expected)}" if job.is_wrong else ", as it should"
+    right = f" and should have {job.expected + 0.0:.6g}" if job.is_wrong else ", as it should"
     alone = f"where only {given}, of {SHADE}"
-    return f"token {job.token} has an advantage of {number(job.observed)}{right}, {alone}"
+    return f"token {job.token} has an advantage of {job.observed + 0.0:.6g}{right}, {alone}"
 
 
 def _suspect_lines(trace: Trace) -> Iterator[str]:

@@ -95,6 +95,6 @@ def test_the_reward_of_one_sample_is_all_that_there_is(traced: Traced) -> None:
     assert job.painted.column is Column.REWARDS
     assert (job.expected, job.observed) == (2.578125 / 2, pytest.approx(2.578125 * 3 / 4))
     assert as_text(of(job))[0] == (
-        "advantages.group_centred: token 0:1 has an advantage of 495/256 and should have 165/128,"
+        "advantages.group_centred: token 0:1 has an advantage of 1.93359 and should have 1.28906,"
         " where only sample 0 has a reward, of 2.578125"
     )
