@@ -40,15 +40,18 @@ def poisoned(column: Column, **others: object) -> Job:
     return replace(JOB, poison=Poison(column=column), **others)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("column", Column)
+OF_TOKENS = [column for column in Column if column is not Column.REWARDS]
+
+
+@pytest.mark.parametrize("column", OF_TOKENS)
 def test_poison_stands_at_masked_tokens_of_its_column_alone(column: Column) -> None:
     plain, batch = ProbedBatch.of(JOB), ProbedBatch.of(poisoned(column))
     differs = [
         np.concatenate(getattr(batch, other)) != np.concatenate(getattr(plain, other))
-        for other in Column
+        for other in OF_TOKENS
     ]
 
-    assert differs[[*Column].index(column)].tolist() == (~STEP.mask).tolist()
+    assert differs[OF_TOKENS.index(column)].tolist() == (~STEP.mask).tolist()
     assert sum(one.any() for one in differs) == 1
 
 

@@ -181,7 +181,7 @@ def _only_in_rewards(
     alike = ("old_log_probs", "reference_log_probs", "teacher_log_probs")
     return {
         **dict.fromkeys(alike, batch.log_probs),
-        "rewards": np.where(is_painted, SHADE, 0.0 * batch.rewards),  # those that lack stay NaN
+        "rewards": np.where(np.isnan(batch.rewards), np.nan, np.where(is_painted, SHADE, 0.0)),
         "values": [np.zeros(len(ids)) for ids in batch.responses] if is_reward else values,
     }
 
