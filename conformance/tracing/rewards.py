@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4}
 """How many samples' rewards, and first values, are tried until an advantage is clearly wrong."""
 
+ENOUGH = 2
+"""How many of them are tried where one shows that an advantage is wrong, but not clearly."""
+
 CLEARLY = 0.5
 """The part of an advantage that is wrong, or of the right one, from which on it tells enough."""
 
@@ -89,7 +92,7 @@ def trace_advantage(
     if not isinstance(ordinary, Ran):
         return ordinary
     found: TracedAdvantage | None = None
-    for paint in _paints(job):
+    for tried, paint in enumerate(_paints(job), 1):
         painted = pool.run(replace(job, painted=paint))
         if not isinstance(painted, Ran):
             return painted
@@ -97,8 +100,9 @@ def trace_advantage(
             each = [*_traced(job, paint, painted, pool)]
         wanted = [one for one in each if token in (None, one.token)]
         found = max([*wanted, *([found] if found else [])], key=_telling, default=None)
-        if found is not None and found.is_own and is_clearly_wrong(found):
-            return found
+        is_shown = found is not None and found.is_wrong and found.is_own
+        if is_shown and (tried >= ENOUGH or is_clearly_wrong(found)):
+            break
     if found is None:
         raise NotTracedError("no token of this batch is active")
     return found
