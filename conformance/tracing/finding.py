@@ -41,7 +41,7 @@ MOST_OF_A_CAUSE = 6
 
 
 MOST_OF_ADVANTAGES = 2
-"""The same of advantages, for each of which the rewards of several samples are tried."""
+"""Findings of wrong advantages that are traced at most; each trace runs the job several times."""
 
 
 def trace_finding(

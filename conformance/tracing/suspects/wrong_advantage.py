@@ -41,14 +41,19 @@ def of_advantage(graph: Graph, job: TracedAdvantage, package: str | None) -> lis
     """At most three lines that make a wrong number of the reward, or lose it."""
     if not job.observed and not graph.trained:
         return lost_after(graph, job, package)
-    files = Slice(own_files(job, package))
-    found = [suspect for node in _first_wrong(graph, job) for suspect in _at(graph, node, files)]
-    found = found if job.observed else [*_lost(graph, job)]
+    found = [*(_miscomputed(graph, job, package) if job.observed else _lost(graph, job))]
     own = [one for one in found if is_own(one.line, package)]
     by_line: dict[tuple[str, int], Suspect] = {}
     for one in own or found:
         by_line.setdefault((one.line.file, one.line.number), one)
     return [*by_line.values()][:MOST]
+
+
+def _miscomputed(graph: Graph, job: TracedAdvantage, package: str | None) -> Iterator[Suspect]:
+    """Yield the lines that first make wrong numbers of the reward."""
+    files = Slice(own_files(job, package))
+    for node in _first_wrong(graph, job):
+        yield from _at(graph, node, files)
 
 
 def _at(graph: Graph, node: Node, files: Slice) -> Iterator[Suspect]:
@@ -121,7 +126,7 @@ def _first_wrong(graph: Graph, job: TracedAdvantage) -> list[Node]:
 
 
 def _forward(graph: Graph) -> frozenset[Node]:
-    """What is made of the reward before a loss is: Python may list its numbers in between."""
+    """The operations that hold a part of the reward, before the model's outputs join them."""
     painted = (node for node, in_gradient in graph.painted.items() if not in_gradient)
     return frozenset(one for one in painted if not graph.operation(one).requires_grad)
 
