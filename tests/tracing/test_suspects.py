@@ -194,6 +194,16 @@ def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(
     assert text in linecache.getline(line.file, line.number)
 
 
+def test_a_number_that_a_function_collects_is_suspected_where_its_caller_divides_it(
+    traced: Traced,
+) -> None:
+    lines = [one.line for one in traced("collected", OF_EIGHT, Metric.POLICY_LOSS).suspects]
+    found = [linecache.getline(line.file, line.number) for line in lines]
+
+    assert "return sum(numbers) / steps" in found[0]
+    assert "steps = len(" in found[1]
+
+
 def test_a_term_that_is_logged_with_its_coefficient_is_suspected_where_it_is_logged(
     traced: Traced,
 ) -> None:

@@ -1,16 +1,18 @@
 """Where plain Python goes on with a number that was read out of a tensor.
 
 No operation shows what becomes of it. Its names are followed forwards through the source: in the
-function that read it, and in those that called that function and were returned the number.
+function that read it, and in those that called that function and were returned the number or gave
+it what collects the number.
 """
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field, replace
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.tracing.source.scopes import scope_of
+from conformance.tracing.source.scopes import arguments_of, parameters, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +27,7 @@ AVERAGING = (*AVERAGES, "reduce")
 """What names of functions have in them that divide by how many numbers they are given."""
 
 COLLECTING = frozenset({"append", "extend", "update"})
-"""Methods by which something gets what it holds."""
+"""Methods by which something gets what it holds, and words of functions that do so."""
 
 
 class GoesOn(NamedTuple):
@@ -38,11 +40,14 @@ class GoesOn(NamedTuple):
 def goes_on(stack: Sequence[Line]) -> Iterator[GoesOn]:
     """Yield the lines that scale, average or collect a number that was read, the nearest first.
 
-    ``stack`` begins with the line that reads, followed by those that called its function.
+    A line that divides is followed by those that assigned what it divides by. ``stack`` begins with
+    the line that reads, followed by those that called its function.
     """
     for line, flow in _flows(stack):
         for number, scales in flow.lines.items():
-            yield GoesOn(replace(line, number=number), scales)
+            at = replace(line, number=number)
+            yield GoesOn(at, scales)
+            yield from (GoesOn(one, scales=True) for one in _divisors(at))
 
 
 def read_instead(stack: Sequence[Line]) -> Iterator[Line]:
@@ -59,53 +64,77 @@ def averages(line: Line) -> bool:
 
 
 def _flows(stack: Sequence[Line]) -> Iterator[tuple[Line, _Flow]]:
-    """Yield how a number goes on in a function, and in its callers as long as it is returned."""
-    places: frozenset[int] = frozenset()
-    for line in stack:
+    """Yield how a number goes on in a function, and in its callers as long as they get it."""
+    places: frozenset[int] | None = frozenset()
+    names: set[str] = set()
+    for line, caller in zip_longest(stack, stack[1:]):
         scope = scope_of(line)
         if scope is None:
             return
-        flow = _Flow()
-        flow.go_through(scope.functions[-1], line.number, places)
+        flow, function = _Flow({*names}, collectors={*names}), scope.functions[-1]
+        flow.go_through(function, line.number, places)
         yield line, flow
-        if not flow.is_returned:
+        places = flow.places if flow.is_returned else None
+        names = set() if caller is None else flow.collected(function, caller)
+        if places is None and not names:
             return
-        places = flow.places
 
 
 @dataclass
 class _Flow:
     """The names that hold a number in a function, and the lines that scale or only collect it.
 
-    ``places`` are those of the number in a tuple that the function returns, if it returns one.
+    At first ``names`` are those that a function which it calls collected the number in. ``places``
+    are those of the number in a tuple that the function returns, if it returns one.
     """
 
-    names: set[str] = field(default_factory=set)
+    names: set[str]
     lines: dict[int, bool] = field(default_factory=dict)
     is_returned: bool = False
     places: frozenset[int] = frozenset()
+    collectors: set[str] = field(default_factory=set)
+    """The names of objects that get the number."""
+
     instead: list[int] = field(default_factory=list)
     """Later lines that read what the number was made of, if none reads the number."""
 
-    def go_through(self, function: Function, line: int, places: frozenset[int]) -> None:
-        """Follow a number that a line has, alone or at places of a tuple."""
+    def go_through(self, function: Function, line: int, places: frozenset[int] | None) -> None:
+        """Follow a number that a line has, alone or at places of a tuple; None if it has none."""
         statements = sorted(_statements(function), key=lambda one: one.lineno)
         around = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0)]
-        for start in around[-1:]:
-            if _collects(start):
+        for start in around[-1:] if places is not None else ():
+            if _collecting(start):
                 self.lines[start.lineno] = _scales(start)
-            self.names.update(_targets(start, places))
-            self.is_returned, self.places = isinstance(start, ast.Return), places
+            self._give(start, places or frozenset())
+            self.is_returned, self.places = isinstance(start, ast.Return), places or frozenset()
         later = [one for one in statements if one.lineno > line]
         if self.names and not any(self.names & _read(one) for one in later):
             given = {name for start in around[-1:] for name in _given(start)}
             self.instead = [one.lineno for one in later if given & _read(one)]
         for one in later:
             if self.names & _read(one):
-                self.names.update(_targets(one, frozenset()))
-                if _scales(one) or _collects(one):
+                self._give(one, frozenset())
+                if _scales(one) or _collecting(one):
                     self.lines[one.lineno] = _scales(one)
                 self._note_return(one)
+
+    def collected(self, function: Function, caller: Line) -> set[str]:
+        """The names of a caller whose objects it gave a function, which collected the number."""
+        given = {one.arg for one in parameters(function)} & self.collectors
+        held = chain.from_iterable(arguments_of(caller, function, one) for one in sorted(given))
+        return {one.id for one in held if isinstance(one, ast.Name)}
+
+    def _give(self, one: ast.stmt, places: frozenset[int]) -> None:
+        """Note the names that a statement gives the number, and which of them collect it."""
+        for target in _targets(one, places):
+            root = target
+            while isinstance(root, ast.Subscript | ast.Attribute):
+                root = root.value
+            parts = root.elts if isinstance(root, ast.Tuple) else [root]
+            names = {part.id for part in parts if isinstance(part, ast.Name)} - {"self"}
+            self.names |= names
+            if root is not target or _collecting(one):
+                self.collectors |= names
 
     def _note_return(self, one: ast.stmt) -> None:
         if isinstance(one, ast.Return):
@@ -126,9 +155,8 @@ def _statements(function: Function) -> Iterator[ast.stmt]:
 def _read(node: ast.AST) -> set[str]:
     """The names that are read; where something is collected, those of that."""
     parts: list[ast.AST] = [node]
-    match node:
-        case ast.Expr(value=ast.Call(args=given)) if _collects(node):
-            parts = [part for part in given if not _takes_out(part)]
+    if isinstance(node, ast.stmt) and (collecting := _collecting(node)):
+        parts = [part for part in collecting[1] if not _takes_out(part)]
     inner = [one for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)]
     return {one.id for one in inner if isinstance(one.ctx, ast.Load)}
 
@@ -141,27 +169,20 @@ def _given(one: ast.stmt) -> Iterator[str]:
                 yield from _read(each)
 
 
-def _targets(one: ast.stmt, places: frozenset[int]) -> Iterator[str]:
-    """Yield the names that a statement gives what it reads; of a tuple those at the places.
+def _targets(one: ast.stmt, places: frozenset[int]) -> list[ast.expr]:
+    """What a statement gives what it reads; of a tuple the parts at the places.
 
     What an object keeps in a field is not followed: ``self`` has much else.
     """
     match one:
         case ast.Assign(targets=[ast.Tuple(elts=parts)]) if places:
-            targets = [part for place, part in enumerate(parts) if place in places]
+            return [part for place, part in enumerate(parts) if place in places]
         case ast.Assign(targets=targets):
-            pass
+            return targets
         case ast.AugAssign(target=target) | ast.AnnAssign(target=target) | ast.For(target=target):
-            targets = [target]
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=target))) if _collects(one):
-            targets = [target]
-        case _:
-            return
-    for each in targets:
-        while isinstance(each, ast.Subscript | ast.Attribute):
-            each = each.value
-        parts = each.elts if isinstance(each, ast.Tuple) else [each]
-        yield from (part.id for part in parts if isinstance(part, ast.Name) and part.id != "self")
+            return [target]
+    collecting = _collecting(one)
+    return [] if collecting is None else [collecting[0]]
 
 
 def _scales(one: ast.stmt) -> bool:
@@ -176,13 +197,28 @@ def _scales(one: ast.stmt) -> bool:
     return False
 
 
+def _divisors(line: Line) -> Iterator[Line]:
+    """Yield the lines that assigned the variables by which a line divides."""
+    scope = scope_of(line)
+    if scope is None:
+        return
+    for one in scope.nodes(ast.BinOp):
+        match one:
+            case ast.BinOp(op=ast.Div(), right=ast.Name(id=name)):
+                number = scope.assignment(name)
+                yield from () if number is None else [replace(line, number=number)]
+
+
 def _takes_out(one: ast.AST) -> bool:
     """Whether something else is taken out of what may hold the number."""
     return isinstance(one, ast.Call) and ast.unparse(one.func).endswith(".pop")
 
 
-def _collects(one: ast.AST) -> bool:
+def _collecting(one: ast.stmt) -> tuple[ast.expr, list[ast.expr]] | None:
+    """What gets something by a statement that does nothing else, and what that is."""
     match one:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
-            return name in COLLECTING
-    return False
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr=name), args=given)):
+            return (target, given) if name in COLLECTING else None
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[target, *given])):
+            return None if COLLECTING.isdisjoint(name.split("_")) else (target, given)
+    return None
