@@ -177,7 +177,9 @@ class Job:
     attached: Column | None = None
     """The column whose values have a gradient, as of a model that was not run without one."""
     painted: Paint | None = None
-    """What alone has a value in a job that is traced."""
+    """What alone has a value."""
+    is_recorded: bool = False
+    """Whether the operations of all ranks are recorded, for a trace."""
 
     @property
     def rejects(self) -> bool:

@@ -233,7 +233,7 @@ class OwnTrainerCheck:
     def _train(self, job: Job) -> Generator[Step, None, _Answer]:
         """Hand this rank's part of a job's steps to the loop."""
         assert self._ranks is not None
-        recorder = Recorder(self._passes_by) if job.painted is not None else None
+        recorder = Recorder(self._passes_by) if job.is_recorded else None
         shown = []
         with ExitStack() as stack:
             if recorder is not None:

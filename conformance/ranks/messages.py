@@ -93,7 +93,7 @@ class Observed:
 
     observation: Observation
     trace: RankTrace | None = None
-    """What became of the painted token, in a job that is traced."""
+    """What the rank did, in a job that is recorded."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Ran:
 
     observations: tuple[Observation, ...]
     traces: tuple[RankTrace, ...] = ()
-    """Of a job that is traced, what each rank did to the painted token."""
+    """Of a job that is recorded, what each rank did."""
 
 
 @dataclass(frozen=True)

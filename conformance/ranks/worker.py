@@ -94,9 +94,10 @@ def _forget_output() -> None:
 
 def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
     try:
-        if job.painted is not None:
-            return _traced(spec, job, rank)
-        observation = _observed(spec.adapter, job, rank)
+        with painting(job.painted):
+            if job.is_recorded:
+                return _recorded(spec, job, rank)
+            observation = _observed(spec.adapter, job, rank)
     except Unsupported as reason:
         return Declined("unsupported", sanitize(str(reason), spec.source))
     except Refused as reason:
@@ -121,9 +122,9 @@ def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
     return replace(observation, attached_gradient=probe.gradient_of_attached(), routed=routed)
 
 
-def _traced(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
+def _recorded(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
     recorder = _recorder(spec.adapter)
-    with painting(job.painted), recorder:
+    with recorder:
         observation = spec.adapter.observe(job, rank)
     return Observed(observation, recorder.trace)
 

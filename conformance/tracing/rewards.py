@@ -16,7 +16,7 @@ from conformance.expected.loss_terms import advantage_terms
 from conformance.findings.errors import NotTracedError
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
-from conformance.tracing.tracer import Token, TracedJob, tokens_of_steps
+from conformance.tracing.tracer import Token, TracedJob, recorded, tokens_of_steps
 from reference import advantages
 from reference.rounding import ratio_bound
 
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import Crashed, RankPool
 
 MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4}
-"""How many samples' rewards, and first values, are tried until an advantage is clearly wrong."""
-
-ENOUGH = 2
-"""How many of them are tried where one shows that an advantage is wrong, but not clearly."""
+"""How many samples' rewards, and first values, are tried."""
 
 CLEARLY = 0.5
 """The part of an advantage that is wrong, or of the right one, from which on it tells enough."""
@@ -46,12 +43,17 @@ CLEARLY = 0.5
 class TracedAdvantage(TracedJob):
     """The advantage of one token where one sample alone has a reward, or one token a value."""
 
-    painted: Paint
     right: float
     """The advantage that the reference gives it."""
 
     numbers: NDArray[np.float64]
     """The sizes of all numbers that a right computation makes of the reward: [numbers]."""
+
+    @property
+    def painted(self) -> Paint:
+        """The only reward or value."""
+        assert self.job.painted is not None
+        return self.job.painted
 
     @property
     def is_own(self) -> bool:
@@ -91,21 +93,18 @@ def trace_advantage(
     ordinary = pool.run(job)  # in which a framework may build what it builds once
     if not isinstance(ordinary, Ran):
         return ordinary
-    found: TracedAdvantage | None = None
-    for tried, paint in enumerate(_paints(job), 1):
-        painted = pool.run(replace(job, painted=paint))
-        if not isinstance(painted, Ran):
-            return painted
+    found: list[TracedAdvantage] = []
+    for paint in _paints(job):
+        painted = replace(job, painted=paint)
+        ran = pool.run(painted)
+        if not isinstance(ran, Ran):
+            return ran
         with painting(paint):
-            each = [*_traced(job, paint, painted, pool)]
-        wanted = [one for one in each if token in (None, one.token)]
-        found = max([*wanted, *([found] if found else [])], key=_telling, default=None)
-        is_shown = found is not None and found.is_wrong and found.is_own
-        if is_shown and (tried >= ENOUGH or is_clearly_wrong(found)):
-            break
-    if found is None:
+            found += _advantages(painted, paint.column, ran, pool)
+    wanted = [one for one in found if token in (None, one.token)]
+    if not wanted:
         raise NotTracedError("no token of this batch is active")
-    return found
+    return recorded(max(wanted, key=_telling), pool)
 
 
 def _paints(job: Job) -> list[Paint]:
@@ -131,18 +130,17 @@ def _telling(traced: TracedAdvantage) -> tuple[bool, bool, float]:
     return traced.is_wrong, traced.is_own, _error(traced)
 
 
-def _traced(job: Job, paint: Paint, painted: Ran, pool: RankPool) -> Iterator[TracedAdvantage]:
+def _advantages(job: Job, column: Column, ran: Ran, pool: RankPool) -> Iterator[TracedAdvantage]:
     """Yield the tokens of a painted job that have a weight."""
     description = pool.description
     contexts = [
-        step_context(job, index, painted.observations, description)
-        for index in range(len(job.steps))
+        step_context(job, index, ran.observations, description) for index in range(len(job.steps))
     ]
     terms = advantage_terms(contexts, job.objective)
     bound = ratio_bound(description.dtype, sum(len(step.mask) for step in job.steps))
     numbers = _numbers(terms[0])
     for index, (context, term) in enumerate(zip(contexts, terms, strict=True)):
-        weights = final_weights(painted.observations, index, job, description.conventions)
+        weights = final_weights(ran.observations, index, job, description.conventions)
         factors, rounding = np.asarray(term.factors), np.asarray(term.rounding)
         tokens = [*tokens_of_steps(job)][index]
         for place, token in enumerate(tokens):
@@ -151,16 +149,15 @@ def _traced(job: Job, paint: Paint, painted: Ran, pool: RankPool) -> Iterator[Tr
             weight, right = float(context.expected[place]), -float(factors[place])
             observed = _farthest(weights, place, weight * right) / weight
             yield TracedAdvantage(
+                job=job,
                 token=token,
-                column=paint.column,
+                column=column,
                 context=context,
                 place=place,
                 observed=observed,
                 traced=observed,
                 tolerance=bound * max(abs(right), float(rounding[place]), 1.0),
-                traces=painted.traces,
                 is_nowhere=not any(one[place] for one in weights),
-                painted=paint,
                 right=right,
                 numbers=numbers,
             )

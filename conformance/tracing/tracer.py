@@ -1,11 +1,11 @@
-"""Runs the job of a finding twice: as it is, and with one painted token that is recorded."""
+"""Runs the job of a finding as it is, and with one painted token, which is recorded at last."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from itertools import chain, islice, product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,9 @@ MOST_SAMPLES = 6
 """Samples whose first tokens are tried for a logged number."""
 
 
+_Traced = TypeVar("_Traced", bound="TracedJob")
+
+
 class Token(NamedTuple):
     """A token of a batch: its sample, counted over all steps, and its place in the response."""
 
@@ -59,6 +62,9 @@ class Token(NamedTuple):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TracedJob:
     """The weight of one token in an ordinary run of a job, and the operations of a traced one."""
+
+    job: Job
+    """The one that is traced."""
 
     token: Token
     column: Column
@@ -84,7 +90,7 @@ class TracedJob:
     """What a gradient of the token in the traced job is relative to its loss, both by weight 1."""
 
     tolerance: float
-    traces: tuple[RankTrace, ...]
+    traces: tuple[RankTrace, ...] = ()
 
     is_nowhere: bool = False
     """Whether the token has no weight on any rank of the traced job."""
@@ -122,8 +128,24 @@ def trace(
     Raises:
         NotTracedError: the job has no such token, or no rank logs the number.
     """
-    if metric is None and job.objective in OF_TERMS:
-        return _of_terms(job, pool, token)
+    of_terms = metric is None and job.objective in OF_TERMS
+    return recorded(
+        _of_terms(job, pool, token) if of_terms else _of_one(job, pool, token, metric), pool
+    )
+
+
+def recorded(traced: _Traced | Crashed | Declined, pool: RankPool) -> _Traced | Crashed | Declined:
+    """What is traced, with the operations of its job, if that ran."""
+    if not isinstance(traced, TracedJob):
+        return traced
+    ran = pool.run(replace(traced.job, is_recorded=True))
+    return replace(traced, traces=ran.traces) if isinstance(ran, Ran) else ran
+
+
+def _of_one(
+    job: Job, pool: RankPool, token: Token | None, metric: Metric | None = None
+) -> TracedJob | Crashed | Declined:
+    """A token of a job that has one term, or in a logged number."""
     ordinary = pool.run(job)
     if not isinstance(ordinary, Ran):
         return ordinary
@@ -148,7 +170,7 @@ def _of_terms(job: Job, pool: RankPool, token: Token | None) -> TracedJob | Cras
     """
     policy = Objective.REJECTION if job.objective in WITH_REJECTION else Objective.POLICY
     for objective in (policy, Objective.ENTROPY, Objective.KL):
-        traced = trace(replace(job, objective=objective), pool, token)
+        traced = _of_one(replace(job, objective=objective), pool, token)
         if isinstance(traced, TracedJob) and traced.is_wrong:
             break
     return traced
@@ -166,9 +188,6 @@ class _Tracer:
     @property
     def _description(self) -> Description:
         return self.pool.description
-
-    def _painted(self, paint: Paint) -> Ran | Crashed | Declined:
-        return self.pool.run(replace(self.job, painted=paint))
 
     def _batch(self) -> ProbedBatch:
         return ProbedBatch.of(self.job, self._description.conventions)
@@ -193,11 +212,12 @@ class _ToGradient(_Tracer):
         self, token: Token, term: Metric | Objective, column: Column
     ) -> TracedJob | Crashed | Declined:
         """The job with the token painted in a column."""
-        job, (step_index, place) = self.job, place_of(self.job, token)
-        is_selected = column is not Column.ADVANTAGES or job.objective in ONE_ADVANTAGE
+        step_index, place = place_of(self.job, token)
+        is_selected = column is not Column.ADVANTAGES or self.job.objective in ONE_ADVANTAGE
         ids = self._batch().responses[token.sample]
         paint = Paint(*token, column, int(ids[token.token]) if is_selected else None)
-        painted = self._painted(paint)
+        job = replace(self.job, painted=paint)
+        painted = self.pool.run(job)
         if not isinstance(painted, Ran):
             return painted
         with painting(paint):
@@ -211,6 +231,7 @@ class _ToGradient(_Tracer):
         traced = _farthest(of_tokens[:, place], right)
         is_part = column is Column.OLD_LOG_PROBS  # of a loss that advantages add to
         return TracedJob(
+            job=job,
             token=token,
             column=column,
             context=context,
@@ -224,7 +245,6 @@ class _ToGradient(_Tracer):
             ratio=math.exp(log_ratio) if job.objective in OF_ROLLOUT_RATIOS else 1.0,
             gradient_unit=derivative * unit / loss if loss else 1.0,
             tolerance=_tolerance(job, step_index, self._description),
-            traces=painted.traces,
         )
 
 
@@ -250,7 +270,8 @@ class _ToLog(_Tracer):
         assert self.metric is not None
         step_index, place = place_of(self.job, token)
         paint = Paint(*token, column)
-        painted = self._painted(paint)
+        job = replace(self.job, painted=paint)
+        painted = self.pool.run(job)
         if not isinstance(painted, Ran):
             return painted
         with painting(paint):
@@ -264,6 +285,7 @@ class _ToLog(_Tracer):
         rank, value = max(reported, key=lambda one: abs(one[1] - right))
         is_exact = self.job.objective is Objective.POLICY
         return TracedJob(
+            job=job,
             token=token,
             column=column,
             context=of_term.context,
@@ -276,7 +298,6 @@ class _ToLog(_Tracer):
                 self._description.dtype,
                 0 if is_exact else TERM_OPERATIONS,
             ),
-            traces=painted.traces,
             metric=self.metric,
             logged=value,
             rank=rank,

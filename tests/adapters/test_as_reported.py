@@ -150,7 +150,7 @@ def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: S
     depth = committed.findings[0].depth
     plan, divisor = committed.request.plan, committed.request.divisor
     modes = [f"--modes=constant:{divisor:g}"] if divisor else []
-    asked = (f"--plan={plan}", f"--depth={depth}", *modes)
+    asked = (f"--plan={plan}", f"--depth={depth}", *modes, "--no-trace")
     chosen = (f"--engine={committed.engine}", *source(committed), *asked)
     result = again(tmp_path, committed.adapter, *chosen, "-k", selection.expression)
 

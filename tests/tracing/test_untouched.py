@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -101,10 +101,10 @@ def smallest(adapter: Adapter) -> Layout:
 def test_a_traced_job_has_the_same_bits(engine: Engine) -> None:
     adapter, source = painted(engine)
     layout = smallest(adapter)
-    job = job_of(STEP, mode=Mode.TOKEN_MEAN, layout=layout)
+    job = job_of(STEP, mode=Mode.TOKEN_MEAN, layout=layout, painted=TOKEN)
     with RankPool(adapter, source, layout.world_size) as pool:
         untraced = pool.run(job)
-        traced = pool.run(job_of(STEP, mode=Mode.TOKEN_MEAN, layout=layout, painted=TOKEN))
+        traced = pool.run(replace(job, is_recorded=True))
 
     assert isinstance(untraced, Ran), untraced
     assert isinstance(traced, Ran), traced

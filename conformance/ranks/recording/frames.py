@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from functools import cache
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +24,61 @@ DEEPEST = 16
 
 READS_GRADIENT = "as_array"
 """The name of the functions of `adapters` by which the probe's gradient is read."""
+
+
+class Function(NamedTuple):
+    """What is known of the function of a frame by its code."""
+
+    code: CodeType
+    """Kept, so that no other one gets its identity."""
+
+    is_passed_by: bool
+    """Whether it is of a module that others ask to do something."""
+
+    is_of_file: bool
+    """Whether it was written in a file, and not made by a library such as `dataclasses`."""
+
+    parameters: tuple[str, ...]
+
+
+@dataclass
+class Functions:
+    """Remembers functions by the identity of their code: to compare what it holds takes long."""
+
+    is_passed_by: Callable[[str], bool]
+    """Whether frames of a module are passed by."""
+
+    _known: dict[int, Function] = field(default_factory=dict)
+    _lines: dict[tuple[int, int], Line] = field(default_factory=dict)
+    """By the identity of their code and the instruction."""
+
+    def of(self, frame: FrameType) -> Function:
+        """The function of a frame; that of a constructor is of the module of its class."""
+        code = frame.f_code
+        known = self._known.get(id(code))
+        if known is None:
+            known = self._known[id(code)] = Function(
+                code,
+                self.is_passed_by(frame.f_globals.get("__name__", "")),
+                not code.co_filename.startswith("<"),
+                code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
+            )
+        return known
+
+    def line(self, frame: FrameType) -> Line:
+        """The line that a frame is in, with the columns of what it evaluates."""
+        code, instruction = frame.f_code, frame.f_lasti
+        known = self._lines.get((id(code), instruction))
+        if known is None:
+            columns = _columns(code, instruction)
+            known = Line(code.co_filename, frame.f_lineno, code.co_name, columns)
+            self._lines[id(code), instruction] = known
+        return known
+
+    @property
+    def files(self) -> set[str]:
+        """The files of all of them."""
+        return {one.code.co_filename for one in self._known.values()}
 
 
 class Asked(NamedTuple):
@@ -52,7 +107,7 @@ class Asked(NamedTuple):
         return [] if self.frame is None else [*self.frame.f_locals.values()]
 
 
-def asked(is_passed_by: Callable[[str], bool], thread: int) -> Asked:
+def asked(functions: Functions, thread: int) -> Asked:
     """Who asked, in a thread that is traced, for the operation that is being dispatched.
 
     Gradients of CUDA tensors are computed in threads of autograd's own, while that thread waits.
@@ -64,15 +119,13 @@ def asked(is_passed_by: Callable[[str], bool], thread: int) -> Asked:
     own = threading.get_ident() == thread
     frames = [sys._getframe(1)] if own else [sys._getframe(1), sys._current_frames()[thread]]
     for frame in chain.from_iterable(map(_upwards, frames)):
-        module, code = frame.f_globals.get("__name__", ""), frame.f_code
-        if code.co_name in BEGIN_BACKWARD and not roots:
-            inside, roots = tuple(stack), _tensors(frame.f_locals[BEGIN_BACKWARD[code.co_name]])
-        is_reader = code.co_name == READS_GRADIENT and module.startswith("adapters.")
-        reads_gradient = reads_gradient or is_reader
-        is_of_file = not code.co_filename.startswith("<")
-        if len(stack) < DEEPEST and is_of_file and not is_passed_by(module):
-            columns = _columns(_ById(code), frame.f_lasti)
-            stack.append(Line(code.co_filename, frame.f_lineno, code.co_name, columns))
+        function, name = functions.of(frame), frame.f_code.co_name
+        if name in BEGIN_BACKWARD and not roots:
+            inside, roots = tuple(stack), _tensors(frame.f_locals[BEGIN_BACKWARD[name]])
+        if name == READS_GRADIENT and frame.f_globals["__name__"].startswith("adapters."):
+            reads_gradient = True
+        if len(stack) < DEEPEST and function.is_of_file and not function.is_passed_by:
+            stack.append(functions.line(frame))
             innermost = innermost or frame
     return Asked(tuple(stack), inside, roots, reads_gradient, innermost)
 
@@ -83,23 +136,9 @@ def imported(is_passed_by: Callable[[str], bool]) -> frozenset[str]:
     return frozenset(file for one in modules if (file := getattr(one, "__file__", None)))
 
 
-class _ById:
-    """A function's code, which is compared by identity: to compare what it holds takes long."""
-
-    def __init__(self, code: CodeType) -> None:
-        self.code = code
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.code is other.code
-
-    def __hash__(self) -> int:
-        return id(self.code)
-
-
-@cache
-def _columns(function: _ById, instruction: int) -> tuple[int, int] | None:
+def _columns(code: CodeType, instruction: int) -> tuple[int, int] | None:
     """The columns of the expression of an instruction, if it is on one line."""
-    positions = islice(function.code.co_positions(), instruction // 2, None)
+    positions = islice(code.co_positions(), instruction // 2, None)
     line, last, start, end = next(positions, (None,) * 4)
     return None if line != last or start is None or end is None else (start, end)
 

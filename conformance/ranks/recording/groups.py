@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from conformance.ranks.recording.frames import asked
+from conformance.ranks.recording.frames import Functions, asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,13 +23,13 @@ _made: dict[str, tuple[Line, ...]] = {}
 
 def remember(is_passed_by: Callable[[str], bool]) -> None:
     """Remember, from now on, the lines that make groups."""
-    make = getattr(distributed_c10d, MAKING)
+    make, functions = getattr(distributed_c10d, MAKING), Functions(is_passed_by)
 
     @wraps(make)
     def remembering(*args: Any, **kwargs: Any) -> tuple[ProcessGroup | int, Any]:
         group, store = make(*args, **kwargs)
         if isinstance(group, ProcessGroup):  # this rank is in it
-            _made[group.group_name] = asked(is_passed_by, threading.get_ident()).stack
+            _made[group.group_name] = asked(functions, threading.get_ident()).stack
         return group, store
 
     setattr(distributed_c10d, MAKING, remembering)

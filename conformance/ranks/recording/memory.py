@@ -51,8 +51,10 @@ def part(tensor: torch.Tensor) -> Part | None:
     if tensor.layout is not torch.strided or not tensor.numel():
         return None
     storage = tensor.untyped_storage()
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    extent = 1 + sum((length - 1) * stride for length, stride in pairs)
+    extent = tensor.numel()
+    if not tensor.is_contiguous():
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        extent = 1 + sum((length - 1) * stride for length, stride in pairs)
     start, size = int(tensor.storage_offset()), tensor.element_size()
     if (start + extent) * size > storage.nbytes():
         return None

@@ -30,7 +30,7 @@ from conformance.findings.trace import (
     RankTrace,
 )
 from conformance.ranks.recording.collectives import Collectives, is_collective
-from conformance.ranks.recording.frames import asked, imported
+from conformance.ranks.recording.frames import Functions, asked, imported
 from conformance.ranks.recording.memory import Memory, Part, part, plain, wraps_others
 from conformance.ranks.recording.returns import Returns
 
@@ -90,7 +90,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._returns = Returns(self.is_passed_by, lambda: len(self._operations))
+        self._functions = Functions(self.is_passed_by)
+        self._returns = Returns(self._functions, lambda: len(self._operations))
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
@@ -141,7 +142,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return building
 
     def _asked(self) -> Asked:
-        return asked(self.is_passed_by, self._thread)
+        return asked(self._functions, self._thread)
 
     @property
     def trace(self) -> RankTrace:
@@ -155,7 +156,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             cuts=dict(self._cuts),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
-            files=imported(self.is_passed_by) & self._returns.ran,
+            files=imported(self.is_passed_by) & self._functions.files,
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -329,7 +330,12 @@ def _made(func: Any, args: Any, kwargs: Any, result: Any) -> list[torch.Tensor]:
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:
-    return [plain(one) for one in tree_leaves(given) if isinstance(one, torch.Tensor)]
+    """The tensors in arguments of an operation, which has no other containers than these."""
+    if isinstance(given, torch.Tensor):
+        return [plain(given)]
+    held = given.values() if isinstance(given, dict) else given
+    is_container = isinstance(given, (tuple, list, dict))
+    return [tensor for one in held for tensor in _tensors(one)] if is_container else []
 
 
 def _contents(tensor: torch.Tensor) -> Contents:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import FrameType
 
+    from conformance.ranks.recording.frames import Functions
+
 DEEPEST = 3
 """How many lines of a stack are kept."""
 
@@ -31,7 +33,7 @@ Place = tuple[str, int]
 class Returns:
     """Notes numbers from `start` to `stop`."""
 
-    is_passed_by: Callable[[str], bool]
+    functions: Functions
     operations: Callable[[], int]
     """How many operations there have been."""
 
@@ -44,9 +46,6 @@ class Returns:
 
     _holders: dict[int, tuple[float, Returned]] = field(default_factory=dict)
     """Where each float was first, by its identity; it is kept, so that no other one gets that."""
-
-    ran: set[str] = field(default_factory=set)
-    """The files of all functions that were called."""
 
     _before: Any = None
 
@@ -69,29 +68,37 @@ class Returns:
 
     def start(self) -> None:
         """Note numbers from now on."""
-        self._before = sys.getprofile()
-        sys.setprofile(self._note)
+        self._before = sys.gettrace()
+        sys.settrace(self._called)
 
     def stop(self) -> None:
         """Note no more."""
-        sys.setprofile(self._before)
+        sys.settrace(self._before)
 
-    def _note(self, frame: FrameType, event: str, returned: object) -> None:
-        self.ran.add(frame.f_code.co_filename)
+    def _called(self, frame: FrameType, event: str, _: object) -> Callable[..., None] | None:
+        """Note what a function is given; what it returns is noted by what this returns."""
+        function = self.functions.of(frame)
+        if function.is_passed_by:
+            return None
+        given = {name: frame.f_locals.get(name) for name in function.parameters}
+        if not function.is_of_file:  # the constructor of one of the framework's dataclasses
+            self._hold(frame.f_back, given.values())
+            self._add_fields(frame.f_back, given)
+            return None
+        frame.f_trace_lines = False
+        if frame.f_back is not None:
+            self._add(
+                frame.f_back, [one for one in given.values() if isinstance(one, (list, tuple))]
+            )
+        return self._goes_on
+
+    def _goes_on(self, frame: FrameType, event: str, returned: object) -> None:
         if event == "return":
             self._add(frame, [returned], is_returned=True)
-        elif event == "call" and frame.f_back is not None:
-            if not self._is_foreign(frame):
-                lists = [one for one in _given(frame).values() if isinstance(one, (list, tuple))]
-                self._add(frame.f_back, lists)
-            elif frame.f_code.co_filename.startswith("<"):  # the constructor of a dataclass
-                self._hold(frame.f_back, _given(frame).values())
-                self._add_fields(frame.f_back, _given(frame))
 
     def _add(self, frame: FrameType, held: Iterable[object], *, is_returned: bool = False) -> None:
-        for one in held:
-            numbers = _numbers(one)
-            if numbers and not self._is_foreign(frame):
+        for one in () if self._is_foreign(frame) else held:
+            if numbers := _numbers(one):
                 line = frame.f_code.co_filename, frame.f_lineno
                 if (*line, numbers) not in self._noted:
                     self._noted[*line, numbers] = self._returned(frame, numbers)
@@ -154,15 +161,8 @@ class Returns:
         return tuple(stack)
 
     def _is_foreign(self, frame: FrameType) -> bool:
-        name = frame.f_code.co_filename
-        return name.startswith("<") or self.is_passed_by(frame.f_globals.get("__name__", ""))
-
-
-def _given(frame: FrameType) -> dict[str, object]:
-    """What a function was given for its parameters."""
-    code, held = frame.f_code, frame.f_locals
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return {name: held.get(name) for name in names}
+        function = self.functions.of(frame)
+        return function.is_passed_by or not function.is_of_file
 
 
 def _numbers(held: object) -> tuple[float, ...]:
