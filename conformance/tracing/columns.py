@@ -21,6 +21,7 @@ from adapters.contract.objective import (
 )
 from conformance.expected.loss_terms import coefficients, trained_term
 from conformance.findings.verdict import Check
+from conformance.plan.matrix import StartupCell
 
 if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
@@ -37,9 +38,10 @@ CHECKED = frozenset(
         Check.OFF_POLICY,
         Check.AUXILIARY,
         Check.OTHER_LOSSES,
+        Check.ARGUMENTS,
     }
 )
-"""Checks of sums over tokens, in gradients and in logs."""
+"""Checks of sums over tokens, in gradients and in logs, also of unusual configurations."""
 
 UNTRACED = frozenset(
     {
@@ -79,6 +81,8 @@ def is_traced(cell: MatrixCell) -> bool:
     if spec.check is Check.ADVANTAGES:
         return is_plain and spec.metric is None and tokens <= MOST_TOKENS
     is_of_tokens = spec.objective not in (*UNTRACED, *FROM_REWARDS)
+    is_reduced = isinstance(cell, StartupCell) and cell.config_case.configuration.reduces
+    is_plain = is_plain and not is_reduced  # by weights that no mode has
     is_checked = spec.check in CHECKED and is_plain and is_of_tokens
     return is_checked and tokens <= MOST_TOKENS and bool(columns_of(spec.objective, spec.metric))
 

@@ -7,8 +7,9 @@ import pytest
 from adapters.contract import Depth, Layout
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
-from conformance.plan.checks import check_spec
-from conformance.plan.matrix import MatrixCell
+from conformance.corpus.configurations import CONFIG_CASES
+from conformance.plan.checks import CheckSpec, check_spec
+from conformance.plan.matrix import MatrixCell, StartupCell
 from conformance.ranks.pool import RankPool
 from conformance.tracing import tracer
 from conformance.tracing.columns import is_traced
@@ -62,3 +63,22 @@ def test_the_factors_are_the_weight(pool: RankPool, check: str) -> None:
     assert found.chain is not None
     assert not found.is_pending
     assert found.chain.product / job.derivative == pytest.approx(job.expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("divisor_by_default", True), ("custom_reducer", False)]
+)
+def test_an_unusual_configuration_is_traced_unless_no_mode_has_its_weights(
+    name: str, expected: bool
+) -> None:
+    [case] = [case for case in CONFIG_CASES if case.name == name]
+    cell = StartupCell(
+        aggregation=CASE.aggregation(Mode.CONSTANT),
+        case=CASE,
+        layout=Layout(),
+        depth=Depth.STEP,
+        spec=CheckSpec(check=case.check, name=case.name),
+        config_case=case,
+    )
+
+    assert is_traced(cell) is expected
