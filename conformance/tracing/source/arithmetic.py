@@ -40,7 +40,7 @@ class GoesOn(NamedTuple):
 def goes_on(stack: Sequence[Line]) -> Iterator[GoesOn]:
     """Yield the lines that scale, average or collect a number that was read, the nearest first.
 
-    A line that divides is followed by those that assigned what it divides by. ``stack`` begins with
+    A line that divides is followed by those that computed what it divides by. ``stack`` begins with
     the line that reads, followed by those that called its function.
     """
     for line, flow in _flows(stack):
@@ -198,7 +198,7 @@ def _scales(one: ast.stmt) -> bool:
 
 
 def _divisors(line: Line) -> Iterator[Line]:
-    """Yield the lines that assigned the variables by which a line divides."""
+    """Yield the lines that computed the variables by which a line divides."""
     scope = scope_of(line)
     if scope is None:
         return
@@ -206,7 +206,9 @@ def _divisors(line: Line) -> Iterator[Line]:
         match one:
             case ast.BinOp(op=ast.Div(), right=ast.Name(id=name)):
                 number = scope.assignment(name)
-                yield from () if number is None else [replace(line, number=number)]
+                made = None if number is None else scope_of(replace(line, number=number))
+                if made is not None and made.nodes(ast.BinOp):  # and has not only chosen it
+                    yield replace(line, number=made.number)
 
 
 def _takes_out(one: ast.AST) -> bool:
