@@ -139,14 +139,15 @@ class Reach(_Frozen):
     untested: list[str] = []
     """Those of both without which nothing was looked at that has all else."""
 
+    @property
+    def tested(self) -> list[str]:
+        """Those of both without which it is gone."""
+        return [one for one in (*self.options, *self.rare) if one not in self.untested]
+
     def __str__(self) -> str:
-        shown = self._said([one for one in self._all if one not in self.untested])
+        shown = self._said(self.tested)
         seen = [f"only seen {words}" for words in self._said(self.untested)]
         return ", ".join([*shown, *seen]) or "by default"
-
-    @property
-    def _all(self) -> list[str]:
-        return [*self.options, *self.rare]
 
     def _said(self, some: Sequence[str]) -> list[str]:
         options = [one for one in self.options if one in some]

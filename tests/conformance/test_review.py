@@ -108,6 +108,7 @@ CRASH = with_verdict(
 )
 LACKING = with_verdict(Verdict.UNSUPPORTED, A, message="no mode token_mean")
 FACTOR = "n extra factor of cp (context-parallel ranks)"
+ONE_RANK = "weights/token_mean/a/dp1-cp1-mb1-thd"
 USED = "with `context parallelism`"
 
 
@@ -116,8 +117,13 @@ USED = "with `context parallelism`"
     [
         ([right(A)], [right(A)], "Nothing got worse."),
         ([wrong(A, CP)], [wrong(A, CP)], "Nothing got worse."),
-        ([right(A)], [wrong(A, CP)], f"A{FACTOR}, {USED} (loss.py:7); nothing else got worse."),
-        ([wrong(A, CP)], [right(A)], f"Nothing got worse; fixed: a{FACTOR}, {USED} (loss.py:7)."),
+        ([right(A)], [wrong(A, CP)], f"A{FACTOR} (loss.py:7); nothing else got worse."),
+        (
+            [right(A), right(ONE_RANK)],
+            [wrong(A, CP), right(ONE_RANK)],
+            f"A{FACTOR}, {USED} (loss.py:7); nothing else got worse.",
+        ),
+        ([wrong(A, CP)], [right(A)], f"Nothing got worse; fixed: a{FACTOR} (loss.py:7)."),
         ([right(A)], [CRASH], "`context parallelism` crashes in every step (loss.py:7); nothing"),
         ([LACKING], [CRASH], "`context parallelism` crashes in every step (loss.py:7); nothing"),
         (

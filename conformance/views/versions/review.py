@@ -157,9 +157,10 @@ def _worse(group: FindingGroup, found: Reviewed, changed: Mapping[str, Sequence[
 def _cause(cause: Cause, changed: Mapping[str, Sequence[int]]) -> str:
     """Returns what a cause is, whom it reaches and its line.
 
-    Facts that hold of most steps are left out: two layouts do not show that they matter.
+    Facts that hold of most steps are left out, and options that were not tested: two layouts do not
+    show that they matter.
     """
-    typed = " ".join(cause.reach.options)
+    typed = " ".join(one for one in cause.reach.options if one in cause.reach.tested)
     facts = [
         words
         for fact, words in zip(cause.condition, cause.condition_words, strict=True)
