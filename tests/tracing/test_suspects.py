@@ -24,13 +24,14 @@ IN_PARTS = step_of([1, 1], [1, 1])
 IN_SAMPLES = step_of([1, 1], [1, 1])
 OF_EIGHT = step_of([1, 1, 1, 1], [1, 1, 0, 0])
 OF_ONE = step_of([1, 0, 0])
+OF_THIRTEEN = step_of([1, 1, 1] + [0] * 10, [1] * 5 + [0] * 7)
 LAST_OF_THREE = step_of([1, 1, 1], [1, 0, 0], [1, 1, 0])
 TWICE = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 OF_SEQUENCES = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 
 
 LAYOUTS = {
-    **{id(step): Layout() for step in (ON_ONE_RANK, OF_EIGHT, OF_ONE, LAST_OF_THREE)},
+    **{id(step): Layout() for step in (ON_ONE_RANK, OF_EIGHT, OF_ONE, OF_THIRTEEN, LAST_OF_THREE)},
     **{id(step): Layout(micro_batches=2) for step in (IN_PARTS, IN_SAMPLES)},
     id(TWICE): Layout(dp=2, micro_batches=2),
 }
@@ -99,6 +100,7 @@ def traced() -> Iterator[Traced]:
         ("rewarded", ON_ONE_RANK, "sum(len(row) for row"),
         ("rewarded_each", ON_ONE_RANK, "sum(len(row) for row"),
         ("sized", OF_EIGHT, "sum(len(row) for row"),
+        ("by_width", OF_THIRTEEN, "size(-1)"),
         ("of_all", OF_ONE, "torch.ones_like"),
         ("without_weight", IN_SAMPLES, "(mean * 1)"),
         ("handed_setting", UNEQUAL, ".sum() / steps)"),

@@ -68,6 +68,29 @@ def has_constant(stack: Sequence[Line], number: float) -> bool:
     return any(type(one) in (int, float) and one == number for one in constants)
 
 
+def takes_size(stack: Sequence[Line]) -> bool:
+    """Whether the line that a stack begins with computes by a size that it takes itself."""
+    scope = scope_of(stack[0]) if stack else None
+    if scope is None:
+        return False
+    computed = [one for one in scope.evaluated(stack[0].columns) if isinstance(one, ast.BinOp)]
+    return any(_is_size(one.left) or _is_size(one.right) for one in computed)
+
+
+def _is_size(operand: ast.expr) -> bool:
+    """Whether an operand is how long something is, or a product of that."""
+    match operand:
+        case ast.BinOp(left=left, right=right):
+            return _is_size(left) or _is_size(right)
+        case (
+            ast.Call(func=ast.Attribute(attr="size" | "numel")) | ast.Call(func=ast.Name(id="len"))
+        ):
+            return True
+        case ast.Subscript(value=ast.Attribute(attr="shape")):
+            return True
+    return False
+
+
 def fields_read(stack: Sequence[Line]) -> set[str]:
     """The names of the fields that lines read, perhaps by a text that `getattr` is given."""
     scopes = [scope for line in stack if (scope := scope_of(line)) is not None]

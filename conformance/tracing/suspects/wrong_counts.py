@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from conformance.findings.trace import GIVEN
 from conformance.tracing.counts import COMMON, Count, How, Unfolding
 from conformance.tracing.graph import ALLOCATIONS, NEGLIGIBLE, Node, is_close
-from conformance.tracing.source.origins import has_constant, origins
+from conformance.tracing.source.origins import has_constant, origins, takes_size
 from conformance.tracing.source.slices import Slice, is_setting
 from conformance.tracing.suspects.plain_python import had_before
 from conformance.tracing.suspects.reasons import LATER, Ranked, Suspect, Why
@@ -242,7 +242,9 @@ class WrongCounts(OfWeight):
             )
             return
         is_given = wrong.made.node is None or self.weight.operation(node).name == GIVEN
-        is_size = wrong.made.node is None and self._right.is_size(count)
+        is_size = wrong.made.node is None and (
+            self._right.is_size(count) or takes_size(self.weight.operation(node).stack)
+        )
         if not is_given or wrong.made.parts or count <= COMMON or is_size:
             return
         before, is_telling = had_before(self.weight, node, count)
@@ -322,6 +324,9 @@ class WrongCounts(OfWeight):
         is_of_torch = operation.backward_pass is not None and not (is_written or assigned)
         if is_of_torch or (number == 1 and not (assigned or knows)):
             return  # such as the 2 by which the derivative of a maximum divides
+        if not wrong.made.parts and takes_size(operation.stack):
+            yield from self.weight.at(wrong.user, Why.ASSIGNED, wrong.depth, words)
+            return
         is_chosen = is_setting(operation.stack, names)  # by the user, and right where it is read
         is_made = wrong.made.parts or is_chosen
         of_size = Why.ONE if number == 1 else Why.SIZE
