@@ -72,9 +72,13 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
             "padding_counted",
             [
                 [25.0] * 10,  # the longest response of the step has 5 tokens
-                of_samples(15, 15, 25, 15),  # and those of micro-batches 3, 2, 5 and 3
+                of_samples(15, 15, 25, 25),  # those of ranks 3 and 5
+                of_samples(15, 15, 25, 15),  # those of micro-batches 3, 2, 5 and 3
+                of_samples(25, 25, 25, 15),  # the first and second ones of both ranks are alike
                 [40.0] * 10,  # the longest sequence has 8
+                of_samples(20, 20, 40, 40),
                 of_samples(20, 20, 40, 20),
+                of_samples(40, 40, 40, 20),
             ],
         ),
         (

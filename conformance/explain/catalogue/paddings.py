@@ -22,14 +22,27 @@ known({"padded_width_as_divisor": "the divisor is the padded width of a micro-ba
 
 
 def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-    """Yield each sample's tokens with padding to the longest of the step or micro-batch."""
+    """Yield each sample's tokens with padding to the longest of what is padded together.
+
+    That is the step, what a rank has of it, or a micro-batch, of one rank or of all.
+    """
+    placement = context.placement
+    together = (
+        {}
+        if placement is None
+        else {
+            "rank's samples": placement.dp_rank,
+            "micro-batch": placement.micro_batch_number,
+            "micro-batch of all ranks": placement.micro_batch,
+        }
+    )
     for what, lengths in _lengths(context):
         words = f"padding up to the longest {what} of the"
         whole = np.full(context.step.size, lengths.max())
         yield "padding_counted", f"{words} step is counted", whole
-        if context.placement is not None:
-            widths = _widest(lengths, of_samples(context, context.placement.micro_batch_number))
-            yield "padding_counted", f"{words} micro-batch is counted", widths
+        for part, of_tokens in together.items():
+            widths = _widest(lengths, of_samples(context, of_tokens))
+            yield "padding_counted", f"{words} {part} is counted", widths
 
 
 def padded_widths(context: StepContext) -> Iterator[Prediction]:
