@@ -98,7 +98,11 @@ def with_traces(
     suspect, and is one for each: a line is believed before what merely fits. Findings that were not
     traced stay with the smallest one.
     """
-    return [each for cause in causes for each in _with_traces(cause, traces, findings)]
+    told: dict[str | int, list[Cause]] = defaultdict(list)
+    pairs = chain.from_iterable(_with_traces(cause, traces, findings) for cause in causes)
+    for number, (place, cause) in enumerate(pairs):
+        told[number if place is None else place].append(cause)
+    return [_one(several, findings) for several in told.values()]
 
 
 def is_inferred(cause: Cause) -> bool:
@@ -110,10 +114,11 @@ def is_inferred(cause: Cause) -> bool:
 
 def _with_traces(
     cause: Cause, traces: Mapping[str, CauseTrace], findings: Mapping[str, Finding]
-) -> Iterator[Cause]:
+) -> Iterator[tuple[str | None, Cause]]:
+    """Yield the causes that one is, each with the line that tells it, None if a mistake does."""
     smallest = next((traces[name] for name in cause.findings if name in traces), None)
     if not is_inferred(cause) or smallest is None:
-        yield cause if smallest is None else cause.model_copy(update=dict(smallest))
+        yield None, cause if smallest is None else cause.model_copy(update=dict(smallest))
         return
     groups: dict[str | None, list[str]] = defaultdict(list)
     for name in cause.findings:
@@ -124,7 +129,32 @@ def _with_traces(
         words = cause.words if place is None else f"a different factor at {place}"
         split = _cause(cause.name, words, _Naming.of(cause), [findings[name] for name in names])
         found = next((traces[name] for name in split.findings if name in traces), smallest)
-        yield split.model_copy(update={**dict(found), "reach": cause.reach})
+        yield place, split.model_copy(update={**dict(found), "reach": cause.reach})
+
+
+def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
+    """One cause of those that one line tells, the worst first, with what all have in common."""
+    worst, *others = causes
+    if not others:
+        return worst
+
+    def shared(of: Callable[[Cause], Sequence[str]]) -> list[str]:
+        return [each for each in of(worst) if all(each in of(other) for other in others)]
+
+    naming = _Naming(
+        condition=shared(lambda one: one.condition),
+        untested=shared(lambda one: one.untested),
+        words=shared(lambda one: one.condition_words),
+    )
+    reach = Reach(
+        options=shared(lambda one: one.reach.options),
+        rare=shared(lambda one: one.reach.rare),
+        untested=shared(lambda one: one.reach.untested),
+    )
+    name = worst.name if {one.name for one in causes} == {worst.name} else UNEXPLAINED
+    of_all = [findings[each] for one in causes for each in one.findings]
+    found = {"suspects": worst.suspects, "chain": worst.chain, "token": worst.token}
+    return _cause(name, worst.words, naming, of_all).model_copy(update={**found, "reach": reach})
 
 
 class _Naming(NamedTuple):

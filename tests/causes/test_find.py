@@ -683,3 +683,21 @@ def test_what_no_mistake_explains_is_told_by_its_line() -> None:
     [untold] = with_traces([whole], lost, findings)
     assert untold.statement == whole.statement, "no line of these has a factor"
     assert untold.suspects == lost[names[0]].suspects
+
+
+def test_causes_that_one_line_tells_are_one() -> None:
+    """A gradient and a logged number that no known mistake explains, with one line for both."""
+    names = (
+        "weights/token_mean/odd_groups/dp1-cp1-mb1-bshd",
+        "metric.entropy/token_mean/odd_groups/dp1-cp2-mb1-bshd",
+    )
+    said = [wrong(name) for name in names]
+    findings = {finding.id: finding for finding, _ in said}
+    several = [cause for one in said for cause in found(one)]
+
+    [one] = with_traces(several, {name: suspected(7) for name in names}, findings)
+
+    assert one.statement == "a different factor at toy/loss.py:7 (reduce)"
+    assert one.severity is Severity.GRADIENT
+    assert sorted(one.findings) == sorted(names)
+    assert one.reach.options == []
