@@ -148,6 +148,15 @@ def test_the_sentence_says_what_is_worse_what_is_fixed_and_what_is_new(
     assert sentence(found, {"slime/loss.py": "@@ -7 +7 @@\n-a\n+b"}).startswith(expected)
 
 
+def test_a_mistake_that_makes_two_causes_is_said_once() -> None:
+    after = report(wrong(A, CP), wrong(B, CP))
+    [whole] = after.causes
+    halves = [whole.model_copy(update={"findings": [one]}) for one in (A, B)]
+    found = Reviewed.of(report(right(A), right(B)), after.model_copy(update={"causes": halves}))
+
+    assert sentence(found, {"slime/loss.py": "@@ -7 +7 @@"}).count(FACTOR) == 1
+
+
 def test_lines_to_look_at_are_in_files_that_the_version_changes() -> None:
     """The base has the other lines too, and is right."""
     after = report(wrong(A, CP))

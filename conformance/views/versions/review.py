@@ -109,14 +109,18 @@ def _change(change: CauseChange, changed: Collection[str]) -> Iterator[str]:
 
 
 def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
-    """Returns one sentence on what got worse and what was fixed.
+    """Returns one sentence on what got worse and what was fixed, each mistake once, as its worst.
 
     A line is named for a wrong number only if the version changes its file: no other explains it.
     """
     if found.objection is not None:
         return f"No verdict: {found.objection}."
     lines = _changed_lines(changed)
-    clauses = [_worse(group, found, lines) for group in found.worse]
+    mistakes: dict[str, FindingGroup] = {}
+    for group in found.worse:
+        is_number = group.cause.severity is not Severity.NOT_TRAINED
+        mistakes.setdefault(group.cause.words if is_number else group.cause.statement, group)
+    clauses = [_worse(group, found, lines) for group in mistakes.values()]
     clauses = [*clauses[:MOST], *_more(clauses[MOST:]), *_refused(found.no_longer_trained, found)]
     clauses.append("nothing else got worse" if clauses else "nothing got worse")
     if new := [*_new_modes(found)]:
@@ -177,7 +181,7 @@ def _line(cause: Cause, changed: Mapping[str, Sequence[int]]) -> str:
     small = hunks if len(hunks) <= MOST_HUNKS else []
     places = suspects[:1] or small
     named = ", ".join(f"{PurePosixPath(file).name}:{line}" for file, line in places)
-    return f" ({named})" if named else ""
+    return f" ({named})" if named and named not in cause.words else ""
 
 
 def _place(cause: Cause) -> str:
