@@ -60,6 +60,8 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         # N = 5, P = 3, M = 10; M_i = 2, 1, 0, 4, 3; M_g = 3, 4, 3; lengths 3, 1, 2, 5, 3
         (SAMPLE, "multiplied_by_prompts", [of_samples(10 / 3, 5 / 3, 20 / 3, 5)]),
         (SAMPLE, "divided_by_samples", [of_samples(50, 25, 100, 75)]),
+        (SAMPLE, "divided_by_micro_batch_samples", [of_samples(20, 10, 20, 15)]),
+        (SAMPLE, "multiplied_by_micro_batch_samples", [of_samples(5, 2.5, 20, 15)]),
         (SAMPLE, "not_divided", [[1.0] * 10, [2.0] * 10]),
         (SAMPLE, "masked_tokens_counted", [of_samples(15, 5, 25, 15)]),
         (SAMPLE, "prompt_tokens_counted", [of_samples(20, 15, 40, 20)]),

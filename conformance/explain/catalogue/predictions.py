@@ -16,6 +16,7 @@ import numpy as np
 
 from adapters.contract import Option
 from conformance.expected.advantages import BatchAdvantages
+from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
 from conformance.explain.catalogue.derivatives import (
@@ -84,6 +85,13 @@ known(
     },
     rank=1,
     kind=Kind.FACTOR,
+)
+known(
+    {
+        f"{verb}_by_micro_batch_samples": f"{extra} the number of samples of a micro-batch"
+        for verb, extra in EXTRA.items()
+    },
+    rank=13,
 )
 known(
     {
@@ -240,6 +248,18 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         yield from kind(context)
     yield from _factors(context, of_layout=False)
     yield from padded_widths(context)
+    yield from _micro_batch_samples(context)
+
+
+def _micro_batch_samples(context: StepContext) -> Iterator[Prediction]:
+    """Multiplies or divides each micro-batch by its number of samples, once too often."""
+    if context.placement is None:
+        return
+    number = of_samples(context, context.placement.micro_batch_number)
+    samples = np.bincount(number)[number].astype(np.float64)[context.sample]
+    for verb, factors in (("divided", 1 / samples), ("multiplied", samples)):
+        weights = context.expected * factors
+        yield Prediction(name=f"{verb}_by_micro_batch_samples", weights=weights)
 
 
 def _partial_window(context: StepContext) -> Iterator[Prediction]:
