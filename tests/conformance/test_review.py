@@ -203,10 +203,10 @@ def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
     assert output[0].startswith("change ")
     assert output[1] == "changes lineage.py"
     assert "new: an extra division by cp" in "\n".join(output)
-    assert output[-1].startswith(
-        "An extra division by cp (context-parallel ranks), with `--loss-aggregation=token_mean "
+    assert output[-1] == (
+        "An extra division by cp (context-parallel ranks), with `--loss-aggregation=token_mean`"
+        " (lineage.py:407); nothing else got worse."
     )
-    assert output[-1].endswith(" (lineage.py:407); nothing else got worse.")
     assert json.loads((tmp_path / "kept" / "base.json").read_text())["complete"]
 
     assert cli.main([*arguments, f"--source={repository}@main", "--base=change"]) == 0
