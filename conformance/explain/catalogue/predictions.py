@@ -252,14 +252,14 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
 
 
 def _micro_batch_samples(context: StepContext) -> Iterator[Prediction]:
-    """Multiplies or divides each micro-batch by its number of samples, once too often."""
+    """Yield weights with an extra factor or divisor: the number of samples of each micro-batch."""
     if context.placement is None:
         return
     number = of_samples(context, context.placement.micro_batch_number)
     samples = np.bincount(number)[number].astype(np.float64)[context.sample]
     for verb, factors in (("divided", 1 / samples), ("multiplied", samples)):
-        weights = context.expected * factors
-        yield Prediction(name=f"{verb}_by_micro_batch_samples", weights=weights)
+        name = f"{verb}_by_micro_batch_samples"
+        yield Prediction(name=name, weights=context.expected * factors)
 
 
 def _partial_window(context: StepContext) -> Iterator[Prediction]:
