@@ -299,6 +299,22 @@ class OneTokenShort(TwoLayouts):
         return MiscountingTrainer(job, rank)
 
 
+class WrongWhereItDeclinesNot(TwoLayouts):
+    """Declines nine samples on two ranks in one mode; in all others it divides by their tokens."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        if _has_nine_on_two(job) and job.aggregation.mode is Mode.TOKEN_MEAN:
+            raise Refused("samples must divide evenly among ranks")
+        return super().observe(job, rank)
+
+    def trainer(self, job: Job, rank: int) -> Trainer:
+        return (MiscountingTrainer if _has_nine_on_two(job) else Trainer)(job, rank)
+
+
+def _has_nine_on_two(job: Job) -> bool:
+    return job.layout.dp == 2 and any(step.size == 9 for step in job.steps)
+
+
 class MiscountingTrainer(Trainer):
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         tokens = sum(sample.tokens for sample in samples)

@@ -104,11 +104,18 @@ WITHOUT_PAIRS = frozenset(
         Objective.LEAVE_ONE_OUT,
         Objective.OTHERS_NORMALISED,
     }
-) - {Objective.GSPO, Objective.GEO_MEAN, Objective.SEQUENCE_MASKED, Objective.TIS_SEQUENCE}
+) - {
+    Objective.VALUE,
+    Objective.GSPO,
+    Objective.GEO_MEAN,
+    Objective.SEQUENCE_MASKED,
+    Objective.TIS_SEQUENCE,
+}
 """Objectives whose combinations of properties another objective already covers: `COMBINED` covers
 its own terms and losses that are reduced like them, PPO's loss covers those in which a rank needs
-nothing else from other tokens. Corrections of sequences are made where `SEQUENCE_MASKED` is, and
-tokens are compared in one place, whatever the case has."""
+nothing else from other tokens, and `VALUE`, which a trainer of its own computes, all of a critic.
+Corrections of sequences are made where `SEQUENCE_MASKED` is, and tokens are compared in one place,
+whatever the case has."""
 
 SHARDED = _cases(
     "split_groups",

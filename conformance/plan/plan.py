@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from adapters.contract import Depth, Layout
 from conformance.corpus.cases import ALL_CASES, Case
@@ -14,15 +14,18 @@ from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
 from conformance.plan.checks import ATTACHED, CHECK_SPECS, CUT_DEPENDENCE, POISONED, CheckSpec
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
-from conformance.plan.quick import pairwise, quick_jobs
+from conformance.plan.quick import instead, pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from adapters.contract import Adapter
     from conformance.plan.quick import Combination
+
+
+Cell = TypeVar("Cell", bound=AnyMatrixCell)
 
 
 def mode_of_advantages(adapter: Adapter, chosen_modes: Collection[Mode] = tuple(Mode)) -> Mode:
@@ -114,10 +117,16 @@ class Plan:
                 *self._log_cells(),
                 *self._generated_cells(),
             ]
-        return [cell for cell in cells if cell.spec.check in self.checks and self._is_named(cell)]
+        return self._checked(cells)
 
-    def _is_named(self, cell: AnyMatrixCell) -> bool:
-        return not self.cases or cell.id.split("/")[2] in self.cases
+    def _checked(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Those of the chosen checks and cases."""
+        return [
+            cell
+            for cell in cells
+            if cell.spec.check in self.checks
+            and (not self.cases or cell.id.split("/")[2] in self.cases)
+        ]
 
     def _chosen(self) -> Sequence[MatrixCell]:
         """The cells of the jobs that a plan of this size has."""
@@ -130,6 +139,21 @@ class Plan:
     def quick_jobs(self) -> Mapping[str, AbstractSet[Combination]]:
         """The jobs of the quick plan, each with what it is the first to show."""
         return quick_jobs(cell for cell in self.cells_of_cases if cell.spec.check in self.checks)
+
+    def cells_instead(
+        self, ran: Mapping[str, bool], is_offered: Callable[[AnyMatrixCell], bool]
+    ) -> list[MatrixCell]:
+        """The cells to look at in place of those that were declined, those of one job together.
+
+        ``ran`` has every finding that was made, by its id, and whether its job ran. A full plan has
+        nothing that could be looked at instead.
+        """
+        if self.size is PlanSize.FULL:
+            return []
+        offered = [cell for cell in self._checked(self.cells_of_cases) if is_offered(cell)]
+        jobs = instead(offered, ran)
+        cells = [cell for cell in offered if cell.job_id in jobs and cell.id not in ran]
+        return sorted(cells, key=lambda cell: (cell.layout.world_size, cell.job_id))
 
     def require_something_to_run(self) -> None:
         """Require a given case, or one of those named, to fit a chosen layout.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from conformance.plan.checks import WITHOUT_PAIRS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from adapters.contract import Layout
@@ -57,6 +57,40 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
     for cell in sorted(cells, key=lambda cell: cell.layout.world_size):
         shown[cell.job_id].update(_combinations(cell))
     return covering(shown)
+
+
+def instead(cells: Sequence[MatrixCell], ran: Mapping[str, bool]) -> AbstractSet[str]:
+    """The ids of the jobs that show what declined jobs were chosen to show.
+
+    ``ran`` has every finding that was made, by its id, and whether its job ran. Why a job was
+    declined is not asked: of jobs that show as much, those are chosen that share the fewest pairs
+    of a check, mode, case and layout with declined jobs alone, then those on few ranks.
+    """
+    trained = [cell for cell in cells if ran.get(cell.id)]
+    declined = [cell for cell in cells if not ran.get(cell.id, True)]
+    missing = _all_of(_combinations, cells) - _all_of(_combinations, trained)
+    doubtful = _all_of(_pairs, declined) - _all_of(_pairs, trained)
+    left = [cell for cell in cells if cell.id not in ran]
+    shown: dict[str, set[Combination]] = defaultdict(set)
+    for cell in sorted(left, key=lambda one: (_count(one, doubtful), one.layout.world_size)):
+        shown[cell.job_id].update(missing.intersection(_combinations(cell)))
+    return covering(shown).keys()
+
+
+def _count(cell: MatrixCell, pairs: AbstractSet[Combination]) -> int:
+    return sum(pair in pairs for pair in _pairs(cell))
+
+
+def _all_of(
+    shown: Callable[[MatrixCell], Iterable[Combination]], cells: Iterable[MatrixCell]
+) -> set[Combination]:
+    return set(chain.from_iterable(map(shown, cells)))
+
+
+def _pairs(cell: MatrixCell) -> Iterator[Combination]:
+    """Yield any two parts of a cell's id."""
+    parts = cell.spec.slug, cell.aggregation.mode, cell.case.name, str(cell.layout)
+    return combinations(parts, 2)
 
 
 def _combinations(cell: MatrixCell) -> Iterator[Combination]:

@@ -134,9 +134,17 @@ class Controller:
             self._start = report.stop  # another test, which ran before the suite began
 
     def experiment(self, jobs: SharedJobs) -> None:
-        """Find out on which facts the causes of a whole plan depend, while the ranks still run."""
-        from conformance.plugin import experiments
+        """Look further than a whole plan, while the ranks still run.
 
+        What was to be seen in steps that were declined is looked for in others; then it is found
+        out on which facts the causes depend.
+        """
+        from conformance.plugin import experiments
+        from conformance.runs.beyond_plan import instead_of_declined
+
+        for finding in instead_of_declined(self.recorder(), jobs):
+            if self._progress is not None:
+                self._progress.show(finding)
         experiments.run(self.recorder(), jobs)
 
     def pytest_unconfigure(self) -> None:
@@ -168,9 +176,14 @@ class Controller:
             or (of_tests == pytest.ExitCode.TESTS_FAILED and not is_judged)
         ):
             return NOT_DRIVEN
-        if of_tests == pytest.ExitCode.OK and self._objection is not None:
+        if of_tests == pytest.ExitCode.OK and (self._objection or self._fails_beyond_tests(report)):
             return pytest.ExitCode.TESTS_FAILED
         return of_tests
+
+    def _fails_beyond_tests(self, report: Report) -> bool:
+        """Whether a finding fails; those beyond the plan are made by no test."""
+        gate = self.recorder().settings.gate
+        return any(True for _ in gate.failing(report))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(
@@ -280,8 +293,16 @@ class ProgressLine:
         self._wrong[finding.verdict] += finding.verdict in WRONG
         wrong = "".join(f", {self._wrong[v]} {SYMBOLS[v]}" for v in WRONG if self._wrong[v])
         layout = str(finding.layout)
+        [task] = self._line.tasks
         self._line.start()
-        self._line.update(self._task, advance=1, description=wrong, layout=layout, refresh=True)
+        self._line.update(
+            self._task,
+            advance=1,
+            total=max(task.total or 0, task.completed + 1),  # some are beyond the plan
+            description=wrong,
+            layout=layout,
+            refresh=True,
+        )
 
     def pytest_sessionfinish(self) -> None:
         """Leave the line as it is before pytest goes on."""

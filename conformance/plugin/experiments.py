@@ -19,8 +19,8 @@ from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check, Verdict
-from conformance.runs.check import job_cell, make
-from conformance.runs.recorder import message
+from conformance.runs.beyond_plan import made
+from conformance.runs.check import job_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,10 +48,7 @@ def run(recorder: FindingRecorder, jobs: SharedJobs) -> None:
         cells = chosen(report, recorder.settings.plan, jobs.description)[:left]
         if not cells:
             break
-        for cell in cells:
-            judgement = make(cell, jobs)
-            recorder.record_more(message(cell, judgement, "", jobs.pool.drain_framework_seconds()))
-        left -= len(cells)
+        left -= len([*made(cells, recorder, jobs)])
 
 
 def chosen(report: Report, plan: Plan, description: Description) -> list[MatrixCell]:

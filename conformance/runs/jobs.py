@@ -41,7 +41,8 @@ class SharedJobs:
 
     def __init__(self, pool: RankPool, selected: Iterable[AnyMatrixCell] = ()) -> None:
         self.pool = pool
-        self._waiting = Counter(cell.job_id for cell in selected)
+        self._waiting = Counter[str]()
+        self.share(selected)
         self._outcomes: dict[str, Ran | Declined | Crashed] = {}
         self._ignored: frozenset[Setting] | None = None
         self._read: dict[tuple[Metric, Objective], bool] = {}
@@ -50,6 +51,10 @@ class SharedJobs:
         self._upcoming: MatrixCell | None = None
         self._running: str | None = None
         self._resources = ExitStack()
+
+    def share(self, cells: Iterable[AnyMatrixCell]) -> None:
+        """Name further cells that are about to ask for the outcomes of their jobs."""
+        self._waiting.update(cell.job_id for cell in cells)
 
     def close(self) -> None:
         """Put an end to the processes that make logs."""

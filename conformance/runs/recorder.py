@@ -16,6 +16,7 @@ from conformance.findings.cause import Cause, CauseTrace, Clues
 from conformance.findings.errors import HarnessFaultError, InconsistentExpectationError
 from conformance.findings.finding import Finding
 from conformance.findings.report import Environment, Header, Provenance, Selection
+from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.ranks.hardware import Hardware
     from conformance.runs.settings import Settings
+
+DECLINED = (Verdict.UNSUPPORTED, Verdict.REFUSED)
+"""Verdicts on jobs that show nothing."""
 
 
 class FindingMessage(TypedDict):
@@ -162,6 +166,9 @@ class FindingRecorder:
     traces: dict[str, CauseTrace] = field(default_factory=dict)
     """The lines to look at for causes, by the smallest reproduction of each."""
 
+    ran: dict[str, bool] = field(default_factory=dict)
+    """Whether the job of each finding ran; of a version that is not driven no other one would."""
+
     _consistency: Consistency = field(default_factory=Consistency)
     _journal: Journal = field(init=False)
 
@@ -194,20 +201,30 @@ class FindingRecorder:
         self._consistency.require(finding.case, finding.id, finding_message["expected"])
         clues = finding_message["clues"]
         self._journal.add(finding, Clues.model_validate_json(clues) if clues else None)
+        self.ran[finding.id] = finding.verdict not in DECLINED
         self.framework_seconds += finding_message["framework_seconds"]
         return finding
 
     @property
     def planned(self) -> Report | None:
         """The report of the whole plan before it is written; None if anything of it is missing."""
-        report = self._journal.report(self._selection)
-        is_whole = report is not None and report.complete and not report.selection.deselected
-        return report if is_whole and self.fault is None else None
+        return self._journal.report(self._selection) if self.is_whole else None
 
-    def record_more(self, finding_message: FindingMessage) -> None:
-        """Takes in the finding of a cell that the plan does not have."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether every finding of the plan is recorded."""
+        selection = self._selection
+        is_complete = len(self.ran) == selection.selected and not selection.deselected
+        return is_complete and self.fault is None
+
+    def record_more(self, finding_message: FindingMessage) -> Finding:
+        """Takes in the finding of a cell that the plan does not have, and returns it.
+
+        Raises:
+            HarnessFaultError: no verdict of the run can be relied on.
+        """
         self.selected += 1
-        self.record(finding_message)
+        return self.record(finding_message)
 
     def close(self) -> None:
         """Lets go of the report's path, however the run came to its end."""

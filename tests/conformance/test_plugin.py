@@ -17,6 +17,7 @@ from adapters.contract import Layout
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
 from conformance.findings.report import Selection
+from conformance.findings.verdict import Verdict
 from conformance.plugin.controller import NOT_DRIVEN
 from reference.aggregation import Mode
 from tests import command
@@ -67,6 +68,19 @@ def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) ->
     )
     [case] = ET.parse(tmp_path / "junit.xml").iter("testcase")
     assert case.attrib["name"] == f"test_finding[{name}]"
+
+
+def test_quick_run_looks_elsewhere_for_what_was_to_be_seen_in_a_declined_step(
+    tmp_path: Path,
+) -> None:
+    result = command.run(tmp_path, "wrongwhereitdeclinesnot", "--checks=weights", "--plan=quick")
+
+    verdicts = result.report.summary.verdicts
+    assert verdicts[Verdict.REFUSED], result.output
+    assert verdicts[Verdict.MISMATCH], result.output
+    assert " failed" not in result.output, "no test of the plan sees it"
+    assert result.status == 1
+    assert "weights/sample_mean/nine_samples/dp2-cp1-mb1-bshd" in result.output
 
 
 def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> None:

@@ -69,6 +69,32 @@ def test_rollouts_of_several_samples_are_stored_and_cut_in_every_way() -> None:
     assert ways(QUICK) == ways(FULL)
 
 
+def test_what_was_to_be_seen_in_declined_steps_is_looked_for_in_others() -> None:
+    """An uneven batch is declined on several ranks in all modes but one, and rejection in one."""
+
+    def is_declined(cell: MatrixCell) -> bool:
+        uneven = any(step.size % cell.layout.dp for step in cell.case.steps)
+        mode = cell.aggregation.mode
+        return (uneven and mode is not Mode.CONSTANT) or (
+            cell.spec.slug == "rejection" and mode is Mode.TOKEN_MEAN
+        )
+
+    def made(cells: Iterable[object]) -> dict[str, bool]:
+        return {cell.id: not is_declined(cell) for cell in cells if isinstance(cell, MatrixCell)}
+
+    ran = made(QUICK.cells())
+    before = len(ran)
+    while cells := QUICK.cells_instead(ran, lambda _: True):
+        assert not ran.keys() & {cell.id for cell in cells}
+        ran |= made(cells)
+
+    driven = [cell for cell in FULL.cells_of_cases if not is_declined(cell)]
+    assert pairs(cell for cell in driven if ran.get(cell.id)) == pairs(driven)
+    assert len(ran) < 2 * before
+    assert not FULL.cells_instead(made(QUICK.cells()), lambda _: True)
+    assert not QUICK.cells_instead(dict.fromkeys(ran, True), lambda _: True)
+
+
 def test_checks_of_one_job_are_all_looked_at() -> None:
     jobs = {cell.job_id for cell in QUICK.cells()}
 

@@ -1,0 +1,56 @@
+"""Findings that a run makes beyond its plan, while its ranks still run."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from conformance.findings.errors import HarnessFaultError
+from conformance.runs.check import is_offered, job_cell, make
+from conformance.runs.recorder import fault_message, message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.findings.finding import Finding
+    from conformance.plan.matrix import MatrixCell
+    from conformance.runs.jobs import SharedJobs
+    from conformance.runs.recorder import FindingRecorder
+
+ROUNDS = 3
+"""After each, jobs that were chosen in place of declined ones may be declined as well."""
+
+
+def made(
+    cells: Sequence[MatrixCell], recorder: FindingRecorder, jobs: SharedJobs
+) -> Iterator[Finding]:
+    """Makes, records and yields the findings of cells that the plan does not have.
+
+    Raises:
+        HarnessFaultError: no verdict of the run can be relied on.
+    """
+    jobs.share(cells)
+    for cell, upcoming in zip_longest(cells, cells[1:]):
+        jobs.expect(job_cell(upcoming, jobs.description))
+        try:
+            judgement = make(cell, jobs)
+        except HarnessFaultError as fault:
+            recorder.record_more(fault_message(fault, ""))
+            raise
+        seconds = jobs.pool.drain_framework_seconds()
+        yield recorder.record_more(message(cell, judgement, "", seconds))
+
+
+def instead_of_declined(recorder: FindingRecorder, jobs: SharedJobs) -> Iterator[Finding]:
+    """Makes, records and yields findings that show what declined jobs of a plan were to show.
+
+    A quick plan is chosen before it is known which batches a framework declines on which layouts.
+    """
+    for _ in range(ROUNDS):
+        if not recorder.is_whole:
+            return
+        plan = recorder.settings.plan
+        cells = plan.cells_instead(recorder.ran, lambda one: is_offered(one, jobs.description))
+        if not cells:
+            return
+        yield from made(cells, recorder, jobs)
