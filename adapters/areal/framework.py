@@ -29,7 +29,7 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from numpy.typing import NDArray
 
@@ -316,9 +316,24 @@ OF_ANY_GROUPS: dict[str, Convention] = {
 """Conventions of versions that know the samples of each prompt (pull requests 1443 and 1546)."""
 
 
-def of_version(record: Framework, offers: Callable[[Settings], bool]) -> Framework:
-    """Returns the record of a version: what it offers, and the conventions of its modes."""
+OF_ALL_TOKENS: dict[str, Convention] = {
+    "diagnostics_mask": Documented(
+        DenominatorMask.ORIGINAL, "areal/utils/functional/functional.py, ppo_actor_loss_fn"
+    )
+}
+"""Conventions of versions whose statistics are not narrowed by rejection (pull request 1572)."""
+
+
+def of_version(
+    record: Framework, offers: Callable[[Settings], bool], names_of_loss: Collection[str]
+) -> Framework:
+    """Returns the record of a version: what it offers, and the conventions of its modes.
+
+    ``names_of_loss`` are the local variables of `ppo_actor_loss_fn`.
+    """
     version = record.narrowed(offers)
+    if "stat_loss_mask" in names_of_loss:
+        version = replace(version, conventions={**version.conventions, **OF_ALL_TOKENS})
     if not offers({MODE: "seq_mean"}):
         return version
     of_modes = OF_FIXED_GROUPS if offers({"group_size": 1}) else OF_ANY_GROUPS

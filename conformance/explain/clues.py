@@ -12,7 +12,7 @@ from adapters.contract.objective import Metric
 from conformance.explain.catalogue.missing_tokens import of_untrained
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind
 from conformance.explain.catalogue.predictions import predictions
-from conformance.explain.conditions.steps import of_context, of_step
+from conformance.explain.conditions.steps import of_context, of_steps
 from conformance.explain.diagnosis import read_off
 from conformance.explain.engine import Explained, without_factors
 from conformance.findings.cause import Clues, TermMistake
@@ -67,8 +67,8 @@ def clues(measurements: Sequence[Measurement]) -> Clues:
 
 def clues_of_failure(job: Job) -> Clues:
     """The clues of a job that was not trained: only the facts of its steps."""
-    facts = chain.from_iterable(map(of_step, job.steps))
-    return Clues(terms=[str(Metric.POLICY_LOSS)], conditions=[*dict.fromkeys(facts)])
+    facts = dict.fromkeys(of_steps(job.steps, job.layout))
+    return Clues(terms=[str(Metric.POLICY_LOSS)], conditions=[*facts])
 
 
 def _distinct(measurements: Sequence[Measurement]) -> Iterator[Measurement]:

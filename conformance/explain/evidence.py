@@ -10,7 +10,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from conformance.explain.conditions.steps import FACTS_OF_STEPS, OF_BATCHES, OF_CUTS
+from conformance.explain.conditions.steps import FACTS_OF_STEPS, OF_BATCHES, OF_CUTS, OF_JOBS
 from conformance.explain.conditions.wording import is_choice, options_of
 from reference.aggregation import Mode
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OF_OTHER_MODES = frozenset(f"except in {mode}" for mode in Mode)
 """Facts that a step in another mode lacks, whichever mode it is."""
 
-OF_LAYOUTS = frozenset({*OF_BATCHES, *OF_CUTS})
+OF_LAYOUTS = frozenset({*OF_JOBS, *OF_BATCHES, *OF_CUTS})
 """Facts of steps that depend on the layout."""
 
 

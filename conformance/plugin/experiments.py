@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from adapters.contract.objective import Metric
 from conformance.explain.causes import is_worst, options
 from conformance.explain.conditions.findings import of_finding
-from conformance.explain.conditions.steps import of_cut_in_order, of_step
+from conformance.explain.conditions.steps import of_cut_in_order, of_steps
 from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding
 from conformance.findings.report import PlanSize
@@ -86,12 +86,12 @@ class _Candidate(NamedTuple):
 def _candidate(cell: MatrixCell, report: Report) -> _Candidate:
     finding = Finding(id=cell.id, verdict=Verdict.CONFORMS)
     set_by_user = frozenset(options(finding, report.chosen_by))
-    of_steps = {
-        fact
-        for step in cell.case.steps
-        for fact in (*of_step(step), *of_cut_in_order(step, cell.layout))
+    facts = {
+        *of_finding(finding, Metric.POLICY_LOSS),
+        *of_steps(cell.case.steps, cell.layout),
+        *chain.from_iterable(of_cut_in_order(step, cell.layout) for step in cell.case.steps),
+        *set_by_user,
     }
-    facts = {*of_finding(finding, Metric.POLICY_LOSS), *of_steps, *set_by_user}
     return _Candidate(cell, set_by_user, frozenset(facts))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,7 @@ from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import Token, TracedJob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from adapters.contract import Job
     from adapters.contract.objective import Metric
@@ -75,10 +77,9 @@ def traces_of_causes(
     Of a cause it is the smallest finding with a suspect in the framework, of gradients before logs;
     of one that no known mistake explains several, which may have causes of their own.
     """
+    whole = replace(settings.plan, size=PlanSize.FULL)  # some findings are beyond a quick plan
     cells = {
-        cell.id: cell
-        for cell in settings.plan.cells()
-        if isinstance(cell, MatrixCell) and is_traced(cell)
+        cell.id: cell for cell in whole.cells() if isinstance(cell, MatrixCell) and is_traced(cell)
     }
     found: dict[str, CauseTrace] = {}
     for cause in (one for one in causes if one.severity in TRACED):
@@ -86,36 +87,46 @@ def traces_of_causes(
             (cells[name] for name in cause.findings if name in cells),
             key=lambda cell: cell.spec.metric is not None,
         )
+        are_computed = any(cell.spec.check is Check.ADVANTAGES for cell in of_cause[:1])
+        tried = of_cause[: MOST_OF_ADVANTAGES if are_computed else MOST_OF_A_CAUSE]
+        traces = _traces(tried, settings, pool)
         try:
-            found.update(_of_cause(of_cause, settings, pool, several=is_inferred(cause)))
+            found |= traces if is_inferred(cause) else _most_telling(traces, settings, are_computed)
         except StartError:  # after a crash the framework could not be loaded again
             return found
     return found
 
 
-def _of_cause(
-    cells: Sequence[MatrixCell], settings: Settings, pool: RankPool, *, several: bool
-) -> dict[str, CauseTrace]:
-    """The traces of one cause: the first that tells enough, or several that are tried.
+def _traces(
+    cells: Sequence[MatrixCell], settings: Settings, pool: RankPool
+) -> Iterator[tuple[str, CauseTrace]]:
+    """Yield the traces of findings, by their ids, without those that cannot be traced.
 
     Raises:
         StartError: the framework could not be loaded again.
     """
-    are_computed = any(cell.spec.check is Check.ADVANTAGES for cell in cells[:1])
-    traced: dict[str, CauseTrace] = {}
-    telling: dict[str, tuple[bool, bool]] = {}
-    for cell in cells[: MOST_OF_ADVANTAGES if are_computed else MOST_OF_A_CAUSE]:
-        try:
-            trace = _of_cell(cell, settings, pool).of_cause
-        except NotTracedError:
-            continue
+    for cell in cells:
+        with suppress(NotTracedError):
+            yield cell.id, _of_cell(cell, settings, pool).of_cause
+
+
+def _most_telling(
+    traces: Iterable[tuple[str, CauseTrace]], settings: Settings, are_computed: bool
+) -> list[tuple[str, CauseTrace]]:
+    """The first trace that tells enough, else the first of those that tell most, if there is any.
+
+    ``are_computed`` says that the framework computes the advantages.
+    """
+    package = settings.adapter.package
+    tried: list[tuple[str, CauseTrace]] = []
+    telling: list[tuple[bool, bool]] = []
+    for name, trace in traces:
         is_clear = not are_computed or is_clearly_wrong(trace.token)
-        traced[cell.id] = trace
-        telling[cell.id] = _tells(trace, settings.adapter.package), is_clear
-        if all(telling[cell.id]) and not several:
+        tried.append((name, trace))
+        telling.append((_tells(trace, package), is_clear))
+        if all(telling[-1]):
             break
-    best = sorted(traced, key=lambda name: telling[name], reverse=True)
-    return traced if several else {name: traced[name] for name in best[:1]}
+    return [tried[telling.index(max(telling))]] if tried else []
 
 
 def _tells(trace: CauseTrace, package: str | None) -> bool:

@@ -116,6 +116,20 @@ def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path, engine: str) 
     assert report.summary.verdicts == {Verdict.CONFORMS: 1}
 
 
+@steps.NEEDS_CLONES
+@pytest.mark.processes
+def test_clipped_tokens_are_those_of_the_mask_that_rejection_does_not_narrow(
+    tmp_path: Path,
+) -> None:
+    """AReaL's pull request 1572: 8 of 20 active tokens are clipped, two of them rejected."""
+    chosen = "--adapter=areal", f"--source={CLONE}@cbff54d645", "--layout=dp1-cp1-mb2-thd"
+    of_five = "--checks=rejection", "-k", "rejection.clip_fraction and rejected_of_five"
+    process = command.start(tmp_path, *chosen, *of_five, "--modes=token_mean")
+    report = command.finish(process, tmp_path, "areal").report
+
+    assert report.summary.verdicts == {Verdict.CONFORMS: 1}
+
+
 def test_samples_are_dealt_by_areals_controller(pool: RankPool) -> None:
     """By length: of eight samples, each rank has four, and those of rank 0 are not the first."""
     given = job("uneven_lengths", "dp2-cp1-mb1-thd")

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.contract import Layout
 from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.explain.catalogue.mistake import commonness
 from conformance.explain.causes import causes, with_traces
 from conformance.explain.conditions import wording
 from conformance.explain.conditions.findings import of_finding
-from conformance.explain.conditions.steps import facts, of_step
+from conformance.explain.conditions.steps import facts, of_steps
 from conformance.findings.cause import (
     EMPTY_SAMPLE,
     Cause,
@@ -652,10 +653,22 @@ def test_diagnostics_are_told_from_logged_losses() -> None:
 
 
 def test_step_says_whether_tokens_are_rejected() -> None:
-    plain, rejected = (set(of_step(case.steps[0])) for case in (CORPUS[0], REJECTION[0]))
+    plain, rejected = (set(of_steps(case.steps, Layout())) for case in (CORPUS[0], REJECTION[0]))
 
     assert "where no token is rejected" in plain - rejected
     assert "where tokens are rejected" in rejected - plain
+
+
+def test_what_a_layout_alone_decides_is_known_of_a_step_that_crashed() -> None:
+    on_ranks = "where a batch is no multiple of the data-parallel ranks"
+    in_micro_batches = "where micro-batches differ in their number of samples"
+    [five] = [one.steps for one in REJECTION if one.name == "rejected_of_five"]
+
+    assert not {on_ranks, in_micro_batches} & {*of_steps(five, Layout())}
+    assert {on_ranks, in_micro_batches} <= {*of_steps(five, Layout(dp=2))}
+    assert {on_ranks, in_micro_batches} & {*of_steps(five, Layout(micro_batches=2))} == {
+        in_micro_batches
+    }
 
 
 def suspected(line: int) -> CauseTrace:

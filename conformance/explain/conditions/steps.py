@@ -19,7 +19,7 @@ from conformance.plan.checks import CHECK_SPECS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -67,11 +67,18 @@ OF_STEPS: dict[str, Callable[[Step], bool]] = {
 }
 """Facts of steps, however they are cut."""
 
-OF_BATCHES: dict[str, Callable[[StepContext], bool]] = {
-    "where a batch is no multiple of the data-parallel ranks": lambda context: bool(
-        context.step.size % context.layout.dp
+OF_JOBS: dict[str, Callable[[Step, Sequence[Step], Layout], bool]] = {
+    "where a batch is no multiple of the data-parallel ranks": lambda step, _, layout: bool(
+        step.size % layout.dp
     ),
-    "where a batch has several optimizer steps": lambda context: len(context.steps) > 1,
+    "where micro-batches differ in their number of samples": lambda step, _, layout: bool(
+        isinstance(layout.micro_batches, int) and step.size % (layout.dp * layout.micro_batches)
+    ),
+    "where a batch has several optimizer steps": lambda _, steps, __: len(steps) > 1,
+}
+"""Facts of a step of a batch on a layout."""
+
+OF_BATCHES: dict[str, Callable[[StepContext], bool]] = {
     "after the first optimizer step of a batch": lambda context: context.step_index > 0,
     "where rows are repeated to fill up a batch": lambda context: context.filled_rows is not None,
 }
@@ -96,12 +103,12 @@ OF_CUTS: dict[str, Callable[[Step, TokenPlacement], bool]] = {
 }
 """Facts of how steps are cut."""
 
-FACTS_OF_STEPS = frozenset({*OF_STEPS, *OF_BATCHES, *OF_CUTS})
+FACTS_OF_STEPS = frozenset({*OF_STEPS, *OF_JOBS, *OF_BATCHES, *OF_CUTS})
 
 
 def of_context(context: StepContext) -> Iterator[str]:
     """Yield the facts of a step and of its cut."""
-    yield from of_step(context.step)
+    yield from of_step(context.step, context.steps, context.layout)
     yield from (fact for fact, holds in OF_BATCHES.items() if holds(context))
     if (placement := context.placement) is not None:
         yield from (fact for fact, holds in OF_CUTS.items() if holds(context.step, placement))
@@ -114,9 +121,16 @@ def of_cut_in_order(step: Step, layout: Layout) -> frozenset[str]:
     return frozenset(fact for fact, holds in OF_CUTS.items() if holds(step, placement))
 
 
-def of_step(step: Step) -> Iterator[str]:
-    """Yield the facts of a step that do not depend on its cut."""
-    return (fact for fact, holds in OF_STEPS.items() if holds(step))
+def of_steps(steps: Sequence[Step], layout: Layout) -> Iterator[str]:
+    """Yield the facts of all steps of a batch, before it is known how a framework cuts them."""
+    for step in steps:
+        yield from of_step(step, steps, layout)
+
+
+def of_step(step: Step, steps: Sequence[Step], layout: Layout) -> Iterator[str]:
+    """Yield the facts of a step of a batch that do not depend on its cut."""
+    yield from (fact for fact, holds in OF_STEPS.items() if holds(step))
+    yield from (fact for fact, holds in OF_JOBS.items() if holds(step, steps, layout))
 
 
 def _has_prompt(step: Step, holds: Callable[[NDArray[np.float64]], bool]) -> bool:

@@ -53,6 +53,7 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
         found += [] if is_logged else _reduced_before(graph, ways)
     found += _multiplied_by_0(graph, job.rank) if is_logged else ()
     found += _last(graph, ways, MOST if is_logged else 1, package)
+    found += _outside(graph, ways)
     found.sort(key=lambda one: not is_own(one.line, package))
     by_line: dict[tuple[str, int], Suspect] = {}
     for one in found:
@@ -221,6 +222,14 @@ def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> 
     in_turn = [line for lines in zip_longest(*(one[:most] for one in stacks)) for line in lines]
     own = [line for one in stacks for line in [each for each in one if is_own(each, package)][:1]]
     yield from (Suspect(line, words) for line in (*in_turn, *own) if line is not None)
+
+
+def _outside(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
+    """Yield the line of another file that called for the last operation which holds the value."""
+    words = "calls for the last operation that holds the value of the token"
+    for stack in (graph.operation(node).stack for node in way[-1:]):
+        outside = [line for line in stack if line.file != stack[0].file]
+        yield from (Suspect(line, words) for line in outside[:1])
 
 
 def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:

@@ -7,6 +7,7 @@ Otherwise a count in a divisor differs from the reference's count.
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from adapters.contract.job import Column
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from conformance.tracing.graph import Node
 
 
+CHOOSING = tuple(
+    f"aten.{name}" for name in ("minimum", "maximum", "min.", "max.", "clamp", "where")
+)
+"""The beginnings of the names of operations that choose one of several values."""
+
+
 class Suspects(OfWeight):
     """Looks for the lines that may have made the weight of a traced token wrong."""
 
@@ -39,7 +46,7 @@ class Suspects(OfWeight):
             for factor in self.weight.factors if self.weight.traced.is_wrong and self._off else ():
                 told += self._of_parts(factor, Why.OF_PART)
                 told += WrongCounts(self.weight).partly(factor)
-        return self._ordered(told or found)
+        return self._ordered(told or found or self._of_losses())
 
     def of_rest(self, rest: float) -> list[Suspect]:
         """Those of a factor by which Python multiplies a number that it has read."""
@@ -64,6 +71,8 @@ class Suspects(OfWeight):
     def _all(self) -> Iterator[Ranked]:
         if self.weight.traced.observed and not self.weight.traced.expected:
             yield from self._of_unmasked()
+        if self.weight.traced.expected and not self.weight.traced.observed:
+            yield from self._of_choices()
         if not self.weight.traced.observed or not self.weight.traced.expected:
             return
         for factor in self.weight.factors:
@@ -231,6 +240,34 @@ class Suspects(OfWeight):
                     yield Ranked(Why.UNMASKED, -place, Suspect(line, words))
                 return
 
+    def _of_choices(self) -> Iterator[Ranked]:
+        """Yield the lines that choose among values, and who called them.
+
+        A token that weighs nothing among others, and something alone, was not chosen. Most is said
+        by a choice between two values of the token, then by bounds.
+        """
+        words = "chooses among values, and leaves out that of the token where others have one"
+        graph = self._chain.graph
+        for depth, node in enumerate(self._chain.way):
+            operation = self.weight.operation(node)
+            if operation.backward_pass is None and operation.name.startswith(CHOOSING):
+                several = sum(one in graph.painted for one in graph.inputs(node)) > 1
+                is_bound = operation.name.startswith("aten.clamp")
+                why = Why.CHOOSING if several else Why.BOUNDING if is_bound else Why.MASKING
+                for place, line in enumerate(operation.stack[:MOST]):
+                    yield Ranked(why, depth * LATER - place, Suspect(line, words))
+
+    def _of_losses(self) -> Iterator[Ranked]:
+        """Yield the lines that make the losses of tokens, and their callers, the latest first."""
+        words = "makes the loss of the token, of which no factor is known to be wrong"
+        operations = map(self.weight.operation, self._chain.way)
+        of_tokens = takewhile(_is_of_tokens, operations)
+        for depth, operation in enumerate(of_tokens if self.weight.traced.is_wrong else ()):
+            stack = operation.stack[:MOST]
+            outside = [line for line in stack if line.file != stack[0].file]
+            for place, line in enumerate((*stack[:1], *outside[:1])):
+                yield Ranked(Why.LOSS, depth * LATER - place, Suspect(line, words))
+
     def _of_idle(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a factor of 1, best where its function knows the missing one."""
         operation = self._chain.operation(factor)
@@ -289,6 +326,11 @@ class Suspects(OfWeight):
     def _is_of_kind(self, operation: Operation) -> bool:
         """Whether it divides if the weight is too large, or multiplies if it is too small."""
         return (".div" in operation.name) == (self._off > 1)
+
+
+def _is_of_tokens(operation: Operation) -> bool:
+    """Whether it has an entry for each token, before any gradient is taken."""
+    return operation.contents.size > 1 and operation.backward_pass is None
 
 
 def _is_of_count(factor: float) -> bool:

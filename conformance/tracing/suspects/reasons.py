@@ -20,6 +20,7 @@ MOST = 3
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
+    LOSS = -10  # nothing else is suspected, and this makes the loss of the token
     DIVISOR = -9  # nothing else is suspected, and this divides by no count of the step
     RATIO = -8  # nothing else is suspected, and a loss is multiplied by another ratio
     OF_PART = -7  # nothing else is suspected, and this counts a part of the step
@@ -56,6 +57,9 @@ class Why(IntEnum):
     UNUSED = 24  # the right count is made, and not used
     CHANGED = 25  # a count is not what it is made of
     UNMASKED = 26  # losses are added up with those that no mask has made 0
+    MASKING = 27  # a token weighs nothing, and a value or a 0 is chosen
+    BOUNDING = 28  # the same, where the value has bounds
+    CHOOSING = 29  # the same, where one of several values of the token is chosen
 
 
 @dataclass(frozen=True)
