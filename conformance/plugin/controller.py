@@ -136,8 +136,8 @@ class Controller:
     def experiment(self, jobs: SharedJobs) -> None:
         """Look further than a whole plan, while the ranks still run.
 
-        What was to be seen in steps that were declined is looked for in others; then it is found
-        out on which facts the causes depend.
+        First come other steps in place of those that the framework declined, then experiments on
+        the conditions of causes.
         """
         from conformance.plugin import experiments
         from conformance.runs.beyond_plan import instead_of_declined

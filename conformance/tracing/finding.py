@@ -113,7 +113,7 @@ def _traces(
 def _most_telling(
     traces: Iterable[tuple[str, CauseTrace]], settings: Settings, are_computed: bool
 ) -> list[tuple[str, CauseTrace]]:
-    """The first trace that tells enough, else the first of those that tell most, if there is any.
+    """The first trace whose suspect is a line of the framework, or else the best; none of none.
 
     ``are_computed`` says that the framework computes the advantages.
     """

@@ -258,8 +258,8 @@ class Suspects(OfWeight):
                     yield Ranked(why, depth * LATER - place, Suspect(line, words))
 
     def _of_losses(self) -> Iterator[Ranked]:
-        """Yield the lines that make the losses of tokens, and their callers, the latest first."""
-        words = "makes the loss of the token, of which no factor is known to be wrong"
+        """Yield the lines that compute losses of tokens, and their callers, the latest first."""
+        words = "computes the loss of the token, and no factor of the weight looks wrong"
         operations = map(self.weight.operation, self._chain.way)
         of_tokens = takewhile(_is_of_tokens, operations)
         for depth, operation in enumerate(of_tokens if self.weight.traced.is_wrong else ()):

@@ -20,7 +20,7 @@ MOST = 3
 class Why(IntEnum):
     """How much a reason to suspect a line says, the least first."""
 
-    LOSS = -10  # nothing else is suspected, and this makes the loss of the token
+    LOSS = -10  # nothing else is suspected, and this computes the loss of the token
     DIVISOR = -9  # nothing else is suspected, and this divides by no count of the step
     RATIO = -8  # nothing else is suspected, and a loss is multiplied by another ratio
     OF_PART = -7  # nothing else is suspected, and this counts a part of the step
