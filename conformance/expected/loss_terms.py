@@ -253,7 +253,8 @@ def rollout_term(contexts: Sequence[StepContext], objective: Objective, metric: 
     batch = ProbedBatch.under(contexts[0].conventions, contexts[0].steps, objective)
     placement = _placement(contexts, batch)
     if metric in OF_SAMPLES:
-        context = _of_samples(_of_batch(contexts[0], batch, placement))
+        of_tokens = _of_batch(contexts[0], batch, placement)
+        context = replace(_of_samples(of_tokens), kept=_kept_samples(batch.steps))
         return LossTerm(metric=metric, context=context, factors=_OF_SAMPLES[metric](batch))
     conventions = contexts[0].conventions
     if metric is not Metric.ADVANTAGE:
@@ -318,6 +319,15 @@ def _of_samples(of_tokens: StepContext) -> StepContext:
         steps=(replace(step, response_lengths=ones, mask=ones.astype(np.bool_)),),
         conventions=replace(of_tokens.conventions, sample_unit=SampleUnit.SAMPLE),
         forward_pass_of_token=None if held is None else held[:, step.offsets[:-1]],
+    )
+
+
+def _kept_samples(steps: Sequence[Step]) -> NDArray[np.bool_] | None:
+    """Whether rejection sampling has left a token of each sample; None if none was rejected."""
+    if all(step.original_mask is None for step in steps):
+        return None
+    return np.concatenate(
+        [(step.active_tokens > 0) | (step.original_tokens == 0) for step in steps]
     )
 
 

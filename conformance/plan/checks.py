@@ -262,6 +262,10 @@ def _of_estimator(objective: Objective) -> Iterator[CheckSpec]:
     for metric in LOGGED_OF_ROLLOUTS.get(objective, ()):
         name = f"{objective}_{metric}" if metric is Metric.ADVANTAGE else metric
         yield replace(plain, check=Check.ROLLOUTS, name=name, metric=metric)
+    if objective is Objective.GROUP_NORMALISED:
+        rejecting = replace(plain, check=Check.REJECTION, cases=_cases("rejected_siblings"))
+        for metric in (Metric.REWARD, Metric.RESPONSE_LENGTH):
+            yield replace(rejecting, name=metric, metric=metric)
 
 
 CHECK_SPECS = (

@@ -11,7 +11,7 @@ import numpy as np
 from conformance.expected.step_context import of_samples
 from conformance.explain.catalogue.mistake import Prediction, known
 from conformance.explain.catalogue.paddings import paddings
-from reference.aggregation import DenominatorMask, Mode
+from reference.aggregation import DenominatorMask, EmptyUnits, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
 if TYPE_CHECKING:
@@ -142,12 +142,17 @@ def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
 
 
 def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
-    """Leaves out rejected tokens where the mask before rejection sampling is documented."""
+    """Leaves out rejected tokens where the mask before rejection sampling is documented.
+
+    Samples without any other tokens count or not.
+    """
     if (kept := context.kept) is None:
         return
     step = replace(context.step, mask=kept, original_mask=context.step.mask)
-    after = replace(context, steps=(step,), step_index=0)
-    yield Prediction(name="rejection_put_in", weights=after.expected)
+    for empty_units in EmptyUnits:
+        conventions = replace(context.conventions, empty_units=empty_units)
+        after = replace(context, steps=(step,), step_index=0, conventions=conventions)
+        yield Prediction(name="rejection_put_in", weights=after.expected)
     yield Prediction(name="rejected_tokens_add_zero", weights=kept * context.expected)
 
 
