@@ -67,7 +67,7 @@ def clues(measurements: Sequence[Measurement]) -> Clues:
 
 def clues_of_failure(job: Job) -> Clues:
     """The clues of a job that was not trained: only the facts of its steps."""
-    facts = dict.fromkeys(of_steps(job.steps, job.layout))
+    facts = of_steps(tuple(job.steps), job.layout)
     return Clues(terms=[str(Metric.POLICY_LOSS)], conditions=[*facts])
 
 

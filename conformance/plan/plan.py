@@ -14,7 +14,7 @@ from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
 from conformance.plan.checks import ATTACHED, CHECK_SPECS, CUT_DEPENDENCE, POISONED, CheckSpec
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
-from conformance.plan.quick import instead, pairwise, quick_jobs
+from conformance.plan.quick import Substitutes, pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
@@ -140,20 +140,13 @@ class Plan:
         """The jobs of the quick plan, each with what it is the first to show."""
         return quick_jobs(cell for cell in self.cells_of_cases if cell.spec.check in self.checks)
 
-    def cells_instead(
-        self, ran: Mapping[str, bool], is_offered: Callable[[AnyMatrixCell], bool]
-    ) -> list[MatrixCell]:
-        """The cells to look at in place of those that were declined, those of one job together.
+    def substitutes(self, is_offered: Callable[[AnyMatrixCell], bool]) -> Substitutes:
+        """The cells for what a quick plan does not see because a framework declines it.
 
-        ``ran`` has every finding that was made, by its id, and whether its job ran. A full plan has
-        nothing that could be looked at instead.
+        A full plan has nothing that could be looked at instead.
         """
-        if self.size is PlanSize.FULL:
-            return []
-        offered = [cell for cell in self._checked(self.cells_of_cases) if is_offered(cell)]
-        jobs = instead(offered, ran)
-        cells = [cell for cell in offered if cell.job_id in jobs and cell.id not in ran]
-        return sorted(cells, key=lambda cell: (cell.layout.world_size, cell.job_id))
+        cells = () if self.size is PlanSize.FULL else self.chosen_of_cases
+        return Substitutes(cell for cell in cells if is_offered(cell))
 
     def require_something_to_run(self) -> None:
         """Require a given case, or one of those named, to fit a chosen layout.
@@ -174,6 +167,11 @@ class Plan:
                 " chosen layout needs more, one for every micro-batch of every rank",
                 "choose a smaller --layout",
             )
+
+    @property
+    def chosen_of_cases(self) -> list[MatrixCell]:
+        """Those that a full plan of the chosen checks and cases has."""
+        return self._checked(self.cells_of_cases)
 
     @cached_property
     def cells_of_cases(self) -> list[MatrixCell]:

@@ -13,7 +13,7 @@ every mode, case and property of a layout, but not with every pair.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, TypeVar
@@ -25,7 +25,7 @@ from conformance.plan.checks import WITHOUT_PAIRS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
     from adapters.contract import Layout
@@ -44,6 +44,9 @@ whatever they hold, and its last stage trains them as one stage alone does."""
 IN_ALL_VERSIONS = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 """Modes that older versions have as well, and do not skip."""
 
+MOST_TRIES = 6
+"""How often part of an id is tried that was declined each time."""
+
 Candidate = TypeVar("Candidate")
 Shown = TypeVar("Shown")
 
@@ -59,38 +62,46 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
     return covering(shown)
 
 
-def instead(cells: Sequence[MatrixCell], ran: Mapping[str, bool]) -> AbstractSet[str]:
-    """The ids of the jobs that show what declined jobs were chosen to show.
+class Substitutes:
+    """The cells that may be looked at in place of those whose jobs a framework declines."""
 
-    ``ran`` has every finding that was made, by its id, and whether its job ran. Why a job was
-    declined is not asked: of jobs that show as much, those are chosen that share the fewest pairs
-    of a check, mode, case and layout with declined jobs alone, then those on few ranks.
-    """
-    trained = [cell for cell in cells if ran.get(cell.id)]
-    declined = [cell for cell in cells if not ran.get(cell.id, True)]
-    missing = _all_of(_combinations, cells) - _all_of(_combinations, trained)
-    doubtful = _all_of(_pairs, declined) - _all_of(_pairs, trained)
-    left = [cell for cell in cells if cell.id not in ran]
-    shown: dict[str, set[Combination]] = defaultdict(set)
-    for cell in sorted(left, key=lambda one: (_count(one, doubtful), one.layout.world_size)):
-        shown[cell.job_id].update(missing.intersection(_combinations(cell)))
-    return covering(shown).keys()
+    def __init__(self, cells: Iterable[MatrixCell]) -> None:
+        self._cells = {cell.id: cell for cell in cells}
+        self._shown = {name: {*_combinations(cell)} for name, cell in self._cells.items()}
+        self._parts = {name: _parts(cell) for name, cell in self._cells.items()}
+
+    def of_declined(self, ran: Mapping[str, bool]) -> list[MatrixCell]:
+        """The cells of jobs that show what declined jobs were chosen to show.
+
+        ``ran`` has every finding that was made, by its id, and whether its job ran. Why a job was
+        declined is not asked. Of jobs that show as much, those are chosen that have the fewest
+        parts which were only declined, then those on few ranks; `MOST_TRIES` are enough.
+        """
+        made = [name for name in self._cells if name in ran]
+        left = [name for name in self._cells if name not in ran]
+        of_trained = {part for name in made if ran[name] for part in self._parts[name]}
+        declined = Counter(chain.from_iterable(self._parts[name] for name in made if not ran[name]))
+        doubtful = {part: tries for part, tries in declined.items() if part not in of_trained}
+        known = set[Combination]().union(*(self._shown[name] for name in made if ran[name]))
+
+        def rank(name: str) -> tuple[int, int]:
+            return sum(map(doubtful.__contains__, self._parts[name])), self._ranks(name)
+
+        shown: dict[str, set[Combination]] = defaultdict(set)
+        for name in sorted(left, key=rank):
+            if all(doubtful.get(part, 0) < MOST_TRIES for part in self._parts[name]):
+                shown[self._cells[name].job_id].update(self._shown[name] - known)
+        jobs = covering(shown).keys()
+        return [self._cells[name] for name in left if self._cells[name].job_id in jobs]
+
+    def _ranks(self, name: str) -> int:
+        return self._cells[name].layout.world_size
 
 
-def _count(cell: MatrixCell, pairs: AbstractSet[Combination]) -> int:
-    return sum(pair in pairs for pair in _pairs(cell))
-
-
-def _all_of(
-    shown: Callable[[MatrixCell], Iterable[Combination]], cells: Iterable[MatrixCell]
-) -> set[Combination]:
-    return set(chain.from_iterable(map(shown, cells)))
-
-
-def _pairs(cell: MatrixCell) -> Iterator[Combination]:
-    """Yield any two parts of a cell's id."""
+def _parts(cell: MatrixCell) -> tuple[Combination, ...]:
+    """The parts of a cell's id, and all pairs of them."""
     parts = cell.spec.slug, cell.aggregation.mode, cell.case.name, str(cell.layout)
-    return combinations(parts, 2)
+    return (*combinations(parts, 1), *combinations(parts, 2))
 
 
 def _combinations(cell: MatrixCell) -> Iterator[Combination]:

@@ -7,7 +7,6 @@ claims the nearest finding is made that lacks it: if that is wrong too, the caus
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +16,6 @@ from conformance.explain.conditions.findings import of_finding
 from conformance.explain.conditions.steps import of_cut_in_order, of_steps
 from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding
-from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.beyond_plan import made
 from conformance.runs.check import job_cell
@@ -64,9 +62,9 @@ def chosen(report: Report, plan: Plan, description: Description) -> list[MatrixC
     ]
     slugs = {findings[name].identity.slug for _, names in tested for name in names}
     slugs.add(Check.REJECTION)  # which alone rejects tokens
-    whole = replace(plan, size=PlanSize.FULL).cells()
-    cells = filter(None, (job_cell(cell, description) for cell in whole))
-    candidates = [_candidate(cell, report) for cell in cells if cell.spec.slug in slugs]
+    of_slugs = (cell for cell in plan.chosen_of_cases if cell.spec.slug in slugs)
+    cells = filter(None, (job_cell(cell, description) for cell in of_slugs))
+    candidates = [_candidate(cell, report) for cell in cells]
     telling = chain.from_iterable(_telling(*one, candidates) for one in tested)
     return [*{cell.id: cell for cell in telling if cell.id not in findings}.values()]
 

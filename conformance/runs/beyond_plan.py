@@ -46,11 +46,10 @@ def instead_of_declined(recorder: FindingRecorder, jobs: SharedJobs) -> Iterator
 
     A quick plan is chosen before it is known which batches a framework declines on which layouts.
     """
+    description = jobs.description
+    substitutes = recorder.settings.plan.substitutes(lambda cell: is_offered(cell, description))
     for _ in range(ROUNDS):
-        if not recorder.is_whole:
-            return
-        plan = recorder.settings.plan
-        cells = plan.cells_instead(recorder.ran, lambda one: is_offered(one, jobs.description))
+        cells = substitutes.of_declined(recorder.ran) if recorder.is_whole else []
         if not cells:
             return
         yield from made(cells, recorder, jobs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypedDict
 
@@ -240,7 +241,11 @@ class FindingRecorder:
         watched = self.settings.gate.watched
         return self._journal.finish(self._selection, watched, self.fault, self.traces)
 
+    @cached_property
+    def _in_plan(self) -> int:
+        return len(self.settings.plan.cells())
+
     @property
     def _selection(self) -> Selection:
-        deselected = len(self.settings.plan.cells()) - self.selected
+        deselected = self._in_plan - self.selected
         return Selection(selected=self.selected, deselected=max(deselected, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,9 +76,11 @@ def traces_of_causes(
     Of a cause it is the smallest finding with a suspect in the framework, of gradients before logs;
     of one that no known mistake explains several, which may have causes of their own.
     """
-    whole = replace(settings.plan, size=PlanSize.FULL)  # some findings are beyond a quick plan
+    plan = settings.plan
     cells = {
-        cell.id: cell for cell in whole.cells() if isinstance(cell, MatrixCell) and is_traced(cell)
+        cell.id: cell
+        for cell in (*plan.cells(), *plan.chosen_of_cases)  # some are beyond a quick plan
+        if isinstance(cell, MatrixCell) and is_traced(cell)
     }
     found: dict[str, CauseTrace] = {}
     for cause in (one for one in causes if one.severity in TRACED):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -121,10 +121,11 @@ def of_cut_in_order(step: Step, layout: Layout) -> frozenset[str]:
     return frozenset(fact for fact, holds in OF_CUTS.items() if holds(step, placement))
 
 
-def of_steps(steps: Sequence[Step], layout: Layout) -> Iterator[str]:
-    """Yield the facts of all steps of a batch, before it is known how a framework cuts them."""
-    for step in steps:
-        yield from of_step(step, steps, layout)
+@lru_cache(maxsize=4096)
+def of_steps(steps: tuple[Step, ...], layout: Layout) -> tuple[str, ...]:
+    """The facts of all steps of a batch, before it is known how a framework cuts them."""
+    facts = (of_step(step, steps, layout) for step in steps)
+    return tuple(dict.fromkeys(chain.from_iterable(facts)))
 
 
 def of_step(step: Step, steps: Sequence[Step], layout: Layout) -> Iterator[str]:
