@@ -17,7 +17,7 @@ from conformance.explain.cover import Table, cover, explanation
 from conformance.explain.evidence import Evidence
 from conformance.explain.impact import impact
 from conformance.findings.badness import badness, failure
-from conformance.findings.cause import EMPTY_SAMPLE, UNEXPLAINED, Cause, Reach, Severity
+from conformance.findings.cause import EMPTY_SAMPLE, NO_FACTOR, UNEXPLAINED, Cause, Reach, Severity
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
@@ -35,6 +35,7 @@ RARE = (
     "where no token is active",
     "where prompt groups differ in size",
     "where a batch is no multiple of the data-parallel ranks",
+    "where micro-batches differ in their number of samples",
     "where rows are repeated to fill up a batch",
     "where a rollout has several samples",
     "where a reward is compared with no other",
@@ -123,8 +124,8 @@ def _with_traces(
     groups: dict[str | None, list[str]] = defaultdict(list)
     for name in cause.findings:
         trace = traces.get(name, smallest)
-        has_factors = bool(trace.suspects and trace.chain)  # and not only where a value is lost
-        groups[trace.suspects[0].place if has_factors else None].append(name)
+        telling = [one for one in trace.suspects[:1] if trace.chain and one.why != NO_FACTOR]
+        groups[telling[0].place if telling else None].append(name)
     for place, names in groups.items():
         words = cause.words if place is None else f"a different factor at {place}"
         split = _cause(cause.name, words, _Naming.of(cause), [findings[name] for name in names])

@@ -245,6 +245,10 @@ class Impact(_Frozen):
         return f"{', '.join(said)}{step}" if said else ""
 
 
+NO_FACTOR = "computes the loss of the token, and no factor of the weight looks wrong"
+"""Why a line is suspected where nothing tells it from others."""
+
+
 class SuspectedLine(_Frozen):
     """A line to look at because of a cause, in the framework's code or its engine's."""
 

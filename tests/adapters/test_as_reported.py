@@ -144,7 +144,7 @@ def again(folder: Path, adapter: str, *options: str) -> command.Result:
     ],
 )
 def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: Selection) -> None:
-    """Of checks that came after a report it says nothing, nor of findings that test its causes."""
+    """Of checks that came after a report it says nothing, nor of findings beyond its plan."""
     committed = load(REPORTS / f"{selection.report}.json.gz")
     require(committed.engine)
     depth = committed.findings[0].depth
@@ -157,7 +157,7 @@ def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: S
     assert result.report.complete, result.output
     then, now = made(selection, committed), made(selection, result.report)
     found = then.keys() & now.keys()
-    assert len(found) > 0.9 * len(then)
+    assert len(found) > 0.9 * min(len(then), len(now))
     assert {one: now[one] for one in found} == {one: then[one] for one in found}
 
 

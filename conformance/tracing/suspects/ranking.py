@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from adapters.contract.job import Column
+from conformance.findings.cause import NO_FACTOR
 from conformance.tracing.chain import SUMMING
 from conformance.tracing.graph import NEGLIGIBLE, computed, is_close
 from conformance.tracing.source.origins import has_constant, origins
@@ -259,14 +260,13 @@ class Suspects(OfWeight):
 
     def _of_losses(self) -> Iterator[Ranked]:
         """Yield the lines that compute losses of tokens, and their callers, the latest first."""
-        words = "computes the loss of the token, and no factor of the weight looks wrong"
         operations = map(self.weight.operation, self._chain.way)
         of_tokens = takewhile(_is_of_tokens, operations)
         for depth, operation in enumerate(of_tokens if self.weight.traced.is_wrong else ()):
             stack = operation.stack[:MOST]
             outside = [line for line in stack if line.file != stack[0].file]
             for place, line in enumerate((*stack[:1], *outside[:1])):
-                yield Ranked(Why.LOSS, depth * LATER - place, Suspect(line, words))
+                yield Ranked(Why.LOSS, depth * LATER - place, Suspect(line, NO_FACTOR))
 
     def _of_idle(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a factor of 1, best where its function knows the missing one."""
