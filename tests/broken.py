@@ -299,7 +299,7 @@ class OneTokenShort(TwoLayouts):
         return MiscountingTrainer(job, rank)
 
 
-class WrongWhereItDeclinesNot(TwoLayouts):
+class WrongUnlessItDeclines(TwoLayouts):
     """Declines nine samples on two ranks in one mode; in all others it divides by their tokens."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:

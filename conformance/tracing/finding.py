@@ -114,7 +114,7 @@ def _traces(
 def _most_telling(
     traces: Iterable[tuple[str, CauseTrace]], settings: Settings, are_computed: bool
 ) -> list[tuple[str, CauseTrace]]:
-    """The first trace whose suspect is a line of the framework, or else the best; none of none.
+    """The first trace whose suspect is a line of the framework, else the best; empty if none.
 
     ``are_computed`` says that the framework computes the advantages.
     """

@@ -73,7 +73,7 @@ def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) ->
 def test_quick_run_looks_elsewhere_for_what_was_to_be_seen_in_a_declined_step(
     tmp_path: Path,
 ) -> None:
-    result = command.run(tmp_path, "wrongwhereitdeclinesnot", "--checks=weights", "--plan=quick")
+    result = command.run(tmp_path, "wrongunlessitdeclines", "--checks=weights", "--plan=quick")
 
     verdicts = result.report.summary.verdicts
     assert verdicts[Verdict.REFUSED], result.output

@@ -56,7 +56,7 @@ class ResponsesOfKeptSamples(
     check="rejection.response_length",
     rollout_log=_OfKeptSamples,
 ):
-    """Responses are filtered by what is trained on before their lengths are averaged."""
+    """The mean length leaves out responses whose tokens were all rejected."""
 
 
 class RewardsOfKeptSamples(

@@ -144,7 +144,7 @@ def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
 def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
     """Leaves out rejected tokens where the mask before rejection sampling is documented.
 
-    Samples without any other tokens count or not.
+    Samples that lose all their tokens count in one prediction and are left out in the other.
     """
     if (kept := context.kept) is None:
         return
