@@ -45,7 +45,7 @@ IN_ALL_VERSIONS = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 """Modes that older versions have as well, and do not skip."""
 
 MOST_TRIES = 6
-"""How often part of an id is tried that was declined each time."""
+"""Declined findings after which a part of their ids is tried no more, if none with it ever ran."""
 
 Candidate = TypeVar("Candidate")
 Shown = TypeVar("Shown")
@@ -73,9 +73,9 @@ class Substitutes:
     def of_declined(self, ran: Mapping[str, bool]) -> list[MatrixCell]:
         """The cells of jobs that show what declined jobs were chosen to show.
 
-        ``ran`` has every finding that was made, by its id, and whether its job ran. Why a job was
-        declined is not asked. Of jobs that show as much, those are chosen that have the fewest
-        parts which were only declined, then those on few ranks; `MOST_TRIES` are enough.
+        ``ran`` says of every finding that was made, by its id, whether its job ran. Of jobs that
+        show as much, those come first that share the fewest parts of their ids with findings that
+        were always declined, then those on few ranks.
         """
         made = [name for name in self._cells if name in ran]
         left = [name for name in self._cells if name not in ran]

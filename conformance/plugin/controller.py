@@ -182,8 +182,7 @@ class Controller:
 
     def _fails_beyond_tests(self, report: Report) -> bool:
         """Whether a finding fails; those beyond the plan are made by no test."""
-        gate = self.recorder().settings.gate
-        return any(True for _ in gate.failing(report))
+        return next(self.recorder().settings.gate.failing(report), None) is not None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(
