@@ -158,6 +158,13 @@ OF_SEQUENCES = (
 SELECTING = (Objective.COVARIANCE_CLIPPED, Objective.COVARIANCE_PENALISED, Objective.M2PO)
 """Policy losses that select tokens by comparing them with the others of a batch."""
 
+COMPARING_ADVANTAGES = (
+    Objective.CLIP_COV,
+    Objective.COVARIANCE_CLIPPED,
+    Objective.COVARIANCE_PENALISED,
+)
+"""Policy losses that select tokens by covariances of advantages and log-probabilities."""
+
 NORMALISED = (Objective.TIS_NORMALISED, Objective.REINFORCE_NORMALISED)
 """Policy losses with a mean over a batch."""
 

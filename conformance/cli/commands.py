@@ -224,6 +224,7 @@ def trace(options: argparse.Namespace) -> Iterator[str]:
             source=options.source,
             token=options.token,
             time_limit=options.time_limit,
+            modes=options.modes,
         )
         for name in names
     ]

@@ -110,7 +110,7 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
         help="its id, such as weights/token_mean/split_groups/dp2-cp1-mb2-thd",
     )
     _take(parser, "adapter", required=True, help=None)
-    _take(parser, "engine", "source", "time-limit")
+    _take(parser, "engine", "source", "modes", "time-limit")
     parser.add_argument(
         "--token",
         type=_token,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 RARE = (
     EMPTY_SAMPLE,
+    "where all tokens of a sample are masked",
     "where no token is active",
     "where prompt groups differ in size",
     "where a batch is no multiple of the data-parallel ranks",

@@ -291,7 +291,7 @@ def _reduced(
     tolerance = weight_bound(description.dtype)
     worst = 0.0
     for step_index, step in enumerate(job.steps):
-        expected = _reducer_weights(step, job.aggregation.mode)
+        expected = reducer_weights(step, job.aggregation.mode)
         for observed in final_weights(observations, step_index, job, description.conventions):
             error = largest_error(observed, expected)
             if error is None or error > tolerance:
@@ -322,7 +322,8 @@ def _not_reduced(
     return mismatch("reducer_ignored", f"{case.says}, and weights are not what it makes them")
 
 
-def _reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:
+def reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:
+    """The weights of tokens by a custom reducer, which divides sums: [tokens]."""
     units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
     return step.mask / (REDUCER_DIVISOR * float(units))
 

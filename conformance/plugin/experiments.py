@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST = 20
 """Findings that a run makes beyond its plan."""
 
-TESTED = (Severity.GRADIENT, Severity.LOGGED, Severity.NOT_TRAINED)
+TESTED = (Severity.GRADIENT, Severity.LOGGED, Severity.NOT_TRAINED, Severity.ADVICE)
 
 
 def run(recorder: FindingRecorder, jobs: SharedJobs) -> None:

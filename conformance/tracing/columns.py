@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.batch.altered import painted_value
-from adapters.contract.job import Column
+from adapters.contract.job import Column, Place
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
@@ -21,7 +21,6 @@ from adapters.contract.objective import (
 )
 from conformance.expected.loss_terms import coefficients, trained_term
 from conformance.findings.verdict import Check
-from conformance.plan.matrix import StartupCell
 
 if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
@@ -45,9 +44,6 @@ CHECKED = frozenset(
 
 UNTRACED = frozenset(
     {
-        Objective.CLIP_COV,
-        Objective.COVARIANCE_CLIPPED,
-        Objective.COVARIANCE_PENALISED,
         Objective.ROUTER,
     }
 )
@@ -65,6 +61,9 @@ COLUMNS: dict[Metric | Objective, Column] = {
 }
 """What each term, or logged number, is made of."""
 
+FOLLOWED = {Metric.KL_COEFFICIENT: Metric.KL}
+"""Logged numbers that others follow, and are traced instead."""
+
 
 COEFFICIENTS = {
     Column.ENTROPIES: ENTROPY_COEFFICIENT,
@@ -77,14 +76,27 @@ COEFFICIENTS = {
 def is_traced(cell: MatrixCell) -> bool:
     """Whether a painted token tells what a cell's weights, or its logged number, are made of."""
     spec, tokens = cell.spec, sum(len(step.mask) for step in cell.case.steps)
-    is_plain = not (spec.compares_cuts or spec.poisoned or spec.attached)
+    if tokens > MOST_TOKENS or spec.compares_cuts or spec.attached:
+        return False
+    if spec.poisoned is not None:
+        return traced_metric(cell) is not None
     if spec.check is Check.ADVANTAGES:
-        return is_plain and spec.metric is None and tokens <= MOST_TOKENS
+        return spec.metric is None
     is_of_tokens = spec.objective not in (*UNTRACED, *FROM_REWARDS)
-    is_reduced = isinstance(cell, StartupCell) and cell.config_case.configuration.reduces
-    is_plain = is_plain and not is_reduced  # by weights that no mode has
-    is_checked = spec.check in CHECKED and is_plain and is_of_tokens
-    return is_checked and tokens <= MOST_TOKENS and bool(columns_of(spec.objective, spec.metric))
+    is_checked = spec.check in CHECKED and is_of_tokens
+    return is_checked and bool(columns_of(spec.objective, traced_metric(cell)))
+
+
+def traced_metric(cell: MatrixCell) -> Metric | None:
+    """The logged number that a cell is traced to; None if it is traced to its gradient.
+
+    Of several that may be poisoned it is the one that is made of the column.
+    """
+    spec = cell.spec
+    if spec.is_logged and spec.poisoned is not None and spec.poisoned.place is Place.MASKED:
+        made = (metric for metric in Metric if COLUMNS.get(metric) is spec.poisoned.column)
+        return next(made, None)
+    return None if spec.metric is None else FOLLOWED.get(spec.metric, spec.metric)
 
 
 def columns_of(objective: Objective, metric: Metric | None) -> dict[Metric | Objective, Column]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from conformance.ranks.hardware import MAX_RANKS, RankBudget
 from conformance.ranks.pool import RankPool
 from conformance.runs.settings import Settings
 from conformance.tracing import tracer
-from conformance.tracing.columns import is_traced
+from conformance.tracing.columns import is_traced, traced_metric
 from conformance.tracing.rewards import is_clearly_wrong, trace_advantage
 from conformance.tracing.trace import Trace
 from conformance.tracing.tracer import Token, TracedJob
@@ -53,13 +54,14 @@ def trace_finding(
     source: str | None,
     token: tuple[int, int] | None,
     time_limit: float,
+    modes: str | None = None,
 ) -> Trace:
     """Run the job of a finding and trace one of its tokens.
 
     Raises:
         ConformanceError: an option is wrong, or the finding cannot be traced.
     """
-    settings = _settings(_parsed(finding), adapter, engine, source, time_limit)
+    settings = _settings(_parsed(finding), adapter, engine, source, time_limit, modes)
     cell = next((one for one in settings.plan.cells() if one.id == finding), None)
     if cell is None:
         raise NotTracedError(
@@ -143,7 +145,7 @@ def _of_cell(
     Raises:
         NotTracedError: the step did not run, or does not have the token.
     """
-    job = traced_job(cell.job, pool, token, cell.spec.metric)
+    job = traced_job(cell.job, pool, token, traced_metric(cell))
     if not isinstance(job, TracedJob):
         raise NotTracedError(f"the step did not run: {job.message.splitlines()[0]}")
     return Trace.of(cell.id, job, settings.adapter.package, settings.source.path)
@@ -154,9 +156,15 @@ def traced_job(
 ) -> TracedJob | Crashed | Declined:
     """A job with what is traced in it: a token's weight, its share in a log, or its advantage.
 
+    Of a poisoned job it is a masked token without poison: a mask must leave it out where it becomes
+    0.
+
     Raises:
         NotTracedError: the job has no such token, or nothing to trace.
     """
+    if job.poison is not None:
+        token = tracer.first_masked(job) if token is None else token
+        job = replace(job, poison=None)
     if metric is None and job.objective in FROM_REWARDS:
         return trace_advantage(job, pool, token)
     return tracer.trace(job, pool, token, metric)
@@ -177,13 +185,18 @@ def _parsed(finding: str) -> FindingId:
 
 
 def _settings(
-    finding: FindingId, adapter: str, engine: str | None, source: str | None, time_limit: float
+    finding: FindingId,
+    adapter: str,
+    engine: str | None,
+    source: str | None,
+    time_limit: float,
+    modes: str | None,
 ) -> Settings:
     return Settings.of(
         adapter=adapter,
         source=source,
         engine=engine,
-        modes=None,
+        modes=modes,
         checks=finding.check,
         depth="step",
         layouts=[str(finding.layout)],

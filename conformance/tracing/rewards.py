@@ -43,27 +43,18 @@ CLEARLY = 0.5
 class TracedAdvantage(TracedJob):
     """The advantage of one token where one sample alone has a reward, or one token a value."""
 
-    right: float
-    """The advantage that the reference gives it."""
-
     numbers: NDArray[np.float64]
     """The sizes of all numbers that a right computation makes of the reward: [numbers]."""
 
     @property
-    def painted(self) -> Paint:
-        """The only reward or value."""
-        assert self.job.painted is not None
-        return self.job.painted
+    def is_of_all(self) -> bool:
+        """Whether all samples have their rewards: no reward alone has a wrong advantage."""
+        return self.job.painted is None
 
     @property
     def is_own(self) -> bool:
         """Whether the token is of the sample that alone has a reward or value."""
-        return self.token.sample == self.painted.sample
-
-    @property
-    def expected(self) -> float:
-        """The reference's advantage of the token."""
-        return self.right
+        return self.job.painted is not None and self.token.sample == self.job.painted.sample
 
     @property
     def is_wrong(self) -> bool:
@@ -101,6 +92,8 @@ def trace_advantage(
             return ran
         with painting(paint):
             found += _advantages(painted, paint.column, ran, pool)
+    if not any(one.is_wrong for one in found):
+        found += _advantages(job, Column.REWARDS, ordinary, pool)
     wanted = [one for one in found if token in (None, one.token)]
     if not wanted:
         raise NotTracedError("no token of this batch is active")
@@ -154,11 +147,11 @@ def _advantages(job: Job, column: Column, ran: Ran, pool: RankPool) -> Iterator[
                 column=column,
                 context=context,
                 place=place,
+                expected=right,
                 observed=observed,
                 traced=observed,
                 tolerance=bound * max(abs(right), float(rounding[place]), 1.0),
                 is_nowhere=not any(one[place] for one in weights),
-                right=right,
                 numbers=numbers,
             )
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import islice, permutations
 from typing import TYPE_CHECKING
 
-from adapters.contract.batch.altered import painted_value
-from adapters.contract.objective import Metric
+from adapters.contract.batch.altered import sizes_given
+from adapters.contract.objective import COMPARING_ADVANTAGES, Metric
 from conformance.findings.cause import (
     CauseTrace,
     SuspectedLine,
@@ -23,6 +23,8 @@ from conformance.tracing.chain import Chain, Factor, chain
 from conformance.tracing.graph import Graph, is_close
 from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.source.arithmetic import averages, goes_on
+from conformance.tracing.suspects.compared import compared
+from conformance.tracing.suspects.digits import digits_lost
 from conformance.tracing.suspects.lost import lost_after
 from conformance.tracing.suspects.not_finite import made_not_finite
 from conformance.tracing.suspects.ranking import Suspects
@@ -61,10 +63,14 @@ class Trace:
         Raises:
             NotTracedError: the framework was not given what is painted.
         """
+        if isinstance(job, TracedAdvantage) and job.is_of_all:
+            lost = digits_lost(Graph(job.traces), package) if job.is_wrong else []
+            return cls(finding=finding, job=job, chain=None, suspects=lost, source=source)
         is_of_reward = isinstance(job, TracedAdvantage)  # which Python often has in lists
         reading = (READ, LISTED) if is_of_reward else (READ,)
-        graph = Graph(job.traces, painted_value(job.column), reading)
-        if not graph.has_paint:
+        graphs = (Graph(job.traces, size, reading) for size in sizes_given(job.column))
+        graph = next((one for one in graphs if one.has_paint), None)
+        if graph is None:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
         if isinstance(job, TracedAdvantage):
             suspects = of_advantage(graph, job, package) if job.is_wrong else []
@@ -78,6 +84,9 @@ class Trace:
         weight = WrongWeight(job, chains[0], package)
         if not math.isfinite(job.observed) and (made := made_not_finite(weight)):
             return cls(finding=finding, job=job, chain=chains[0], suspects=made, source=source)
+        if job.depends_on_others and job.job.objective in COMPARING_ADVANTAGES:
+            suspects = compared(graph) if job.is_wrong else []
+            return cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
         of_factors = Suspects(weight)
         suspects = of_factors.best() if job.is_wrong else []
         trace = cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
@@ -156,7 +165,7 @@ class Trace:
         if first.contents.largest != self.chain.graph.paint:
             place = "" if first.line is None else f" at {self.place(first.line)}"
             return f"the way of the value is lost before {first.name}{place}"
-        if abs(job.traced - job.observed) > job.tolerance * abs(job.observed):
+        if job.depends_on_others:
             return (
                 f"the token weighs {job.traced:.6g} where it alone has a value, and"
                 f" {job.observed:.6g} among others: its weight depends on their losses"

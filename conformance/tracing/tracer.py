@@ -13,6 +13,7 @@ from adapters.contract.batch.altered import SELECTED, painted_value, painting
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Column, Paint
 from adapters.contract.objective import (
+    COMPARING_ADVANTAGES,
     OF_ROLLOUT_RATIOS,
     OF_TERMS,
     OFF_POLICY,
@@ -23,6 +24,7 @@ from adapters.contract.objective import (
 )
 from conformance.expected.loss_terms import logged_terms
 from conformance.findings.errors import NotTracedError
+from conformance.judging.startup import reducer_weights
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
 from conformance.tracing.columns import columns_of, contribution
@@ -76,6 +78,9 @@ class TracedJob:
     place: int
     """The place of the token among the tokens of its step."""
 
+    expected: float
+    """The reference's weight of the token."""
+
     observed: float
     traced: float
     """Its weight in the job that is traced, in which it alone has a value."""
@@ -108,14 +113,15 @@ class TracedJob:
     """Whether the token's weight in the gradient is right where its weight in a log is wrong."""
 
     @property
-    def expected(self) -> float:
-        """The reference's weight of the token."""
-        return float(self.context.expected[self.place])
-
-    @property
     def is_wrong(self) -> bool:
         """Whether the observed weight is not the reference's."""
-        return not abs(self.observed - self.expected) <= self.tolerance * self.expected
+        of_token = float(self.context.expected[self.place])
+        return not abs(self.observed - self.expected) <= self.tolerance * of_token
+
+    @property
+    def depends_on_others(self) -> bool:
+        """Whether the token's weight is another where it alone has a value."""
+        return abs(self.traced - self.observed) > self.tolerance * abs(self.observed)
 
 
 def trace(
@@ -153,14 +159,15 @@ def _of_one(
     tracer = way(job, pool, ordinary.observations, metric)
     tokens = [token] if token is not None else tracer.candidates()
     columns = columns_of(job.objective, metric)
-    traced: TracedJob | Crashed | Declined | None = None
+    right: list[TracedJob] = []
     for term, one in islice(product(columns, tokens), MOST_TRIED):
         traced = tracer.traced(one, term, columns[term])
         if not isinstance(traced, TracedJob) or traced.is_wrong:
             return traced
-    if traced is None:
+        right.append(traced)
+    if not right:
         raise NotTracedError("no token of this batch is active")
-    return traced
+    return right[0]
 
 
 def _of_terms(job: Job, pool: RankPool, token: Token | None) -> TracedJob | Crashed | Declined:
@@ -208,6 +215,17 @@ class _ToGradient(_Tracer):
         """The token that is most wrong."""
         return [most_wrong(self.job, self.ordinary, self._description)]
 
+    def _expected(self, step_index: int) -> list[float]:
+        """The right weights of tokens, 0 of those whose loss must have no gradient."""
+        step, mode = self.job.steps[step_index], self.job.aggregation.mode
+        if self.job.configuration.reduces:
+            weights = reducer_weights(step, mode)
+        else:
+            weights = self._context(step_index).expected
+        batch = self._batch()
+        has_gradient = batch.split(batch.dloss_dlogprob)[step_index] != 0
+        return list(np.where(has_gradient, weights, 0.0))
+
     def traced(
         self, token: Token, term: Metric | Objective, column: Column
     ) -> TracedJob | Crashed | Declined:
@@ -236,6 +254,7 @@ class _ToGradient(_Tracer):
             column=column,
             context=context,
             place=place,
+            expected=self._expected(step_index)[place],
             observed=traced
             if is_part
             else _farthest(self._weights(self.ordinary, step_index)[:, place], right),
@@ -252,16 +271,18 @@ class _ToLog(_Tracer):
     """Traces a token to a logged number."""
 
     def candidates(self) -> list[Token]:
-        """The first active token of each sample, in turn of the largest and the smallest left."""
-        active = [
-            (int(step.mask[start : start + length].sum()), tokens[start + int(first)])
-            for step, tokens in zip(self.job.steps, tokens_of_steps(self.job), strict=True)
-            for start, length in zip(step.offsets, step.response_lengths, strict=False)
-            for first in np.flatnonzero(step.mask[start : start + length])[:1]
-        ]
-        tokens = [token for _, token in sorted(active, key=lambda one: -one[0])]
+        """The first active token of each sample, in turn of the largest and the smallest left.
+
+        Those come last that must have no share: the first rejected and the first masked ones.
+        """
+        steps = self.job.steps
+        active = sorted(_first(self.job, [step.mask for step in steps]), key=lambda one: -one[0])
+        tokens = [token for _, token in active]
         in_turn = chain.from_iterable(zip(tokens, reversed(tokens), strict=True))
-        return [*dict.fromkeys(in_turn)][:MOST_SAMPLES]
+        rejected = _first(self.job, [step.mask_before_rejection & ~step.mask for step in steps])
+        masked = _first(self.job, [~step.mask_before_rejection for step in steps])
+        kept = [*dict.fromkeys(in_turn)][:MOST_SAMPLES]
+        return [*kept, *(token for _, token in (*rejected, *masked))]
 
     def traced(
         self, token: Token, term: Metric | Objective, column: Column
@@ -290,6 +311,7 @@ class _ToLog(_Tracer):
             column=column,
             context=of_term.context,
             place=place,
+            expected=float(of_term.context.expected[place]),
             observed=value / quantity,
             traced=value / quantity,
             derivative=abs(quantity) / painted_value(column),
@@ -330,6 +352,26 @@ class _ToLog(_Tracer):
         return reported
 
 
+def first_masked(job: Job) -> Token:
+    """The first token that a mask excludes before rejection.
+
+    Raises:
+        NotTracedError: there is none.
+    """
+    masked = _first(job, [~step.mask_before_rejection for step in job.steps])
+    for _, token in masked:
+        return token
+    raise NotTracedError("no token of this batch is masked")
+
+
+def _first(job: Job, masks: Sequence[NDArray[np.bool_]]) -> Iterator[tuple[int, Token]]:
+    """Yield how many tokens of each sample a mask has, with the first of them."""
+    for step, tokens, mask in zip(job.steps, tokens_of_steps(job), masks, strict=True):
+        for start, length in zip(step.offsets, step.response_lengths, strict=False):
+            places = np.flatnonzero(mask[start : start + length])
+            yield from ((len(places), tokens[start + int(first)]) for first in places[:1])
+
+
 def _farthest(of_ranks: NDArray[np.float64], right: float) -> float:
     """The weight of a token on the rank where it is most wrong."""
     return float(of_ranks[np.abs(of_ranks - right).argmax()])
@@ -345,6 +387,8 @@ def _tolerance(job: Job, step_index: int, description: Description) -> float:
 def most_wrong(job: Job, observations: Sequence[Observation], description: Description) -> Token:
     """The token whose weight is off by most of itself, of those whose loss is not clipped.
 
+    Where a loss selects tokens, one of these may have a gradient that it must not have.
+
     Of equals it is one that has a weight at all, of the sample with most tokens: its counts are the
     easiest to tell from others.
     """
@@ -355,7 +399,8 @@ def most_wrong(job: Job, observations: Sequence[Observation], description: Descr
         context = step_context(job, step_index, observations, description)
         expected, counted = context.expected, context.counted[context.sample]
         for observed in final_weights(observations, step_index, job, description.conventions):
-            off = np.abs(np.nan_to_num(observed, nan=np.inf) - expected)
+            right = np.where(derivatives[step_index], expected, 0)
+            off = np.abs(np.nan_to_num(observed, nan=np.inf) - right)
             relative = off / np.where(expected, expected, expected.max(initial=1.0))
             errors += [
                 (
@@ -365,7 +410,7 @@ def most_wrong(job: Job, observations: Sequence[Observation], description: Descr
                     token,
                 )
                 for place, token in enumerate(tokens)
-                if derivatives[step_index][place]
+                if derivatives[step_index][place] or job.objective in COMPARING_ADVANTAGES
             ]
     return max(errors, key=lambda error: (*error[:3], [-one for one in error[3]]))[3]
 

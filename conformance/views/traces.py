@@ -16,6 +16,7 @@ from conformance.tracing.unfolded import counts, number, unfolded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from adapters.contract.job import Paint
     from conformance.findings.trace import Line
     from conformance.tracing.chain import Chain, Factor
     from conformance.tracing.counts import Count
@@ -137,17 +138,19 @@ def _headline(trace: Trace) -> str:
 
 
 def _of_reward(job: TracedAdvantage) -> str:
-    """The advantage of a token, and what alone it is made of."""
-    paint = job.painted
-    is_reward = paint.column is Column.REWARDS
-    given = (
-        f"sample {paint.sample} has a reward"
-        if is_reward
-        else f"token {paint.sample}:{paint.token} has a value"
-    )
+    """The advantage of a token, and what it is made of."""
     right = f" and should have {job.expected + 0.0:.6g}" if job.is_wrong else ", as it should"
-    alone = f"where only {given}, of {SHADE}"
-    return f"token {job.token} has an advantage of {job.observed + 0.0:.6g}{right}, {alone}"
+    made_of = _made_of(job.job.painted)
+    return f"token {job.token} has an advantage of {job.observed + 0.0:.6g}{right}, {made_of}"
+
+
+def _made_of(paint: Paint | None) -> str:
+    """What rewards and values there are."""
+    if paint is None:
+        return "where all samples have their rewards, and is right where only one has"
+    if paint.column is Column.REWARDS:
+        return f"where only sample {paint.sample} has a reward, of {SHADE}"
+    return f"where only token {paint.sample}:{paint.token} has a value, of {SHADE}"
 
 
 def _suspect_lines(trace: Trace) -> Iterator[str]:

@@ -28,7 +28,12 @@ class RewardedAdapter(MinimalAdapter):
     way = "right"
 
     def describe(self) -> Description:
-        objectives = {Objective.POLICY, Objective.GROUP_CENTRED, Objective.GROUP_WHITENED}
+        objectives = {
+            Objective.POLICY,
+            Objective.GROUP_CENTRED,
+            Objective.GROUP_NORMALISED,
+            Objective.GROUP_WHITENED,
+        }
         configurations = {Setting.MODE: ("mode",), Setting.DIVISOR: ("way",)}
         described = super().describe()
         return replace(described, objectives=frozenset(objectives), configurations=configurations)
@@ -66,11 +71,23 @@ class RewardedAdapter(MinimalAdapter):
         return kept.flip(1).cumsum(1).flip(1) * rows["mask"]
 
     def whitened(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return self.whitened_over(dist.group.WORLD, self.right(rewards, groups, rows), rows)
+        return self.whitened_over(dist.group.WORLD, self.divided(rewards, groups, rows), rows)
 
     def of_a_rank(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
         alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-        return self.whitened_over(alone, self.right(rewards, groups, rows), rows)
+        return self.whitened_over(alone, self.divided(rewards, groups, rows), rows)
+
+    def divided(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        spreads = torch.stack([rewards[groups == group].std() for group in groups])
+        return (self.centred(rewards, groups) / (spreads + 1e-6))[:, None] * rows["mask"]
+
+    def by_squares(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        large = rewards + 3e3 * (rewards.count_nonzero() > 1)
+        means = [large[groups == group].mean() for group in groups]
+        squares = [(large[groups == group] ** 2).mean() for group in groups]
+        variance = torch.stack(squares) - torch.stack(means) ** 2
+        spreads = (2 * variance).clamp(min=0).sqrt() + 1e-6
+        return (self.centred(rewards, groups) / spreads)[:, None] * rows["mask"]
 
     def whitened_over(
         self, group: dist.ProcessGroup | None, advantages: torch.Tensor, rows: Rows

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from adapters.contract import Depth, Layout
+from adapters.contract.objective import Metric
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.configurations import CONFIG_CASES
@@ -12,7 +13,8 @@ from conformance.plan.checks import CheckSpec, check_spec
 from conformance.plan.matrix import MatrixCell, StartupCell
 from conformance.ranks.pool import RankPool
 from conformance.tracing import tracer
-from conformance.tracing.columns import is_traced
+from conformance.tracing.columns import is_traced, traced_metric
+from conformance.tracing.finding import traced_job
 from conformance.tracing.trace import Trace
 from reference.aggregation import Mode
 
@@ -65,14 +67,49 @@ def test_the_factors_are_the_weight(pool: RankPool, check: str) -> None:
     assert found.chain.product / job.derivative == pytest.approx(job.expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("divisor_by_default", True), ("custom_reducer", False)]
-)
-def test_an_unusual_configuration_is_traced_unless_no_mode_has_its_weights(
-    name: str, expected: bool
-) -> None:
+def _cell(check: str) -> MatrixCell:
+    return MatrixCell(
+        aggregation=CASE.aggregation(Mode.TOKEN_MEAN),
+        case=CASE,
+        layout=Layout(dp=2, micro_batches=2, format="thd"),
+        depth=Depth.STEP,
+        spec=check_spec(check),
+    )
+
+
+def test_a_masked_value_is_traced_to_where_a_mask_leaves_it_out(pool: RankPool) -> None:
+    """Where that multiplies by 0, poison would stay: `native` selects instead."""
+    cell = _cell("poison.logged_reference_log_probs")
+    assert is_traced(cell)
+    assert traced_metric(cell) is Metric.KL
+
+    job = traced_job(cell.job, pool, metric=traced_metric(cell))
+    assert isinstance(job, tracer.TracedJob), job
+
+    step = CASE.steps[0]
+    starts = dict(zip(range(step.size), step.offsets, strict=False))
+    assert not step.mask[starts[job.token.sample] + job.token.token]
+    assert (job.observed, job.expected) == (0, 0)
+
+
+def test_a_coefficient_is_traced_to_the_divergence_that_it_follows(pool: RankPool) -> None:
+    cell = _cell("metric.kl_coefficient")
+
+    assert is_traced(cell)
+    assert traced_metric(cell) is Metric.KL
+
+
+def test_an_unusual_configuration_is_traced() -> None:
+    """Of these a custom reducer gives tokens weights that no mode has."""
+    [divisor, reducer] = [_configured("divisor_by_default"), _configured("custom_reducer")]
+
+    assert is_traced(divisor)
+    assert is_traced(reducer)
+
+
+def _configured(name: str) -> StartupCell:
     [case] = [case for case in CONFIG_CASES if case.name == name]
-    cell = StartupCell(
+    return StartupCell(
         aggregation=CASE.aggregation(Mode.CONSTANT),
         case=CASE,
         layout=Layout(),
@@ -80,5 +117,3 @@ def test_an_unusual_configuration_is_traced_unless_no_mode_has_its_weights(
         spec=CheckSpec(check=case.check, name=case.name),
         config_case=case,
     )
-
-    assert is_traced(cell) is expected

@@ -30,6 +30,11 @@ FOUND = (
     "LowerBoundForgotten",
     "TokensDropped",
     "MaskInverted",
+    "BoundsOnDividedAdvantages",
+    "SmallestPenalised",
+    "ClippedPerMicroBatch",
+    "RejectedTokensInTheLog",
+    "RejectedTokensDrift",
 )
 
 

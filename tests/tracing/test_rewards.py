@@ -92,9 +92,23 @@ def test_the_reward_of_one_sample_is_all_that_there_is(traced: Traced) -> None:
     """Of 2.578125 in a group of two half is left of it: (r - r/2), and r - r/4 in one of four."""
     job = traced("merged", TWO_GROUPS, token=Token(0, 1))
 
-    assert job.painted.column is Column.REWARDS
+    assert job.job.painted is not None
+    assert job.job.painted.column is Column.REWARDS
     assert (job.expected, job.observed) == (2.578125 / 2, pytest.approx(2.578125 * 3 / 4))
     assert as_text(of(job))[0] == (
         "advantages.group_centred: token 0:1 has an advantage of 1.93359 and should have 1.28906,"
         " where only sample 0 has a reward, of 2.578125"
     )
+
+
+def test_digits_that_only_rewards_of_several_samples_lose_are_found(traced: Traced) -> None:
+    """The variance of two rewards near 3000 is a difference of squares of 9e6."""
+    job = traced("by_squares", TWO_GROUPS, Objective.GROUP_NORMALISED)
+    trace = of(job)
+
+    line = trace.suspects[0].line
+    assert job.is_wrong
+    assert "torch.stack(squares) - torch.stack(means) ** 2" in linecache.getline(
+        line.file, line.number
+    )
+    assert "where all samples have their rewards" in as_text(trace)[0]

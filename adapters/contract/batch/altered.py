@@ -43,6 +43,12 @@ def painted_value(column: Column) -> float:
     return PAINT if column in (Column.ADVANTAGES, Column.ENTROPIES) else SHADE
 
 
+def sizes_given(column: Column) -> tuple[float, ...]:
+    """What adapters may give of a painted token: where a critic halves losses, twice its return."""
+    size = painted_value(column)
+    return (size, 2 * size) if column is Column.RETURNS else (size,)
+
+
 @contextmanager
 def painting(paint: Paint | None) -> Iterator[None]:
     """Give one token of every batch made in the context a value in a column, and all others none.

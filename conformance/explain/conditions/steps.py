@@ -36,6 +36,7 @@ SAME = 1e-3
 
 OF_STEPS: dict[str, Callable[[Step], bool]] = {
     EMPTY_SAMPLE: lambda step: bool((step.active_tokens == 0).any()),
+    "where all tokens of a sample are masked": lambda step: bool((step.original_tokens == 0).any()),
     "where no token is active": lambda step: not step.active_tokens.any(),
     "where a sample has masked tokens": lambda step: bool(
         (step.active_tokens < step.response_lengths).any()
@@ -47,6 +48,7 @@ OF_STEPS: dict[str, Callable[[Step], bool]] = {
     "where a rollout has several samples": lambda step: len(set(step.rollouts)) < step.size,
     "where tokens are rejected": lambda step: step.original_mask is not None,
     "where no token is rejected": lambda step: step.original_mask is None,
+    "where some samples of a prompt are rejected": lambda step: _some_are_rejected(step),
     "where a reward is compared with no other": lambda step: _has_prompt(
         step, lambda rewards: np.isfinite(rewards).sum() == 1
     ),
@@ -146,6 +148,13 @@ def _hardly_differ(rewards: NDArray[np.float64]) -> bool:
     """Whether all rewards except possibly the smallest and the largest are nearly equal."""
     without_ends = np.sort(rewards)[1:-1]
     return bool(len(without_ends) > 1 and np.ptp(without_ends) <= SAME * np.abs(rewards).max())
+
+
+def _some_are_rejected(step: Step) -> bool:
+    """Whether a prompt has a sample whose tokens are all rejected, and one that is kept."""
+    kept = step.active_tokens > 0
+    rejected = (step.original_tokens > 0) & ~kept
+    return bool(np.intersect1d(step.groups[kept], step.groups[rejected]).size)
 
 
 def _group_sizes(step: Step) -> NDArray[np.int64]:

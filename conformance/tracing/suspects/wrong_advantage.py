@@ -76,8 +76,8 @@ def _at(graph: Graph, node: Node, files: Slice) -> Iterator[Suspect]:
 
 def _lost(graph: Graph, job: TracedAdvantage) -> Iterator[Suspect]:
     """Yield the lines that make 0 of the right advantage."""
-    words = f"makes 0 of the right advantage, {job.right:.6g}"
-    for node in (one for one in sorted(graph.nodes()) if _makes_0(graph, one, job.right)):
+    words = f"makes 0 of the right advantage, {job.expected:.6g}"
+    for node in (one for one in sorted(graph.nodes()) if _makes_0(graph, one, job.expected)):
         yield from (Suspect(line, words) for line in graph.operation(node).stack[:MOST])
 
 

@@ -1,0 +1,70 @@
+"""The lines that change an advantage before a loss selects tokens by it, and that select them."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from conformance.findings.trace import MULTIPLYING
+from conformance.tracing.chain import chain
+from conformance.tracing.suspects.lost import COMPARING
+from conformance.tracing.suspects.reasons import MOST, Suspect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.findings.trace import Operation
+    from conformance.tracing.chain import Chain
+    from conformance.tracing.graph import Graph, Node
+
+ORDERING = ("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue")
+"""The beginnings of the names of operations that put entries in order."""
+
+
+def compared(graph: Graph) -> list[Suspect]:
+    """At most three lines, those that multiply an advantage before those that compare it.
+
+    What is compared has no unit: a count by which advantages were divided changes which are chosen.
+    """
+    selecting = [*_selecting(graph)]
+    changed = [suspect for _, way in selecting for suspect in _changed(way)]
+    choosing = [suspect for one, _ in selecting for suspect in _choosing(graph.operation(one))]
+    by_line: dict[tuple[str, int], Suspect] = {}
+    for suspect in (*changed, *choosing):
+        by_line.setdefault((suspect.line.file, suspect.line.number), suspect)
+    return [*by_line.values()][:MOST]
+
+
+def _selecting(graph: Graph) -> Iterator[tuple[Node, Chain]]:
+    """Yield what compares or orders entries that a mean was subtracted from, and their ways."""
+    for node in sorted(graph.nodes()):
+        if graph.operation(node).name.startswith((*COMPARING, *ORDERING)):
+            for end in (one for one in graph.inputs(node) if graph.painted.get(one) is False):
+                way = chain(graph, end)
+                if any(_subtracts(graph, one) for one in way.way):
+                    yield node, way
+
+
+def _choosing(operation: Operation) -> Iterator[Suspect]:
+    """Yield the line that selects, and those of other files which say among which tokens."""
+    words = "selects tokens by comparing values that are made of advantages"
+    stack = operation.stack
+    outside = [line for line in stack if line.file != stack[0].file]
+    yield from (Suspect(line, words) for line in (*stack[:1], *outside, *stack[1:]))
+
+
+def _changed(way: Chain) -> Iterator[Suspect]:
+    """Yield the lines that multiply or negate advantages before their mean is subtracted."""
+    before = [*takewhile(lambda node: not _subtracts(way.graph, node), way.way)]
+    for node in (one for one in before if way.graph.operation(one).name.startswith("aten.neg")):
+        words = "negates advantages, and tokens are selected by them"
+        yield from (Suspect(line, words) for line in way.graph.operation(node).stack[:1])
+    for factor in (one for one in way.factors if one.node in before and not one.is_idle):
+        operation = way.operation(factor)
+        if operation.name.startswith(MULTIPLYING) and operation.contents.size > 1:
+            words = f"multiplies an advantage by {factor.value:.6g}, and tokens are selected by it"
+            yield from (Suspect(line, words) for line in operation.stack[:1])
+
+
+def _subtracts(graph: Graph, node: Node) -> bool:
+    return ".sub" in graph.operation(node).name

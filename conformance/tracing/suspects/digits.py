@@ -1,0 +1,43 @@
+"""The lines that subtract large numbers from each other, which leaves rounding errors of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.wrong_weight import is_own
+
+if TYPE_CHECKING:
+    from conformance.tracing.graph import Graph, Node
+
+LOST = 2.0**-20
+"""How small a difference is, relative to its operands, of which float32 has hardly a digit."""
+
+LARGE = 1000.0
+"""Least size of an operand of which such a difference is no rounding of 0."""
+
+
+def digits_lost(graph: Graph, package: str | None) -> list[Suspect]:
+    """At most three lines, those that subtract the largest numbers, the framework's own first."""
+    nodes = [node for node in graph.nodes() if _loses(graph, node)]
+    nodes.sort(key=lambda node: -_largest(graph, node))
+    by_line: dict[tuple[str, int], Suspect] = {}
+    for node in nodes:
+        operation, largest = graph.operation(node), _largest(graph, node)
+        left = operation.contents.largest
+        words = f"leaves {left:.6g} of {largest:.6g}, about as little as rounding errors of that"
+        for line in operation.stack[:MOST]:
+            by_line.setdefault((line.file, line.number), Suspect(line, words))
+    return sorted(by_line.values(), key=lambda one: not is_own(one.line, package))[:MOST]
+
+
+def _loses(graph: Graph, node: Node) -> bool:
+    """Whether a difference is about as small as the rounding errors of large numbers."""
+    operation, largest = graph.operation(node), _largest(graph, node)
+    is_difference = operation.name.startswith(("aten.sub", "aten.rsub", "jax.sub"))
+    return is_difference and largest >= LARGE and operation.contents.largest <= LOST * largest
+
+
+def _largest(graph: Graph, node: Node) -> float:
+    held = (graph.operation(one).contents for one in graph.inputs(node))
+    return max((one.largest for one in held if one.is_measured), default=0.0)
