@@ -83,8 +83,7 @@ def is_traced(cell: MatrixCell) -> bool:
     if spec.check is Check.ADVANTAGES:
         return spec.metric is None
     is_of_tokens = spec.objective not in (*UNTRACED, *FROM_REWARDS)
-    is_checked = spec.check in CHECKED and is_of_tokens
-    return is_checked and bool(columns_of(spec.objective, traced_metric(cell)))
+    return spec.check in CHECKED and is_of_tokens
 
 
 def traced_metric(cell: MatrixCell) -> Metric | None:

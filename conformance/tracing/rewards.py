@@ -47,11 +47,6 @@ class TracedAdvantage(TracedJob):
     """The sizes of all numbers that a right computation makes of the reward: [numbers]."""
 
     @property
-    def is_of_all(self) -> bool:
-        """Whether all samples have their rewards: no reward alone has a wrong advantage."""
-        return self.job.painted is None
-
-    @property
     def is_own(self) -> bool:
         """Whether the token is of the sample that alone has a reward or value."""
         return self.job.painted is not None and self.token.sample == self.job.painted.sample

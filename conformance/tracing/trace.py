@@ -25,6 +25,7 @@ from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.source.arithmetic import averages, goes_on
 from conformance.tracing.suspects.compared import compared
 from conformance.tracing.suspects.digits import digits_lost
+from conformance.tracing.suspects.logged import made_by
 from conformance.tracing.suspects.lost import lost_after
 from conformance.tracing.suspects.not_finite import made_not_finite
 from conformance.tracing.suspects.ranking import Suspects
@@ -63,9 +64,10 @@ class Trace:
         Raises:
             NotTracedError: the framework was not given what is painted.
         """
-        if isinstance(job, TracedAdvantage) and job.is_of_all:
-            lost = digits_lost(Graph(job.traces), package) if job.is_wrong else []
-            return cls(finding=finding, job=job, chain=None, suspects=lost, source=source)
+        if job.is_of_all:
+            looked_at = digits_lost if isinstance(job, TracedAdvantage) else made_by
+            suspects = looked_at(Graph(job.traces), job, package) if job.is_wrong else []
+            return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
         is_of_reward = isinstance(job, TracedAdvantage)  # which Python often has in lists
         reading = (READ, LISTED) if is_of_reward else (READ,)
         graphs = (Graph(job.traces, size, reading) for size in sizes_given(job.column))
@@ -105,7 +107,8 @@ class Trace:
     def of_cause(self) -> CauseTrace:
         """What a report keeps of it; factors of 1 are left out."""
         job = self.job
-        token = TracedToken(name=str(job.token), observed=job.observed, expected=job.expected)
+        of_token = TracedToken(name=str(job.token), observed=job.observed, expected=job.expected)
+        token = None if job.is_of_all else of_token
         return CauseTrace(suspects=self._suspected, chain=self._factors, token=token)
 
     @property
@@ -155,7 +158,7 @@ class Trace:
     def objection(self) -> str | None:
         """Why the factors do not explain the weight of the finding; None if they do."""
         job = self.job
-        if isinstance(job, TracedAdvantage):
+        if isinstance(job, TracedAdvantage) or job.is_of_all:
             return None
         if self.chain is None:
             if job.observed:

@@ -115,8 +115,13 @@ class TracedJob:
     @property
     def is_wrong(self) -> bool:
         """Whether the observed weight is not the reference's."""
-        of_token = float(self.context.expected[self.place])
-        return not abs(self.observed - self.expected) <= self.tolerance * of_token
+        size = max(abs(self.expected), float(self.context.expected[self.place]))
+        return not abs(self.observed - self.expected) <= self.tolerance * size
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether nothing is painted: a whole number is traced, or what only all samples show."""
+        return self.job.painted is None
 
     @property
     def depends_on_others(self) -> bool:
@@ -130,10 +135,14 @@ def trace(
     """Trace a token of a job to its gradient, or to a logged number.
 
     By default it is the one whose weight is most wrong, or the first whose share in the number is.
+    A number that is no sum of values which tokens are given, such as a share of them, is traced as
+    a whole.
 
     Raises:
         NotTracedError: the job has no such token, or no rank logs the number.
     """
+    if metric is not None and not columns_of(job.objective, metric):
+        return recorded(_of_number(job, pool, metric), pool)
     of_terms = metric is None and job.objective in OF_TERMS
     return recorded(
         _of_terms(job, pool, token) if of_terms else _of_one(job, pool, token, metric), pool
@@ -168,6 +177,19 @@ def _of_one(
     if not right:
         raise NotTracedError("no token of this batch is active")
     return right[0]
+
+
+def _of_number(job: Job, pool: RankPool, metric: Metric) -> TracedJob | Crashed | Declined:
+    """A logged number as a whole, in the step and on the rank where it is most wrong."""
+    ran = pool.run(job)
+    if not isinstance(ran, Ran):
+        return ran
+    tracer = _ToLog(job, pool, ran.observations, metric)
+    steps = [index for index, step in enumerate(job.steps) if step.mask.any()]
+    found = [tracer.whole(index) for index in steps]
+    if not found:
+        raise NotTracedError("no token of this batch is active")
+    return max(found, key=lambda one: abs(one.observed - one.expected))
 
 
 def _of_terms(job: Job, pool: RankPool, token: Token | None) -> TracedJob | Crashed | Declined:
@@ -304,7 +326,6 @@ class _ToLog(_Tracer):
         right = quantity * float(of_term.context.expected[place])
         reported = self._reported(painted.observations, step_index)
         rank, value = max(reported, key=lambda one: abs(one[1] - right))
-        is_exact = self.job.objective is Objective.POLICY
         return TracedJob(
             job=job,
             token=token,
@@ -315,15 +336,43 @@ class _ToLog(_Tracer):
             observed=value / quantity,
             traced=value / quantity,
             derivative=abs(quantity) / painted_value(column),
-            tolerance=reported_bound(
-                int(self.job.steps[step_index].mask_before_rejection.sum()),
-                self._description.dtype,
-                0 if is_exact else TERM_OPERATIONS,
-            ),
+            tolerance=self._tolerance_of_log(step_index),
             metric=self.metric,
             logged=value,
             rank=rank,
             is_trained_right=column is Column.ADVANTAGES and self._trains(step_index, place),
+        )
+
+    def whole(self, step_index: int) -> TracedJob:
+        """The number that is logged of a step."""
+        assert self.metric is not None
+        terms = logged_terms(self._context(step_index), self.job.objective, self.metric)
+        right = float(sum(one.expected for one in terms))
+        reported = self._reported(self.ordinary, step_index)
+        rank, value = max(reported, key=lambda one: abs(one[1] - right))
+        place = int(np.flatnonzero(self.job.steps[step_index].mask)[0])
+        return TracedJob(
+            job=self.job,
+            token=[*tokens_of_steps(self.job)][step_index][place],
+            column=Column.LOG_PROBS,
+            context=terms[0].context,
+            place=place,
+            expected=right,
+            observed=value,
+            traced=value,
+            tolerance=self._tolerance_of_log(step_index),
+            metric=self.metric,
+            logged=value,
+            rank=rank,
+        )
+
+    def _tolerance_of_log(self, step_index: int) -> float:
+        """The bound on the relative error of a share, exact where ratios are 1."""
+        is_exact = self.job.objective is Objective.POLICY
+        return reported_bound(
+            int(self.job.steps[step_index].mask_before_rejection.sum()),
+            self._description.dtype,
+            0 if is_exact else TERM_OPERATIONS,
         )
 
     def _trains(self, step_index: int, place: int) -> bool:

@@ -131,6 +131,9 @@ def _headline(trace: Trace) -> str:
     job = trace.job
     if isinstance(job, TracedAdvantage):
         return f"{trace.finding}: {_of_reward(job)}"
+    if job.is_of_all:
+        right = f" and should be {number(job.expected)}" if job.is_wrong else ", as it should be"
+        return f"{trace.finding}: the logged number is {number(job.observed)}{right}"
     in_log = "" if job.metric is None else f" in the logged {job.metric.replace('_', ' ')}"
     weights = f"weighs {number(job.observed)}{in_log}"
     right = f" and should weigh {number(job.expected)}" if job.is_wrong else ", as it should"

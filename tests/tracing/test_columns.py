@@ -16,6 +16,7 @@ from conformance.tracing import tracer
 from conformance.tracing.columns import is_traced, traced_metric
 from conformance.tracing.finding import traced_job
 from conformance.tracing.trace import Trace
+from conformance.views.traces import as_text
 from reference.aggregation import Mode
 
 [CASE] = [case for case in CORPUS if case.name == "fully_masked_sample"]
@@ -97,6 +98,17 @@ def test_a_coefficient_is_traced_to_the_divergence_that_it_follows(pool: RankPoo
 
     assert is_traced(cell)
     assert traced_metric(cell) is Metric.KL
+
+
+def test_a_number_that_no_value_of_a_token_adds_to_is_traced_as_a_whole(pool: RankPool) -> None:
+    """The mean ratio of tokens is 1 where nothing is painted, and no token's value is a ratio."""
+    job = traced_job(_cell("metric.ratio").job, pool, metric=Metric.RATIO)
+
+    assert isinstance(job, tracer.TracedJob), job
+    trace = Trace.of("metric.ratio", job, None, None)
+    assert job.observed == pytest.approx(job.expected, rel=1e-5)
+    assert (job.is_wrong, trace.suspects, trace.of_cause.token) == (False, [], None)
+    assert as_text(trace)[0].startswith("metric.ratio: the logged number is ")
 
 
 def test_an_unusual_configuration_is_traced() -> None:

@@ -9,6 +9,7 @@ from conformance.tracing.suspects.wrong_weight import is_own
 
 if TYPE_CHECKING:
     from conformance.tracing.graph import Graph, Node
+    from conformance.tracing.tracer import TracedJob
 
 LOST = 2.0**-20
 """How small a difference is, relative to its operands, of which float32 has hardly a digit."""
@@ -17,7 +18,7 @@ LARGE = 1000.0
 """Least size of an operand of which such a difference is no rounding of 0."""
 
 
-def digits_lost(graph: Graph, package: str | None) -> list[Suspect]:
+def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect]:
     """At most three lines, those that subtract the largest numbers, the framework's own first."""
     nodes = [node for node in graph.nodes() if _loses(graph, node)]
     nodes.sort(key=lambda node: -_largest(graph, node))
