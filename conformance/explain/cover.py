@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, commonness
 from conformance.explain.conditions.findings import NARROWING, NEGATIVE, of_finding, plainness
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import Check, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -81,6 +81,9 @@ class Table:
         self.facts: dict[str, int] = defaultdict(int)
         """The terms for which each fact holds."""
 
+        self._of_advantages = 0
+        """The terms of findings of advantages that the framework computes."""
+
         self.cases: dict[Hashable, int] = defaultdict(int)
         self.cuts: dict[Hashable, int] = defaultdict(int)
         """The terms of each case, and those of each mode and layout."""
@@ -103,6 +106,8 @@ class Table:
             self._excluded[named.mistake] |= of_terms[named.term]
         self.bits[finding.id] = bits = sum(of_terms.values())
         self.cases[finding.case] |= bits
+        if finding.check is Check.ADVANTAGES:
+            self._of_advantages |= bits
         self.cuts[finding.mode, finding.layout] |= bits
         if finding.verdict in TRAINED:
             self.trained |= bits
@@ -153,10 +158,12 @@ class Table:
     def described(self, claims: int) -> tuple[str, ...]:
         """The condition that holds for all claims and for the fewest others that were trained.
 
-        What was not trained tells nothing, neither of a mistake nor of how its step is cut. A fact
-        is named if it at least halves the others.
+        What was not trained tells nothing, neither of a mistake nor of how its step is cut, and
+        given advantages tell nothing of computed ones. A fact is named if it at least halves the
+        others.
         """
-        telling = self.trained | claims
+        of_advantages = self._of_advantages if not claims & ~self._of_advantages else -1
+        telling = self.trained & of_advantages | claims
         facts = [
             (fact, bits & telling)
             for fact in self.plain_first

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapters.contract.objective import FROM_REWARDS
+from adapters.contract.objective import COMPARING_ADVANTAGES, FROM_REWARDS
 from conformance.explain.causes import is_inferred
 from conformance.findings.cause import Severity
 from conformance.findings.errors import NotTracedError, StartError
@@ -88,7 +88,10 @@ def traces_of_causes(
     for cause in (one for one in causes if one.severity in TRACED):
         of_cause = sorted(
             (cells[name] for name in cause.findings if name in cells),
-            key=lambda cell: cell.spec.metric is not None,
+            key=lambda cell: (
+                cell.spec.metric is not None,
+                cell.spec.objective in COMPARING_ADVANTAGES,  # where a choice may be wrong as well
+            ),
         )
         are_computed = any(cell.spec.check is Check.ADVANTAGES for cell in of_cause[:1])
         tried = of_cause[: MOST_OF_ADVANTAGES if are_computed else MOST_OF_A_CAUSE]
