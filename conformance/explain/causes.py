@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -98,10 +98,12 @@ def with_traces(
 
     A cause that no mistake explains, or a count that is read off a factor, is told by its first
     suspect, and is one for each: a line is believed before what merely fits. Findings that were not
-    traced stay with the smallest one.
+    traced stay with the smallest one. A finding of several causes may have been traced for another.
     """
     told: dict[str | int, list[Cause]] = defaultdict(list)
-    pairs = chain.from_iterable(_with_traces(cause, traces, findings) for cause in causes)
+    several = [*causes]
+    claims = Counter(name for cause in several for name in cause.findings)
+    pairs = chain.from_iterable(_with_traces(one, traces, findings, claims) for one in several)
     for number, (place, cause) in enumerate(pairs):
         told[number if place is None else place].append(cause)
     return [_one(several, findings) for several in told.values()]
@@ -115,10 +117,14 @@ def is_inferred(cause: Cause) -> bool:
 
 
 def _with_traces(
-    cause: Cause, traces: Mapping[str, CauseTrace], findings: Mapping[str, Finding]
+    cause: Cause,
+    traces: Mapping[str, CauseTrace],
+    findings: Mapping[str, Finding],
+    claims: Mapping[str, int],
 ) -> Iterator[tuple[str | None, Cause]]:
     """Yield the causes that one is, each with the line that tells it, None if a mistake does."""
-    smallest = next((traces[name] for name in cause.findings if name in traces), None)
+    traced = [name for name in cause.findings if name in traces]
+    smallest = traces[min(traced, key=claims.__getitem__)] if traced else None
     if not is_inferred(cause) or smallest is None:
         yield None, cause if smallest is None else cause.model_copy(update=dict(smallest))
         return

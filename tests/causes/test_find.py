@@ -714,3 +714,19 @@ def test_causes_that_one_line_tells_are_one() -> None:
     assert one.severity is Severity.GRADIENT
     assert sorted(one.findings) == sorted(names)
     assert one.reach.options == []
+
+
+def test_a_finding_that_was_traced_for_another_cause_tells_less() -> None:
+    """The first finding has both mistakes, and its trace shows the one that it was traced for."""
+    both, alone = (
+        f"weights/{mode}/odd_groups/dp1-cp1-mb1-bshd" for mode in ("constant", "token_mean")
+    )
+    said = [wrong(both), wrong(alone)]
+    findings = {finding.id: finding for finding, _ in said}
+    [cause] = found(*said)
+    named = cause.model_copy(update={"name": "entropy_not_divided", "findings": [both, alone]})
+    other = cause.model_copy(update={"name": "kl_not_divided", "findings": [both]})
+
+    one, two = with_traces([named, other], {both: suspected(7), alone: suspected(9)}, findings)
+
+    assert (one.suspects[0].line, two.suspects[0].line) == (9, 7)
