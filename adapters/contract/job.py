@@ -247,6 +247,9 @@ class Observation:
     rows: tuple[NDArray[np.int32], ...] = ()
     skipped_steps: frozenset[int] = frozenset()
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
+    logs_together: bool = False
+    """Whether each logged number is of several optimizer steps, which ``reported`` cannot tell."""
+
     own_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """As `ProbedBatch.own_losses` reads them, for `Objective.ROUTER`."""
 

@@ -99,7 +99,8 @@ class InOneRun(Adapter):
         with rank.framework(), refusals_of_configuration(job):
             done = self.run(job, rank, batch, settings)
         reported = self.framework.reported(done.logs[: len(job.steps)])
-        return observation(batch, done.gradients, done.passes, reported)
+        together = len(done.logs) < len(job.steps)
+        return observation(batch, done.gradients, done.passes, reported, logs_together=together)
 
 
 class OnRayAndDeepSpeed(Adapter):

@@ -16,7 +16,13 @@ from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement
 from conformance.findings.finding import Logged
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, judge_measurements, mismatch, step_context
+from conformance.judging.weights import (
+    Judgement,
+    judge_measurements,
+    mismatch,
+    step_context,
+    unjudged,
+)
 from reference.controllers import AdaptiveCoefficient
 from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound
 
@@ -41,6 +47,8 @@ def judge_logged(
 
     Error and bound are relative to the sum of |weight · quantity|, as terms may cancel.
     """
+    if any(one.logs_together for one in observations):
+        return unjudged(Verdict.UNSUPPORTED, "each logged number is of several optimizer steps")
     measurements: list[Measurement] = []
     for step_index in range(len(job.steps)):
         reported = _reported(observations, step_index, metric)

@@ -231,17 +231,19 @@ def slices_without_first(
 
     Where a slice begins within a response is known. Whether one begins with the last token of a
     response is told by the tokens that weigh nothing, if weights are ``observed``: which ones do,
-    and which ones would do so in any case. Of a sum both are tried for each of a few slices.
+    and which ones would do so in any case. Of a sum both are tried for each of a few slices,
+    and a right one does not show that the mistake is absent.
     """
     if (firsts := _Firsts.of(context)) is None:
         return
-    active = context.step.mask
+    active = context.step.mask_before_rejection  # which a denominator may count
     surely, alone = firsts.surely & active, np.flatnonzero(firsts.alone & active)[:FEW_SLICES]
     lost = [surely | np.isin(np.arange(len(active)), some) for some in _subsets(alone)]
     if observed is not None:
         gone = np.where(observed[1], surely, observed[0] & active)
         lost = [gone if firsts.are(gone, active) else surely]
-    some = (one for one in lost if one.any() and not one[active].all())
+    is_sum = observed is None
+    some = (one for one in lost if (is_sum or one.any()) and not one[active].all())
     for left_out in {one.tobytes(): one for one in some}.values():
         yield Prediction(name=FIRST_OF_SLICES, weights=_without(context, left_out).expected)
 
