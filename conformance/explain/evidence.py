@@ -55,9 +55,9 @@ class Evidence:
     def _is_shown(self, fact: str) -> bool:
         holds = self._holds[fact]
         if fact in FACTS_OF_STEPS:
-            return self._is_gone(
-                self._same_cut & ~holds, (one for one in self._shared if one != fact)
-            )
+            # What implies the fact, or is the fact itself, cannot hold without it.
+            kept = [one for one in self._shared if self._holds[one] & ~holds]
+            return self._is_gone(self._same_cut & ~holds, kept)
         kept = [one for one in self._others(holds) if one != fact]
         return self._is_gone(self._same_case & ~holds, kept)
 

@@ -79,6 +79,7 @@ NARROWING = (
     "of the policy_loss term where ratios",
     "in logged numbers of the loss",
     REJECTED_AT_1,
+    "where all tokens of a sample are masked",  # and not rejected
 )
 """Beginnings of facts that are chosen last too, where findings contradict every plainer one."""
 
