@@ -78,6 +78,48 @@ def test_what_is_within_the_bound_of_what_was_observed_is_not_excluded() -> None
     assert "policy_loss/empty_samples_counted" not in judged.clues.excluded
 
 
+def right_log(held: list[int]) -> Clues:
+    """The clues of a right log of three samples of two tokens, held by a first and second slice."""
+    step = step_of([1, 1], [1, 1], [1, 1])
+    job = replace(
+        combined.JOB,
+        steps=(step,),
+        layout=Layout(cp=2),
+        objective=Objective.POLICY,
+        aggregation=Aggregation(Mode.TOKEN_MEAN),
+    )
+    losses = quantities(Metric.POLICY_LOSS, ProbedBatch(job.steps, job.objective))
+    of_ranks = [np.where(np.array(held) == rank, 0, -1).astype(np.int32) for rank in range(2)]
+    observations = [
+        Observation(
+            token_weights=(),
+            forward_passes=(passes,),
+            reported={Metric.POLICY_LOSS: (float(losses.mean()),)},
+        )
+        for passes in of_ranks
+    ]
+    clues = judge_logged(job, observations, Description()).clues
+    assert clues is not None
+    return clues
+
+
+def test_a_right_log_excludes_lost_tokens_only_where_a_slice_cuts_a_response() -> None:
+    """Where a slice begins with a response, what it loses may be the end of a prompt."""
+    lost = "policy_loss/first_of_slices_left_out"
+
+    assert lost in right_log([0, 0, 0, 1, 1, 1]).excluded
+    assert lost not in right_log([0, 0, 0, 0, 1, 1]).excluded
+
+
+def test_a_log_of_several_optimizer_steps_is_not_judged() -> None:
+    logged = {Metric.POLICY_LOSS: (1.0,)}
+    observation = Observation(token_weights=(), reported=logged, logs_together=True)
+
+    judged = judge_logged(combined.JOB, [observation], Description())
+
+    assert judged.verdict is Verdict.UNSUPPORTED
+
+
 def test_wrong_weights_exclude_the_mistakes_that_do_not_explain_them() -> None:
     found = clues(CP_4, CP_4.weights * 4)
 

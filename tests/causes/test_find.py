@@ -652,6 +652,38 @@ def test_diagnostics_are_told_from_logged_losses() -> None:
     assert ("multiplied_by_cp", ["in logged diagnostics"]) in causes
 
 
+def test_a_fact_that_implies_another_does_not_hide_it() -> None:
+    """A step whose samples are masked whole has empty samples, and a right one has neither."""
+    implied = "where a sample has no active token"
+    facts = [implied, "where all tokens of a sample are masked"]
+    failed, clues = crashed("weights/token_mean/a/dp1-cp1-mb1-thd", 7, "ZeroDivisionError: 1 / 0")
+    [cause] = found(
+        (failed, clues.model_copy(update={"conditions": facts})),
+        right("weights/token_mean/b/dp1-cp1-mb1-thd"),
+    )
+
+    assert cause.condition == [implied]
+
+
+def test_given_advantages_say_nothing_of_computed_ones() -> None:
+    """Gradients after rejection have nothing to do with statistics of rewards."""
+    rejected = "where some samples of a prompt are rejected"
+    split = "where a prompt group is in several micro-batches"
+    said = Finding(
+        id="advantages.group_centred/token_mean/a/dp1-cp1-mb2-thd",
+        verdict=Verdict.ADVICE,
+        diagnosis=UNEXPLAINED.model_copy(update={"name": "rejected_siblings_counted"}),
+    )
+    [cause] = found(
+        (said, Clues(terms=["policy_loss"], conditions=[rejected, split])),
+        right("advantages.group_centred/token_mean/b/dp1-cp1-mb2-thd", facts=[split]),
+        right("rejection/token_mean/a/dp1-cp1-mb1-thd", facts=[rejected]),
+    )
+
+    assert split not in cause.condition
+    assert rejected in (*cause.condition, *cause.untested)
+
+
 def test_step_says_whether_tokens_are_rejected() -> None:
     plain, rejected = (set(of_steps(case.steps, Layout())) for case in (CORPUS[0], REJECTION[0]))
 
