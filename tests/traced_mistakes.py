@@ -26,6 +26,7 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing import columns, tracer
 from conformance.tracing.trace import Trace
+from conformance.tracing.traced import TracedJob
 from reference.aggregation import Aggregation, Mode
 from tests.mistakes_in_real_code import CASES, MISTAKES, TRACED, Edit, Mistake, copied, packages
 
@@ -44,7 +45,7 @@ def traced(mistake: Mistake, folder: Path) -> str:
         for cell in cells(mistake):
             is_due = _is_wrong(cell, jobs) and not is_wrong_without(cell)
             job = tracer.trace(cell.job, jobs.pool, metric=cell.spec.metric) if is_due else None
-            if isinstance(job, tracer.TracedJob) and job.is_wrong:
+            if isinstance(job, TracedJob) and job.is_wrong:
                 trace = Trace.of(cell.id, job, jobs.pool.adapter.package, jobs.pool.source)
                 hits = [
                     place

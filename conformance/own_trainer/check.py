@@ -32,7 +32,7 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing import tracer
 from conformance.tracing.trace import Trace
-from conformance.tracing.tracer import TracedJob
+from conformance.tracing.traced import TracedJob
 from reference.aggregation import AdvantageUnit
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from conformance.tracing import tracer
 from conformance.tracing.columns import is_traced, traced_metric
 from conformance.tracing.rewards import is_clearly_wrong, trace_advantage
 from conformance.tracing.trace import Trace
-from conformance.tracing.tracer import Token, TracedJob
+from conformance.tracing.traced import Token, TracedJob, first_masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -166,7 +166,7 @@ def traced_job(
         NotTracedError: the job has no such token, or nothing to trace.
     """
     if job.poison is not None:
-        token = tracer.first_masked(job) if token is None else token
+        token = first_masked(job) if token is None else token
         job = replace(job, poison=None)
     if metric is None and job.objective in FROM_REWARDS:
         return trace_advantage(job, pool, token)

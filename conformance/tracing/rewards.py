@@ -16,7 +16,8 @@ from conformance.expected.loss_terms import advantage_terms
 from conformance.findings.errors import NotTracedError
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
-from conformance.tracing.tracer import Token, TracedJob, recorded, tokens_of_steps
+from conformance.tracing.traced import Token, TracedJob, tokens_of_steps
+from conformance.tracing.tracer import recorded
 from reference import advantages
 from reference.rounding import ratio_bound
 

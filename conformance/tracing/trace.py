@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from conformance.findings.trace import Line
     from conformance.tracing.graph import Node
-    from conformance.tracing.tracer import TracedJob
+    from conformance.tracing.traced import TracedJob
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import chain, islice, product
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -28,16 +28,16 @@ from conformance.judging.startup import reducer_weights
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
 from conformance.tracing.columns import columns_of, contribution
+from conformance.tracing.traced import Token, TracedJob, first_of_samples, place_of, tokens_of_steps
 from reference.rounding import TERM_OPERATIONS, ratio_bound, reported_bound, weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
-    from conformance.findings.trace import RankTrace
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
 
@@ -49,84 +49,6 @@ MOST_SAMPLES = 6
 
 
 _Traced = TypeVar("_Traced", bound="TracedJob")
-
-
-class Token(NamedTuple):
-    """A token of a batch: its sample, counted over all steps, and its place in the response."""
-
-    sample: int
-    token: int
-
-    def __str__(self) -> str:
-        return f"{self.sample}:{self.token}"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TracedJob:
-    """The weight of one token in an ordinary run of a job, and the operations of a traced one."""
-
-    job: Job
-    """The one that is traced."""
-
-    token: Token
-    column: Column
-    """What is painted."""
-
-    context: StepContext
-    """Of the step that has the token, with the aggregation of the term that it is traced in."""
-
-    place: int
-    """The place of the token among the tokens of its step."""
-
-    expected: float
-    """The reference's weight of the token."""
-
-    observed: float
-    traced: float
-    """Its weight in the job that is traced, in which it alone has a value."""
-
-    derivative: float = 1.0
-    """The token's loss in the traced job, relative to its painted value."""
-
-    ratio: float = 1.0
-    """That of the token's new to its old probability, where a loss has it and corrects it."""
-
-    gradient_unit: float = 1.0
-    """What a gradient of the token in the traced job is relative to its loss, both by weight 1."""
-
-    tolerance: float
-    traces: tuple[RankTrace, ...] = ()
-
-    is_nowhere: bool = False
-    """Whether the token has no weight on any rank of the traced job."""
-
-    metric: Metric | None = None
-    """The number that it is traced to, if that is not its gradient."""
-
-    logged: float | None = None
-    """What the traced job logs as that, where it is most wrong."""
-
-    rank: int = 0
-    """The rank that logs it."""
-
-    is_trained_right: bool = False
-    """Whether the token's weight in the gradient is right where its weight in a log is wrong."""
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether the observed weight is not the reference's."""
-        size = max(abs(self.expected), float(self.context.expected[self.place]))
-        return not abs(self.observed - self.expected) <= self.tolerance * size
-
-    @property
-    def is_of_all(self) -> bool:
-        """Whether nothing is painted: a whole number is traced, or what only all samples show."""
-        return self.job.painted is None
-
-    @property
-    def depends_on_others(self) -> bool:
-        """Whether the token's weight is another where it alone has a value."""
-        return abs(self.traced - self.observed) > self.tolerance * abs(self.observed)
 
 
 def trace(
@@ -298,11 +220,15 @@ class _ToLog(_Tracer):
         Those come last that must have no share: the first rejected and the first masked ones.
         """
         steps = self.job.steps
-        active = sorted(_first(self.job, [step.mask for step in steps]), key=lambda one: -one[0])
+        active = sorted(
+            first_of_samples(self.job, [step.mask for step in steps]), key=lambda one: -one[0]
+        )
         tokens = [token for _, token in active]
         in_turn = chain.from_iterable(zip(tokens, reversed(tokens), strict=True))
-        rejected = _first(self.job, [step.mask_before_rejection & ~step.mask for step in steps])
-        masked = _first(self.job, [~step.mask_before_rejection for step in steps])
+        rejected = first_of_samples(
+            self.job, [step.mask_before_rejection & ~step.mask for step in steps]
+        )
+        masked = first_of_samples(self.job, [~step.mask_before_rejection for step in steps])
         kept = [*dict.fromkeys(in_turn)][:MOST_SAMPLES]
         return [*kept, *(token for _, token in (*rejected, *masked))]
 
@@ -401,26 +327,6 @@ class _ToLog(_Tracer):
         return reported
 
 
-def first_masked(job: Job) -> Token:
-    """The first token that a mask excludes before rejection.
-
-    Raises:
-        NotTracedError: there is none.
-    """
-    masked = _first(job, [~step.mask_before_rejection for step in job.steps])
-    for _, token in masked:
-        return token
-    raise NotTracedError("no token of this batch is masked")
-
-
-def _first(job: Job, masks: Sequence[NDArray[np.bool_]]) -> Iterator[tuple[int, Token]]:
-    """Yield how many tokens of each sample a mask has, with the first of them."""
-    for step, tokens, mask in zip(job.steps, tokens_of_steps(job), masks, strict=True):
-        for start, length in zip(step.offsets, step.response_lengths, strict=False):
-            places = np.flatnonzero(mask[start : start + length])
-            yield from ((len(places), tokens[start + int(first)]) for first in places[:1])
-
-
 def _farthest(of_ranks: NDArray[np.float64], right: float) -> float:
     """The weight of a token on the rank where it is most wrong."""
     return float(of_ranks[np.abs(of_ranks - right).argmax()])
@@ -462,29 +368,3 @@ def most_wrong(job: Job, observations: Sequence[Observation], description: Descr
                 if derivatives[step_index][place] or job.objective in COMPARING_ADVANTAGES
             ]
     return max(errors, key=lambda error: (*error[:3], [-one for one in error[3]]))[3]
-
-
-def tokens_of_steps(job: Job) -> Iterator[list[Token]]:
-    """Yield the tokens of each step, in the order of its flat arrays."""
-    first = 0
-    for step in job.steps:
-        yield [
-            Token(first + sample, token)
-            for sample, length in enumerate(step.response_lengths.tolist())
-            for token in range(length)
-        ]
-        first += step.size
-
-
-def place_of(job: Job, token: Token) -> tuple[int, int]:
-    """The step of a token, and its place among the step's tokens.
-
-    Raises:
-        NotTracedError: the job has no such token.
-    """
-    for step_index, tokens in enumerate(tokens_of_steps(job)):
-        if token in tokens:
-            return step_index, tokens.index(token)
-    raise NotTracedError(
-        f"{token} is no token of this batch", "name a sample and a token of its response, from 0"
-    )

@@ -10,7 +10,8 @@ from adapters.contract.job import Configuration
 from conformance.ranks.pool import RankPool
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph
-from conformance.tracing.tracer import Token, TracedJob, trace
+from conformance.tracing.traced import Token, TracedJob
+from conformance.tracing.tracer import trace
 from conformance.tracing.unfolded import number
 from tests.jobs import job_of, step_of
 from tests.tracing.toys import ToyAdapter

@@ -16,6 +16,7 @@ from conformance.tracing import tracer
 from conformance.tracing.columns import is_traced, traced_metric
 from conformance.tracing.finding import traced_job
 from conformance.tracing.trace import Trace
+from conformance.tracing.traced import TracedJob
 from conformance.views.traces import as_text
 from reference.aggregation import Mode
 
@@ -59,7 +60,7 @@ def test_the_factors_are_the_weight(pool: RankPool, check: str) -> None:
     assert is_traced(cell)
 
     job = tracer.trace(cell.job, pool, metric=cell.spec.metric)
-    assert isinstance(job, tracer.TracedJob), job
+    assert isinstance(job, TracedJob), job
     found = Trace.of(cell.id, job, None, None)
 
     assert not job.is_wrong
@@ -85,7 +86,7 @@ def test_a_masked_value_is_traced_to_where_a_mask_leaves_it_out(pool: RankPool) 
     assert traced_metric(cell) is Metric.KL
 
     job = traced_job(cell.job, pool, metric=traced_metric(cell))
-    assert isinstance(job, tracer.TracedJob), job
+    assert isinstance(job, TracedJob), job
 
     step = CASE.steps[0]
     starts = dict(zip(range(step.size), step.offsets, strict=False))
@@ -104,7 +105,7 @@ def test_a_number_that_no_value_of_a_token_adds_to_is_traced_as_a_whole(pool: Ra
     """The mean ratio of tokens is 1 where nothing is painted, and no token's value is a ratio."""
     job = traced_job(_cell("metric.ratio").job, pool, metric=Metric.RATIO)
 
-    assert isinstance(job, tracer.TracedJob), job
+    assert isinstance(job, TracedJob), job
     trace = Trace.of("metric.ratio", job, None, None)
     assert job.observed == pytest.approx(job.expected, rel=1e-5)
     assert (job.is_wrong, trace.suspects, trace.of_cause.token) == (False, [], None)

@@ -13,7 +13,8 @@ from conformance.ranks.recording.stacks import LIBRARIES
 from conformance.tracing.chain import Chain, chain
 from conformance.tracing.graph import Graph
 from conformance.tracing.trace import Trace
-from conformance.tracing.tracer import TracedJob, trace
+from conformance.tracing.traced import TracedJob
+from conformance.tracing.tracer import trace
 from reference.aggregation import Mode
 from tests.adapters import steps
 

@@ -13,7 +13,7 @@ from conformance.ranks.pool import RankPool
 from conformance.tracing.finding import traced_job
 from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.trace import Trace
-from conformance.tracing.tracer import Token
+from conformance.tracing.traced import Token
 from conformance.views.traces import as_text
 from reference.step import Step
 from tests.jobs import job_of, step_of

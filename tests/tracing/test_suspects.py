@@ -11,7 +11,8 @@ from adapters.contract.job import Configuration
 from adapters.contract.objective import Metric, Objective
 from conformance.ranks.pool import RankPool
 from conformance.tracing.trace import Trace
-from conformance.tracing.tracer import TracedJob, trace
+from conformance.tracing.traced import TracedJob
+from conformance.tracing.tracer import trace
 from reference.aggregation import Mode
 from reference.step import Step
 from tests.jobs import job_of, step_of

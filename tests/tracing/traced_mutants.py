@@ -25,6 +25,7 @@ from conformance.runs.check import judge
 from conformance.tracing import tracer
 from conformance.tracing.columns import is_traced
 from conformance.tracing.trace import Trace
+from conformance.tracing.traced import TracedJob
 from tests.mutants import MUTANTS
 from tests.mutants.kills import cells_of
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter, MutantJob
@@ -49,7 +50,7 @@ def place(mutant: type[Mutant], pool: RankPool) -> int | None:
         if not is_killed or is_killed.verdict != "mismatch":
             continue
         traced = tracer.trace(job, pool, metric=cell.spec.metric)
-        if isinstance(traced, tracer.TracedJob) and traced.is_wrong:
+        if isinstance(traced, TracedJob) and traced.is_wrong:
             lines = [one.line for one in Trace.of(cell.id, traced, None, None).suspects]
             return next((n for n, line in enumerate(lines, 1) if _has(mutant, line)), None)
     raise NotTracedError(f"no finding of {mutant.__name__} is traced and wrong")

@@ -9,7 +9,7 @@ from conformance.tracing.suspects.wrong_weight import is_own
 
 if TYPE_CHECKING:
     from conformance.tracing.graph import Graph, Node
-    from conformance.tracing.tracer import TracedJob
+    from conformance.tracing.traced import TracedJob
 
 LOST = 2.0**-20
 """How small a difference is, relative to its operands, of which float32 has hardly a digit."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from conformance.findings.trace import RankTrace
     from conformance.tracing.graph import Graph
-    from conformance.tracing.tracer import TracedJob
+    from conformance.tracing.traced import TracedJob
 
 
 def made_by(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from conformance.tracing.graph import Graph
-    from conformance.tracing.tracer import TracedJob
+    from conformance.tracing.traced import TracedJob
 
 
 def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:

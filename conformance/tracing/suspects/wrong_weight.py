@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conformance.findings.trace import Line, Operation
     from conformance.tracing.chain import Chain, Factor
     from conformance.tracing.graph import Node
-    from conformance.tracing.tracer import TracedJob
+    from conformance.tracing.traced import TracedJob
 
 
 @dataclass(frozen=True, eq=False)

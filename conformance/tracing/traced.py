@@ -1,0 +1,145 @@
+"""Tokens of a job, and what is traced of one of them, or of a number that is logged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from conformance.findings.errors import NotTracedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job
+    from adapters.contract.job import Column
+    from adapters.contract.objective import Metric
+    from conformance.expected.step_context import StepContext
+    from conformance.findings.trace import RankTrace
+
+
+class Token(NamedTuple):
+    """A token of a batch: its sample, counted over all steps, and its place in the response."""
+
+    sample: int
+    token: int
+
+    def __str__(self) -> str:
+        return f"{self.sample}:{self.token}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TracedJob:
+    """The weight of one token in an ordinary run of a job, and the operations of a traced one."""
+
+    job: Job
+    """The one that is traced."""
+
+    token: Token
+    column: Column
+    """What is painted."""
+
+    context: StepContext
+    """Of the step that has the token, with the aggregation of the term that it is traced in."""
+
+    place: int
+    """The place of the token among the tokens of its step."""
+
+    expected: float
+    """The reference's weight of the token."""
+
+    observed: float
+    traced: float
+    """Its weight in the job that is traced, in which it alone has a value."""
+
+    derivative: float = 1.0
+    """The token's loss in the traced job, relative to its painted value."""
+
+    ratio: float = 1.0
+    """That of the token's new to its old probability, where a loss has it and corrects it."""
+
+    gradient_unit: float = 1.0
+    """What a gradient of the token in the traced job is relative to its loss, both by weight 1."""
+
+    tolerance: float
+    traces: tuple[RankTrace, ...] = ()
+
+    is_nowhere: bool = False
+    """Whether the token has no weight on any rank of the traced job."""
+
+    metric: Metric | None = None
+    """The number that it is traced to, if that is not its gradient."""
+
+    logged: float | None = None
+    """What the traced job logs as that, where it is most wrong."""
+
+    rank: int = 0
+    """The rank that logs it."""
+
+    is_trained_right: bool = False
+    """Whether the token's weight in the gradient is right where its weight in a log is wrong."""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the observed weight is not the reference's."""
+        size = max(abs(self.expected), float(self.context.expected[self.place]))
+        return not abs(self.observed - self.expected) <= self.tolerance * size
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether nothing is painted: a whole number is traced, or what only all samples show."""
+        return self.job.painted is None
+
+    @property
+    def depends_on_others(self) -> bool:
+        """Whether the token's weight is another where it alone has a value."""
+        return abs(self.traced - self.observed) > self.tolerance * abs(self.observed)
+
+
+def first_masked(job: Job) -> Token:
+    """The first token that a mask excludes before rejection.
+
+    Raises:
+        NotTracedError: there is none.
+    """
+    masked = first_of_samples(job, [~step.mask_before_rejection for step in job.steps])
+    for _, token in masked:
+        return token
+    raise NotTracedError("no token of this batch is masked")
+
+
+def first_of_samples(job: Job, masks: Sequence[NDArray[np.bool_]]) -> Iterator[tuple[int, Token]]:
+    """Yield how many tokens of each sample a mask has, with the first of them."""
+    for step, tokens, mask in zip(job.steps, tokens_of_steps(job), masks, strict=True):
+        for start, length in zip(step.offsets, step.response_lengths, strict=False):
+            places = np.flatnonzero(mask[start : start + length])
+            yield from ((len(places), tokens[start + int(first)]) for first in places[:1])
+
+
+def tokens_of_steps(job: Job) -> Iterator[list[Token]]:
+    """Yield the tokens of each step, in the order of its flat arrays."""
+    first = 0
+    for step in job.steps:
+        yield [
+            Token(first + sample, token)
+            for sample, length in enumerate(step.response_lengths.tolist())
+            for token in range(length)
+        ]
+        first += step.size
+
+
+def place_of(job: Job, token: Token) -> tuple[int, int]:
+    """The step of a token, and its place among the step's tokens.
+
+    Raises:
+        NotTracedError: the job has no such token.
+    """
+    for step_index, tokens in enumerate(tokens_of_steps(job)):
+        if token in tokens:
+            return step_index, tokens.index(token)
+    raise NotTracedError(
+        f"{token} is no token of this batch", "name a sample and a token of its response, from 0"
+    )
