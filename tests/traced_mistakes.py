@@ -24,7 +24,8 @@ from conformance.ranks.pool import RankPool
 from conformance.runs import registry
 from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
-from conformance.tracing import columns, tracer
+from conformance.tracing import columns
+from conformance.tracing.finding import traced_job
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob
 from reference.aggregation import Aggregation, Mode
@@ -44,7 +45,11 @@ def traced(mistake: Mistake, folder: Path) -> str:
     with _jobs(mistake, edited) as jobs, _without(mistake, right) as is_wrong_without:
         for cell in cells(mistake):
             is_due = _is_wrong(cell, jobs) and not is_wrong_without(cell)
-            job = tracer.trace(cell.job, jobs.pool, metric=cell.spec.metric) if is_due else None
+            job = (
+                traced_job(cell.job, jobs.pool, metric=columns.traced_metric(cell))
+                if is_due
+                else None
+            )
             if isinstance(job, TracedJob) and job.is_wrong:
                 trace = Trace.of(cell.id, job, jobs.pool.adapter.package, jobs.pool.source)
                 hits = [

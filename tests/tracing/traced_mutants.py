@@ -22,8 +22,8 @@ from conformance.findings.verdict import Check
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran, RankPool
 from conformance.runs.check import judge
-from conformance.tracing import tracer
-from conformance.tracing.columns import is_traced
+from conformance.tracing.columns import is_traced, traced_metric
+from conformance.tracing.finding import traced_job
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob
 from tests.mutants import MUTANTS
@@ -49,7 +49,7 @@ def place(mutant: type[Mutant], pool: RankPool) -> int | None:
         )
         if not is_killed or is_killed.verdict != "mismatch":
             continue
-        traced = tracer.trace(job, pool, metric=cell.spec.metric)
+        traced = traced_job(job, pool, metric=traced_metric(cell))
         if isinstance(traced, TracedJob) and traced.is_wrong:
             lines = [one.line for one in Trace.of(cell.id, traced, None, None).suspects]
             return next((n for n, line in enumerate(lines, 1) if _has(mutant, line)), None)
