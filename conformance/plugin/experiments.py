@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 MOST = 20
 """Findings that a run makes beyond its plan."""
 
-TESTED = (Severity.GRADIENT, Severity.LOGGED, Severity.NOT_TRAINED, Severity.ADVICE)
+TESTED = ((Severity.GRADIENT, Severity.LOGGED, Severity.NOT_TRAINED), (Severity.ADVICE,))
+"""The causes that are tested, in turn: advice has what the others leave."""
 
 
 def run(recorder: FindingRecorder, jobs: SharedJobs) -> None:
@@ -42,14 +43,17 @@ def run(recorder: FindingRecorder, jobs: SharedJobs) -> None:
     A claim that is dropped may bring up another one, so that there are several rounds.
     """
     left = MOST
-    while left and (report := recorder.planned) is not None:
-        cells = chosen(report, recorder.settings.plan, jobs.description)[:left]
-        if not cells:
-            break
-        left -= len([*made(cells, recorder, jobs)])
+    for severities in TESTED:
+        while left and (report := recorder.planned) is not None:
+            cells = chosen(report, recorder.settings.plan, jobs.description, severities)[:left]
+            if not cells:
+                break
+            left -= len([*made(cells, recorder, jobs)])
 
 
-def chosen(report: Report, plan: Plan, description: Description) -> list[MatrixCell]:
+def chosen(
+    report: Report, plan: Plan, description: Description, severities: Sequence[Severity]
+) -> list[MatrixCell]:
     """The cells that lack what causes claim to depend on, those of the worst causes first."""
     findings = {finding.id: finding for finding in report.findings}
     tested = [
@@ -58,7 +62,7 @@ def chosen(report: Report, plan: Plan, description: Description) -> list[MatrixC
             [one for one in cause.findings if is_worst(findings[one], cause)],
         )
         for cause in report.causes
-        if cause.severity in TESTED
+        if cause.severity in severities
     ]
     slugs = {findings[name].identity.slug for _, names in tested for name in names}
     slugs.add(Check.REJECTION)  # which alone rejects tokens

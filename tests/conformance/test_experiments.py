@@ -30,7 +30,8 @@ def report(*said: Said) -> Report:
 
 
 def chosen(*said: Said) -> list[str]:
-    return [cell.id for cell in experiments.chosen(report(*said), PLAN, DESCRIPTION)]
+    severities = experiments.TESTED[0]
+    return [cell.id for cell in experiments.chosen(report(*said), PLAN, DESCRIPTION, severities)]
 
 
 def test_an_option_is_left_out_and_nothing_else_changes() -> None:
@@ -99,3 +100,23 @@ def test_findings_are_made_while_the_ranks_still_run() -> None:
     [made] = recorder.more
     assert made.id == "weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd"
     assert made.verdict is Verdict.CONFORMS
+
+
+def test_advice_is_tested_after_all_other_causes() -> None:
+    """The wrong gradient has no condition, and how a step is cut may be that of the advice."""
+    split = "where a prompt group is in several micro-batches"
+    name = "weights/sample_mean/split_groups/dp1-cp1-mb2-thd"
+    advice, clues = wrong(name, MISTAKE, facts=[split])
+    of_advice = advice.model_copy(update={"verdict": Verdict.ADVICE}), clues
+    seen = report(
+        of_advice,
+        wrong("weights/sample_mean/odd_groups/dp1-cp1-mb2-thd", "policy_loss/divided_by_cp"),
+        right("weights/sample_mean/one_token/dp1-cp1-mb2-thd", MISTAKE),
+    )
+
+    first, then = (
+        experiments.chosen(seen, PLAN, DESCRIPTION, severities) for severities in experiments.TESTED
+    )
+
+    assert not first
+    assert [cell.id for cell in then] == ["weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd"]
