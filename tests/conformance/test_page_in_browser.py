@@ -240,6 +240,8 @@ def test_a_cause_leads_to_its_findings_and_its_example(browser: Browser) -> None
     browser.open(report_of([*lost, diagnosed("not_divided", case="a")]))
     browser.click(".cause summary")
     assert browser.texts(".cause[open] b") == ["tokens are lost"]
+    browser.click(".cause[open] .copy")
+    browser.until(lambda: browser.texts(".cause[open] .copy")[0] != "Copy")
     browser.click(".cause[open] dl a")
 
     browser.until(lambda: len(browser.shown) == 2)

@@ -107,13 +107,19 @@ function traced(finding) {
 
 function reproduced(finding) {
   const command = element("code", {}, commandOf(finding));
-  const copy = element("button", { type: "button", class: "copy" }, "Copy");
-  const box = element("div", { class: "command" }, element("pre", { tabindex: 0 }, command), copy);
+  const box = element("div", { class: "command" }, element("pre", { tabindex: 0 }, command));
+  box.append(copyButton());
   const hints = Object.entries(data.placeholders)
     .filter(([name]) => command.textContent.includes(`=${name}`))
     .map(([name, meaning]) => element("p", { class: "hint" }, `${name} is ${meaning}.`));
   return part("Run it again", box, ...hints);
 }
+
+function copyButton() {
+  return element("button", { type: "button", class: "copy" }, "Copy");
+}
+
+for (const box of document.querySelectorAll(".causes .command")) box.append(copyButton());
 
 document.addEventListener("click", ({ target }) => {
   if (target.matches(".copy")) copied(target.previousElementSibling, target);
