@@ -267,13 +267,20 @@ def _of_several(explained: Explained) -> Diagnosis:
         wrong = [pair for pair in zip(measurement.terms, choice, strict=True) if pair[1]]
         if len(wrong) == 1 and any(one.kind is Kind.ABSENT for one in wrong[0][1]):
             return _absent(wrong[0][0].metric, measurement)
-    alone = likeliest(
-        (term.metric, diagnose(measurement.of_term(term))) for term in measurement.terms
-    )
+    of_terms = [(term, diagnose(measurement.of_term(term))) for term in measurement.terms]
+    possible = [one for one in of_terms if not _is_of_others(*one, measurement)] or of_terms
+    alone = likeliest((term.metric, diagnosis) for term, diagnosis in possible)
     # What another term has at tokens that one term masks seems to be that term's.
     if alone.name not in (UNEXPLAINED, INACTIVE):
         return alone
     return _lost_in_all(measurement) or _shared(explained) or alone
+
+
+def _is_of_others(term: LossTerm, diagnosis: Diagnosis, measurement: Measurement) -> bool:
+    """Whether tokens that a term masks seem to weigh in it, and have no gradient at all."""
+    if diagnosis.name != INACTIVE or not measurement.is_per_token:
+        return False
+    return not measurement.observed[term.context.expected == 0].any()
 
 
 def _absent(term: str, measurement: Measurement) -> Diagnosis:

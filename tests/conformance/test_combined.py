@@ -162,6 +162,21 @@ def test_rejected_tokens_of_other_terms_are_no_masked_tokens_of_the_policy_loss(
     assert explained(judge_combined(job, [observation], description)) == ("not_divided", words)
 
 
+def test_rejected_tokens_without_a_gradient_weigh_in_no_term() -> None:
+    """All is divided by eleven tokens, and the rejected ones, which other terms have, have none."""
+    job = replace(JOB, steps=(REJECTED,), objective=Objective.REJECTION_COMBINED)
+    masks = dict.fromkeys(("entropy_mask", "kl_mask"), Assumed(DenominatorMask.ORIGINAL))
+    batch = ProbedBatch(job.steps, job.objective)
+    whole = batch.dloss_dlogprob - ENTROPY_COEFFICIENT + KL_COEFFICIENT
+    weights = np.where(STEP.mask, whole / 11, 0.0) / batch.dloss_dlogprob
+
+    judgement = judge_combined(
+        job, [Observation(token_weights=(weights,))], Description(declared=masks)
+    )
+
+    assert explained(judgement)[0] != "inactive_tokens_weigh"
+
+
 @pytest.mark.parametrize("averaged", [1.0, 0.5])
 def test_mistakes_of_one_name_are_told_apart(averaged: float) -> None:
     """Nothing is divided, with an average over two ranks and without."""
