@@ -59,7 +59,7 @@ ELSEWHERE = {
         contract.batch.probed_batch.ProbedBatch.own_losses toolkit.probe.router_loss
     """,
     "values and gradients of painted tokens, in traced jobs alone": """
-        contract.batch.altered.painted toolkit.probe.selected
+        contract.batch.altered.painted contract.batch.altered.sizes_given toolkit.probe.selected
     """,
     "a bound on rewards": "areal.estimators._reward_clip",
     "the sign with which a number is logged": "contract.framework.Framework.reported",
