@@ -14,27 +14,18 @@ from tests.mutants.mutant import LARGEST, MutantAdapter
 from tests.tracing.traced_mutants import place
 
 FOUND = (
-    "AveragedOverDp",
     "DividedByMicroBatches",
-    "StaleNumberOfPrompts",
     "MaskIgnored",
     "ReportedSumOverStages",
-    "AccumulationOverwritten",
     "EmptySamplesClamped",
     "PackedWidthAsDivisor",
     "TokensCountedAsUnits",
-    "EntropyOfMicroBatches",
     "LoggedByTheFirstStage",
-    "SharesOfRanksClamped",
-    "TokensCountedPerSlice",
     "LowerBoundForgotten",
     "TokensDropped",
-    "MaskInverted",
     "BoundsOnDividedAdvantages",
     "SmallestPenalised",
-    "ClippedPerMicroBatch",
     "RejectedTokensInTheLog",
-    "RejectedTokensDrift",
 )
 
 
