@@ -96,7 +96,9 @@ class Trace:
             return trace
         read = of_factors.of_rest(trace.rest)
         read += _of_reading(chains, trace.rest, weight)
-        is_to_blame = not suspects or of_factors.may_be_wrong(trace.rest)
+        # Of a token that must weigh nothing it does not matter what it is divided by.
+        may_be_wrong = bool(job.expected) and of_factors.may_be_wrong(trace.rest)
+        is_to_blame = not suspects or may_be_wrong
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
         by_line: dict[Line, Suspect] = {}
         for one in ordered:
