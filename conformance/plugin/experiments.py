@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingRecorder
 
-MOST = 20
+MOST = 18
 """Findings that a run makes beyond its plan."""
 
 TESTED = ((Severity.GRADIENT, Severity.LOGGED, Severity.NOT_TRAINED), (Severity.ADVICE,))
