@@ -1,4 +1,4 @@
-"""Tokens of a job, and what is traced of one of them, or of a number that is logged."""
+"""The token of a job whose weight is traced, or a logged number, with its right and wrong value."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ORDERING = ("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue")
 def compared(graph: Graph) -> list[Suspect]:
     """At most three lines, those that multiply an advantage before those that compare it.
 
-    What is compared has no unit: a count by which advantages were divided changes which are chosen.
+    A loss compares plain advantages. If they are divided by a count before, it selects other tokens.
     """
     selecting = [*_selecting(graph)]
     changed = [suspect for _, way in selecting for suspect in _changed(way)]

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from conformance.tracing.traced import TracedJob
 
 LOST = 2.0**-20
-"""How small a difference is, relative to its operands, of which float32 has hardly a digit."""
+"""A difference this small, relative to its operands, has hardly a correct digit in float32."""
 
 LARGE = 1000.0
-"""Least size of an operand of which such a difference is no rounding of 0."""
+"""Differences of smaller numbers are not looked at: their rounding errors are small too."""
 
 
 def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect]:
