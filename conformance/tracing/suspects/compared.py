@@ -24,7 +24,7 @@ ORDERING = ("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue")
 def compared(graph: Graph) -> list[Suspect]:
     """At most three lines, those that multiply an advantage before those that compare it.
 
-    A loss compares plain advantages. If they are divided by a count before, it selects other tokens.
+    A loss compares plain advantages; divided by a count before, they select other tokens.
     """
     selecting = [*_selecting(graph)]
     changed = [suspect for _, way in selecting for suspect in _changed(way)]
