@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from conformance.findings.trace import MULTIPLYING
 from conformance.tracing.chain import chain
 from conformance.tracing.suspects.lost import COMPARING
-from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.reasons import Suspect, of_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +29,7 @@ def compared(graph: Graph) -> list[Suspect]:
     selecting = [*_selecting(graph)]
     changed = [suspect for _, way in selecting for suspect in _changed(way)]
     choosing = [suspect for one, _ in selecting for suspect in _choosing(graph.operation(one))]
-    by_line: dict[tuple[str, int], Suspect] = {}
-    for suspect in (*changed, *choosing):
-        by_line.setdefault((suspect.line.file, suspect.line.number), suspect)
-    return [*by_line.values()][:MOST]
+    return of_lines((*changed, *choosing))
 
 
 def _selecting(graph: Graph) -> Iterator[tuple[Node, Chain]]:

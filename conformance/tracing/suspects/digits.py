@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.suspects.wrong_weight import is_own
 
 if TYPE_CHECKING:
@@ -22,14 +22,13 @@ def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect
     """At most three lines, those that subtract the largest numbers, the framework's own first."""
     nodes = [node for node in graph.nodes() if _loses(graph, node)]
     nodes.sort(key=lambda node: -_largest(graph, node))
-    by_line: dict[tuple[str, int], Suspect] = {}
+    found: list[Suspect] = []
     for node in nodes:
         operation, largest = graph.operation(node), _largest(graph, node)
         left = operation.contents.largest
         words = f"leaves {left:.6g} of {largest:.6g}, about as little as rounding errors of that"
-        for line in operation.stack[:MOST]:
-            by_line.setdefault((line.file, line.number), Suspect(line, words))
-    return sorted(by_line.values(), key=lambda one: not is_own(one.line, package))[:MOST]
+        found += (Suspect(line, words) for line in operation.stack[:MOST])
+    return of_lines(sorted(found, key=lambda one: not is_own(one.line, package)))
 
 
 def _loses(graph: Graph, node: Node) -> bool:

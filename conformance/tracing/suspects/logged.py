@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conformance.tracing.graph import is_close
-from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.reasons import Suspect, of_lines
 from conformance.tracing.suspects.wrong_weight import is_own
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ def made_by(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:
     sizes = (abs(job.observed), abs(1 - job.observed))
     suspects = [*_made(graph.traces[job.rank], sizes)]
     suspects.sort(key=lambda one: not is_own(one.line, package))
-    by_line: dict[tuple[str, int], Suspect] = {}
-    for one in suspects:
-        by_line.setdefault((one.line.file, one.line.number), one)
-    return [*by_line.values()][:MOST]
+    return of_lines(suspects)
 
 
 def _made(trace: RankTrace, sizes: tuple[float, float]) -> Iterator[Suspect]:

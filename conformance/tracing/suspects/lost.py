@@ -12,7 +12,7 @@ from conformance.tracing.graph import ALLOCATIONS, MOVING, NEGLIGIBLE, Node, com
 from conformance.tracing.source.arithmetic import read_instead
 from conformance.tracing.source.origins import source_line
 from conformance.tracing.source.slices import Slice
-from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.suspects.wrong_weight import is_own, own_files
 
 COMPARING = tuple(f"aten.{name}." for name in ("lt", "le", "gt", "ge", "eq", "ne"))
@@ -55,10 +55,7 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     found += _last(graph, ways, MOST if is_logged else 1, package)
     found += _outside(graph, ways)
     found.sort(key=lambda one: not is_own(one.line, package))
-    by_line: dict[tuple[str, int], Suspect] = {}
-    for one in found:
-        by_line.setdefault((one.line.file, one.line.number), one)
-    return [*by_line.values()][:MOST]
+    return of_lines(found)
 
 
 def _with_value(graph: Graph) -> Iterator[Node]:

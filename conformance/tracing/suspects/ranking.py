@@ -16,7 +16,7 @@ from conformance.tracing.chain import SUMMING
 from conformance.tracing.graph import NEGLIGIBLE, computed, is_close
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.scopes import scope_of
-from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, Why
+from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, Why, of_lines
 from conformance.tracing.suspects.wrong_counts import WrongCounts
 from conformance.tracing.suspects.wrong_weight import OfWeight
 
@@ -54,10 +54,7 @@ class Suspects(OfWeight):
         return self._ordered(WrongCounts(self.weight).suspects_of_divisor(1 / rest) if rest else ())
 
     def _ordered(self, found: Iterable[Ranked]) -> list[Suspect]:
-        by_line: dict[tuple[str, int], Suspect] = {}
-        for one in sorted(found, key=self._rank, reverse=True):
-            by_line.setdefault((one.suspect.line.file, one.suspect.line.number), one.suspect)
-        return [*by_line.values()][:MOST]
+        return of_lines(one.suspect for one in sorted(found, key=self._rank, reverse=True))
 
     def may_be_wrong(self, factor: float) -> bool:
         """Whether a factor that no operation shows had to be another, or only another is known."""

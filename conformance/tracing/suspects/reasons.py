@@ -7,6 +7,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from conformance.findings.trace import Line
 
 
@@ -68,6 +70,14 @@ class Suspect:
 
     line: Line
     why: str
+
+
+def of_lines(found: Iterable[Suspect]) -> list[Suspect]:
+    """At most three suspects: the first of each line."""
+    by_line: dict[tuple[str, int], Suspect] = {}
+    for one in found:
+        by_line.setdefault((one.line.file, one.line.number), one)
+    return [*by_line.values()][:MOST]
 
 
 class Ranked(NamedTuple):

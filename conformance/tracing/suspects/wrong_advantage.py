@@ -11,7 +11,7 @@ from conformance.findings.trace import LISTED, READ, SMALL
 from conformance.tracing.graph import ALLOCATIONS, MOVING
 from conformance.tracing.source.slices import Slice
 from conformance.tracing.suspects.lost import COMPARING, lost_after
-from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.suspects.wrong_weight import is_own, own_files
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ def of_advantage(graph: Graph, job: TracedAdvantage, package: str | None) -> lis
         return lost_after(graph, job, package)
     found = [*(_miscomputed(graph, job, package) if job.observed else _lost(graph, job))]
     own = [one for one in found if is_own(one.line, package)]
-    by_line: dict[tuple[str, int], Suspect] = {}
-    for one in own or found:
-        by_line.setdefault((one.line.file, one.line.number), one)
-    return [*by_line.values()][:MOST]
+    return of_lines(own or found)
 
 
 def _miscomputed(graph: Graph, job: TracedAdvantage, package: str | None) -> Iterator[Suspect]:
