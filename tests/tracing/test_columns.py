@@ -1,10 +1,13 @@
 """Every loss and logged number that is a sum over tokens is traced, by its own column."""
 
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
-from adapters.contract import Depth, Layout
+from adapters.contract import Depth, Job, Layout, Observation, Rank
+from adapters.contract.batch.altered import SHADE
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Metric
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
@@ -77,6 +80,28 @@ def _cell(check: str) -> MatrixCell:
         depth=Depth.STEP,
         spec=check_spec(check),
     )
+
+
+class GivenTwice(NativeAdapter):
+    """Is given twice the returns, as a critic that trains half of the squared error is."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        twice = property(lambda batch: batch.raw_advantages)
+        with mock.patch.object(ProbedBatch, "returns", twice):
+            return super().observe(job, rank)
+
+
+def test_a_critic_may_be_given_twice_the_returns() -> None:
+    cell = _cell("other_losses.value")
+    with RankPool(GivenTwice(), None, 2) as pool:
+        job = traced_job(cell.job, pool)
+    assert isinstance(job, TracedJob), job
+
+    chain = Trace.of(cell.id, job, None, None).chain
+
+    assert chain is not None
+    assert chain.operation(chain.factors[0]).stack
+    assert chain.graph.paint == 2 * SHADE
 
 
 def test_a_masked_value_is_traced_to_where_a_mask_leaves_it_out(pool: RankPool) -> None:
