@@ -37,6 +37,11 @@ def is_close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=NEGLIGIBLE, abs_tol=1e-12)
 
 
+def is_of_count(factor: float) -> bool:
+    """Whether a factor multiplies or divides by a whole number."""
+    return any(is_close(one, round(one)) for one in (factor, 1 / factor))
+
+
 class Node(NamedTuple):
     """An operation, by its rank and its place there."""
 

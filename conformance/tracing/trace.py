@@ -20,7 +20,7 @@ from conformance.findings.errors import NotTracedError
 from conformance.findings.sanitize import sanitize
 from conformance.findings.trace import LISTED, READ
 from conformance.tracing.chain import Chain, Factor, chain
-from conformance.tracing.graph import Graph, is_close
+from conformance.tracing.graph import Graph, is_close, is_of_count
 from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.source.arithmetic import averages, goes_on
 from conformance.tracing.suspects.compared import compared
@@ -212,7 +212,8 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
         beyond = rest(one)
         ways = (beyond, 1 / (beyond or math.inf))
         is_count = any(right.ingredient(factor) is not None for factor in ways)
-        return one in divided or right.is_size(beyond) or is_count
+        is_all = is_close(beyond, 1)
+        return is_all or one in divided or right.is_size(beyond) or is_count
 
     def is_apart(one: Chain) -> tuple[bool, bool]:
         """Whether it is made of no loss, or of what is differentiated, which has other terms."""
@@ -221,7 +222,8 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
         return not of_loss and not is_close(rest(one), 1), is_term and of_root
 
     chains.sort(key=is_apart)
-    first = next(filter(is_known, chains), next(iter(chains), None))
+    by_whole = [one for one in chains if rest(one) and is_of_count(rest(one))]
+    first = next(filter(is_known, chains), next(iter(by_whole or chains), None))
     yield from (one for one in chains if first and is_close(one.product, first.product))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from conformance.tracing.source.scopes import arguments_of, parameters, scope_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from conformance.findings.trace import Line
     from conformance.tracing.source.scopes import Function
@@ -104,7 +104,7 @@ class _Flow:
         around = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0)]
         for start in around[-1:] if places is not None else ():
             if _collecting(start):
-                self.lines[start.lineno] = _scales(start)
+                self.lines[start.lineno] = _scales(start, lambda part: _is_at(part, line))
             self._give(start, places or frozenset())
             self.is_returned, self.places = isinstance(start, ast.Return), places or frozenset()
         later = [one for one in statements if one.lineno > line]
@@ -114,8 +114,9 @@ class _Flow:
         for one in later:
             if self.names & _read(one):
                 self._give(one, frozenset())
-                if _scales(one) or _collecting(one):
-                    self.lines[one.lineno] = _scales(one)
+                scales = _scales(one, lambda part: bool(self.names & _read(part)))
+                if scales or _collecting(one):
+                    self.lines[one.lineno] = scales
                 self._note_return(one)
 
     def collected(self, function: Function, caller: Line) -> set[str]:
@@ -185,15 +186,27 @@ def _targets(one: ast.stmt, places: frozenset[int]) -> list[ast.expr]:
     return [] if collecting is None else [collecting[0]]
 
 
-def _scales(one: ast.stmt) -> bool:
-    """Whether a statement multiplies, divides or averages."""
-    for node in ast.walk(one):
-        match node:
-            case ast.BinOp(op=ast.Mult() | ast.Div()) | ast.AugAssign(op=ast.Mult() | ast.Div()):
-                return True
-            case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
-                if any(word in name for word in AVERAGING):
-                    return True
+def _is_at(part: ast.expr, line: int) -> bool:
+    return part.lineno <= line <= (part.end_lineno or 0)
+
+
+def _scales(one: ast.stmt, holds: Callable[[ast.expr], bool]) -> bool:
+    """Whether a statement multiplies, divides or averages what holds the number.
+
+    Of a dict that is written out, each value is a number of its own.
+    """
+    dicts = (node for node in ast.walk(one) if isinstance(node, ast.Dict))
+    values = chain.from_iterable(written.values for written in dicts)
+    parts: list[ast.AST] = [value for value in values if holds(value)]
+    return any(map(_is_scaling, chain.from_iterable(map(ast.walk, parts or [one]))))
+
+
+def _is_scaling(node: ast.AST) -> bool:
+    match node:
+        case ast.BinOp(op=ast.Mult() | ast.Div()) | ast.AugAssign(op=ast.Mult() | ast.Div()):
+            return True
+        case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
+            return any(word in name for word in AVERAGING)
     return False
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from adapters.contract.job import Column
 from conformance.findings.cause import NO_FACTOR
 from conformance.tracing.chain import SUMMING
-from conformance.tracing.graph import NEGLIGIBLE, computed, is_close
+from conformance.tracing.graph import NEGLIGIBLE, computed, is_close, is_of_count
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.scopes import scope_of
 from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, Why, of_lines
@@ -195,7 +195,7 @@ class Suspects(OfWeight):
         if factor is None or is_close(factor.value, right):
             return
         is_all = right != 1 and is_close(factor.value, right * self._off)
-        if _is_of_count(factor.value) and not is_all:
+        if is_of_count(factor.value) and not is_all:
             idle = (one for one in several if one.is_idle and is_close(1, right * self._off))
             factor = next(idle, None)  # a ratio of 1, before a count
             is_all = True
@@ -328,11 +328,6 @@ class Suspects(OfWeight):
 def _is_of_tokens(operation: Operation) -> bool:
     """Whether it has an entry for each token, before any gradient is taken."""
     return operation.contents.size > 1 and operation.backward_pass is None
-
-
-def _is_of_count(factor: float) -> bool:
-    """Whether a factor multiplies or divides by a whole number."""
-    return any(is_close(one, round(one)) for one in (factor, 1 / factor))
 
 
 def _kept(factors: Iterable[Factor]) -> list[Factor]:
