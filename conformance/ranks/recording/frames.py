@@ -39,6 +39,11 @@ class Function(NamedTuple):
     """Whether it was written in a file, and not made by a library such as `dataclasses`."""
 
     parameters: tuple[str, ...]
+    roots: str | None
+    """Its variable of the roots of the backward pass that it begins, if it does."""
+
+    reads_gradient: bool
+    """Whether it reads the probe's gradient."""
 
 
 @dataclass
@@ -47,6 +52,9 @@ class Functions:
 
     is_passed_by: Callable[[str], bool]
     """Whether frames of a module are passed by."""
+
+    silent: set[int] = field(default_factory=set)
+    """The identities of the code of functions that are passed by and tell nothing: of most."""
 
     _known: dict[int, Function] = field(default_factory=dict)
     _lines: dict[tuple[int, int], Line] = field(default_factory=dict)
@@ -57,12 +65,17 @@ class Functions:
         code = frame.f_code
         known = self._known.get(id(code))
         if known is None:
+            module, name = _module(frame), code.co_name
             known = self._known[id(code)] = Function(
                 code,
-                self.is_passed_by(frame.f_globals.get("__name__", "")),
+                self.is_passed_by(module),
                 not code.co_filename.startswith("<"),
                 code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
+                BEGIN_BACKWARD.get(name),
+                name == READS_GRADIENT and module.startswith("adapters."),
             )
+            if known.is_passed_by and not known.roots and not known.reads_gradient:
+                self.silent.add(id(code))
         return known
 
     def line(self, frame: FrameType) -> Line:
@@ -119,11 +132,12 @@ def asked(functions: Functions, thread: int) -> Asked:
     own = threading.get_ident() == thread
     frames = [sys._getframe(1)] if own else [sys._getframe(1), sys._current_frames()[thread]]
     for frame in chain.from_iterable(map(_upwards, frames)):
-        function, name = functions.of(frame), frame.f_code.co_name
-        if name in BEGIN_BACKWARD and not roots:
-            inside, roots = tuple(stack), _tensors(frame.f_locals[BEGIN_BACKWARD[name]])
-        if name == READS_GRADIENT and frame.f_globals["__name__"].startswith("adapters."):
-            reads_gradient = True
+        if id(frame.f_code) in functions.silent:
+            continue
+        function = functions.of(frame)
+        if function.roots and not roots:
+            inside, roots = tuple(stack), _tensors(frame.f_locals[function.roots])
+        reads_gradient = reads_gradient or function.reads_gradient
         if len(stack) < DEEPEST and function.is_of_file and not function.is_passed_by:
             stack.append(functions.line(frame))
             innermost = innermost or frame
@@ -134,6 +148,13 @@ def imported(is_passed_by: Callable[[str], bool]) -> frozenset[str]:
     """The files of all modules that have been imported and whose frames are not passed by."""
     modules = [one for name, one in [*sys.modules.items()] if not is_passed_by(name)]
     return frozenset(file for one in modules if (file := getattr(one, "__file__", None)))
+
+
+def _module(frame: FrameType) -> str:
+    """The module of a function; the constructor of a named tuple has one of its own."""
+    module = str(frame.f_globals.get("__name__", ""))
+    is_named_tuple = module.startswith("namedtuple_") and "_cls" in frame.f_locals
+    return str(frame.f_locals["_cls"].__module__) if is_named_tuple else module
 
 
 def _columns(code: CodeType, instruction: int) -> tuple[int, int] | None:

@@ -49,6 +49,9 @@ class Returns:
 
     _before: Any = None
 
+    def __post_init__(self) -> None:
+        self._silent = self.functions.silent
+
     @property
     def noted(self) -> tuple[Returned, ...]:
         """Each line's numbers, in the order in which it had them first."""
@@ -77,6 +80,8 @@ class Returns:
 
     def _called(self, frame: FrameType, event: str, _: object) -> Callable[..., None] | None:
         """Note what a function is given; what it returns is noted by what this returns."""
+        if id(frame.f_code) in self._silent:  # most are, the recorder's own among them
+            return None
         function = self.functions.of(frame)
         if function.is_passed_by:
             return None
