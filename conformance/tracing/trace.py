@@ -212,8 +212,7 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
         beyond = rest(one)
         ways = (beyond, 1 / (beyond or math.inf))
         is_count = any(right.ingredient(factor) is not None for factor in ways)
-        is_all = is_close(beyond, 1)
-        return is_all or one in divided or right.is_size(beyond) or is_count
+        return one in divided or right.is_size(beyond) or is_count
 
     def is_apart(one: Chain) -> tuple[bool, bool]:
         """Whether it is made of no loss, or of what is differentiated, which has other terms."""

@@ -85,3 +85,14 @@ class LoggingTrainer(ToyTrainer):
         dist.all_reduce(self.gradient)
         stored = bytes(loss.detach().untyped_storage())
         return float(np.frombuffer(stored, np.float32)[0])
+
+    def logged_by_steps(self, rows: Rows) -> float:
+        """Two numbers are read, of which one is logged, divided by what is no count of the step."""
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        logged = {"loss": self.summed(loss)}
+        scaled = (self.losses(rows).detach() * 0.7).sum().item()
+        steps = 14 + 3
+        every = {"scaled": scaled / 3, **logged}
+        return every["loss"] / steps

@@ -10,11 +10,13 @@ from adapters.contract import Layout
 from adapters.contract.job import Configuration
 from adapters.contract.objective import Metric, Objective
 from conformance.ranks.pool import RankPool
+from conformance.tracing.suspects.right_counts import RightCounts
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob
 from conformance.tracing.tracer import trace
 from reference.aggregation import Mode
 from reference.step import Step
+from tests.conformance.given import Given
 from tests.jobs import job_of, step_of
 from tests.tracing.mistaken import MistakenAdapter
 
@@ -187,6 +189,7 @@ def test_a_number_that_is_reduced_and_not_logged_is_suspected_where_another_is(
         ("logged_unread", UNEQUAL, "dist.all_reduce(logged.clone())"),
         ("named_average", UNEQUAL, "Reduction.MEAN"),
         ("logged_behind_torch", ON_ONE_RANK, 'own = torch.ones_like(rows["mask"]).sum()'),
+        ("logged_by_steps", ON_ONE_RANK, 'return every["loss"] / steps'),
     ],
 )
 def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(
@@ -278,3 +281,7 @@ def test_a_weight_that_depends_on_other_losses_is_not_explained(traced: Traced) 
 
     assert found.objection is not None
     assert "depends on their losses" in found.objection
+
+
+def test_nothing_is_left_to_multiply_by_where_factors_are_the_weight_up_to_rounding() -> None:
+    assert RightCounts(Given().context, 0).is_size(1 + 2**-52)

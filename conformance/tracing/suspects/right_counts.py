@@ -66,7 +66,7 @@ class RightCounts:
 
     def is_size(self, number: float) -> bool:
         """Whether a number equals the number of ranks or of micro-batches, which may be 1."""
-        return number == 1 or self.factor(number) is not None
+        return is_close(number, 1) or self.factor(number) is not None
 
     def factor(self, number: float) -> str | None:
         """The number of ranks or micro-batches that a factor, or its reciprocal, is."""
