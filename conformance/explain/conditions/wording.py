@@ -5,6 +5,7 @@ An option is named as users of the framework type it, if that is what tells the 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from adapters.contract import Option
@@ -120,6 +121,7 @@ TERMS = {
 }
 
 
+@cache
 def is_choice(fact: str) -> bool:
     """Whether a fact is one of options, layouts or batches, and not of what is looked at."""
     name = fact.rpartition(" ")[2]

@@ -94,24 +94,20 @@ class Scope:
 @lru_cache(maxsize=256)
 def scope_of(line: Line) -> Scope | None:
     """A line with the functions around it; None if it is in none."""
-    tree = parsed(line.file)
-    if tree is None:
-        return None
     around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, Function) and node.lineno <= line.number <= (node.end_lineno or 0)
+        one for one in functions_of(line.file) if one.lineno <= line.number <= (one.end_lineno or 0)
     ]
     return Scope(tuple(around), line.number) if around else None
 
 
-@lru_cache(maxsize=64)
-def parsed(file: str) -> ast.Module | None:
-    """The syntax tree of a file; None if it is no Python of this version."""
+@lru_cache(maxsize=256)
+def functions_of(file: str) -> tuple[Function, ...]:
+    """The functions of a file, outer before inner ones; none if it is no Python of this version."""
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
-        return None
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, Function))
 
 
 def parameters(function: Function) -> list[ast.arg]:

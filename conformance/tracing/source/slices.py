@@ -17,9 +17,9 @@ from conformance.findings.trace import Line
 from conformance.tracing.source.scopes import (
     Function,
     arguments_of,
+    functions_of,
     key_of,
     parameters,
-    parsed,
     scope_of,
 )
 
@@ -305,5 +305,5 @@ def _callers(files: frozenset[str], name: str) -> tuple[Line, ...]:
 def _functions(files: frozenset[str], text: str) -> Iterator[tuple[str, Function]]:
     """Yield the functions of all files that have a text."""
     for file in sorted(files):
-        if text in "".join(getlines(file)) and (tree := parsed(file)) is not None:
-            yield from ((file, one) for one in ast.walk(tree) if isinstance(one, Function))
+        if text in "".join(getlines(file)):
+            yield from ((file, one) for one in functions_of(file))
