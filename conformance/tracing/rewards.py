@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -10,14 +11,14 @@ import numpy as np
 
 from adapters.contract.batch.altered import painting
 from adapters.contract.job import Column, Paint
-from adapters.contract.objective import OF_VALUES
+from adapters.contract.objective import OF_VALUES, Objective
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.loss_terms import advantage_terms
 from conformance.findings.errors import NotTracedError
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
 from conformance.tracing.traced import Token, TracedJob, tokens_of_steps
-from conformance.tracing.tracer import recorded
+from conformance.tracing.tracer import recorded, trace
 from reference import advantages
 from reference.rounding import ratio_bound
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4}
 """How many samples' rewards, and first values, are tried."""
+
+SAME = 1e-4
+"""How far factors may be apart that are one: some roundings of statistics in float32."""
 
 CLEARLY = 0.5
 """The part of an advantage that is wrong, or of the right one, from which on it tells enough."""
@@ -71,8 +75,10 @@ def _error(token: TracedToken | TracedAdvantage) -> float:
 
 def trace_advantage(
     job: Job, pool: RankPool, token: Token | None
-) -> TracedAdvantage | Crashed | Declined:
+) -> TracedJob | Crashed | Declined:
     """Trace the advantage of a token, by default the most wrong one, to the reward of a sample.
+
+    Where a token's weight is as wrong with given advantages, that is traced instead.
 
     Raises:
         NotTracedError: the job has no such token, or no active one.
@@ -90,10 +96,30 @@ def trace_advantage(
             found += _advantages(painted, paint.column, ran, pool)
     if not any(one.is_wrong for one in found):
         found += _advantages(job, Column.REWARDS, ordinary, pool)
+    if (weight := _wrong_weight(found, job, pool, token)) is not None:
+        return weight
     wanted = [one for one in found if token in (None, one.token)]
     if not wanted:
         raise NotTracedError("no token of this batch is active")
     return recorded(max(wanted, key=_telling), pool)
+
+
+def _wrong_weight(
+    found: Sequence[TracedAdvantage], job: Job, pool: RankPool, token: Token | None
+) -> TracedJob | None:
+    """A token's weight with given advantages, if computed ones are wrong by its error alone."""
+    factors = [one.observed / one.expected for one in found if abs(one.expected) > one.tolerance]
+    if not factors or not any(one.is_wrong for one in found):
+        return None
+    if not all(math.isclose(one, factors[0], rel_tol=SAME) for one in factors):
+        return None
+    rejects = any((step.mask != step.mask_before_rejection).any() for step in job.steps)
+    given = replace(job, objective=Objective.REJECTION if rejects else Objective.POLICY)
+    traced = trace(given, pool, token)
+    if not isinstance(traced, TracedJob) or not traced.is_wrong or not traced.expected:
+        return None
+    error = traced.observed / traced.expected
+    return traced if math.isclose(error, factors[0], rel_tol=SAME) else None
 
 
 def _paints(job: Job) -> list[Paint]:

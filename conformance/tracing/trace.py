@@ -29,7 +29,7 @@ from conformance.tracing.suspects.logged import made_by
 from conformance.tracing.suspects.lost import lost_after
 from conformance.tracing.suspects.not_finite import made_not_finite
 from conformance.tracing.suspects.ranking import Suspects
-from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.reasons import Suspect, of_lines
 from conformance.tracing.suspects.right_counts import RightCounts
 from conformance.tracing.suspects.wrong_advantage import of_advantage
 from conformance.tracing.suspects.wrong_weight import WrongWeight
@@ -100,10 +100,7 @@ class Trace:
         may_be_wrong = bool(job.expected) and of_factors.may_be_wrong(trace.rest)
         is_to_blame = not suspects or may_be_wrong
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
-        by_line: dict[Line, Suspect] = {}
-        for one in ordered:
-            by_line.setdefault(one.line, one)
-        return replace(trace, suspects=[*by_line.values()][:MOST])
+        return replace(trace, suspects=of_lines(ordered))
 
     @property
     def of_cause(self) -> CauseTrace:

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Setting
 from adapters.contract.objective import Objective
-from tests.minimal.right import MinimalAdapter, rank_rows
+from tests.minimal.right import MinimalAdapter, Trainer, rank_rows
 
 if TYPE_CHECKING:
     from adapters.contract import Description, Job, Observation, Rank
+    from reference.aggregation import Mode
     from tests.minimal.right import Rows
 
 
@@ -39,7 +40,8 @@ class RewardedAdapter(MinimalAdapter):
         return replace(described, objectives=frozenset(objectives), configurations=configurations)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        self.way = job.configuration.divisor or "right"
+        way = job.configuration.divisor or "right"
+        self.way = "given" if job.objective is Objective.POLICY else way
         return super().observe(job, rank)
 
     def rows(self, batch: ProbedBatch, start: int, end: int) -> Rows:
@@ -47,6 +49,9 @@ class RewardedAdapter(MinimalAdapter):
         rewards = torch.tensor(batch.rewards, dtype=torch.float32)
         rows["advantages"] = getattr(self, self.way)(rewards, torch.tensor(batch.groups), rows)
         return rows
+
+    def given(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return rows["advantages"]
 
     def right(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
         return self.centred(rewards, groups)[:, None] * rows["mask"]
@@ -98,3 +103,16 @@ class RewardedAdapter(MinimalAdapter):
         mean = sums[0] / sums[2]
         variance = (sums[1] / sums[2] - mean**2) * sums[2] / (sums[2] - 1)
         return (advantages - mean) / (variance + 1e-8).sqrt() * rows["mask"]
+
+
+class CountingAll(Trainer):
+    """Divides by the tokens of all rows, masked ones among them."""
+
+    def token_weights(self, mask: torch.Tensor, mode: Mode) -> torch.Tensor:
+        return mask / torch.ones_like(mask).sum()
+
+
+class MiscountingAdapter(RewardedAdapter):
+    """Makes right advantages, and weighs them wrongly."""
+
+    trainer = CountingAll

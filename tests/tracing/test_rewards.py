@@ -13,11 +13,11 @@ from conformance.ranks.pool import RankPool
 from conformance.tracing.finding import traced_job
 from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.trace import Trace
-from conformance.tracing.traced import Token
+from conformance.tracing.traced import Token, TracedJob
 from conformance.views.traces import as_text
 from reference.step import Step
 from tests.jobs import job_of, step_of
-from tests.tracing.rewarded import RewardedAdapter
+from tests.tracing.rewarded import MiscountingAdapter, RewardedAdapter
 
 TWO_GROUPS = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1], groups=[0, 0, 1, 1])
 MASKED_END = step_of([1, 1, 1], [1, 1, 0])
@@ -112,3 +112,15 @@ def test_digits_that_only_rewards_of_several_samples_lose_are_found(traced: Trac
         line.file, line.number
     )
     assert "where all samples have their rewards" in as_text(trace)[0]
+
+
+def test_advantages_that_are_wrong_by_the_weight_of_tokens_are_traced_to_its_divisor() -> None:
+    """10 of 12 tokens are active, so that each advantage is 10/12 of the right one."""
+    layout, objective = Layout(dp=2), Objective.GROUP_CENTRED
+    with RankPool(MiscountingAdapter(), None, 2) as pool:
+        job = traced_job(job_of(TWO_GROUPS, layout=layout, objective=objective), pool)
+
+    assert isinstance(job, TracedJob)
+    line = Trace.of("advantages.group_centred", job, None, None).suspects[0].line
+    assert (job.expected, job.observed) == (1 / 10, pytest.approx(1 / 12))
+    assert "torch.ones_like(mask).sum()" in linecache.getline(line.file, line.number)

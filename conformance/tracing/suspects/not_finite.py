@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from conformance.findings.trace import GIVEN
 from conformance.tracing.graph import ALLOCATIONS, Node
-from conformance.tracing.suspects.reasons import MOST, Suspect
+from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +19,12 @@ if TYPE_CHECKING:
 
 def made_not_finite(weight: WrongWeight) -> list[Suspect]:
     """At most three lines: those that made NaN or infinity first, the framework's own before."""
+    return of_lines(_making(weight))
+
+
+def _making(weight: WrongWeight) -> Iterator[Suspect]:
+    """Yield the lines that make NaN or infinity of finite numbers, in the order of operations."""
     graph = weight.chain.graph
-    by_line: dict[tuple[str, int], Suspect] = {}
     for node in sorted(_nodes(graph), key=lambda node: node.place):
         operation = graph.operation(node)
         before = [graph.operation(one).contents for one in graph.inputs(node)]
@@ -30,9 +33,8 @@ def made_not_finite(weight: WrongWeight) -> list[Suspect]:
         words = f"makes {operation.contents.largest} of finite numbers"
         if ".div" in operation.name and before[-1].nonzero < before[-1].size:
             words = "divides by 0"
-        for line in (operation.stack if weight.is_own(operation.stack[0]) else ())[:MOST]:
-            by_line.setdefault((line.file, line.number), Suspect(line, words))
-    return [*islice(by_line.values(), MOST)]
+        own = operation.stack if weight.is_own(operation.stack[0]) else ()
+        yield from (Suspect(line, words) for line in own[:MOST])
 
 
 def _nodes(graph: Graph) -> Iterator[Node]:
