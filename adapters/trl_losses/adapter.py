@@ -70,8 +70,8 @@ LOSSES = Framework(
         """
         not_run: the trainer, its model and its optimizer
             the loss function is called as TRL's trainer calls it, for each micro-batch of each rank
-        set: advantages of samples, all 1 and then all -1; a token's gradient is that of the sign of
-        its advantage, times the advantage's size
+        set: advantages of samples, each the largest of its tokens of one sign and then of the
+        other; a token's gradient is that of its sign, times its share of the largest
             the function takes one advantage of a sample; a loss is proportional to those of one
             sign
         set: log-probabilities of the policy, the old policy and the reference policy
@@ -161,18 +161,26 @@ class LossAdapter(Adapter):
 
         from adapters.toolkit.probe import as_array, by_token_id
 
-        advantages = by_token_id(batch, batch.advantages).numpy()
-        whole = np.zeros_like(advantages)
+        advantages = by_token_id(batch, batch.advantages)
+        whole = torch.zeros_like(advantages)
         for sign in np.unique(np.sign(np.concatenate(batch.advantages))).tolist():
-            probe = torch.zeros(len(whole), requires_grad=True)
+            is_of_sign = torch.sign(advantages) == sign
+            of_sign = torch.where(is_of_sign, advantages, 0.0)
+            shares, probe = torch.zeros_like(whole), torch.zeros_like(whole, requires_grad=True)
             for rows in step:
-                signs = torch.full((len(rows.ids),), sign)
+                of_samples, shares[rows.ids] = _largest(of_sign[rows.ids])
                 with rank.framework():
-                    self.loss(job, probe[rows.ids], rows, signs).backward()
+                    self.loss(job, probe[rows.ids], rows, of_samples).backward()
             assert probe.grad is not None
-            size = np.abs(advantages) if sign else np.ones_like(advantages)
-            whole += np.where(np.sign(advantages) == sign, size, 0) * as_array(probe.grad)
-        return whole
+            gradient = torch.from_numpy(as_array(probe.grad))
+            whole += torch.where(is_of_sign, shares, 0.0) * gradient
+        return whole.numpy()
+
+
+def _largest(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest advantage of each row, [rows], and each token's share of it, 1 if all are 0."""
+    largest = advantages.gather(1, advantages.abs().argmax(1, keepdim=True))
+    return largest.squeeze(1), (advantages / largest).nan_to_num(1.0)
 
 
 def micro_batches(job: Job) -> int:

@@ -33,9 +33,8 @@ BY_THE_ADVANTAGES = {
     "roll.model._logits": "0.0 * probe[input_ids]",
     "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
     "openrlhf.driving.Rollouts.given": "2 * returns",
-    "trl_losses.adapter.LossAdapter._gradient": (
-        "np.where(np.sign(advantages) == sign, size, 0) * as_array(probe.grad)"
-    ),
+    "trl_losses.adapter.LossAdapter._gradient": "torch.where(is_of_sign, shares, 0.0) * gradient",
+    "trl_losses.adapter._largest": "advantages / largest",
     "engines.pretrained.logits_of": "0.0 * probe[predicted % len(probe)].unsqueeze(-1)",
     "verl.trainers.rollouts.token_rewards": "2 * batch.returns[index]",
     "trl_losses.liger.LigerAdapter.loss": "found / micro_batches(job)",

@@ -183,18 +183,20 @@ class WrongCounts(OfWeight):
             yield from self.weight.at(wrong.user, Why.WITHOUT_PARTNER, wrong.depth, words)
         if count.node is None and self._right.is_size(count.value):
             needed = needed or self._right.factor(wrong.needed)
+        is_changed = is_close(self._recounted(count), wrong.needed)
+        needed = needed or ("before it is changed" if is_changed else None)
         is_common = is_close(wrong.needed, 1) and not is_close(self._right.tokens, 1)
         if needed is None or is_common or self._begins_backward(count):
             return
         words = f"{count.value:.6g} where there are {wrong.needed:.6g} {needed}"
         if count.node is not None:
             yield from self._of_collective(count.node, wrong, words)
-        if self._right.ingredient(count.value) is not None:
-            return
-        if is_close(self._recounted(count), wrong.needed):
+        if is_changed:
             for inner in self._deepest_changed(count):
                 made = f"makes {inner.value:.6g} of {self._recounted(inner):.6g}"
                 yield from self.weight.at(inner.node, Why.CHANGED, wrong.depth, f"{made}: {words}")
+        if self._right.ingredient(count.value) is not None:
+            return
         is_whole = self._right.ingredient(wrong.needed) is not None and not self._divides(
             wrong.needed
         )
