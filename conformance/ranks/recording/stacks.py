@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 OURS = ("adapters", "conformance", "reference", "tests")
 
-LIBRARIES = frozenset(
-    {*sys.stdlib_module_names, "torch", "numpy", "tensordict", "typing_extensions"}
-    - {"__main__", "__mp_main__"}
-) | {"jax", "jaxlib", "flax", "antlr4", "attr", "hydra", "loguru", "omegaconf", "yaml"}
+LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__", "__mp_main__"} | {
+    *("torch", "numpy", "tensordict", "typing_extensions", "jax", "jaxlib", "flax"),
+    *("antlr4", "attr", "hydra", "loguru", "omegaconf", "yaml"),
+}
 """Packages whose frames are passed by: a framework or its engine asked for what they do."""
 
 PRINTS_STACKS = signal.SIGUSR2

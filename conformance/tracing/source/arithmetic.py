@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.tracing.source.scopes import arguments_of, parameters, scope_of
+from conformance.tracing.source.scopes import arguments_of, is_at, parameters, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -101,10 +101,10 @@ class _Flow:
     def go_through(self, function: Function, line: int, places: frozenset[int] | None) -> None:
         """Follow a number that a line has, alone or at places of a tuple; None if it has none."""
         statements = sorted(_statements(function), key=lambda one: one.lineno)
-        around = [one for one in statements if one.lineno <= line <= (one.end_lineno or 0)]
+        around = [one for one in statements if is_at(one, line)]
         for start in around[-1:] if places is not None else ():
             if _collecting(start):
-                self.lines[start.lineno] = _scales(start, lambda part: _is_at(part, line))
+                self.lines[start.lineno] = _scales(start, lambda part: is_at(part, line))
             self._give(start, places or frozenset())
             self.is_returned, self.places = isinstance(start, ast.Return), places or frozenset()
         later = [one for one in statements if one.lineno > line]
@@ -184,10 +184,6 @@ def _targets(one: ast.stmt, places: frozenset[int]) -> list[ast.expr]:
             return [target]
     collecting = _collecting(one)
     return [] if collecting is None else [collecting[0]]
-
-
-def _is_at(part: ast.expr, line: int) -> bool:
-    return part.lineno <= line <= (part.end_lineno or 0)
 
 
 def _scales(one: ast.stmt, holds: Callable[[ast.expr], bool]) -> bool:

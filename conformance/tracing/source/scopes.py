@@ -51,7 +51,7 @@ class Scope:
             part.id
             for node in ast.walk(self.functions[-1])
             if isinstance(node, ast.Assign)
-            if node.lineno <= self.number <= (node.end_lineno or 0)
+            if is_at(node, self.number)
             for target in node.targets
             for part in (target.elts if isinstance(target, ast.Tuple) else ())
             if isinstance(part, ast.Name) and part.id not in read and not part.id.startswith("_")
@@ -87,17 +87,20 @@ class Scope:
         return [
             node
             for node in ast.walk(self.functions[-1])
-            if isinstance(node, kind) and node.lineno <= self.number <= (node.end_lineno or 0)
+            if isinstance(node, kind) and is_at(node, self.number)
         ]
 
 
 @lru_cache(maxsize=256)
 def scope_of(line: Line) -> Scope | None:
     """A line with the functions around it; None if it is in none."""
-    around = [
-        one for one in functions_of(line.file) if one.lineno <= line.number <= (one.end_lineno or 0)
-    ]
+    around = [one for one in functions_of(line.file) if is_at(one, line.number)]
     return Scope(tuple(around), line.number) if around else None
+
+
+def is_at(node: ast.expr | ast.stmt, number: int) -> bool:
+    """Whether a line is one of those of a part of the source."""
+    return node.lineno <= number <= (node.end_lineno or 0)
 
 
 @lru_cache(maxsize=256)
