@@ -42,12 +42,8 @@ CHECKED = frozenset(
 )
 """Checks of sums over tokens, in gradients and in logs, also of unusual configurations."""
 
-UNTRACED = frozenset(
-    {
-        Objective.ROUTER,
-    }
-)
-"""Objectives that select tokens by comparing their advantages, and one without losses of tokens."""
+UNTRACED = frozenset({Objective.ROUTER, *FROM_REWARDS})
+"""A loss that is no sum over tokens, and those whose advantages are computed: traced as these."""
 
 COLUMNS: dict[Metric | Objective, Column] = {
     Metric.POLICY_LOSS: Column.ADVANTAGES,
@@ -82,8 +78,7 @@ def is_traced(cell: MatrixCell) -> bool:
         return traced_metric(cell) is not None
     if spec.check is Check.ADVANTAGES:
         return spec.metric is None
-    is_of_tokens = spec.objective not in (*UNTRACED, *FROM_REWARDS)
-    return spec.check in CHECKED and is_of_tokens
+    return spec.check in CHECKED and spec.objective not in UNTRACED
 
 
 def traced_metric(cell: MatrixCell) -> Metric | None:
