@@ -43,7 +43,7 @@ CHECKED = frozenset(
 """Checks of sums over tokens, in gradients and in logs, also of unusual configurations."""
 
 UNTRACED = frozenset({Objective.ROUTER, *FROM_REWARDS})
-"""A loss that is no sum over tokens, and those whose advantages are computed: traced as these."""
+"""The losses of a router, no sum over tokens, and those whose advantages are traced instead."""
 
 COLUMNS: dict[Metric | Objective, Column] = {
     Metric.POLICY_LOSS: Column.ADVANTAGES,
