@@ -87,7 +87,7 @@ class LoggingTrainer(ToyTrainer):
         return float(np.frombuffer(stored, np.float32)[0])
 
     def logged_by_steps(self, rows: Rows) -> float:
-        """Two numbers are read, of which one is logged, divided by what is no count of the step."""
+        """Two numbers are read and one is logged, divided by 17, which nothing of the step counts."""
         loss = self.losses(rows).sum() / self.tokens(rows)
         loss.backward()
         dist.all_reduce(self.gradient)
