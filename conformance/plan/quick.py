@@ -5,7 +5,8 @@ a mode, what a case has, a property of the layout. So the chosen jobs have, for 
 pair of a mode, a case and the properties of a layout that any job has; but a case of production
 size, which takes seconds, is looked at once. Rollouts of several samples do not fill the
 micro-batches that a framework counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of equal
-micro-batches: they are trained in each format and number of micro-batches. That these jobs still
+micro-batches: they are trained in each format and number of micro-batches. Each mode sees a step
+with fewer active tokens than data-parallel ranks. That these jobs still
 kill all mutants, each as one cause, is tested. Objectives that another one speaks for are seen with
 every mode, case and property of a layout, but not with every pair.
 """
@@ -57,9 +58,15 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
     Of jobs that show as much, those on few ranks are chosen.
     """
     shown: dict[str, set[Combination]] = defaultdict(set)
+    clamping: dict[str, set[Combination]] = defaultdict(set)
     for cell in sorted(cells, key=lambda cell: cell.layout.world_size):
         shown[cell.job_id].update(_combinations(cell))
-    return covering(shown)
+        clamping[cell.job_id].update(_with_fewer_tokens_than_ranks(cell))
+    chosen = covering(shown)
+    known = set[Combination]().union(*(clamping[job] for job in chosen))
+    # On top: a rule for a few jobs does not change which others are chosen.
+    on_top = covering({job: several - known for job, several in clamping.items()})
+    return {**chosen, **on_top}
 
 
 class Substitutes:
@@ -126,6 +133,16 @@ def _combinations(cell: MatrixCell) -> Iterator[Combination]:
 @cache
 def _has_several_samples_of_a_rollout(case: Case) -> bool:
     return any(len(np.unique(step.rollouts)) < step.size for step in case.steps)
+
+
+def _with_fewer_tokens_than_ranks(cell: MatrixCell) -> Iterator[Combination]:
+    """Yield the mode of a step in which some rank's share of the tokens is less than 1.
+
+    Clamping it to 1 takes a mode, a case and a layout, and an option may hide it.
+    """
+    layout = cell.layout
+    if any(0 < step.mask.sum() < layout.dp for step in cell.case.steps) and not layout.options:
+        yield cell.spec.slug, cell.aggregation.mode, "fewer active tokens than ranks"
 
 
 def covering(

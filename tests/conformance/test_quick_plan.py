@@ -69,6 +69,22 @@ def test_rollouts_of_several_samples_are_stored_and_cut_in_every_way() -> None:
     assert ways(QUICK) == ways(FULL)
 
 
+def test_each_mode_sees_fewer_tokens_than_ranks_without_options() -> None:
+    """As in ms-swift 4.6 on Megatron, where a rank's half of a token is counted as a whole one."""
+
+    def modes(plan: Plan) -> set[Mode]:
+        return {
+            cell.aggregation.mode
+            for cell in plan.cells()
+            if type(cell) is MatrixCell
+            and (cell.spec.slug, cell.case.name) == ("weights", "one_token")
+            and cell.layout.dp > 1
+            and not cell.layout.options
+        }
+
+    assert modes(QUICK) == modes(FULL) == {*Mode}
+
+
 def test_what_was_to_be_seen_in_declined_steps_is_looked_for_in_others() -> None:
     """An uneven batch is declined on several ranks in all modes but one, and rejection in one."""
 

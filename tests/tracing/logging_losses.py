@@ -87,7 +87,7 @@ class LoggingTrainer(ToyTrainer):
         return float(np.frombuffer(stored, np.float32)[0])
 
     def logged_by_steps(self, rows: Rows) -> float:
-        """Two numbers are read and one is logged, divided by 17, which nothing of the step counts."""
+        """Of two numbers that are read one is logged, divided by 17, no count of the step."""
         loss = self.losses(rows).sum() / self.tokens(rows)
         loss.backward()
         dist.all_reduce(self.gradient)
