@@ -46,10 +46,13 @@ class WrongCounts(OfWeight):
     """Looks for the counts that made a weight wrong."""
 
     def suspects(self, factor: Factor) -> Iterator[Ranked]:
-        """Yield the lines of the counts that a factor is made of; those of a 1 say less."""
+        """Yield the lines of the counts that a factor is made of.
+
+        Those of a 1 say less, unless something was changed to it.
+        """
         most = Why.HANDED if factor.is_idle else Why.UNMASKED
         for one in self._ranked(self._wrong_counts(factor)):
-            yield one._replace(why=min(one.why, most))
+            yield one if one.why is Why.CHANGED else one._replace(why=min(one.why, most))
 
     def suspects_of_divisor(self, divisor: float) -> Iterator[Ranked]:
         """Yield the lines of a count that was read together with the number that it divides."""
