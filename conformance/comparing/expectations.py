@@ -50,6 +50,7 @@ from pydantic import (
 
 from conformance.explain.groups import finding_groups
 from conformance.findings.badness import failure
+from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import FrozenModel, first_problem
 from conformance.findings.sanitize import first_line
@@ -225,8 +226,12 @@ class Expectations:
         """An expected mistake that explains a mismatch, alone or with others; None if none does."""
         if finding.verdict is not Verdict.MISMATCH:
             return None
-        alone = [] if finding.diagnosis is None else [[{finding.diagnosis.name}]]
-        for parts in (clues.by_mistake if clues else None) or alone:
+        name = None if finding.diagnosis is None else finding.diagnosis.name
+        explanations = clues.by_mistake if clues else []
+        # What fits an unexplained finding by chance does not explain it.
+        if name is not None and (name == UNEXPLAINED or not explanations):
+            explanations = [*explanations, [{name}]]
+        for parts in explanations:
             expected = [part & self.names for part in parts]
             if all(expected):
                 return next(one for one in self.mistakes if one.name in expected[0])

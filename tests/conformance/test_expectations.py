@@ -319,6 +319,19 @@ def test_a_cause_may_have_the_name_of_another_that_it_cannot_be_told_from(tmp_pa
     )
 
 
+def test_what_fits_an_unexplained_finding_by_chance_is_not_asked_for(tmp_path: Path) -> None:
+    """As ms-swift's logged loss of one token: the number of ranks times a padded width."""
+    finding, clues = wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP)
+    unexplained = Diagnosis(name="unexplained", explanation="0.1 instead of 2", numbers={})
+    finding = finding.model_copy(update={"diagnosis": unexplained})
+    outcomes = [
+        expecting(tmp_path, CAUSE | {"name": name}).decision(finding, clues).outcome
+        for name in ("unexplained", MICRO.partition("/")[2])
+    ]
+
+    assert outcomes == [Outcome.KNOWN, Outcome.FAILS]
+
+
 def test_a_cause_that_is_gone_or_has_another_condition_fails(tmp_path: Path) -> None:
     gate = expecting(tmp_path, CAUSE)
     mended = gate.objection(report_of(gate, CP_RIGHT))
