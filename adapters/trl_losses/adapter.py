@@ -70,8 +70,8 @@ LOSSES = Framework(
         """
         not_run: the trainer, its model and its optimizer
             the loss function is called as TRL's trainer calls it, for each micro-batch of each rank
-        set: advantages of samples, each the largest of its tokens of one sign and then of the
-        other; a token's gradient is that of its sign, times its share of the largest
+        set: a sample's advantage, which is the largest of its tokens', first of negative and then
+        of positive ones; the gradient of each of these tokens is scaled to its own advantage
             the function takes one advantage of a sample; a loss is proportional to those of one
             sign
         set: log-probabilities of the policy, the old policy and the reference policy

@@ -6,9 +6,9 @@ pair of a mode, a case and the properties of a layout that any job has; but a ca
 size, which takes seconds, is looked at once. Rollouts of several samples do not fill the
 micro-batches that a framework counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of equal
 micro-batches: they are trained in each format and number of micro-batches. Each mode sees a step
-with fewer active tokens than data-parallel ranks. That these jobs still
-kill all mutants, each as one cause, is tested. Objectives that another one speaks for are seen with
-every mode, case and property of a layout, but not with every pair.
+with fewer active tokens than data-parallel ranks. That these jobs still kill all mutants, each as
+one cause, is tested. Objectives that another one speaks for are seen with every mode, case and
+property of a layout, but not with every pair.
 """
 
 from __future__ import annotations
@@ -136,9 +136,10 @@ def _has_several_samples_of_a_rollout(case: Case) -> bool:
 
 
 def _with_fewer_tokens_than_ranks(cell: MatrixCell) -> Iterator[Combination]:
-    """Yield the mode of a step in which some rank's share of the tokens is less than 1.
+    """Yield the mode of a step that has less than one active token per data-parallel rank.
 
-    Clamping it to 1 takes a mode, a case and a layout, and an option may hide it.
+    That such a share is clamped to 1 depends on the mode, the case and the layout at once, which no
+    pair shows, and an option may hide it.
     """
     layout = cell.layout
     if any(0 < step.mask.sum() < layout.dp for step in cell.case.steps) and not layout.options:

@@ -187,11 +187,12 @@ class WrongCounts(OfWeight):
         if count.node is None and self._right.is_size(count.value):
             needed = needed or self._right.factor(wrong.needed)
         is_changed = is_close(self._recounted(count), wrong.needed)
-        needed = needed or ("before it is changed" if is_changed else None)
         is_common = is_close(wrong.needed, 1) and not is_close(self._right.tokens, 1)
-        if needed is None or is_common or self._begins_backward(count):
+        is_told = needed is not None or is_changed
+        if not is_told or is_common or self._begins_backward(count):
             return
         words = f"{count.value:.6g} where there are {wrong.needed:.6g} {needed}"
+        words = words if needed else f"{wrong.needed:.6g} would be right"
         if count.node is not None:
             yield from self._of_collective(count.node, wrong, words)
         if is_changed:
