@@ -16,6 +16,7 @@ from conformance.tracing.chain import SUMMING
 from conformance.tracing.graph import NEGLIGIBLE, computed, is_close, is_of_count
 from conformance.tracing.source.origins import has_constant, origins
 from conformance.tracing.source.scopes import scope_of
+from conformance.tracing.suspects.other_calls import OtherCalls
 from conformance.tracing.suspects.reasons import LATER, MOST, Ranked, Suspect, Why, of_lines
 from conformance.tracing.suspects.wrong_counts import WrongCounts
 from conformance.tracing.suspects.wrong_weight import OfWeight
@@ -76,6 +77,7 @@ class Suspects(OfWeight):
         for factor in self.weight.factors:
             yield from self._of_factor(factor)
             yield from WrongCounts(self.weight).suspects(factor)
+            yield from OtherCalls(self.weight).suspects(factor)
 
     def _of_factor(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the line of a factor that lacks a partner, or is 1 and may be the partner."""

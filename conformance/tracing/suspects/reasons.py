@@ -57,11 +57,12 @@ class Why(IntEnum):
     WRITTEN = 22  # a count is multiplied or divided by a 1 that is written out
     ASSIGNED = 23  # where a wrong number got its name
     UNUSED = 24  # the right count is made, and not used
-    CHANGED = 25  # a count is not what it is made of
-    UNMASKED = 26  # losses are added up with those that no mask has made 0
-    MASKING = 27  # a token weighs nothing, and a value or a 0 is chosen
-    BOUNDING = 28  # the same, where the value has bounds
-    CHOOSING = 29  # the same, where one of several values of the token is chosen
+    CALLED = 25  # another call of the same function has the right count
+    CHANGED = 26  # a count is not what it is made of
+    UNMASKED = 27  # losses are added up with those that no mask has made 0
+    MASKING = 28  # a token weighs nothing, and a value or a 0 is chosen
+    BOUNDING = 29  # the same, where the value has bounds
+    CHOOSING = 30  # the same, where one of several values of the token is chosen
 
 
 @dataclass(frozen=True)
