@@ -6,9 +6,9 @@ pair of a mode, a case and the properties of a layout that any job has; but a ca
 size, which takes seconds, is looked at once. Rollouts of several samples do not fill the
 micro-batches that a framework counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of equal
 micro-batches: they are trained in each format and number of micro-batches. Each mode sees a step
-with fewer active tokens than data-parallel ranks. That these jobs still kill all mutants, each as
-one cause, is tested. Objectives that another one speaks for are seen with every mode, case and
-property of a layout, but not with every pair.
+with fewer active tokens than data-parallel ranks, and several steps of one generation. That these
+jobs still kill all mutants, each as one cause, is tested. Objectives that another one speaks for
+are seen with every mode, case and property of a layout, but not with every pair.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
     Of jobs that show as much, those on few ranks are chosen.
     """
     shown: dict[str, set[Combination]] = defaultdict(set)
-    clamping: dict[str, set[Combination]] = defaultdict(set)
+    of_three: dict[str, set[Combination]] = defaultdict(set)
     for cell in sorted(cells, key=lambda cell: cell.layout.world_size):
         shown[cell.job_id].update(_combinations(cell))
-        clamping[cell.job_id].update(_with_fewer_tokens_than_ranks(cell))
+        of_three[cell.job_id].update(_with_fewer_tokens_than_ranks(cell))
+        of_three[cell.job_id].update(_of_a_shared_generation(cell))
     chosen = covering(shown)
-    known = set[Combination]().union(*(clamping[job] for job in chosen))
-    # On top: a rule for a few jobs does not change which others are chosen.
-    on_top = covering({job: several - known for job, several in clamping.items()})
+    known = set[Combination]().union(*(of_three[job] for job in chosen))
+    # On top: rules for a few jobs do not change which others are chosen.
+    on_top = covering({job: several - known for job, several in of_three.items()})
     return {**chosen, **on_top}
 
 
@@ -144,6 +145,16 @@ def _with_fewer_tokens_than_ranks(cell: MatrixCell) -> Iterator[Combination]:
     layout = cell.layout
     if any(0 < step.mask.sum() < layout.dp for step in cell.case.steps) and not layout.options:
         yield cell.spec.slug, cell.aggregation.mode, "fewer active tokens than ranks"
+
+
+def _of_a_shared_generation(cell: MatrixCell) -> Iterator[Combination]:
+    """Yield the mode of steps that are cut out of one generation.
+
+    Whether a step is divided by the tokens of all of them depends on the mode, the case and the
+    option at once.
+    """
+    if len(cell.case.steps) > 1 and Option.SHARED_GENERATION in cell.layout.options:
+        yield cell.spec.slug, cell.aggregation.mode, "several steps of one generation"
 
 
 def covering(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.contract import Option
 from adapters.native.adapter import NativeAdapter
 from adapters.skyrl.adapter import SkyRLFsdpAdapter
 from conformance import cli
@@ -19,6 +20,7 @@ from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
 from conformance.plan.quick import covering
 from conformance.plugin.options import settings_of
+from conformance.runs.registry import create
 from reference.aggregation import Mode
 from tests.conformance.test_journal import HEADER
 
@@ -83,6 +85,24 @@ def test_each_mode_sees_fewer_tokens_than_ranks_without_options() -> None:
         }
 
     assert modes(QUICK) == modes(FULL) == {*Mode}
+
+
+def test_each_mode_sees_several_steps_of_one_generation() -> None:
+    """As in ms-swift 4.6 on DeepSpeed, which divides a step by the tokens of all of them."""
+    layouts = tuple(create("ms_swift", "deepspeed").layouts())
+    quick = Plan(layouts=layouts, size=PlanSize.QUICK)
+
+    def modes(plan: Plan) -> set[Mode]:
+        return {
+            cell.aggregation.mode
+            for cell in plan.cells()
+            if type(cell) is MatrixCell
+            and cell.spec.slug == "weights"
+            and len(cell.case.steps) > 1
+            and Option.SHARED_GENERATION in cell.layout.options
+        }
+
+    assert modes(quick) == modes(quick.extended_to(())) == {*Mode}
 
 
 def test_what_was_to_be_seen_in_declined_steps_is_looked_for_in_others() -> None:
