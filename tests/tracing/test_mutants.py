@@ -26,6 +26,8 @@ FOUND = (
     "BoundsOnDividedAdvantages",
     "SmallestPenalised",
     "RejectedTokensInTheLog",
+    "DivergenceByMode",
+    "KeptTokensByAll",
 )
 
 

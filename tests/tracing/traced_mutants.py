@@ -84,7 +84,8 @@ def _is_in(line: Line, one: type) -> bool:
 
 
 def main(names: Sequence[str]) -> None:
-    """Print the place of each mutant's line."""
+    """Print the place of each mutant's line, and how many are first and among the suspects."""
+    places: list[int | None] = []
     with RankPool(MutantAdapter(), None, LARGEST) as pool:
         for mutant in MUTANTS:
             if mutant.__name__ in (names or [mutant.__name__]):
@@ -93,7 +94,10 @@ def main(names: Sequence[str]) -> None:
                 except NotTracedError as error:
                     print(f"{mutant.__name__}: {error}", flush=True)
                     continue
+                places.append(found)
                 print(f"{mutant.__name__}: {found or 'not suspected'}", flush=True)
+    suspected = len(places) - places.count(None)
+    print(f"{places.count(1)} first, {suspected} suspected, of {len(places)} that are traced")
 
 
 if __name__ == "__main__":
