@@ -292,7 +292,10 @@ class Explained:
                 yield from ([*on_top, *parts] for parts in others if parts)
 
     def _with_losses(self) -> Iterator[list[Names]]:
-        """Yield mistakes of a single term that explain the observation apart from lost tokens."""
+        """Yield mistakes of a single term that explain the observation apart from lost tokens.
+
+        Where lost tokens alone explain it, another mistake would only show in these.
+        """
         one, term = self._of_terms[0], self.measurement.terms[0]
         active = np.not_equal(term.products, 0)
         if len(self._of_terms) > 1 or not self.measurement.is_per_token:
@@ -306,7 +309,8 @@ class Explained:
         )
         kept = np.where(gone[self._tokens], 0, one.numbers)
         both = self._are_close(kept, np.abs(kept), self._observed) & kept.any(axis=1)
-        yield from ([*one.parts(place), lost] for place in np.flatnonzero(both) if place)
+        if not both[0]:
+            yield from ([*one.parts(place), lost] for place in np.flatnonzero(both))
 
     def _with_a_derivative(self) -> Iterator[list[Names]]:
         """Yield wrong weights with a wrong derivative that together give what was observed."""

@@ -20,13 +20,14 @@ from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
     Conventions,
+    DenominatorMask,
     MicroBatchWeight,
     Mode,
 )
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance import test_combined as combined
-from tests.conformance.given import BY_SAMPLE, SLICED, Given
+from tests.conformance.given import BY_SAMPLE, REJECTED, SLICED, Given
 from tests.conformance.test_mistakes import FILLED_UP, IN_FOURS, ROWS, TEN_SAMPLES
 from tests.jobs import step_of
 
@@ -362,6 +363,20 @@ def test_inactive_tokens_that_weigh_hide_no_other_mistake() -> None:
     assert weighing == {"inactive_tokens_weigh"}
     assert any("multiplied_by_cp" in factor for _, factor in of_both)
     assert all(parts[0] == weighing for parts in of_both)
+
+
+def test_what_only_lost_tokens_would_show_is_not_named_besides_them() -> None:
+    """As where tokens moved in ms-swift: counting the kept tokens changes the first sample alone."""
+    of_original = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
+    given = Given(mode=Mode.SAMPLE_MEAN, steps=(REJECTED,), conventions=of_original)
+    observed = given.weights.copy()
+    observed[:2] = 0
+    lost = explanations(given, observed)
+    observed[2] = 0.1
+
+    assert lost
+    assert all(len(parts) == 1 for parts in lost)
+    assert explanations(given, observed) == [[{"inactive_tokens_weigh"}]]
 
 
 def test_conditions_are_facts_of_the_step_and_its_cut() -> None:
