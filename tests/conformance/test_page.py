@@ -331,9 +331,10 @@ def test_pictures_can_be_read_off_the_data() -> None:
         step, size, samples = kept
         assert (step, size) == (finding.picture.step, finding.picture.samples_of_step)
         for number, of_report in zip(samples, finding.picture.samples, strict=True):
-            sample, group, tokens, *runs = data["samples"][number]
+            sample, group, tokens, runs = (of[number] for of in data["samples"])
             assert (sample, group, tokens) == (of_report.sample, of_report.group, of_report.tokens)
-            assert [data["runs"][run] for run in runs] == [list(run) for run in of_report.runs]
+            drawn = [tuple(of[run] for of in data["runs"]) for run in runs]
+            assert drawn == [tuple(run) for run in of_report.runs]
 
 
 def test_every_command_is_that_of_reproduce() -> None:

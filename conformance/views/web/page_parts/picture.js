@@ -44,7 +44,7 @@ function pictureOf(finding) {
 }
 
 function sampleOf(number) {
-  const [sample, group, tokens, ...numbers] = data.samples[number];
+  const [sample, group, tokens, numbers] = data.samples.map((column) => column[number]);
   const runs = numbers.map(runOf);
   const { dp, mb } = runs[0] ?? { dp: null, mb: null };
   const order = ((dp ?? -1) * 1e6 + (mb ?? -1)) * 1e6 + sample;
@@ -52,7 +52,7 @@ function sampleOf(number) {
 }
 
 function runOf(number) {
-  const [tokens, expected, observed, dp, cp, mb] = data.runs[number];
+  const [tokens, expected, observed, dp, cp, mb] = data.runs.map((column) => column[number]);
   const run = { tokens, expected, observed, dp, cp, mb, ratio: observed / expected };
   return { ...run, kind: kindOf(run) };
 }
