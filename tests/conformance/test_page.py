@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -328,11 +329,12 @@ def test_pictures_can_be_read_off_the_data() -> None:
         if finding.picture is None:
             assert kept is None
             continue
-        step, size, samples = kept
+        step, size, steps = kept
         assert (step, size) == (finding.picture.step, finding.picture.samples_of_step)
-        for number, of_report in zip(samples, finding.picture.samples, strict=True):
-            sample, group, tokens, runs = (of[number] for of in data["samples"])
+        for number, of_report in zip(accumulate(steps), finding.picture.samples, strict=True):
+            sample, group, tokens, steps_of_runs = (of[number] for of in data["samples"])
             assert (sample, group, tokens) == (of_report.sample, of_report.group, of_report.tokens)
+            runs = accumulate(steps_of_runs)
             drawn = [tuple(of[run] for of in data["runs"]) for run in runs]
             assert drawn == [tuple(run) for run in of_report.runs]
 

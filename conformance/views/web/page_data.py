@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from conformance.corpus.cases import ALL_CASES
@@ -231,14 +232,22 @@ def _trace(causes: Sequence[Cause]) -> Hashable:
 
 
 def _picture(picture: Picture | None, runs: Indices, samples: Indices) -> Hashable:
-    """Returns step, size and indices of samples; a sample has the indices of its runs."""
+    """Returns step, size and indices of samples; a sample has the indices of its runs.
+
+    Indices are kept as `_steps`.
+    """
     if picture is None:
         return None
     drawn = []
     for one in picture.samples:
-        drawn_runs = tuple(_index(tuple(map(_number, run)), runs) for run in one.runs)
+        drawn_runs = _steps(_index(tuple(map(_number, run)), runs) for run in one.runs)
         drawn.append(_index((one.sample, one.group, one.tokens, drawn_runs), samples))
-    return picture.step, picture.samples_of_step, tuple(drawn)
+    return picture.step, picture.samples_of_step, _steps(drawn)
+
+
+def _steps(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Returns each number less the one before it, the first less 0: mostly 1, for gzip."""
+    return tuple(now - before for before, now in pairwise(chain([0], numbers)))
 
 
 def _command(report: Report, finding: Finding) -> Hashable:

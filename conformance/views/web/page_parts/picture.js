@@ -28,8 +28,8 @@ const LETTER = 6; // width of one in a label
 function pictureOf(finding) {
   const kept = at("picture", finding);
   if (!kept) return null;
-  const [step, size, numbers] = kept;
-  const samples = numbers.map(sampleOf).sort((one, other) => one.order - other.order);
+  const [step, size, steps] = kept;
+  const samples = summed(steps).map(sampleOf).sort((one, other) => one.order - other.order);
   const runs = samples.flatMap((sample) => sample.runs);
   const summary = `Of the tokens drawn, ${summaryOf(runs)}.`;
   return element(
@@ -44,11 +44,17 @@ function pictureOf(finding) {
 }
 
 function sampleOf(number) {
-  const [sample, group, tokens, numbers] = data.samples.map((column) => column[number]);
-  const runs = numbers.map(runOf);
+  const [sample, group, tokens, steps] = data.samples.map((column) => column[number]);
+  const runs = summed(steps).map(runOf);
   const { dp, mb } = runs[0] ?? { dp: null, mb: null };
   const order = ((dp ?? -1) * 1e6 + (mb ?? -1)) * 1e6 + sample;
   return { sample, group, tokens, runs, order, given: sum(runs.map((run) => run.tokens)) };
+}
+
+/** The numbers of which only the differences are kept. */
+function summed(steps) {
+  let number = 0;
+  return steps.map((step) => (number += step));
 }
 
 function runOf(number) {
