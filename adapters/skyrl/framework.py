@@ -279,6 +279,8 @@ SKYRL = Framework(
             they act after the gradient is read
         set: placement on separate GPUs (colocate_all=False), logger=console
             nothing is offloaded between steps, and nothing is sent to a tracking service
+        stubbed: OmegaConf.from_cli, which reads options, by one that reads each value once
+            it makes the same configuration in a third of the time
         stubbed: RayPPOTrainer's and the workers' constructors: their attributes are set instead
             they start Ray, engines and loaders; the attributes are those that training reads
         stubbed: WorkerDispatch: SkyRL's MeshDispatch cuts and picks chunks, which go to the worker

@@ -48,6 +48,7 @@ def import_skyrl(source: Path | None) -> None:
     from adapters.toolkit import cuda_on_cpu
 
     _patch_dependencies()
+    read_options_once()
     cuda_on_cpu.install()
     import_from("skyrl", [source, source / "skyrl-gym"] if source else [])
     # Both look for flash_attn and must not find our stub.
@@ -172,6 +173,32 @@ def _patch_dependencies() -> None:
     placement_group: Any = importlib.import_module("ray.util.placement_group")
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     placement_group.PlacementGroupSchedulingStrategy = strategies.PlacementGroupSchedulingStrategy
+
+
+def read_options_once() -> None:
+    """Replace `OmegaConf.from_cli`, which takes a third of a step on one rank.
+
+    It makes a loader and walks the configuration for each option. Ours makes the same configuration
+    and has OmegaConf read each value once in a process.
+    """
+    conf: Any = importlib.import_module("omegaconf").OmegaConf
+
+    @cache
+    def value_of(text: str) -> Any:
+        return conf.from_dotlist([f"value={text}"]).value
+
+    def from_cli(typed: list[str]) -> Any:
+        nested: dict[str, Any] = {}
+        for option in typed:
+            path, _, text = option.partition("=")
+            *sections, name = path.split(".")
+            section = nested
+            for each in sections:
+                section = section.setdefault(each, {})
+            section[name] = value_of(text)
+        return conf.create(nested)
+
+    conf.from_cli = from_cli
 
 
 def _stub_flash_attn() -> None:

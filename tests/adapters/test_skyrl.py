@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch.distributed as dist
+from omegaconf import OmegaConf
 
 from adapters.contract import Description, LogEntry, Rank, Unsupported
+from adapters.skyrl import importing
 from adapters.skyrl.adapter import SkyRLFsdpAdapter, SkyRLMegatronAdapter
 from conformance.findings.report import Provenance
 from reference.aggregation import Mode
@@ -228,6 +230,21 @@ def described(adapter: SkyRLAdapter) -> Description:
 
 
 ADAPTERS = pytest.mark.parametrize("adapter", [SkyRLFsdpAdapter(), SkyRLMegatronAdapter()])
+
+
+@pytest.mark.parametrize(
+    "text", ["null", "", "True", "0.2", "1000000.0", "1e6", "reinforce++", "[a, 1]", "'40'", "text"]
+)
+def test_options_are_read_as_omegaconf_reads_them(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    typed = [f"trainer.algorithm.max_seq_len={text}", "trainer.epochs=1", f"trainer.logger={text}"]
+    monkeypatch.setattr(OmegaConf, "from_cli", None)  # and what it was comes back
+    importing.read_options_once()
+
+    for read in (OmegaConf.from_cli(typed), OmegaConf.from_cli(typed)):
+        assert read == OmegaConf.from_dotlist(typed)
+        assert type(read.trainer.logger) is type(OmegaConf.from_dotlist(typed).trainer.logger)
 
 
 @ADAPTERS
