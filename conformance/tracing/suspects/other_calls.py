@@ -22,10 +22,11 @@ class OtherCalls(OfWeight):
     """Compares the call that made a weight wrong with other calls of the same line."""
 
     def suspects(self, factor: Factor) -> Iterator[Ranked]:
-        """Yield who gave the line of a factor the divisor of another call.
+        """Yield the callers that divide by a count which is right elsewhere, and wrong here.
 
-        They are those that called it, from where a third call has the right divisor. One that is
-        right for no call has been made wrong.
+        Another call of the same line has this very divisor, and a third one has the right one. The
+        callers are those of which the third call has others. A divisor that is right nowhere was
+        made wrong, and its callers are not to blame.
         """
         made = self._chain.operation(factor)
         value = 1 / factor.value
@@ -34,17 +35,18 @@ class OtherCalls(OfWeight):
         if not is_forward or not self._is_right_elsewhere(value):
             return
         others = [*self._others(factor)]
-        for number, node in enumerate(self._chain.graph.inputs(factor.node)):
-            is_anothers = any(node.place in one.inputs for one in others)
+        for operand, node in enumerate(self._chain.graph.inputs(factor.node)):
+            is_of_another = any(node.place in one.inputs for one in others)
             places = [at for at, held in enumerate(self._entries(node)) if is_close(held, value)]
             right = [
                 one
                 for one in others
-                if number < len(one.inputs)
-                if _holds(self._entries(node._replace(place=one.inputs[number])), places, needed)
+                if operand < len(one.inputs)
+                if _holds(self._entries(node._replace(place=one.inputs[operand])), places, needed)
             ]
-            if is_anothers and right:
-                yield from _callers(made, right, f"{value:.6g} where another call has {needed:.6g}")
+            if is_of_another and right:
+                words = f"divides by {value:.6g}, where another call divides by {needed:.6g}"
+                yield from _callers(made, right, words)
 
     def _is_right_elsewhere(self, divisor: float) -> bool:
         """Whether it is the right divisor of another term, or of the mask before rejection."""
@@ -74,6 +76,7 @@ def _holds(entries: Sequence[float], places: Iterable[int], number: float) -> bo
 
 
 def _callers(made: Operation, right: Iterable[Operation], words: str) -> Iterator[Ranked]:
+    """Yield the callers of an operation that it does not share with the nearest right one."""
     nearest = max(_shared(made.stack, one.stack) for one in right)
     for place, line in enumerate(made.stack[nearest:] if nearest else ()):
         yield Ranked(Why.CALLED, -place, Suspect(line, words))

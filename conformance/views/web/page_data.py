@@ -131,7 +131,7 @@ def document(versions: Sequence[Version], left_out: Collection[Verdict] = ()) ->
         "count": len(found),
         "total": len(everything),
         "columns": columns,
-        # By column, in which gzip finds most that is alike.
+        # By column, which compresses better: the values of a column are alike.
         "samples": [*zip(*samples, strict=True)],
         "runs": [*zip(*runs, strict=True)],
         "reports": [_about(one) for one in versions],
@@ -246,7 +246,7 @@ def _picture(picture: Picture | None, runs: Indices, samples: Indices) -> Hashab
 
 
 def _steps(numbers: Iterable[int]) -> tuple[int, ...]:
-    """Returns each number less the one before it, the first less 0: mostly 1, for gzip."""
+    """Returns the differences between numbers, the first from 0: most are 1, and compress well."""
     return tuple(now - before for before, now in pairwise(chain([0], numbers)))
 
 

@@ -51,7 +51,7 @@ function sampleOf(number) {
   return { sample, group, tokens, runs, order, given: sum(runs.map((run) => run.tokens)) };
 }
 
-/** The numbers that have these differences, the first from 0. */
+/** Numbers from the differences between them; the first difference is from 0. */
 function summed(steps) {
   let number = 0;
   return steps.map((step) => (number += step));
