@@ -24,9 +24,9 @@ class OtherCalls(OfWeight):
     def suspects(self, factor: Factor) -> Iterator[Ranked]:
         """Yield the callers that divide by a count which is right elsewhere, and wrong here.
 
-        Another call of the same line has this very divisor, and a third one has the right one. The
-        callers are those of which the third call has others. A divisor that is right nowhere was
-        made wrong, and its callers are not to blame.
+        Another call of the same line divides by this very tensor, and a third call by the right
+        count. The callers are the lines by which its stack differs from that of the third. If the
+        divisor is right nowhere, it was made wrong, and its callers are not to blame.
         """
         made = self._chain.operation(factor)
         value = 1 / factor.value
