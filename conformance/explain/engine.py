@@ -252,15 +252,27 @@ class Explained:
     def _places(self, factor: float = 1.0) -> Iterator[NDArray[np.int64]]:
         """Yield the alternatives of the terms that together give what was observed / factor."""
         of_terms, observed = self._of_terms, self._observed / factor
-        some = np.unique(np.linspace(0, len(observed) - 1, FEW).astype(int))
-        numbers = _sums([one.numbers[:, some] for one in of_terms])
-        magnitude = _sums([one.magnitude[:, some] for one in of_terms]) + self._others[some]
-        for places in np.argwhere(self._are_close(numbers, magnitude, observed[some])):
-            chosen = [*zip(of_terms, places, strict=True)]
-            total = np.sum([one.numbers[place] for one, place in chosen], axis=0)
-            size = np.sum([one.magnitude[place] for one, place in chosen], axis=0) + self._others
-            if self._are_close(total, size, observed):
-                yield places
+        # There are thousands of choices, and the largest number alone rules out nearly all.
+        largest = [self._magnitude.argmax()]
+        numbers = _sums([one.numbers[:, largest] for one in of_terms])
+        magnitude = _sums([one.magnitude[:, largest] for one in of_terms]) + self._others[largest]
+        places = np.argwhere(self._are_close(numbers, magnitude, observed[largest]))
+        few = np.unique(np.linspace(0, len(observed) - 1, FEW).astype(int))
+        for place in places[self._give(places, observed, few)]:
+            if self._give(place[np.newaxis], observed, slice(None)):
+                yield place
+
+    def _give(
+        self,
+        places: NDArray[np.int64],
+        observed: NDArray[np.float64],
+        some: NDArray[np.int64] | slice,
+    ) -> NDArray[np.bool_]:
+        """Whether choices, [choices, terms], give some of the observed numbers."""
+        chosen = [*zip(self._of_terms, places.T, strict=True)]
+        total = np.sum([one.numbers[:, some][place] for one, place in chosen], axis=0)
+        size = np.sum([one.magnitude[:, some][place] for one, place in chosen], axis=0)
+        return self._are_close(total, size + self._others[some], observed[some])
 
     def _named(self, chosen: Iterable[NDArray[np.int64]]) -> Iterator[list[Names]]:
         """Yield the names of the mistakes of each choice."""

@@ -17,7 +17,7 @@ from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, comm
 from conformance.findings.finding import Diagnosis
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, step_context
+from conformance.judging.weights import Judgement, judge_measurements, step_context
 from reference.aggregation import Aggregation, AuxiliaryAggregation
 from reference.rounding import weight_bound
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Observation
     from adapters.contract.objective import Objective
     from conformance.findings.cause import Clues
+    from conformance.judging.weights import Judging
     from reference.aggregation import Conventions, Mode
 
-    Judge = Callable[[Job, Sequence[Observation], Description], Judgement]
+    Judge = Callable[[Job, Sequence[Observation], Description, Judging], Judgement]
 
 OF_THE_STEP = {
     AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN: AuxiliaryAggregation.TOKEN_MEAN,
@@ -50,7 +51,7 @@ def _aggregation(objective: Objective, conventions: Conventions) -> AuxiliaryAgg
 
 
 def judge_cut_dependence(
-    job: Job, observations: Sequence[Observation], description: Description
+    job: Job, observations: Sequence[Observation], description: Description, _: object = None
 ) -> Judgement:
     """Advice on a term that is averaged over micro-batches, with the figures of this cut.
 
@@ -86,7 +87,11 @@ def judge_cut_dependence(
 
 
 def judge_by_fixed_mode(
-    judge: Judge, job: Job, observations: Sequence[Observation], description: Description
+    judge: Judge,
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    judging: Judging = judge_measurements,
 ) -> Judgement:
     """The judgement of a job, by the mode that the framework documents its objective to have.
 
@@ -94,11 +99,11 @@ def judge_by_fixed_mode(
     to its documents, and its users are advised of it.
     """
     fixed = description.fixed_modes.get(job.objective)
-    as_set = judge(job, observations, description)
+    as_set = judge(job, observations, description, judging)
     if fixed is None or fixed.mode is job.aggregation.mode or as_set.verdict is Verdict.CONFORMS:
         return as_set
     as_fixed = replace(job, aggregation=Aggregation(fixed.mode))
-    judgement = judge(as_fixed, observations, description)
+    judgement = judge(as_fixed, observations, description, judging)
     if judgement.verdict is not Verdict.CONFORMS:
         return judgement
     explanation = (

@@ -26,7 +26,7 @@ from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.advice import OF_THE_STEP
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, judge_measurements, verdict_alone
 from reference.aggregation import (
     ComparedTokens,
     DenominatorMask,
@@ -45,7 +45,11 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Observation
     from adapters.contract.description import Convention
     from conformance.judging.advice import Judge
+    from conformance.judging.weights import Judging
     from conformance.plan.checks import CheckSpec
+
+    Under = Callable[[dict[str, Convention], Judging], Judgement]
+    """Judges by conventions that are declared in place of others."""
 
 MEAN_OF_MEANS = "mean_of_means"
 
@@ -133,11 +137,11 @@ def _by_declared(
 ) -> Judgement:
     """Judge by the declared conventions of means, and by others that may be right as well."""
 
-    def under(declared: dict[str, Convention]) -> Judgement:
+    def under(declared: dict[str, Convention], judging: Judging) -> Judgement:
         changed = replace(description, declared={**description.declared, **declared})
-        return judge(job, observations, changed)
+        return judge(job, observations, changed, judging)
 
-    judgement = judge(job, observations, description)
+    judgement = judge(job, observations, description, judge_measurements)
     if judgement.verdict is Verdict.CONFORMS:
         return (
             _shown_means(judgement, spec, description, under)
@@ -175,12 +179,12 @@ def _pooled(
     judgement: Judgement,
     spec: CheckSpec,
     description: Description,
-    under: Callable[[dict[str, Convention]], Judgement],
+    under: Under,
 ) -> Judgement | None:
     """The judgement of a pooled number where a mean of micro-batch means is declared."""
     for pooled in _pooling(spec, description):
-        other = under(pooled)
-        if other.verdict is Verdict.CONFORMS:
+        if under(pooled, verdict_alone).verdict is Verdict.CONFORMS:
+            other = under(pooled, judge_measurements)
             return replace(other, expected=(*judgement.expected, *other.expected))
     return None
 
@@ -254,15 +258,15 @@ def _shown_means(
     judgement: Judgement,
     spec: CheckSpec,
     description: Description,
-    under: Callable[[dict[str, Convention]], Judgement],
+    under: Under,
 ) -> Judgement | None:
     """Advice on a logged mean of means that is assumed, if the step tells it from a pooled one."""
     if not _is_undocumented_log(spec, description):
         return None
     for pooled in _pooling(spec, description):
-        other = under(pooled)
-        if other.verdict is Verdict.MISMATCH:
-            return replace(judgement, verdict=Verdict.ADVICE, diagnosis=_of_means(other))
+        if under(pooled, verdict_alone).verdict is Verdict.MISMATCH:
+            means = _of_means(under(pooled, judge_measurements))
+            return replace(judgement, verdict=Verdict.ADVICE, diagnosis=means)
     return None
 
 
@@ -299,14 +303,14 @@ def _shown_selection(
     judgement: Judgement,
     spec: CheckSpec,
     description: Description,
-    under: Callable[[dict[str, Convention]], Judgement],
+    under: Under,
 ) -> Judgement | None:
     """Advice on tokens that are assumed to be selected within micro-batches, if a step shows it."""
     convention = description.declared.get("selected")
     if spec.objective not in SELECTING or not isinstance(convention, Assumed):
         return None
     step: dict[str, Convention] = {"selected": Assumed(ComparedTokens.STEP)}
-    if under(step).verdict is Verdict.CONFORMS:
+    if under(step, verdict_alone).verdict is Verdict.CONFORMS:
         return None
     found = _of_answer("selected", convention.value)
     return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
@@ -315,11 +319,11 @@ def _shown_selection(
 def _other_answer(
     judgement: Judgement,
     description: Description,
-    under: Callable[[dict[str, Convention]], Judgement],
+    under: Under,
 ) -> Judgement | None:
     """Advice on another answer than the assumed one, if everything is right by it."""
     for name, other in _other_answers(description):
-        if under({name: other}).verdict is Verdict.CONFORMS:
+        if under({name: other}, verdict_alone).verdict is Verdict.CONFORMS:
             return Judgement(
                 verdict=Verdict.ADVICE,
                 diagnosis=_of_answer(name, other.value),

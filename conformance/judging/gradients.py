@@ -42,12 +42,16 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
+    from conformance.judging.weights import Judging
     from reference.losses.policy_losses import PolicyTokens
     from reference.step import Step
 
 
 def judge_combined(
-    job: Job, observations: Sequence[Observation], description: Description
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    judging: Judging = judge_measurements,
 ) -> Judgement:
     """Judge the sum of the terms' gradients, token by token.
 
@@ -63,11 +67,14 @@ def judge_combined(
             Measurement(terms=terms, observed=weights * dloss_dlogprob, tolerance=tolerance)
             for weights in final_weights(observations, step_index, job, description.conventions)
         )
-    return judge_measurements(measurements, _error, _wrong)
+    return judging(measurements, _error, _wrong)
 
 
 def judge_off_policy(
-    job: Job, observations: Sequence[Observation], description: Description
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    judging: Judging = judge_measurements,
 ) -> Judgement:
     """Judge the gradient of a loss with clipping, token by token.
 
@@ -95,7 +102,7 @@ def judge_off_policy(
             )
             for weights in final_weights(observations, step_index, job, description.conventions)
         )
-    return judge_measurements(measurements, _error, _wrong)
+    return judging(measurements, _error, _wrong)
 
 
 def _as_chosen(
@@ -115,7 +122,10 @@ def _as_chosen(
 
 
 def judge_advantages(
-    job: Job, observations: Sequence[Observation], description: Description
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    judging: Judging = judge_measurements,
 ) -> Judgement:
     """Judge the gradient of a policy loss whose advantages the framework computed from rewards."""
     contexts = [
@@ -135,14 +145,17 @@ def judge_advantages(
         for term, of_ranks in zip(terms, of_steps, strict=True)
         for weights in of_ranks
     ]
-    return judge_measurements(measurements, _error, _wrong)
+    return judging(measurements, _error, _wrong)
 
 
 MEGATRONS_OWN = "megatron/core/transformer/moe/router.py (apply_z_loss, _apply_aux_loss)"
 
 
 def judge_router(
-    job: Job, observations: Sequence[Observation], description: Description
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    judging: Judging = judge_measurements,
 ) -> Judgement:
     """Judge the coefficients in each step of the losses that the model adds itself: 1 is right.
 
@@ -164,7 +177,7 @@ def judge_router(
         for of_steps in one.own_losses.values()
         for index in range(len(job.steps))
     ]
-    judged = judge_measurements(measurements, _error, _wrong_coefficient)
+    judged = judging(measurements, _error, _wrong_coefficient)
     judgement = replace(judged, expected=())  # other tokens count here than in other findings
     routed = sum(one.routed for one in observations[job.layout.last_stage])
     if judgement.verdict is Verdict.CONFORMS:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.expected.term import LossTerm
+    from conformance.judging.weights import Judging
 
 
 NOT_LOGGED = "not_logged"
@@ -41,6 +42,8 @@ def judge_logged(
     job: Job,
     observations: Sequence[Observation],
     description: Description,
+    judging: Judging = judge_measurements,
+    *,
     metric: Metric = Metric.POLICY_LOSS,
 ) -> Judgement:
     """Judge the metric that each rank logs; it is wrong if no rank logs it of an active token.
@@ -67,7 +70,7 @@ def judge_logged(
             )
             for value in reported
         )
-    return _judged(job, metric, measurements)
+    return _judged(job, metric, measurements, judging)
 
 
 def _bounds(term: LossTerm) -> tuple[float, float] | None:
@@ -78,7 +81,12 @@ def _bounds(term: LossTerm) -> tuple[float, float] | None:
 
 
 def judge_logged_of_rollouts(
-    job: Job, observations: Sequence[Observation], description: Description, metric: Metric
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    judging: Judging = judge_measurements,
+    *,
+    metric: Metric,
 ) -> Judgement:
     """Judge the mean over a batch of rollouts that each rank logs.
 
@@ -99,20 +107,21 @@ def judge_logged_of_rollouts(
         )
         for value in reported
     ]
-    return _judged(job, metric, measurements)
+    return _judged(job, metric, measurements, judging)
 
 
 def _not_logged(what: str) -> Judgement:
     return mismatch(NOT_LOGGED, f"no rank logs {what}, and this version logs it of other steps")
 
 
-def _judged(job: Job, metric: Metric, measurements: Sequence[Measurement]) -> Judgement:
+def _judged(
+    job: Job, metric: Metric, measurements: Sequence[Measurement], judging: Judging
+) -> Judgement:
     expected = (
         number for one in measurements for number in _expected_numbers(job, metric, one.terms)
     )
-    return replace(
-        judge_measurements(measurements, _error, _wrong), expected=tuple(dict.fromkeys(expected))
-    )
+    judgement = judging(measurements, _error, _wrong)
+    return replace(judgement, expected=tuple(dict.fromkeys(expected)))
 
 
 def _error(measurement: Measurement) -> float | None:

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from reference.aggregation import Conventions
     from reference.step import Step
 
+    ErrorOf = Callable[[Measurement], float | None]
+    Wrong = Callable[[Measurement], "Judgement"]
+    Judging = Callable[[Sequence[Measurement], ErrorOf, Wrong], "Judgement"]
+    """Judges measurements: `judge_measurements`, or `verdict_alone`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
@@ -93,8 +98,59 @@ def mismatch(name: str, explanation: str, error: float | None = None) -> Judgeme
     return Judgement(verdict=Verdict.MISMATCH, error=error, diagnosis=diagnosis)
 
 
+def judge_measurements(
+    measurements: Sequence[Measurement], error_of: ErrorOf, wrong: Wrong
+) -> Judgement:
+    """Judge what each rank observed of each step: the first that is wrong, or the largest error.
+
+    ``error_of`` returns an error that is relative as the tolerance is, None if something is not
+    finite; ``wrong`` returns the mismatch, without its error.
+    """
+    judgement, judged = _worst(measurements, error_of, wrong), _judged(measurements)
+    return replace(judgement, clues=clues(judged)) if judged else judgement
+
+
+def verdict_alone(measurements: Sequence[Measurement], error_of: ErrorOf, _: Wrong) -> Judgement:
+    """What `judge_measurements` returns, without the explanation of what is wrong.
+
+    To explain takes many times as long as to judge.
+    """
+    return _worst(measurements, error_of, lambda _: Judgement(verdict=Verdict.MISMATCH))
+
+
+def _judged(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Those that can be wrong: not of a step that is skipped and trains no token."""
+    return [one for one in measurements if not one.context.is_skipped or one.expected.any()]
+
+
+def _worst(measurements: Sequence[Measurement], error_of: ErrorOf, wrong: Wrong) -> Judgement:
+    worst, judged = Judgement(verdict=Verdict.CONFORMS), _judged(measurements)
+    for one in judged:
+        error = error_of(one)
+        if error is None or not error <= one.tolerance:
+            elsewhere = any(each.context is one.context and each.observed.any() for each in judged)
+            worst = replace(
+                wrong(replace(one, elsewhere=elsewhere)),
+                error=error,
+                tolerance=one.tolerance,
+                rescalings=tuple(rescalings(judged, one)),
+            )
+            break
+        if worst.error is None or error > worst.error:
+            worst = replace(worst, error=error, tolerance=one.tolerance)
+    if worst.verdict is Verdict.CONFORMS and len(judged) < len(measurements):
+        words = "the optimizer step is skipped, as its gradient is NaN or infinite; none of its"
+        skipped = Diagnosis(name="step_skipped", explanation=f"{words} tokens is active")
+        worst = Judgement(verdict=Verdict.ADVICE, diagnosis=skipped)
+    contexts = dict.fromkeys(term.context for one in measurements for term in one.terms)
+    return replace(worst, expected=tuple(context.fingerprint for context in contexts))
+
+
 def judge_weights(
-    job: Job, observations: Sequence[Observation], description: Description
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    judging: Judging = judge_measurements,
 ) -> Judgement:
     """Judge the weights of the objective's only term that the ranks observed in every step.
 
@@ -112,7 +168,7 @@ def judge_weights(
             )
             for observed in final_weights(observations, step_index, job, description.conventions)
         )
-    return judge_measurements(measurements, _error, _wrong)
+    return judging(measurements, _error, _wrong)
 
 
 def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:
@@ -134,44 +190,6 @@ def _wrong(wrong: Measurement) -> Judgement:
         cosine=cosine,
         diagnosis=diagnose(wrong),
         picture=picture(context, observed, context.expected),
-    )
-
-
-def judge_measurements(
-    measurements: Sequence[Measurement],
-    error_of: Callable[[Measurement], float | None],
-    wrong: Callable[[Measurement], Judgement],
-) -> Judgement:
-    """Judge what each rank observed of each step: the first that is wrong, or the largest error.
-
-    ``error_of`` returns an error that is relative as the tolerance is, None if something is not
-    finite; ``wrong`` returns the mismatch, without its error.
-    """
-    worst = Judgement(verdict=Verdict.CONFORMS)
-    harmless = [one for one in measurements if one.context.is_skipped and not one.expected.any()]
-    judged = [one for one in measurements if one not in harmless]
-    for one in judged:
-        error = error_of(one)
-        if error is None or not error <= one.tolerance:
-            elsewhere = any(each.context is one.context and each.observed.any() for each in judged)
-            worst = replace(
-                wrong(replace(one, elsewhere=elsewhere)),
-                error=error,
-                tolerance=one.tolerance,
-                rescalings=tuple(rescalings(judged, one)),
-            )
-            break
-        if worst.error is None or error > worst.error:
-            worst = replace(worst, error=error, tolerance=one.tolerance)
-    if worst.verdict is Verdict.CONFORMS and harmless:
-        words = "the optimizer step is skipped, as its gradient is NaN or infinite; none of its"
-        skipped = Diagnosis(name="step_skipped", explanation=f"{words} tokens is active")
-        worst = Judgement(verdict=Verdict.ADVICE, diagnosis=skipped)
-    contexts = dict.fromkeys(term.context for one in measurements for term in one.terms)
-    return replace(
-        worst,
-        expected=tuple(context.fingerprint for context in contexts),
-        clues=clues(judged) if judged else None,
     )
 
 
@@ -250,7 +268,7 @@ def _divisor(
 
 
 def judge_sharding(
-    job: Job, observations: Sequence[Observation], description: Description
+    job: Job, observations: Sequence[Observation], description: Description, _: object = None
 ) -> Judgement:
     """Judge whether every active token was trained on in its own step.
 

@@ -184,7 +184,8 @@ def covering(
     return chosen
 
 
-def layout_properties(layout: Layout) -> list[str]:
+@cache
+def layout_properties(layout: Layout) -> tuple[str, ...]:
     """What is said of a layout, such as ``cp=2`` and ``format=thd``.
 
     That there is no pipeline is said of none: every other property is seen without one too.
@@ -192,10 +193,10 @@ def layout_properties(layout: Layout) -> list[str]:
     kept = {name: value for name, value in vars(layout).items() if name not in ("pp", "options")}
     sizes = kept | ({"pp": layout.pp} if layout.pp > 1 else {})
     options = layout.options or ("none",)
-    return [
+    return (
         *(f"{name}={value}" for name, value in sizes.items()),
         *(f"option={option}" for option in options),
-    ]
+    )
 
 
 def pairwise(layouts: Iterable[Layout]) -> list[Layout]:

@@ -8,7 +8,7 @@ here or by torchrun; `loss_conformance` is the fixture for a trainer of one's ow
 from __future__ import annotations
 
 from contextlib import closing
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -38,8 +38,8 @@ CONTROLLER = "conformance-controller"
 
 FINDING_MESSAGE: pytest.StashKey[FindingMessage] = pytest.StashKey()
 
-UPCOMING: pytest.StashKey[AnyMatrixCell | None] = pytest.StashKey()
-"""The cell of the test that this process runs after the one that it hangs on."""
+NEXT: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
+"""The test that this process runs after the one that it hangs on, as far as that is known."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,7 +85,11 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
     from conformance.runs.jobs import SharedJobs
 
     settings = settings_of(request.config)
-    cells = [cell for item in request.session.items if (cell := _cell(item)) is not None]
+    items = request.session.items
+    cells = [cell for item in items if (cell := _cell(item)) is not None]
+    if not _is_worker(request.config):
+        for item, following in pairwise(items):
+            item.stash[NEXT] = following
     with (
         RankPool(
             settings.adapter,
@@ -136,12 +140,12 @@ def find(
     shared_jobs: SharedJobs, headers: Iterator[str], request: pytest.FixtureRequest
 ) -> Callable[[AnyMatrixCell], Judgement]:
     """Judges a cell and keeps its finding for the report."""
-    from conformance.runs.check import job_cell, make
+    from conformance.runs.check import job_cells, make
     from conformance.runs.recorder import fault_message, message
 
     def find(cell: AnyMatrixCell) -> Judgement:
-        upcoming = request.node.stash.get(UPCOMING, None)
-        shared_jobs.expect(job_cell(upcoming, shared_jobs.description))
+        upcoming = map(_cell, _following(request.node))
+        shared_jobs.expect(job_cells(upcoming, shared_jobs.description))
         try:
             judgement = make(cell, shared_jobs)
         except HarnessFaultError as fault:
@@ -158,7 +162,7 @@ def find(
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Note what comes next, with pytest-xdist too, so that the ranks need not wait for it."""
-    item.stash[UPCOMING] = None if nextitem is None else _cell(nextitem)
+    item.stash[NEXT] = nextitem
 
 
 @pytest.hookimpl(wrapper=True)
@@ -170,6 +174,14 @@ def pytest_runtest_makereport(
     if report.when == "call" and FINDING_MESSAGE in item.stash:
         setattr(report, ATTRIBUTE, item.stash[FINDING_MESSAGE])
     return report
+
+
+def _following(item: pytest.Item) -> Iterator[pytest.Item]:
+    """Yield the tests that this process runs after one, as far as they are known."""
+    following = item.stash.get(NEXT, None)
+    while following is not None:
+        yield following
+        following = following.stash.get(NEXT, None)
 
 
 def _cell(item: pytest.Item) -> AnyMatrixCell | None:

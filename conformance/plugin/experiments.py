@@ -18,7 +18,7 @@ from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.beyond_plan import made
-from conformance.runs.check import job_cell
+from conformance.runs.check import job_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,7 +67,7 @@ def chosen(
     slugs = {findings[name].identity.slug for _, names in tested for name in names}
     slugs.add(Check.REJECTION)  # which alone rejects tokens
     of_slugs = (cell for cell in plan.chosen_of_cases if cell.spec.slug in slugs)
-    cells = filter(None, (job_cell(cell, description) for cell in of_slugs))
+    cells = job_cells(of_slugs, description)
     candidates = [_candidate(cell, report) for cell in cells]
     telling = chain.from_iterable(_telling(*one, candidates) for one in tested)
     return [*{cell.id: cell for cell in telling if cell.id not in findings}.values()]

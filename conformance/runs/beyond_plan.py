@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from conformance.findings.errors import HarnessFaultError
-from conformance.runs.check import is_offered, job_cell, make
+from conformance.runs.check import is_offered, job_cells, make
 from conformance.runs.recorder import fault_message, message
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ def made(
         HarnessFaultError: no verdict of the run can be relied on.
     """
     jobs.share(cells)
-    for cell, upcoming in zip_longest(cells, cells[1:]):
-        jobs.expect(job_cell(upcoming, jobs.description))
+    for place, cell in enumerate(cells, start=1):
+        jobs.expect(job_cells(cells[place:], jobs.description))
         try:
             judgement = make(cell, jobs)
         except HarnessFaultError as fault:

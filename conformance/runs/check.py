@@ -57,7 +57,7 @@ from conformance.runs.jobs import reports
 from reference.aggregation import TokenSet
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.job import Poison, Setting
@@ -88,13 +88,15 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
     return _check_job(cell, jobs)
 
 
-def job_cell(cell: AnyMatrixCell | None, description: Description) -> MatrixCell | None:
-    """The cell if it is judged by the outcome of its job alone, which may then run beforehand."""
-    if type(cell) is not MatrixCell or cell.spec.poisoned is not None:
-        return None
-    if _missing(cell, description) is None:
-        return cell
-    return None
+def job_cells(
+    cells: Iterable[AnyMatrixCell | None], description: Description
+) -> Iterator[MatrixCell]:
+    """Yield cells that are judged by the outcome of their job alone, which may run beforehand."""
+    for cell in cells:
+        if type(cell) is not MatrixCell or cell.spec.poisoned is not None:
+            continue
+        if _missing(cell, description) is None:
+            yield cell
 
 
 def is_offered(cell: AnyMatrixCell, description: Description) -> bool:

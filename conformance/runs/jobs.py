@@ -48,7 +48,7 @@ class SharedJobs:
         self._read: dict[tuple[Metric, Objective], bool] = {}
         self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
         self._plain: tuple[Job, Ran | Declined | Crashed] | None = None
-        self._upcoming: MatrixCell | None = None
+        self._upcoming: Iterable[MatrixCell] = ()
         self._running: str | None = None
         self._resources = ExitStack()
 
@@ -74,8 +74,11 @@ class SharedJobs:
         """The detected capabilities of the framework."""
         return self.pool.description
 
-    def expect(self, upcoming: MatrixCell | None) -> None:
-        """Name the cell whose outcome is asked for after the next one, so that it can be begun."""
+    def expect(self, upcoming: Iterable[MatrixCell]) -> None:
+        """Name the cells whose outcomes are asked for after the next one, in their order.
+
+        The first of them that needs another job is begun.
+        """
         self._upcoming = upcoming
 
     def run(self, job: Job) -> Ran | Declined | Crashed:
@@ -156,10 +159,11 @@ class SharedJobs:
         return self.pool.outcome()
 
     def _begin_upcoming(self) -> None:
-        cell, self._upcoming = self._upcoming, None
-        if cell is None or self._running is not None or cell.job_id in self._outcomes:
+        upcoming, self._upcoming = self._upcoming, ()
+        if self._running is not None or not self.pool.is_running:
             return
-        if self.pool.is_running:
+        cell = next((one for one in upcoming if one.job_id not in self._outcomes), None)
+        if cell is not None:
             self.pool.begin(cell.job)
             self._running = cell.job_id
 

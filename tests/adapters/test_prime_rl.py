@@ -82,7 +82,7 @@ def test_copies_that_fill_up_ranks_are_told_from_samples(pool: RankPool) -> None
     held = [rank.forward_passes[0] >= 0 for rank in outcome.observations]
     assert sorted(map(any, held)) == [False, True]
     assert [rank.rows[0].tolist() for rank in outcome.observations] == [[1], [1]]
-    judged = judge_logged(given, outcome.observations, description(), Metric.POLICY_LOSS)
+    judged = judge_logged(given, outcome.observations, description(), metric=Metric.POLICY_LOSS)
     assert judged.diagnosis.name == "divided_by_dp"
 
 

@@ -145,7 +145,7 @@ class TestReal:
         outcome = ddp.run(given)
 
         assert isinstance(outcome, Ran), outcome
-        judged = judge_logged(given, outcome.observations, description(), Metric.POLICY_LOSS)
+        judged = judge_logged(given, outcome.observations, description(), metric=Metric.POLICY_LOSS)
         assert judged.diagnosis.name == "divided_by_dp_or_micro_batches_or_group_size"
 
     def test_bnpo_is_the_mean_over_tokens_of_each_micro_batch_of_a_process(self) -> None:

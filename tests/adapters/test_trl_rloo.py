@@ -167,7 +167,7 @@ def test_logged_entropy_is_a_mean_of_micro_batches(pool: RankPool) -> None:
     means = [ENTROPIES[ids % len(ENTROPIES)].mean() for ids in halves]
     for rank in outcome.observations:
         assert rank.reported[Metric.ENTROPY] == pytest.approx((np.mean(means),))
-    judged = judge_logged(given, outcome.observations, description(), Metric.ENTROPY)
+    judged = judge_logged(given, outcome.observations, description(), metric=Metric.ENTROPY)
     assert judged.diagnosis.name == "denominators_per_micro_batch_of_all_ranks"
 
 

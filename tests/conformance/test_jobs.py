@@ -16,7 +16,7 @@ from conformance.plan.quick import pairwise
 from conformance.plugin.controller import job_scheduling
 from conformance.plugin.options import SETTINGS, settings_of
 from conformance.ranks.pool import Crashed
-from conformance.runs.check import job_cell, make
+from conformance.runs.check import job_cells, make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 
@@ -60,8 +60,8 @@ def test_a_job_runs_once_in_any_order_of_its_checks(seed: int, is_running: bool)
     jobs = SharedJobs(ranks, chosen)  # type: ignore[arg-type]
 
     messages: dict[str, set[str]] = {}
-    for cell, upcoming in zip(chosen, [*chosen[1:], None], strict=True):
-        jobs.expect(job_cell(upcoming, ranks.description))
+    for place, cell in enumerate(chosen, start=1):
+        jobs.expect(job_cells(chosen[place:], ranks.description))
         finding = make(cell, jobs)
         assert finding.verdict is Verdict.CRASHED
         messages.setdefault(cell.job_id, set()).add(str(finding.message))
@@ -79,17 +79,32 @@ def three_cells() -> tuple[list[MatrixCell], CountingRanks, SharedJobs]:
 def test_the_expected_cells_job_has_begun_when_an_outcome_is_handed_out() -> None:
     (first, second, _), ranks, jobs = three_cells()
 
-    jobs.expect(second)
+    jobs.expect([second])
     jobs.outcome(first)
 
     assert ranks.jobs == [first.job, second.job]
     assert jobs.outcome(second) == Crashed("crash 2")
 
 
+def test_cells_of_jobs_that_have_run_are_passed_over_for_one_of_another() -> None:
+    first, *others = [cell for cell in cells() if isinstance(cell, MatrixCell)]
+    alike = next(cell for cell in others if cell.job_id == first.job_id)
+    different = next(cell for cell in others if cell.job_id != first.job_id)
+    ranks = CountingRanks()
+    jobs = SharedJobs(ranks, [first, alike, different])  # type: ignore[arg-type]
+
+    jobs.expect([alike, different])
+    jobs.outcome(first)
+
+    assert ranks.jobs == [first.job, different.job]
+    assert jobs.outcome(alike) == Crashed("crash 1")
+    assert jobs.outcome(different) == Crashed("crash 2")
+
+
 def test_a_job_that_was_begun_keeps_its_outcome_while_others_run() -> None:
     (first, second, third), ranks, jobs = three_cells()
 
-    jobs.expect(second)
+    jobs.expect([second])
     jobs.outcome(first)
     assert jobs.run(third.job) == Crashed("crash 3")
 
@@ -100,9 +115,9 @@ def test_a_job_that_was_begun_keeps_its_outcome_while_others_run() -> None:
 def test_a_cell_that_was_expected_and_never_asked_for_costs_one_job() -> None:
     (first, second, third), ranks, jobs = three_cells()
 
-    jobs.expect(second)
+    jobs.expect([second])
     jobs.outcome(first)
-    jobs.expect(None)
+    jobs.expect([])
 
     assert jobs.outcome(third) == Crashed("crash 3")
     assert len(ranks.jobs) == 3
@@ -114,12 +129,12 @@ def test_only_cells_that_one_job_decides_are_run_beforehand() -> None:
     jobs = SharedJobs(ranks)  # type: ignore[arg-type]
 
     for cell in cells():
-        ahead = job_cell(cell, description)
+        ahead = [*job_cells([cell], description)]
         if type(cell) is MatrixCell:
             supported = make(cell, jobs).verdict is not Verdict.UNSUPPORTED
-            assert ahead is (cell if supported else None)
+            assert ahead == [cell] * supported
         else:
-            assert ahead is None
+            assert not ahead
 
 
 def test_an_outcome_is_not_kept_longer_than_it_is_asked_for() -> None:

@@ -1,5 +1,6 @@
 """Negative controls: the judge can fail, on the smallest mistake there is, and names it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,7 +9,12 @@ import pytest
 from adapters.contract import Description, Layout, Observation, PendingReduction
 from conformance.corpus.cases import CORPUS
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, judge_weights
+from conformance.judging.weights import (
+    Judgement,
+    judge_measurements,
+    judge_weights,
+    verdict_alone,
+)
 from reference.aggregation import (
     DEFAULT_CONVENTIONS,
     Aggregation,
@@ -63,6 +69,7 @@ class Judge:
         pending_reduction: PendingReduction = PendingReduction.REPLICATED,
         counted_tokens: float = 0,
         conventions: Conventions = DEFAULT_CONVENTIONS,
+        judging: Callable[..., Judgement] = judge_measurements,
     ) -> Judgement:
         job = job_of(self.step, aggregation=self.aggregation, layout=self.layout)
         observations = [
@@ -73,7 +80,8 @@ class Judge:
             )
             for w in of_ranks
         ]
-        return judge_weights(job, observations, Description(declared=assumed(conventions)))
+        description = Description(declared=assumed(conventions))
+        return judge_weights(job, observations, description, judging)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -83,6 +91,21 @@ def test_reference_itself_conforms_without_error(mode: Mode) -> None:
 
     assert judgement.verdict is Verdict.CONFORMS
     assert judgement.error == 0
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 0.5), (np.inf, 1.0)])
+def test_a_verdict_alone_is_that_of_the_judgement_and_explains_nothing(
+    factors: tuple[float, float],
+) -> None:
+    judge = Judge(layout=Layout(dp=2))
+    of_ranks = [judge.weights * factor for factor in factors]
+    whole, alone = judge(*of_ranks), judge(*of_ranks, judging=verdict_alone)
+
+    for name in ("verdict", "error", "tolerance", "rescalings", "expected"):
+        assert getattr(alone, name) == getattr(whole, name)
+    assert (whole.diagnosis is None) is (whole.verdict is Verdict.CONFORMS)
+    assert (alone.diagnosis, alone.clues) == (None, None)
+    assert whole.clues is not None
 
 
 @pytest.mark.parametrize("factor", [0.999, 1.001])

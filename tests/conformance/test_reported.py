@@ -255,6 +255,8 @@ def test_small_share_of_a_term_may_be_off_by_the_rounding_of_the_whole_sum() -> 
         for held in passes
     ]
 
-    name, explanation, _, _ = said(judge_logged(job, observations, Description(), Metric.LOSS))
+    name, explanation, _, _ = said(
+        judge_logged(job, observations, Description(), metric=Metric.LOSS)
+    )
     assert name == "not_reduced_over_cp"
     assert explanation.startswith("entropy: ")

@@ -75,7 +75,7 @@ def judged(
         for value, passes in zip(of_ranks, PASSES, strict=True)
     ]
     description = Description(declared=assumed(conventions or Conventions()))
-    return judge_logged_of_rollouts(job, observations, description, metric)
+    return judge_logged_of_rollouts(job, observations, description, metric=metric)
 
 
 def named(judgement: Judgement) -> list[str]:

@@ -82,7 +82,9 @@ class Surrounded(list["NDArray[np.float64]"]):
 
 def elsewhere(values: Sequence[NDArray[np.float64]], ids: int, fill: float) -> NDArray[np.float64]:
     """What a column has at ids that are no response token's, one for each id: [ids]."""
-    return np.resize(values.poison if isinstance(values, Surrounded) else fill, ids)
+    if isinstance(values, Surrounded):
+        return np.resize(values.poison, ids)
+    return np.full(ids, fill)
 
 
 class Batch(Protocol):
