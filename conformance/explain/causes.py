@@ -276,14 +276,9 @@ def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> 
 
 def _typed(parts: Iterable[str], chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
     """The options that choose these, without those that every user sets."""
-    of_every_step = {
-        option
-        for part, options in chosen_by.items()
-        if part.partition("-")[0] in OF_EVERY_STEP
-        for option in options
-    }
+    of_every_step = [part for part in chosen_by if part.partition("-")[0] in OF_EVERY_STEP]
     typed = chain.from_iterable(chosen_by.get(one, PARALLELISM.get(one, ())) for one in parts)
-    return [one for one in typed if one not in of_every_step]
+    return [one for one in typed if not any(one in chosen_by[part] for part in of_every_step)]
 
 
 def _explained(

@@ -93,7 +93,7 @@ def test_reference_itself_conforms_without_error(mode: Mode) -> None:
     assert judgement.error == 0
 
 
-@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 0.5), (np.inf, 1.0)])
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 0.5), (np.nan, 1.0)])
 def test_a_verdict_alone_is_that_of_the_judgement_and_explains_nothing(
     factors: tuple[float, float],
 ) -> None:
