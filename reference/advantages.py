@@ -14,12 +14,12 @@ the penalty on the divergence of token t from the reference policy, or from a te
     gae                 A_t = δ_t + γλ·A_{t+1}                   arXiv:1506.02438 (PPO)
                         where δ_t = ρ_t + γ·V_{t+1} - V_t
 
-After the last token G, A and V are 0. The variance of n rewards is divided by n - 1. Advantages may
-then be whitened: the mean over the tokens of the whole batch is subtracted, and the result is
-divided by √(variance + 1e-8). `EstimatorConventions` has the choices: which tokens G and A pass
-through, skipping all others; which tokens have a penalty, a reward and a value; which ones are
-averaged for whitening; the divisor of the whitening's variance; ε; the sum of penalties; and, of
-groups that are not as they were sampled, which rewards are compared (`Peers`).
+After the last token G, A and V are 0. Advantages may then be whitened: the mean over the tokens of
+the whole batch is subtracted, and the result is divided by √(variance + 1e-8).
+`EstimatorConventions` has the choices: which tokens G and A pass through, skipping all others;
+which tokens have a penalty, a reward and a value; which ones are averaged for whitening; the
+divisors of the variances of whitening and of n rewards, the latter by default n - 1; ε; the sum of
+penalties; and, of groups that are not as they were sampled, which rewards are compared (`Peers`).
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def group_normalised(
     """Returns (r - mean) / (std + ε)."""
     peers = Peers.of(rollouts, conventions)
     scaled = (peers.rewards - peers.of_group(_mean)) / (
-        peers.of_group(std) + conventions.std_epsilon
+        peers.of_group(std(conventions)) + conventions.std_epsilon
     )
     return peers.compared(scaled, conventions.lone)[rollouts.sample]
 
@@ -216,7 +216,7 @@ def others_normalised(
 ) -> Values:
     """(r - mean of the others) / (std of the others + ε), not divided where they are all equal."""
     peers = Peers.of(rollouts, conventions)
-    spread = peers.of_others(std)
+    spread = peers.of_others(std(conventions))
     centred = peers.rewards - peers.of_others(_mean)
     scaled = centred / np.where(spread > 0, spread + conventions.std_epsilon, 1.0)
     return peers.compared(scaled, conventions.lone)[rollouts.sample]
@@ -306,9 +306,14 @@ def _mean(values: Values) -> float:
     return float(values.mean())
 
 
-def std(rewards: Values) -> float:
+def std(conventions: EstimatorConventions) -> Statistic:
     """The standard deviation of rewards, exactly 0 if all are equal."""
-    return math.sqrt(variance(rewards, 1)) if np.ptp(rewards) else 0.0
+    lost = conventions.deviation.lost_degrees_of_freedom
+
+    def of_rewards(rewards: Values) -> float:
+        return math.sqrt(variance(rewards, lost)) if np.ptp(rewards) else 0.0
+
+    return of_rewards
 
 
 def variance(values: Values, lost_degrees_of_freedom: float) -> float:

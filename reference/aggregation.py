@@ -187,6 +187,22 @@ class Lone(StrEnum):
     REWARD = "reward"
 
 
+class Deviation(StrEnum):
+    """What the squares of n rewards' deviations from their mean are divided by in their variance.
+
+    torch's ``std`` divides by n - 1 and NumPy's by n.
+    """
+
+    UNBIASED = "n - 1"
+
+    BIASED = "n"
+
+    @property
+    def lost_degrees_of_freedom(self) -> int:
+        """By how much that divisor is less than n."""
+        return 1 if self is Deviation.UNBIASED else 0
+
+
 STD_EPSILON = 1e-6
 """Default epsilon, added to the standard deviation that rewards are divided by."""
 
@@ -201,7 +217,8 @@ class EstimatorConventions:
     taken over n ``whitened`` tokens; the variance is divided by n - ``lost_degrees_of_freedom``.
     ``std_epsilon`` is added to the standard deviation or mean that a group's rewards are divided
     by. ``penalties`` are subtracted from a centred reward. ``compared``, ``rejected``, ``lone`` and
-    ``missing`` say which rewards of a prompt are compared.
+    ``missing`` say which rewards of a prompt are compared, and ``deviation`` by which standard
+    deviation.
     """
 
     transitions: TokenSet = TokenSet.RESPONSE
@@ -216,6 +233,7 @@ class EstimatorConventions:
     rejected: Rejected = Rejected.COUNTED
     lone: Lone = Lone.ZERO
     missing: Missing = Missing.EXCLUDED
+    deviation: Deviation = Deviation.UNBIASED
 
     def __str__(self) -> str:
         sets = ("transitions", "penalised", "rewarded", "valued", "whitened")
@@ -231,6 +249,7 @@ class EstimatorConventions:
                 ("rejected", Rejected.COUNTED),
                 ("lone", Lone.ZERO),
                 ("missing", Missing.EXCLUDED),
+                ("deviation", Deviation.UNBIASED),
             )
             if getattr(self, name) is not usual
         ]
@@ -269,7 +288,8 @@ class Conventions:
 
     ``of_groups``, ``of_returns`` and ``of_values`` are the conventions of advantages from rewards
     of groups, from discounted returns, and from values; ``compared``, ``rejected_rewards``,
-    ``lone_reward`` and ``missing_rewards`` say which rewards of a group are compared.
+    ``lone_reward`` and ``missing_rewards`` say which rewards of a group are compared, and
+    ``deviation`` by which standard deviation.
     ``whole_groups`` says that `prompt_mean` needs all samples of a prompt on one data-parallel
     rank.
     """
@@ -299,6 +319,7 @@ class Conventions:
     rejected_rewards: Rejected | None = None
     lone_reward: Lone | None = None
     missing_rewards: Missing | None = None
+    deviation: Deviation | None = None
     entropy_mask: DenominatorMask | None = None
     kl_mask: DenominatorMask | None = None
     diagnostics_mask: DenominatorMask | None = None

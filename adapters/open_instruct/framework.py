@@ -16,6 +16,7 @@ from adapters.toolkit.settings import gives_advantages, samples_of_prompt, sampl
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,
+    Deviation,
     DivergenceEstimator,
     EstimatorConventions,
     Mode,
@@ -86,7 +87,6 @@ OPEN_INSTRUCT = Framework(
     },
     permits={"divisor_missing": f"{OPTIONS}, loss_denominator: a mode of its own"},
     deliberate={
-        "biased_std": Assumed("advantages are divided by NumPy's standard deviation of rewards"),
         "samples_dropped": Documented(
             "rows that do not divide by ranks are dropped with a warning",
             "open_instruct/data_loader.py (prepare_collated_data_for_workers)",
@@ -138,6 +138,7 @@ OPEN_INSTRUCT = Framework(
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "diagnostics_mask": Assumed(DenominatorMask.ORIGINAL),
         "of_groups": Assumed(EstimatorConventions(lost_degrees_of_freedom=0, std_epsilon=1e-8)),
+        "deviation": Assumed(Deviation.BIASED),  # NumPy's
     },
     options=parse_options(
         """

@@ -182,13 +182,13 @@ class Estimate:
         centred = 2 * fewer * np.maximum(largest, np.abs(peers.rewards))
         sizes = self._sizes
         if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
-            spread = peers.of_group(advantages.std)
+            spread = peers.of_group(advantages.std(self.conventions))
             found = centred / (spread + epsilon) * (1 + 2 * sizes)
         elif self.objective is Objective.MEAN_NORMALISED:
             mean = np.maximum(peers.of_group(lambda rewards: float(rewards.mean())), 0)
             found = centred / (mean + epsilon) * (1 + sizes)
         elif self.objective is Objective.OTHERS_NORMALISED:
-            spread = peers.of_others(advantages.std)
+            spread = peers.of_others(advantages.std(self.conventions))
             by_epsilon = np.where(peers.of_others(_roundings) > 0, sizes / epsilon / EXACT, 0.0)
             divided = centred / (spread + epsilon) * (1 + 2 * sizes)
             found = np.where(spread > 0, divided, centred + by_epsilon)

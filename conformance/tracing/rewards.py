@@ -199,9 +199,10 @@ def _numbers(term: LossTerm) -> NDArray[np.float64]:
 def _of_groups(estimate: Estimate) -> Iterator[NDArray[np.float64]]:
     """Yield statistics of groups, and what is made of them on the way."""
     peers, epsilon = estimate.peers, estimate.conventions.std_epsilon
+    std = advantages.std(estimate.conventions)
     for statistic_of in (peers.of_group, peers.of_others):
         mean, size = statistic_of(np.mean), statistic_of(len)
-        centred, spread = peers.rewards - mean, statistic_of(advantages.std)
+        centred, spread = peers.rewards - mean, statistic_of(std)
         squares = statistic_of(lambda rewards: float(((rewards - rewards.mean()) ** 2).sum()))
         yield from (mean, statistic_of(np.sum), centred, mean**2, centred**2, peers.rewards**2)
         yield from (squares, spread, spread + epsilon, spread**2, squares / np.maximum(size, 1))

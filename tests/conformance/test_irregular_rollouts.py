@@ -24,6 +24,8 @@ from reference.aggregation import (
     Aggregation,
     Compared,
     Conventions,
+    Deviation,
+    EstimatorConventions,
     Lone,
     Missing,
     Mode,
@@ -43,6 +45,7 @@ OPPOSITE = Conventions(
     rejected_rewards=Rejected.EXCLUDED,
     lone_reward=Lone.REWARD,
     missing_rewards=Missing.ZERO,
+    deviation=Deviation.BIASED,
 )
 """Other answers than the default ones."""
 
@@ -164,6 +167,13 @@ def test_float32_statistics_are_within_the_bound(right: Estimate, case: Case) ->
     assert judged(right, case, advantages).verdict is Verdict.CONFORMS
 
 
+def deviation(rewards: torch.Tensor, conventions: EstimatorConventions) -> torch.Tensor:
+    """The standard deviation of rewards."""
+    if len(rewards) == 1:
+        return torch.tensor(0.0)
+    return rewards.std(correction=int(conventions.deviation is Deviation.UNBIASED))
+
+
 def by_torch(
     right: Estimate, reward: torch.Tensor, group: torch.Tensor, others: torch.Tensor
 ) -> float:
@@ -173,14 +183,14 @@ def by_torch(
     epsilon = right.conventions.std_epsilon
     match right.objective:
         case Objective.GROUP_NORMALISED:
-            spread = group.std() if len(group) > 1 else 0
+            spread = deviation(group, right.conventions)
             return float((reward - group.mean()) / (spread + epsilon))
         case Objective.MEAN_NORMALISED:
             return float((reward - group.mean()) / (group.mean() + epsilon))
         case Objective.LEAVE_ONE_OUT:
             return float(reward - others.mean())
         case Objective.OTHERS_NORMALISED:
-            spread = others.std() if len(others) > 1 else torch.tensor(0.0)
+            spread = deviation(others, right.conventions)
             centred = reward - others.mean()
             return float(centred / (spread + epsilon) if spread > 0 else centred)
     return float(reward - group.mean())

@@ -7,7 +7,7 @@ import pytest
 
 from adapters.contract import Layout, Option
 from conformance.findings.verdict import Verdict
-from reference.aggregation import Mode
+from reference.aggregation import Conventions, DenominatorMask, Mode
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, SCATTERED, SLICED, UNEVEN, Given
 from tests.jobs import step_of
@@ -87,6 +87,33 @@ def test_sample_that_is_lost_before_anything_is_counted_is_named(mode: Mode) -> 
         "2 active tokens of 1 samples weigh nothing, and all others are right for a step without"
         " these samples"
     )
+
+
+def test_dropped_sample_whose_rejected_tokens_count_is_named_by_what_is_left_of_the_count() -> None:
+    """Denominators are of the mask before rejection: seven tokens, one of them of the last sample.
+
+    Nobody trained that one, and each other active token weighs a sixth instead of a seventh.
+    """
+    masks = [([1, 1, 0], [1, 1, 1]), ([1], [1]), ([1, 1], [1, 1]), ([0], [1])]
+    step = Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=mask, original_mask=before, group=0)
+            for mask, before in masks
+        ]
+    )
+    given = Given(
+        steps=(step,),
+        conventions=Conventions(denominator_mask=DenominatorMask.ORIGINAL),
+        forward_pass_of_token=np.array([[0, 0, 0, 0, 0, 0, -1]], np.int32),
+    )
+    diagnosis = given.diagnosis(step.mask / 6)
+
+    assert diagnosis.name == "samples_dropped"
+    assert diagnosis.explanation.startswith(
+        "1 of 4 samples have no active token and were never trained, and all others are right for"
+        " a step without these"
+    )
+    assert given.diagnosis(step.mask / 5).name == "modified_mask_counted"
 
 
 def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gradient() -> None:

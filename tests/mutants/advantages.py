@@ -11,6 +11,7 @@ from adapters.contract import Job
 from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.native.packing import Packed, SampleTensors
 from adapters.native.rollouts import NativeEstimator
+from reference.aggregation import Conventions, Deviation
 from tests.mutants.mutant import SAMPLE, Mutant
 
 
@@ -122,6 +123,15 @@ class StdOfPopulation(
     FromRewards, diagnosis="biased_std", of="group_normalised", estimator=_OfPopulation
 ):
     """NumPy's standard deviation instead of torch's."""
+
+
+class StdOfSamples(
+    FromRewards,
+    diagnosis="unbiased_std",
+    of="group_normalised",
+    conventions=Conventions(deviation=Deviation.BIASED),
+):
+    """torch's standard deviation instead of NumPy's."""
 
 
 class VarianceOfPopulation(

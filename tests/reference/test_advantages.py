@@ -15,6 +15,7 @@ from reference import advantages
 from reference.advantages import Rollouts
 from reference.aggregation import (
     Compared,
+    Deviation,
     EstimatorConventions,
     Lone,
     Missing,
@@ -81,10 +82,16 @@ def test_advantages_are_those_worked_out_by_hand(
     assert estimator(ROLLOUTS, CONSTANTS, conventions).tolist() == expected
 
 
-def test_std_of_a_group_is_unbiased_and_of_one_sample_0() -> None:
-    found = advantages.group_normalised(ROLLOUTS, CONSTANTS, ALL_TOKENS)
+@pytest.mark.parametrize(
+    ("deviation", "std"),
+    # Deviations of 1 and -1, their squares divided by 2 - 1 and by 2.
+    [(Deviation.UNBIASED, math.sqrt(2)), (Deviation.BIASED, 1)],
+)
+def test_std_of_a_group_is_one_of_two_and_of_one_sample_0(deviation: Deviation, std: float) -> None:
+    conventions = replace(ALL_TOKENS, deviation=deviation)
+    found = advantages.group_normalised(ROLLOUTS, CONSTANTS, conventions)
 
-    normalised = 1 / (math.sqrt(2) + 1e-6)  # deviations of 1 and -1, divided by 2 - 1
+    normalised = 1 / (std + 1e-6)
     assert found.tolist() == [-normalised] * 3 + [normalised] * 2 + [0]
 
 

@@ -110,4 +110,5 @@ def estimator_conventions(objective: Objective, conventions: Conventions) -> Est
         rejected=conventions.rejected_rewards or usual.rejected,
         lone=conventions.lone_reward or usual.lone,
         missing=conventions.missing_rewards or usual.missing,
+        deviation=conventions.deviation or usual.deviation,
     )

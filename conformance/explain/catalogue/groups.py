@@ -6,7 +6,6 @@ by a wrong statistic of the rewards.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ import numpy as np
 from adapters.contract.objective import Objective
 from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
-from reference.aggregation import Compared, Lone, Missing, Rejected, TokenSet
+from reference.aggregation import Compared, Deviation, Lone, Missing, Rejected, TokenSet
 from reference.rounding import statistic_bound
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ known(
         "own_reward_in_std": "the standard deviation includes the sample's own reward",
         "std_left_out": "rewards are not divided by their standard deviation",
         "std_of_the_batch": "rewards are divided by the standard deviation of the whole batch",
-        "biased_std": "the standard deviation of a group is the biased one, with divisor n",
         "equal_rewards_divided": "rewards are divided by epsilon where the others are all equal",
         "mean_not_divided_by": "rewards are not divided by their mean",
         "divided_by_std": "rewards are divided by their standard deviation and not by their mean",
@@ -72,6 +70,7 @@ ANSWERS: dict[str, dict[StrEnum, str]] = {
         Missing.EXCLUDED: "missing_rewards_excluded",
         Missing.ZERO: "missing_rewards_counted_as_0",
     },
+    "deviation": {Deviation.UNBIASED: "unbiased_std", Deviation.BIASED: "biased_std"},
 }
 """Conventions of comparing rewards on which frameworks differ: the name of each answer."""
 
@@ -80,6 +79,7 @@ OF_ESTIMATORS = {
     "rejected_rewards": "rejected",
     "lone_reward": "lone",
     "missing_rewards": "missing",
+    "deviation": "deviation",
 }
 """Their names in `EstimatorConventions`."""
 
@@ -106,6 +106,8 @@ known(
         "missing_reward_trained": (
             "a sample without a reward has the advantage of a reward of 0, which no mean counts"
         ),
+        "biased_std": "the standard deviation of a group is the biased one, with divisor n",
+        "unbiased_std": "the standard deviation of a group is the unbiased one, with divisor n - 1",
     },
     rank=15,
     kind=Kind.ADVANTAGE,
@@ -151,7 +153,7 @@ def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wron
         yield from _of_spreads(estimate)
     if estimate.objective is Objective.MEAN_NORMALISED:
         yield "mean_not_divided_by", _raw(estimate, _baseline(estimate), 1.0)
-        by_std = _statistic(estimate, advantages.std) + estimate.conventions.std_epsilon
+        by_std = _std(estimate) + estimate.conventions.std_epsilon
         divisor = np.where(by_std > 0, by_std, np.inf)
         yield "divided_by_std", _raw(estimate, _baseline(estimate), divisor)
 
@@ -239,7 +241,8 @@ def _of_baselines(estimate: Estimate) -> Iterator[Wrong]:
         return np.pad(rewards, (0, max(missing, 0)))
 
     mean = _statistic(estimate, lambda rewards: _mean(filled(rewards)))
-    spread = _statistic(estimate, lambda rewards: advantages.std(filled(rewards)))
+    std = advantages.std(estimate.conventions)
+    spread = _statistic(estimate, lambda rewards: std(filled(rewards)))
     yield "missing_siblings_counted", _raw(estimate, mean, _divisor(estimate, spread, mean))
 
 
@@ -250,15 +253,12 @@ def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
     yield "std_left_out", _raw(estimate, baseline, 1.0)
     if not estimate.estimator.whitens:  # which makes up for one factor of all
         given = peers.rewards[~peers.missing]
-        of_all = math.sqrt(advantages.variance(given, 1))
+        of_all = advantages.std(estimate.conventions)(given)
         yield "std_of_the_batch", _raw(estimate, baseline, of_all + epsilon)
-    biased = _statistic(estimate, lambda rewards: float(rewards.std()))
-    yield "biased_std", _raw(estimate, baseline, _divisor(estimate, biased))
     if estimate.objective is Objective.OTHERS_NORMALISED:
-        own = peers.of_group(advantages.std)
+        own = peers.of_group(advantages.std(estimate.conventions))
         yield "own_reward_in_std", _raw(estimate, baseline, own + epsilon)
-        spread = peers.of_others(advantages.std)
-        yield "equal_rewards_divided", _raw(estimate, baseline, spread + epsilon)
+        yield "equal_rewards_divided", _raw(estimate, baseline, _std(estimate) + epsilon)
 
 
 def _mean(rewards: Values) -> float:
@@ -270,6 +270,11 @@ def _statistic(estimate: Estimate, statistic: Statistic) -> Values:
     peers = estimate.peers
     chosen = peers.of_others if estimate.objective in LEAVING_OUT else peers.of_group
     return chosen(statistic)
+
+
+def _std(estimate: Estimate) -> Values:
+    """The standard deviation of the rewards that a sample's is compared with: [N]."""
+    return _statistic(estimate, advantages.std(estimate.conventions))
 
 
 def _baseline(estimate: Estimate) -> Values:
@@ -287,7 +292,7 @@ def _divisor(
         return np.where(mean > 0, mean + epsilon, np.inf)
     if estimate.objective not in DIVIDED_BY_STD:
         return 1.0
-    spread = _statistic(estimate, advantages.std) if spread is None else spread
+    spread = _std(estimate) if spread is None else spread
     if estimate.objective is Objective.OTHERS_NORMALISED:
         return np.where(spread > 0, spread + epsilon, 1.0)
     return spread + epsilon
@@ -315,10 +320,11 @@ def read_off_variances(estimate: Estimate, observed: Values) -> Iterator[Wrong]:
         return
     peers, sample = estimate.peers, estimate.rollouts.sample
     numbers = _statistic(estimate, len)
-    variance = _statistic(estimate, advantages.std) ** 2
+    variance = _std(estimate) ** 2
     squares = _statistic(estimate, lambda rewards: float((rewards**2).mean()))
     largest = int(numbers.max(initial=1))
-    lost = statistic_bound("float32", largest) * squares * numbers / np.maximum(numbers - 1, 1)
+    freedom = np.maximum(numbers - estimate.conventions.deviation.lost_degrees_of_freedom, 1)
+    lost = statistic_bound("float32", largest) * squares * numbers / freedom
     if not (lost > VISIBLE * variance)[numbers > 1].any():
         return
     centred = (peers.rewards - _baseline(estimate))[sample]

@@ -110,6 +110,8 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         name = "samples_dropped" if context.untrained[gone].all() else "samples_lost"
         words = "weigh nothing, and all others are right for a step without these samples"
         yield _diagnosis(context, gone, name, words)
+    elif context.untrained.any() and matches(_of_smaller_step(context, context.untrained)):
+        yield _of_samples_that_only_count(context)
     for mistake in _divided_again(context) if gone.any() else ():
         if matches(mistake.weights):
             yield _diagnosis(context, gone, mistake.name, f"weigh nothing: {mistake.words}")
@@ -117,6 +119,17 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
     twice = active & (observed > 1.5 * lowest * context.expected)
     if twice.any() and not twice[active].all() and _is_made_of(twice, active, context.sample):
         yield from _repeated(context, twice, matches)
+
+
+def _of_samples_that_only_count(context: StepContext) -> Diagnosis:
+    """Samples without active tokens, which nobody sees to weigh nothing, do not count either."""
+    samples = len(np.unique(context.sample[context.untrained]))
+    words = "have no active token and were never trained, and all others are right for a step"
+    return Diagnosis(
+        name="samples_dropped",
+        explanation=f"{samples} of {context.step.size} samples {words} without these",
+        numbers={"samples": samples},
+    )
 
 
 def of_untrained(context: StepContext) -> Diagnosis | None:
