@@ -160,10 +160,10 @@ class SharedJobs:
 
     def _begin_upcoming(self) -> None:
         upcoming, self._upcoming = self._upcoming, ()
-        if self._running is not None or not self.pool.is_running:
+        if self._running is not None:
             return
         cell = next((one for one in upcoming if one.job_id not in self._outcomes), None)
-        if cell is not None:
+        if cell is not None and self.pool.is_running:
             self.pool.begin(cell.job)
             self._running = cell.job_id
 
