@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from conformance.plan.checks import CheckSpec
 
     Under = Callable[[dict[str, Convention], Judging], Judgement]
-    """Judges by conventions that are declared in place of others."""
+    """Judges with other conventions declared."""
 
 MEAN_OF_MEANS = "mean_of_means"
 

@@ -111,15 +111,12 @@ def judge_measurements(
 
 
 def verdict_alone(measurements: Sequence[Measurement], error_of: ErrorOf, _: Wrong) -> Judgement:
-    """What `judge_measurements` returns, without the explanation of what is wrong.
-
-    To explain takes many times as long as to judge.
-    """
+    """What `judge_measurements` returns, without the explanation, which takes most of its time."""
     return _worst(measurements, error_of, lambda _: Judgement(verdict=Verdict.MISMATCH))
 
 
 def _judged(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Those that can be wrong: not of a step that is skipped and trains no token."""
+    """Those that can be wrong: a skipped step without active tokens cannot."""
     return [one for one in measurements if not one.context.is_skipped or one.expected.any()]
 
 

@@ -39,7 +39,7 @@ CONTROLLER = "conformance-controller"
 FINDING_MESSAGE: pytest.StashKey[FindingMessage] = pytest.StashKey()
 
 NEXT: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
-"""The test that this process runs after the one that it hangs on, as far as that is known."""
+"""The test that follows in this process."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -177,7 +177,7 @@ def pytest_runtest_makereport(
 
 
 def _following(item: pytest.Item) -> Iterator[pytest.Item]:
-    """Yield the tests that this process runs after one, as far as they are known."""
+    """Yield the tests that follow in this process; with pytest-xdist only the next is known."""
     following = item.stash.get(NEXT, None)
     while following is not None:
         yield following

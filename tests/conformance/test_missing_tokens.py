@@ -92,7 +92,7 @@ def test_sample_that_is_lost_before_anything_is_counted_is_named(mode: Mode) -> 
 def test_dropped_sample_whose_rejected_tokens_count_is_named_by_what_is_left_of_the_count() -> None:
     """Denominators are of the mask before rejection: seven tokens, one of them of the last sample.
 
-    Nobody trained that one, and each other active token weighs a sixth instead of a seventh.
+    Without that sample each active token weighs 1/6 instead of 1/7.
     """
     masks = [([1, 1, 0], [1, 1, 1]), ([1], [1]), ([1, 1], [1, 1]), ([0], [1])]
     step = Step.of(

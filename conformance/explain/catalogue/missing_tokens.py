@@ -122,7 +122,7 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
 
 
 def _of_samples_that_only_count(context: StepContext) -> Diagnosis:
-    """Samples without active tokens, which nobody sees to weigh nothing, do not count either."""
+    """The diagnosis of untrained samples whose tokens count and are not active."""
     samples = len(np.unique(context.sample[context.untrained]))
     words = "have no active token and were never trained, and all others are right for a step"
     return Diagnosis(
