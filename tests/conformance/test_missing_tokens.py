@@ -116,6 +116,16 @@ def test_dropped_sample_whose_rejected_tokens_count_is_named_by_what_is_left_of_
     assert given.diagnosis(step.mask / 5).name == "modified_mask_counted"
 
 
+def test_masked_ends_of_samples_that_nobody_held_are_no_dropped_samples() -> None:
+    """Each sample ends in a masked token that is trimmed, and all weights are halved."""
+    given = Given(
+        steps=(step_of([1, 0], [1, 1, 0]),),
+        forward_pass_of_token=np.array([[0, -1, 0, 0, -1]], np.int32),
+    )
+
+    assert given.diagnosis(given.weights / 2).name != "samples_dropped"
+
+
 def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gradient() -> None:
     """The one active token is on the second context-parallel rank."""
     one = step_of([0, 1])

@@ -110,8 +110,10 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         name = "samples_dropped" if context.untrained[gone].all() else "samples_lost"
         words = "weigh nothing, and all others are right for a step without these samples"
         yield _diagnosis(context, gone, name, words)
-    elif context.untrained.any() and matches(_of_smaller_step(context, context.untrained)):
-        yield _of_samples_that_only_count(context)
+    elif (unheld := _only_counted(context, active)).any() and matches(
+        _of_smaller_step(context, unheld)
+    ):
+        yield _of_samples_that_only_count(context, unheld)
     for mistake in _divided_again(context) if gone.any() else ():
         if matches(mistake.weights):
             yield _diagnosis(context, gone, mistake.name, f"weigh nothing: {mistake.words}")
@@ -121,9 +123,18 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         yield from _repeated(context, twice, matches)
 
 
-def _of_samples_that_only_count(context: StepContext) -> Diagnosis:
+def _only_counted(context: StepContext, active: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The tokens of samples that nobody held and that have no active token, [tokens].
+
+    None are if no token is active, as a step has at least one sample.
+    """
+    kept = ~context.untrained | active
+    return ~np.isin(context.sample, context.sample[kept]) & active.any()
+
+
+def _of_samples_that_only_count(context: StepContext, unheld: NDArray[np.bool_]) -> Diagnosis:
     """The diagnosis of untrained samples whose tokens count and are not active."""
-    samples = len(np.unique(context.sample[context.untrained]))
+    samples = len(np.unique(context.sample[unheld]))
     words = "have no active token and were never trained, and all others are right for a step"
     return Diagnosis(
         name="samples_dropped",
