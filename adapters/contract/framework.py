@@ -27,6 +27,12 @@ Settings = Mapping[str, Any]
 """Values of options by their names; a function of the job gives one that depends on it."""
 
 
+class StandIn(str):
+    """A value of ours in place of a user's own, such as a file or the name of a function."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class OptionRow:
     """Options that belong together: a row of docs/options.md.
@@ -195,12 +201,7 @@ class Framework:
             },
             **{part: one for parts, one in self.layout.items() for part in parts.split()},
         }
-        typed = {
-            name: _typed(
-                {option: value for option, value in one.items() if value != default(option)}
-            )
-            for name, one in chosen.items()
-        }
+        typed = {name: _typed(one, default) for name, one in chosen.items()}
         return {name: text for name, text in typed.items() if text}
 
     def settings(self, job: Job) -> dict[str, Any]:
@@ -295,16 +296,29 @@ def _without(settings: Settings, base: Settings) -> Settings:
     return {name: one for name, one in settings.items() if name not in base or base[name] != one}
 
 
-def _typed(settings: Settings) -> tuple[str, ...]:
-    """Settings as users type them; of those that depend on a job or have several values, the name.
+def _typed(settings: Settings, default: Callable[[str], object]) -> tuple[str, ...]:
+    """Settings as users type them, without default values.
 
-    Numbers, which we choose, are left out if there is anything else.
+    Of values that depend on a job, that are ours or that have several parts, it is the name alone.
+    A number that only tunes what another option switches on is left out; one whose default is
+    nothing or 0 is a switch itself.
     """
-    plain = {name: one for name, one in settings.items() if not _is_number(one)} or settings
-    return tuple(
-        f"{name}={one}" if one is False or isinstance(one, str) or _is_number(one) else name
-        for name, one in plain.items()
-    )
+    changed = {name: one for name, one in settings.items() if one != default(name)}
+    tuned = [
+        name for name, one in changed.items() if _is_number(one) and not _is_off(name, default)
+    ]
+    plain = {name: one for name, one in changed.items() if name not in tuned} or changed
+    return tuple(f"{name}={one}" if _is_shown(one) else name for name, one in plain.items())
+
+
+def _is_off(name: str, default: Callable[[str], object]) -> bool:
+    """Whether an option is off by default; one with a ``+`` is no option of the framework's own."""
+    return not name.startswith("+") and not default(name)
+
+
+def _is_shown(value: object) -> bool:
+    is_text = isinstance(value, str) and not isinstance(value, StandIn)
+    return value is False or is_text or _is_number(value)
 
 
 def _is_number(value: object) -> bool:

@@ -12,6 +12,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Job, Unsupported
+from adapters.contract.framework import StandIn
 from adapters.contract.job import REDUCER_DIVISOR, FaultInjection
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ class CpUtils:
     module: ModuleType
 
 
-def path(function: Callable[..., Any]) -> str:
+def path(function: Callable[..., Any]) -> StandIn:
     """The import path that a user gives for a custom function."""
-    return f"{function.__module__}.{function.__name__}"
+    return StandIn(f"{function.__module__}.{function.__name__}")
 
 
 def reject(

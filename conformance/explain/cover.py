@@ -162,8 +162,7 @@ class Table:
         given advantages tell nothing of computed ones. A fact is named if it at least halves the
         others.
         """
-        of_advantages = self._of_advantages if not claims & ~self._of_advantages else -1
-        telling = self.trained & of_advantages | claims
+        telling = self.trained & self.telling_of(claims) | claims
         facts = [
             (fact, bits & telling)
             for fact in self.plain_first
@@ -177,6 +176,11 @@ class Table:
             if 2 * _others(best, claims) <= _others(found, claims) > 0:
                 found = best
         return found[0]
+
+    def telling_of(self, claims: int) -> int:
+        """The terms that tell of claims: given advantages tell nothing of computed ones."""
+        is_of_advantages = not claims & ~self._of_advantages
+        return self._of_advantages if is_of_advantages else self._everywhere
 
     def holding(self, condition: Sequence[str]) -> int:
         """The terms for which all facts of a condition hold."""

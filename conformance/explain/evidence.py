@@ -15,7 +15,7 @@ from conformance.explain.conditions.wording import is_choice, options_of
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
     from conformance.explain.cover import Table
 
@@ -31,7 +31,7 @@ class Evidence:
 
     def __init__(self, table: Table, claims: int, absent: int) -> None:
         self._holds = table.facts
-        self._absent = absent & ~claims
+        self._absent = absent & ~claims & table.telling_of(claims)
         self._same_case = self._absent & _alike(table.cases, claims)
         self._same_cut = self._absent & _alike(table.cuts, claims)
         facts = (fact for fact in table.plain_first if fact not in OF_OTHER_MODES)
@@ -41,22 +41,39 @@ class Evidence:
         """The shared facts that matter."""
         return [fact for fact in self._shared if self._is_shown(fact)]
 
-    def needs_layout(self, option: str, holds: int, chosen_by: Mapping[str, Sequence[str]]) -> bool:
-        """Whether an option of layouts matters, which findings with the terms ``holds`` set."""
-        kept = [fact for fact in self._others(holds) if option not in options_of(fact, chosen_by)]
+    def needs_layout(
+        self, options: Collection[str], holds: int, chosen_by: Mapping[str, Sequence[str]]
+    ) -> bool:
+        """Whether one of some options of layouts is needed, which the terms ``holds`` set."""
+        kept = self._without(options, holds, chosen_by)
         return self._is_gone(self._same_case & ~holds, kept)
 
-    def needs_loss(self, option: str, holds: int, chosen_by: Mapping[str, Sequence[str]]) -> bool:
-        """Whether an option of a loss matters; losses are looked at with cases of their own."""
-        kept = [fact for fact in self._others(holds) if option not in options_of(fact, chosen_by)]
+    def needs_loss(
+        self, options: Collection[str], holds: int, chosen_by: Mapping[str, Sequence[str]]
+    ) -> bool:
+        """Whether one of some options of losses is needed; losses have cases of their own."""
+        kept = self._without(options, holds, chosen_by)
         of_choices = [fact for fact in kept if fact not in FACTS_OF_STEPS]
         return self._is_gone(self._absent & ~holds, of_choices)
+
+    def _without(
+        self, options: Collection[str], holds: int, chosen_by: Mapping[str, Sequence[str]]
+    ) -> list[str]:
+        """The shared facts that a step without these options can have."""
+        return [
+            fact for fact in self._others(holds) if not {*options} & {*options_of(fact, chosen_by)}
+        ]
 
     def _is_shown(self, fact: str) -> bool:
         holds = self._holds[fact]
         if fact in FACTS_OF_STEPS:
-            # What implies the fact, or is the fact itself, cannot hold without it.
-            kept = [one for one in self._shared if self._holds[one] & ~holds]
+            # Facts of steps that imply this one, and it itself, cannot hold without it. A check
+            # whose cases all have it implies it too, and nothing shows that it matters there.
+            kept = [
+                one
+                for one in self._shared
+                if one not in FACTS_OF_STEPS or self._holds[one] & ~holds
+            ]
             return self._is_gone(self._same_cut & ~holds, kept)
         kept = [one for one in self._others(holds) if one != fact]
         return self._is_gone(self._same_case & ~holds, kept)

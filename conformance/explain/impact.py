@@ -70,13 +70,15 @@ def impact(
     severity: Severity,
     condition: Sequence[str],
     findings: Sequence[Finding],
+    alone: Sequence[Finding],
     objectives: Mapping[str, Objective],
 ) -> Impact:
     """What a cause does, given the findings that show the worst of it.
 
+    Numbers are measured on those that show it ``alone``, as others have further mistakes.
     ``objectives`` are those of findings, by their slug.
     """
-    at_size = [finding for finding in findings if finding.case == PRODUCTION]
+    at_size = [finding for finding in alone if finding.case == PRODUCTION]
     measured = Impact.of(at_size)
     if str(measured):
         return measured.model_copy(update={"step": _words(at_size[0].layout)})

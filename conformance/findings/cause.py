@@ -137,11 +137,11 @@ class Reach(_Frozen):
     """Facts of all its findings that an ordinary batch does not have."""
 
     untested: list[str] = []
-    """Those of both without which nothing was looked at that has all else."""
+    """Options and facts for which no otherwise equal finding was made."""
 
     @property
     def tested(self) -> list[str]:
-        """Those of both without which it is gone."""
+        """Options and facts shown to be necessary for the cause."""
         return [one for one in (*self.options, *self.rare) if one not in self.untested]
 
     def __str__(self) -> str:
@@ -196,6 +196,10 @@ def _digits(number: float) -> str:
     return f"{rounded:,.10f}".rstrip("0").rstrip(".")
 
 
+UNSEEN_BY_ADAM = "Adam cancels a constant factor, gradient clipping and the logged norm do not"
+"""What a gradient of the right direction and a wrong size means for training."""
+
+
 class Impact(_Frozen):
     """What a cause does to training at the size of a production step; None where that is unknown.
 
@@ -203,7 +207,7 @@ class Impact(_Frozen):
     """
 
     scale: Range | None = None
-    """The factor on the learning rate: the least-squares scale of wrong over right gradient."""
+    """The least-squares scale of wrong over right gradient."""
 
     cosine: Range | None = None
     """The cosine of the angle between wrong and right gradient."""
@@ -234,15 +238,18 @@ class Impact(_Frozen):
     def __str__(self) -> str:
         """Returns what it means for training; empty if nothing is known."""
         said = [self.words] if self.words else []
+        size_alone = ""
+        turns = self.cosine is not None and self.cosine.lowest < SAME_DIRECTION
         if self.scale is not None and (off := self.scale.off):
-            said.append(f"updates {off}")
-        if self.cosine is not None and self.cosine.lowest < SAME_DIRECTION:
+            said.append(f"gradient {off}")
+            size_alone = "" if turns else f"; {UNSEEN_BY_ADAM}"
+        if self.cosine is not None and turns:
             angle = math.degrees(math.acos(max(self.cosine.lowest, -1.0)))
             said.append(f"direction off by up to {_digits(angle)}°")
         if self.reported is not None and (off := self.reported.off):
             said.append(f"the logged number is {off}")
         step = f" ({self.step})" if self.step else ""
-        return f"{', '.join(said)}{step}" if said else ""
+        return f"{', '.join(said)}{step}{size_alone}" if said else ""
 
 
 NO_FACTOR = "computes the loss of the token, and no factor of the weight looks wrong"

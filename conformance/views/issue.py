@@ -51,9 +51,9 @@ class Heading(NamedTuple):
 
 
 ADVICE = Heading("Advice", "This is not a bug, since it breaks nothing that {} promises")
-CRASH = Heading("Crash", "{} crashes in an ordinary training step")
-HANG = Heading("Hang", "{} hangs in an ordinary training step")
-DECLINED = Heading("Ordinary step declined", "{} declines an ordinary training step")
+CRASH = Heading("Crash", "{} crashes in {}")
+HANG = Heading("Hang", "{} hangs in {}")
+DECLINED = Heading("Step declined", "{} declines {}")
 GRADIENT = Heading("Wrong gradient", "{} computes a wrong gradient in a training step")
 NUMBER = Heading("Wrong logged number", "{} logs a wrong number for a training step")
 
@@ -98,7 +98,7 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
         shown=shown,
         kind=kind,
         title=_title_of_rules(shown) if is_of_rules else statement,
-        framework=f"{report.adapter} (engine {report.engine})",
+        sentence=kind.sentence.format(f"{report.adapter} (engine {report.engine})", _step(shown)),
         what=(is_of_rules and escape_markdown(_explanation(example))) or statement,
         judged="the" if kind is ADVICE else judged,  # advice is not one of the judged
         more="" if is_of_rules else "".join(_more(cause)),
@@ -118,6 +118,13 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
         versions=_versions(report),
     )
     yield from text.rstrip().split("\n")
+
+
+def _step(shown: ShownCause) -> str:
+    """Returns what the example trains: an ordinary step only if nothing about it is rare."""
+    if not shown.rare:
+        return "an ordinary training step"
+    return f"a training step {' and '.join(shown.rare)}"
 
 
 def _kind(shown: ShownCause) -> Heading:

@@ -56,7 +56,7 @@ _COVARIANCE = "(A - mean of A)·(log p - mean of log p) over the active tokens o
 _UNBOUNDED = "-A·r, without clipping"
 _LOW, _HIGH, _MOST = CONSTANTS.kept_low, CONSTANTS.kept_high, CONSTANTS.truncation
 _CENTRED = "the sample's reward minus the mean of its prompt's rewards"
-_NORMALISED = f"{_CENTRED}, divided by their standard deviation (n - 1) plus 1e-6"
+_NORMALISED = f"{_CENTRED}, divided by their {{std}}"
 _GAE = "A_t = δ_t + γλ·A_{t+1}, where δ_t = ρ_t + γ·V_{t+1} - V_t"
 
 DERIVATIVES = {
@@ -143,11 +143,11 @@ DERIVATIVES = {
 ADVANTAGES = {
     Objective.GROUP_NORMALISED: _NORMALISED,
     Objective.GROUP_CENTRED: _CENTRED,
-    Objective.MEAN_NORMALISED: f"{_CENTRED}, divided by this mean plus 1e-6",
+    Objective.MEAN_NORMALISED: f"{_CENTRED}, divided by this mean{{epsilon}}",
     Objective.LEAVE_ONE_OUT: f"{_CENTRED}, times n / (n - 1)",
     Objective.OTHERS_NORMALISED: (
-        "the sample's reward minus the mean of its prompt's other rewards, divided by their"
-        " standard deviation (n - 1) plus 1e-6 unless it is 0"
+        "the sample's reward minus the mean of its prompt's other rewards, divided by their {std}"
+        " unless it is 0"
     ),
     Objective.GROUP_WHITENED: _NORMALISED,
     Objective.REINFORCE_PP: "G_t = ρ_t + γ·G_{t+1}",
@@ -156,7 +156,8 @@ ADVANTAGES = {
     Objective.GAE: _GAE,
     Objective.PENALISED_GAE: _GAE,
 }
-"""Each estimator of advantages, before they are whitened."""
+"""Each estimator of advantages, before they are whitened; with the framework's own ``{std}`` and
+``{epsilon}``."""
 
 MOST_NAMED = 32
 """Summands of a count, and samples of a prompt, that are written out."""
@@ -211,10 +212,11 @@ def _advantage(term: LossTerm, objective: Objective) -> Formula:
 def _advantage_words(term: LossTerm, objective: Objective) -> str:
     estimator = ESTIMATORS[objective]
     constants = estimator.constants
+    declared = estimator_conventions(objective, term.context.conventions)
     whitened = ", whitened over the batch" if estimator.whitens else ""
     words = [
         "The right gradient of a token is its weight times -A, where A is its advantage:"
-        f" {ADVANTAGES[objective]}{whitened}."
+        f" {_raw_advantage(objective, declared)}{whitened}."
     ]
     if objective not in OF_GROUPS:
         words.append("ρ_t is -β·kl_t, to which the reward is added at the last token.")
@@ -223,8 +225,14 @@ def _advantage_words(term: LossTerm, objective: Objective) -> str:
         words.append(f"λ = {constants.trace:g}.")
     if objective in PENALISING:
         words.append(f"β = {constants.penalty:g}.")
-    declared = estimator_conventions(objective, term.context.conventions)
     return " ".join([*words, *_convention_words(declared, objective)])
+
+
+def _raw_advantage(objective: Objective, declared: EstimatorConventions) -> str:
+    """Returns the formula of an advantage before whitening, with the framework's own constants."""
+    epsilon = f" plus {declared.std_epsilon:g}" if declared.std_epsilon else ""
+    std = f"standard deviation (with divisor {declared.deviation}){epsilon}"
+    return ADVANTAGES[objective].replace("{std}", std).replace("{epsilon}", epsilon)
 
 
 def _convention_words(declared: EstimatorConventions, objective: Objective) -> Iterator[str]:

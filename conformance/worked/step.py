@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ from conformance.corpus.cases import CASES_BY_NAME
 from conformance.expected import loss_terms
 from conformance.expected.step_context import StepContext
 from conformance.expected.term import LossTerm
-from conformance.explain.causes import causes
+from conformance.explain.causes import NO_ACTIVE_TOKEN, RARE, causes, is_worst
 from conformance.explain.groups import FindingGroup
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check
@@ -228,24 +229,60 @@ class ShownCause:
 
     @cached_property
     def example(self) -> Finding:
-        """The smallest finding that shows this cause alone, or else the smallest."""
-        alone = (one for one in self.findings if self._named(one) == [self.cause.name])
-        return next(alone, self.findings[0])
+        """Of the plainest findings the smallest that a run of it alone blames on this cause too."""
+        plainest = [
+            one for one in self.findings if self._oddity(one) == self._oddity(self.findings[0])
+        ]
+        named = (one for one in plainest if self._named(one) == [self.cause.name])
+        return next(named, plainest[0])
 
     @cached_property
     def named(self) -> list[str]:
         """The names of the causes that a run of the example alone ends with."""
         return self._named(self.example)
 
+    @property
+    def rare(self) -> list[str]:
+        """What the example's step has that an ordinary batch does not have."""
+        return self._rare(self.example)
+
     def _named(self, finding: Finding) -> list[str]:
         return [one.name for one in causes([finding], self.report.clues, {})]
 
-    def _size(self, finding: Finding) -> tuple[bool, int, bool, int, int, str]:
-        """A sort key: what the cause is named after, then fewest ranks, tokens, plainest check."""
+    def _rare(self, finding: Finding) -> list[str]:
+        clues = self.report.clues_of(finding)
+        return [fact for fact in RARE if clues is not None and fact in clues.conditions]
+
+    @cached_property
+    def _of_others(self) -> frozenset[str]:
+        """The ids of the findings that other causes have a part in."""
+        others = (one for one in self.report.causes if one is not self.cause)
+        return frozenset(chain.from_iterable(one.findings for one in others))
+
+    def _oddity(self, finding: Finding) -> tuple[bool, bool, int]:
+        """A sort key: less than the cause does, other causes besides, rare facts it does not need.
+
+        A step without any active token counts as two rare facts, as it trains nothing.
+        """
+        needless = [fact for fact in self._rare(finding) if fact not in self.cause.reach.rare]
+        trains_nothing = NO_ACTIVE_TOKEN in self._rare(finding)
+        is_less = not is_worst(finding, self.cause)
+        return is_less, finding.id in self._of_others, len(needless) + trains_nothing
+
+    def _size(self, finding: Finding) -> tuple[bool, bool, int, bool, int, bool, int, int, str]:
+        """A sort key: the plainest, then fewest ranks and tokens, and the plainest check."""
         gradient = self.cause.severity is Severity.GRADIENT
         case = CASES_BY_NAME.get(finding.case)
         tokens = sum(len(step.mask) for step in case.steps) if case else 0
         check = [*Check].index(finding.check)
         is_sum = finding.subject in ("combined", "loss")
         size = finding.layout.world_size
-        return gradient and finding.picture is None, size, is_sum, tokens, check, finding.id
+        return (
+            *self._oddity(finding),
+            gradient and finding.picture is None,
+            size,
+            is_sum,
+            tokens,
+            check,
+            finding.id,
+        )

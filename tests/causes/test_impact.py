@@ -7,7 +7,7 @@ is cut into 8 ranks of 8 micro-batches.
 import pytest
 
 from conformance.explain.catalogue.mistake import MISTAKES
-from conformance.findings.cause import Impact, Range
+from conformance.findings.cause import UNSEEN_BY_ADAM, Impact, Range
 from tests.causes.test_find import Said, right, wrong
 from tests.causes.test_reach import found
 
@@ -27,19 +27,19 @@ def said_of(*said: Said) -> str:
         (
             "weights/token_mean/a/dp1-cp2-mb1-thd",
             "multiplied_by_cp",
-            f"updates 8 times too large {SLICED}",
+            f"gradient 8 times too large {SLICED}; {UNSEEN_BY_ADAM}",
         ),
         # 1 - 453,819 / 453,824
         (
             "weights/token_mean/a/dp1-cp1-mb1-thd",
             "empty_samples_counted",
-            f"updates 0.0011 % too small {CUT}",
+            f"gradient 0.0011 % too small {CUT}; {UNSEEN_BY_ADAM}",
         ),
         # 512 samples
         (
             "weights/constant/a/dp1-cp1-mb1-thd",
             "samples_not_averaged",
-            f"updates 512 times too large {CUT}",
+            f"gradient 512 times too large {CUT}; {UNSEEN_BY_ADAM}",
         ),
         (
             "metric/token_mean/a/dp2-cp1-mb1-thd",
@@ -77,7 +77,7 @@ def test_what_is_measured_on_the_production_step_comes_before_any_prediction() -
     tiny = wrong("weights/token_mean/a/dp2-cp1-mb1-thd", "policy_loss/divided_by_dp")
 
     assert said_of(*measured, tiny) == (
-        "updates 6 % too small to 4 % too large, direction off by up to 17°"
+        "gradient 6 % too small to 4 % too large, direction off by up to 17°"
         " (512 samples, dp 4, 2 micro-batches each)"
     )
 

@@ -149,7 +149,7 @@ def test_every_mistake_is_seen_somewhere_and_has_its_statement() -> None:
         if not np.allclose(advantages[active], estimate(objective).advantages[active])
     }
 
-    looked_at_below = {"reward_off_the_path_lost", "values_of_other_samples"}
+    looked_at_below = {"reward_at_a_masked_token_lost", "values_of_other_samples"}
     assert seen | looked_at_below | OF_IRREGULAR == {
         "values_of_other_samples",
         *(name for name, mistake in MISTAKES.items() if mistake.kind is Kind.ADVANTAGE),
@@ -236,12 +236,12 @@ def test_reward_that_is_lost_at_a_skipped_token_is_named(objective: Objective) -
     """The last token of the fifth sample of the first step is masked."""
     right = estimate(objective, SKIPPING)
     predicted = wrong_advantages(right, PLACEMENT)
-    wrong = next(found for name, found in predicted if name == "reward_off_the_path_lost")
+    wrong = next(found for name, found in predicted if name == "reward_at_a_masked_token_lost")
 
     judgement = judged(objective, wrong, conventions=SKIPPING)
 
     assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis.name == "reward_off_the_path_lost"
+    assert judgement.diagnosis.name == "reward_at_a_masked_token_lost"
     lost = right.rollouts.rewards.copy()
     lost[4] = 0.0
     assert np.array_equal(wrong, right.having(rewards=lost))

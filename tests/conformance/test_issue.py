@@ -54,8 +54,9 @@ DEFECTS = {
 | 4 | 3 | 0 | 0 | 1 | 0 | 0 |
 native (engine torch) computes a wrong gradient in a training step: a count of tokens, \
 samples or prompts is off by one. It shows in 2 of 2 comparisons of this run. \
-Who meets it: by default. In production: updates 0.00022 % too small to 0.00022 % too large (512 \
-samples, dp 8, 8 micro-batches each).
+Who meets it: by default. In production: gradient 0.00022 % too small to 0.00022 % too large (512 \
+samples, dp 8, 8 micro-batches each); Adam cancels a constant factor, gradient clipping and the \
+logged norm do not.
 - Seen in the gradient of the policy loss (2).
 - engine: `torch`""",
     ),
@@ -120,7 +121,7 @@ RuntimeError: no kernel image on rank 0""",
         "weights/constant/two_prompts",
         "declined",
         """\
-# Ordinary step declined: `ValueError: constant is out of fashion`
+# Step declined: `ValueError: constant is out of fashion`
 - Layout: one rank, 2 micro-batches on each data-parallel rank, padded rows.
 ValueError: constant is out of fashion""",
     ),

@@ -74,7 +74,7 @@ def test_text_as_code_reads_as_it_is(line: str) -> None:
     [
         "reduced as token_mean, in off_policy.geo_mean",
         "x.py in _forward: RuntimeError: size [4, 2] <= 3 (at position #) & more",
-        "updates 6 % too small, direction off by up to 17° (512 samples, dp 8)",
+        "gradient 6 % too small, direction off by up to 17° (512 samples, dp 8)",
     ],
 )
 def test_plain_words_and_names_are_not_escaped(text: str) -> None:

@@ -44,7 +44,6 @@ known(
         "discount_left_out": "later rewards are not discounted",
         "reward_at_another_token": "the reward is placed at the wrong token",
         "slices_apart": "returns stop at the end of a context-parallel slice",
-        "reward_off_the_path_lost": ("a sample's reward is lost if its last token is skipped"),
         "other_transitions": "advantages are accumulated over the wrong tokens",
         "trace_left_out": "advantages of later tokens are not multiplied by lambda",
         "values_left_out": "the critic's values are ignored",
@@ -94,7 +93,7 @@ def _of_discounts(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wro
     yield "discount_left_out", estimate.under(discount=1.0)
     other = OTHER_SET[estimate.conventions.rewarded]
     yield "reward_at_another_token", estimate.by(rewarded=other)
-    yield "reward_off_the_path_lost", estimate.having(rewards=_rewards_on(estimate))
+    yield "reward_at_a_masked_token_lost", estimate.having(rewards=_rewards_on(estimate))
     yield "other_transitions", estimate.by(transitions=OTHER_SET[estimate.conventions.transitions])
     if placement.cp_rank is not None and placement.cp_rank.any():
         slices = rollouts.sample * (placement.cp_rank.max() + 1) + placement.cp_rank
@@ -176,7 +175,7 @@ def _of_copies(estimate: Estimate) -> Iterator[Wrong]:
         counted = replace(estimate.conventions, lost_degrees_of_freedom=degrees)
         yield "copies_whitened", estimate.estimator(estimate.rollouts, counted)
         if is_lost:
-            yield "reward_off_the_path_lost", estimate.estimator(lost, counted)
+            yield "reward_at_a_masked_token_lost", estimate.estimator(lost, counted)
 
 
 def _of_padding(estimate: Estimate) -> Iterator[Wrong]:

@@ -39,7 +39,7 @@ known(
         ),
         "groups_cut_into_runs": "rewards are compared only with those of adjacent samples",
         "reward_at_a_masked_token_lost": (
-            "a sample whose last token is masked has an advantage of 0"
+            "the reward of a sample whose last token is masked is lost"
         ),
         "missing_siblings_counted": "missing samples of a prompt count as rewards of 0",
         "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
