@@ -127,6 +127,8 @@ class Description:
     # What a user types to choose each mode, objective and part of layouts that is not the default;
     # of a policy loss, besides PPO's bounds.
     chosen_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # The name of each metric in the framework's own log.
+    logged_as: Mapping[Metric, str] = field(default_factory=dict)
     # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs

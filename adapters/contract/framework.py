@@ -144,6 +144,7 @@ class Framework:
             "missing_rewards": self.missing_rewards,
             "new_options": tuple(sorted(name for name in {*names} if not self._knows(name))),
             "chosen_by": self._chosen_by(default),
+            "logged_as": {metric: _signed(name)[-1] for metric, name in self.metrics.items()},
             "declared": self.conventions,
             "rules": self.rules,
             "permits": self.permits,
@@ -250,7 +251,7 @@ class Framework:
         """The metrics that the logs of steps have."""
         found = {}
         for metric, signed in self.metrics.items():
-            of_one, minus, half, name = _SIGNED.fullmatch(signed).groups()  # type: ignore[union-attr]
+            of_one, minus, half, name = _signed(signed)
             if any(name in log for log in logs):
                 size, constant = 0.5 if half else 1.0, 1.0 if of_one else 0.0
                 sign = -size if minus else size
@@ -283,6 +284,11 @@ def nested(settings: Settings) -> dict[str, Any]:
 
 _SIGNED = re.compile(r"(1 (?=-))?(- ?)?(1/2 )?(.+)")
 """The name of a metric in logs, with what is before it in `Framework.metrics`."""
+
+
+def _signed(name: str) -> tuple[str, str, str, str]:
+    """The parts of an entry of `Framework.metrics`, the name in logs last."""
+    return _SIGNED.fullmatch(name).groups()  # type: ignore[union-attr,return-value]
 
 
 def _text(aggregation: Aggregation) -> str:

@@ -44,6 +44,7 @@ FIELD_ORDER = (
     "departures",
     "versions",
     "chosen_by",
+    "logged_as",
     "new_options",
     "request",
     "selection",
@@ -157,6 +158,9 @@ class Header(FrozenModel):
 
     chosen_by: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """What a user types for each mode, objective and part of layouts that is not the default."""
+
+    logged_as: dict[str, str] = Field(default_factory=dict)
+    """The name of each metric in the framework's own log."""
 
     new_options: list[str] | None = None
     """What this version offers and the adapter does not know: options, and choices of options as

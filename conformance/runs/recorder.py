@@ -70,6 +70,7 @@ def header(settings: Settings, description: Description) -> Header:
         departures=list(description.departures),
         versions=adapter.versions,
         chosen_by=dict(description.chosen_by),
+        logged_as=dict(description.logged_as),
         new_options=list(description.new_options),
         request=settings.plan.request,
     )
