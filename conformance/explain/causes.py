@@ -357,7 +357,25 @@ def _explained(
     for pair, found in claimed.items():
         absent = table.absent(pair.mistake)
         naming = _naming(table, pair.condition, claims[pair], absent, chosen_by)
-        yield _cause(pair.mistake, MISTAKES[pair.mistake].says, naming, [*found.values()])
+        says = _says(pair.mistake, table.equivalents(pair, claims[pair]))
+        yield _cause(pair.mistake, says, naming, [*found.values()])
+
+
+def _says(mistake: str, equivalents: Sequence[str]) -> str:
+    """The sentence of a mistake, and of those that no finding tells from it.
+
+    Their common beginning is said once.
+    """
+    first = MISTAKES[mistake].says.split(" ")
+    others = [MISTAKES[name].says.split(" ") for name in equivalents]
+    return " or ".join([" ".join(first), *(" ".join(_rest(words, first)) for words in others)])
+
+
+def _rest(words: Sequence[str], first: Sequence[str]) -> Sequence[str]:
+    """The words after those that two sentences begin with, with the last of these."""
+    pairs = enumerate(zip(words, first, strict=False))
+    alike = next((place for place, (one, other) in pairs if one != other), 0)
+    return words[max(alike - 1, 0) :]
 
 
 def _alike(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain, combinations
+from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, commonness
@@ -150,6 +152,23 @@ class Table:
         for (one, bits), (other, more) in combinations(contradicted, 2):
             if bits & more & claims and not bits & more & excluded:
                 yield (one, other), bits & more
+
+    def equivalents(self, pair: Pair, claims: int) -> list[str]:
+        """Other factors that fit wherever the pair's mistake does, and that nothing contradicts."""
+        if MISTAKES[pair.mistake].kind is not Kind.FACTOR:
+            return []
+        parts = (part for part in self._parts() if part.bit & claims and pair.mistake in part.names)
+        fitting = reduce(and_, (part.names for part in parts)) - {pair.mistake}
+        return [
+            name
+            for name in sorted(fitting, key=commonness)
+            if MISTAKES[name].kind is Kind.FACTOR and not pair.holds & self._excluded[name]
+        ]
+
+    def _parts(self) -> Iterator[Part]:
+        """Yield all parts of all explanations."""
+        for explanations in self.explanations.values():
+            yield from chain.from_iterable(explanations)
 
     def absent(self, mistake: str) -> int:
         """The terms that show that a mistake is absent."""

@@ -43,6 +43,10 @@ TELLING = _cases("fully_masked_sample", "split_groups", "nine_samples", "ten_sam
 multiple of either, more than one step."""
 
 ONE = _cases("fully_masked_sample")
+OF_LOSSES = _cases("fully_masked_sample", "split_groups")
+"""A step with a rare sample, and an ordinary one with groups larger than any number of ranks, so
+that no count is another's."""
+
 REJECTED_TOKENS = "rejected_tokens"
 
 OF_ESTIMATORS = {
@@ -295,14 +299,14 @@ CHECK_SPECS = (
         name="policy_loss_with_entropy",
         objective=Objective.WITH_ENTROPY,
         metric=Metric.POLICY_LOSS,
-        cases=_cases("fully_masked_sample", "two_steps"),
+        cases=(*OF_LOSSES, *_cases("two_steps")),
     ),
     CheckSpec(
         check=Check.METRIC,
         name=Metric.KL_COEFFICIENT,
         objective=Objective.ADAPTIVE_KL,
         metric=Metric.KL_COEFFICIENT,
-        cases=_cases("fully_masked_sample", "uneven_lengths", "nine_samples"),
+        cases=(*OF_LOSSES, *_cases("uneven_lengths", "nine_samples")),
         modes=(Mode.TOKEN_MEAN,),
     ),
     CheckSpec(
@@ -313,15 +317,15 @@ CHECK_SPECS = (
         modes=(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN),
     ),
     *(
-        CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=ONE)
+        CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=OF_LOSSES)
         for objective in (*POLICY_LOSSES, *CORRECTIONS)
     ),
     *chain.from_iterable(map(_of_estimator, OF_ESTIMATORS)),
     *(
-        CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=ONE)
+        CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=OF_LOSSES)
         for objective in (Objective.SFT, Objective.VALUE_CLIPPED, Objective.VALUE)
     ),
-    _metric(Metric.VALUE_LOSS, Objective.VALUE, _cases("fully_masked_sample", "nine_samples")),
+    _metric(Metric.VALUE_LOSS, Objective.VALUE, (*OF_LOSSES, *_cases("nine_samples"))),
 )
 """All of them, those of one objective next to each other."""
 

@@ -6,9 +6,11 @@ pair of a mode, a case and the properties of a layout that any job has; but a ca
 size, which takes seconds, is looked at once. Rollouts of several samples do not fill the
 micro-batches that a framework counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of equal
 micro-batches: they are trained in each format and number of micro-batches. Each mode sees a step
-with fewer active tokens than data-parallel ranks, and several steps of one generation. That these
-jobs still kill all mutants, each as one cause, is tested. Objectives that another one speaks for
-are seen with every mode, case and property of a layout, but not with every pair.
+with fewer active tokens than data-parallel ranks, and several steps of one generation. Each check
+sees a step whose ranks, micro-batches, samples and samples of a prompt are different numbers, so
+that a factor is that of one count alone. That these jobs still kill all mutants, each as one cause,
+is tested. Objectives that another one speaks for are seen with every mode, case and property of a
+layout, but not with every pair.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from conformance.plan.checks import WITHOUT_PAIRS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from adapters.contract import Layout
     from conformance.corpus.cases import Case
     from conformance.plan.matrix import MatrixCell
+    from reference.step import Step
 
 
 Combination = tuple[str, ...]
@@ -63,6 +66,7 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
         shown[cell.job_id].update(_combinations(cell))
         of_three[cell.job_id].update(_with_fewer_tokens_than_ranks(cell))
         of_three[cell.job_id].update(_of_a_shared_generation(cell))
+        of_three[cell.job_id].update(_with_different_counts(cell))
     chosen = covering(shown)
     known = set[Combination]().union(*(of_three[job] for job in chosen))
     # On top: rules for a few jobs do not change which others are chosen.
@@ -155,6 +159,31 @@ def _of_a_shared_generation(cell: MatrixCell) -> Iterator[Combination]:
     """
     if len(cell.case.steps) > 1 and Option.SHARED_GENERATION in cell.layout.options:
         yield cell.spec.slug, cell.aggregation.mode, "several steps of one generation"
+
+
+def _with_different_counts(cell: MatrixCell) -> Iterator[Combination]:
+    """Yield the check, and its mode where modes are seen apart, of a step without equal counts.
+
+    Where two counts are equal, nothing tells which of them a gradient was divided by.
+    """
+    layout = cell.layout
+    if layout.micro_batches == 1 or layout.dp == 1:
+        return
+    ranks = (layout.dp, layout.cp, layout.tp, layout.pp)
+    of_layout = [size for size in (*ranks, layout.micro_batches) if size != 1]
+    if all(_are_different([*of_layout, *_counts(step)]) for step in cell.case.steps):
+        is_apart = cell.spec.objective not in WITHOUT_PAIRS
+        yield cell.spec.slug, *([cell.aggregation.mode] if is_apart else []), "different counts"
+
+
+def _counts(step: Step) -> Iterator[int]:
+    """Yield the number of samples of a step, and each size that its prompt groups have."""
+    yield step.size
+    yield from np.unique(np.unique(step.groups, return_counts=True)[1]).tolist()
+
+
+def _are_different(counts: Sequence[object]) -> bool:
+    return len({*counts}) == len(counts)
 
 
 def covering(

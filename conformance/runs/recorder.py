@@ -70,7 +70,7 @@ def header(settings: Settings, description: Description) -> Header:
         departures=list(description.departures),
         versions=adapter.versions,
         chosen_by=dict(description.chosen_by),
-        logged_as=dict(description.logged_as),
+        logged_as={str(metric): name for metric, name in description.logged_as.items()},
         new_options=list(description.new_options),
         request=settings.plan.request,
     )

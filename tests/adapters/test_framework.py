@@ -7,7 +7,14 @@ import pytest
 
 from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.description import Description
-from adapters.contract.framework import Configurable, Framework, OptionRow, nested, parse_options
+from adapters.contract.framework import (
+    Configurable,
+    Framework,
+    OptionRow,
+    StandIn,
+    nested,
+    parse_options,
+)
 from adapters.contract.job import Configuration, Setting
 from adapters.contract.objective import Metric, Objective
 from conformance.runs import registry
@@ -158,6 +165,19 @@ def test_nobody_types_what_is_the_default() -> None:
 
     assert Mode.CONSTANT not in typed
     assert typed[Mode.TOKEN_MEAN] == ("loss.per_token",)
+
+
+def test_a_number_that_is_off_by_default_is_a_switch_and_a_stand_in_is_not_shown() -> None:
+    """As AReaL's ``m2_threshold``, which no other option switches on."""
+    m2po = {"decoupled": True, "m2_threshold": 0.04, "eps_clip": 0.25, "code": StandIn("ours")}
+    record = Framework(
+        title="Example",
+        modes={"token": (Mode.TOKEN_MEAN, {})},
+        objectives={Objective.M2PO: m2po},
+    )
+    typed = record.description(lambda _: True, (), {"eps_clip": 0.2}.get).chosen_by
+
+    assert typed[Objective.M2PO] == ("decoupled", "m2_threshold=0.04", "code")
 
 
 def test_modes_have_the_frameworks_own_names() -> None:

@@ -94,6 +94,31 @@ def test_a_right_finding_tells_two_mistakes_apart_that_one_finding_does_not() ->
     ]
 
 
+@pytest.mark.parametrize(
+    ("others", "statement"),
+    [
+        (
+            [],
+            "an extra factor of cp (context-parallel ranks) or of the number of micro-batches per"
+            " rank",
+        ),
+        (
+            [right("weights/token_mean/a/dp1-cp2-mb1-thd", CP)],
+            "an extra factor of the number of micro-batches per rank",
+        ),
+        (
+            [wrong("weights/token_mean/a/dp1-cp4-mb2-thd", CP)],
+            "an extra factor of cp (context-parallel ranks)",
+        ),
+    ],
+)
+def test_factors_that_nothing_tells_apart_are_all_named(
+    others: Sequence[Said], statement: str
+) -> None:
+    [cause] = found(wrong("weights/token_mean/a/dp1-cp2-mb2-thd", CP, MICRO), *others)
+    assert cause.words == statement
+
+
 def test_a_right_finding_limits_a_mistake_to_a_condition() -> None:
     assert named(
         wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),

@@ -129,6 +129,63 @@ def test_an_option_is_needed_if_all_is_right_where_it_alone_is_missing(
     assert cause.harm is Harm.GRADIENT_WITH_OPTION
 
 
+def test_several_losses_without_a_common_option_reach_those_who_set_one_of_them() -> None:
+    chosen_by = {"token_mean": ("--mean=token",), "constant": ("--mean=sum", "--divisor")}
+    wrong_ones = [
+        wrong("weights/token_mean/a/dp1-cp1-mb2-thd", EMPTY),
+        wrong("weights/constant/a/dp1-cp1-mb2-thd", EMPTY),
+    ]
+    [unseen] = found(*wrong_ones, chosen_by=chosen_by)
+    [needed] = found(
+        *wrong_ones, right("weights/sample_mean/a/dp1-cp1-mb2-thd", EMPTY), chosen_by=chosen_by
+    )
+
+    assert str(unseen.reach) == "only seen with --mean=token or --mean=sum --divisor"
+    assert str(needed.reach) == "with --mean=token or --mean=sum --divisor"
+    assert needed.harm is Harm.GRADIENT_WITH_OPTION
+
+
+def test_no_loss_is_picked_where_another_is_the_default() -> None:
+    """As ms-swift's moved log-probabilities, which no loss_type has to do with."""
+    [cause] = found(
+        wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY),
+        wrong("weights/sample_mean/a/dp1-cp2-mb2-thd", EMPTY),
+        wrong("off_policy.gspo/token_mean/a/dp1-cp2-mb2-thd", EMPTY),
+        chosen_by={"token_mean": ("--mean=token",), "gspo": ("--gspo",), "cp": ("--cp",)},
+    )
+    assert cause.reach.options == ["--cp"]
+
+
+def test_given_advantages_do_not_show_that_an_estimators_option_is_needed() -> None:
+    [cause] = found(
+        wrong("advantages.gae/sample_mean/a/dp1-cp1-mb2-thd", EMPTY),
+        right("weights/sample_mean/a/dp1-cp1-mb2-thd", EMPTY),
+        chosen_by={"gae": ("--whiten",)},
+    )
+    assert str(cause.reach) == "only seen with --whiten"
+
+
+def test_a_rare_fact_of_all_cases_of_a_check_is_no_condition() -> None:
+    """As AReaL's crash of a critic with context parallelism, on whatever batch."""
+    [cause] = found(
+        wrong("other_losses.value/sample_mean/a/dp1-cp2-mb2-thd", EMPTY, facts=[EMPTY_SAMPLE]),
+        right("other_losses.value/sample_mean/a/dp1-cp1-mb2-thd", EMPTY, facts=[EMPTY_SAMPLE]),
+        right("weights/sample_mean/b/dp1-cp2-mb2-thd", EMPTY),
+    )
+    assert EMPTY_SAMPLE not in cause.condition
+    assert EMPTY_SAMPLE not in cause.reach.tested
+
+
+def test_parallelism_is_named_where_its_option_is_one_that_everybody_sets() -> None:
+    """As AReaL's ``backend``, which says how many ranks of each kind there are."""
+    [cause] = found(
+        wrong("weights/sample_mean/a/dp1-cp2-mb2-thd", EMPTY),
+        right("weights/sample_mean/a/dp2-cp1-mb2-thd", EMPTY),
+        chosen_by={"dp": ("backend",), "cp": ("backend",)},
+    )
+    assert str(cause.reach) == "only seen with context parallelism"
+
+
 def test_what_users_lose_most_by_comes_first() -> None:
     option = wrong("weights/token_mean/a/dp1-cp1-mb2-thd", "policy_loss/multiplied_by_cp")
     default = wrong("weights/sample_mean/a/dp2-cp1-mb2-thd", "policy_loss/multiplied_by_dp")
