@@ -357,8 +357,9 @@ def _explained(
     for pair, found in claimed.items():
         absent = table.absent(pair.mistake)
         naming = _naming(table, pair.condition, claims[pair], absent, chosen_by)
-        says = _says(pair.mistake, table.equivalents(pair, claims[pair]))
-        yield _cause(pair.mistake, says, naming, [*found.values()])
+        also = table.equivalents(pair, claims[pair])
+        cause = _cause(pair.mistake, _says(pair.mistake, also), naming, [*found.values()])
+        yield cause.model_copy(update={"also": also})
 
 
 def _says(mistake: str, equivalents: Sequence[str]) -> str:

@@ -326,6 +326,9 @@ class Cause(_Frozen):
     name: str
     """The mistake of the catalogue, or how the framework failed."""
 
+    also: list[str] = []
+    """Other mistakes of the catalogue that no finding tells it apart from."""
+
     condition: list[str]
     """Facts that hold in all these findings; without any one of them, the cause does not show."""
 

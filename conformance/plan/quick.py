@@ -164,16 +164,24 @@ def _of_a_shared_generation(cell: MatrixCell) -> Iterator[Combination]:
 def _with_different_counts(cell: MatrixCell) -> Iterator[Combination]:
     """Yield the check, and its mode where modes are seen apart, of a step without equal counts.
 
+    A mistake that shows in few modes may still be ambiguous: a run tells that at its end.
+    """
+    if has_different_counts(cell):
+        is_apart = cell.spec.objective not in WITHOUT_PAIRS
+        yield cell.spec.slug, *([cell.aggregation.mode] if is_apart else []), "different counts"
+
+
+def has_different_counts(cell: MatrixCell) -> bool:
+    """Whether ranks, micro-batches, samples and samples of a prompt are different numbers.
+
     Where two counts are equal, nothing tells which of them a gradient was divided by.
     """
     layout = cell.layout
     if layout.micro_batches == 1 or layout.dp == 1:
-        return
+        return False
     ranks = (layout.dp, layout.cp, layout.tp, layout.pp)
     of_layout = [size for size in (*ranks, layout.micro_batches) if size != 1]
-    if all(_are_different([*of_layout, *_counts(step)]) for step in cell.case.steps):
-        is_apart = cell.spec.objective not in WITHOUT_PAIRS
-        yield cell.spec.slug, *([cell.aggregation.mode] if is_apart else []), "different counts"
+    return all(_are_different([*of_layout, *_counts(step)]) for step in cell.case.steps)
 
 
 def _counts(step: Step) -> Iterator[int]:

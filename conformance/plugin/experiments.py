@@ -3,6 +3,7 @@
 A plan sees a mistake where it happens to look. A fact that all findings of a cause share is part
 of its condition only if the mistake is gone without it. So for each fact and option that a cause
 claims the nearest finding is made that lacks it: if that is wrong too, the cause claims one less.
+Where a factor may be that of several counts, a finding is made in which these are different.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from conformance.explain.conditions.steps import of_cut_in_order, of_steps
 from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict
+from conformance.plan.quick import has_different_counts
 from conformance.runs.beyond_plan import made
 from conformance.runs.check import job_cells
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from adapters.contract import Description
+    from conformance.findings.cause import Cause
     from conformance.findings.report import Report
     from conformance.plan.matrix import MatrixCell
     from conformance.plan.plan import Plan
@@ -57,10 +60,7 @@ def chosen(
     """The cells that lack what causes claim to depend on, those of the worst causes first."""
     findings = {finding.id: finding for finding in report.findings}
     tested = [
-        (
-            (*cause.condition, *cause.untested),
-            [one for one in cause.findings if is_worst(findings[one], cause)],
-        )
+        (cause, [one for one in cause.findings if is_worst(findings[one], cause)])
         for cause in report.causes
         if cause.severity in severities
     ]
@@ -80,6 +80,12 @@ class _Candidate(NamedTuple):
     options: frozenset[str]
     facts: frozenset[str]
 
+    def is_looked_at_as(self, other: _Candidate) -> bool:
+        """Whether another cell is of the same check and mode."""
+        return self.cell.spec.slug == other.cell.spec.slug and (
+            self.cell.aggregation.mode is other.cell.aggregation.mode
+        )
+
     def distance(self, other: _Candidate) -> tuple[int, int, str]:
         """A sort key: fewest facts that differ, then fewest ranks."""
         return len(self.facts ^ other.facts), self.cell.layout.world_size, self.cell.id
@@ -98,9 +104,9 @@ def _candidate(cell: MatrixCell, report: Report) -> _Candidate:
 
 
 def _telling(
-    condition: Sequence[str], findings: Sequence[str], candidates: Sequence[_Candidate]
+    cause: Cause, findings: Sequence[str], candidates: Sequence[_Candidate]
 ) -> Iterator[MatrixCell]:
-    """Yield the nearest cell without each fact of a condition and option of a cause's reach.
+    """Yield the nearest cell whose counts differ, for an ambiguous cause, and without each claim.
 
     That is nearest to the finding which needs the fewest options, and of the same check if any such
     lacks the fact. How a framework cuts a step is not known before it has: samples are taken to be
@@ -111,7 +117,10 @@ def _telling(
         return
     plainest = min(alike, key=lambda one: (len(one.options), findings.index(one.cell.id)))
     slug = plainest.cell.spec.slug
-    for claim in (*condition, *sorted(plainest.options)):
+    alike = [one for one in candidates if plainest.is_looked_at_as(one)]
+    if cause.also and (telling := [one for one in alike if has_different_counts(one.cell)]):
+        yield min(telling, key=plainest.distance).cell
+    for claim in (*cause.condition, *cause.untested, *sorted(plainest.options)):
         lacking = [one for one in candidates if claim not in one.facts]
         of_check = [one for one in lacking if one.cell.spec.slug == slug] or lacking
         if claim in plainest.facts and of_check:

@@ -40,6 +40,18 @@ def test_an_option_is_left_out_and_nothing_else_changes() -> None:
     ]
 
 
+def test_counts_that_are_equal_are_told_apart_by_a_step_in_which_they_differ() -> None:
+    """Two ranks of two micro-batches do not tell by which of the two a number was divided."""
+    ambiguous = wrong(
+        "metric/sample_mean/split_groups/dp2-cp1-mb2-thd",
+        "policy_loss/divided_by_dp",
+        "policy_loss/divided_by_micro_batches",
+    )
+    first, *_ = chosen(ambiguous)
+
+    assert first == "metric/sample_mean/split_groups/dp4-cp1-mb2-thd"
+
+
 def test_what_no_cause_claims_is_not_looked_at() -> None:
     assert not chosen(wrong("weights/sample_mean/uneven_lengths/dp1-cp1-mb2-thd", MISTAKE))
 
