@@ -16,7 +16,7 @@ from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, by_size, cuts
 from adapters.roll.adapter import RollAdapter
-from adapters.roll.framework import ENGINE, ROLL, SIZES, micro_batches, of_rows
+from adapters.roll.framework import ENGINE, ROLL, SIZES, dynamic_batching, width_of_rows
 from adapters.roll.importing import module
 from adapters.toolkit.settings import gives_advantages
 
@@ -43,14 +43,11 @@ FSDP2 = replace(
     ROLL,
     layout={
         **ROLL.layout,
-        **of_rows(
-            slices=lambda job: job.layout.cp,
-            of_cp={"actor_train.model_args.ulysses_size": lambda job: job.layout.cp},
-        ),
-        Option.HYBRID_SHARDING: {f"{ENGINE}.fsdp_size": lambda job: job.layout.world_size // 2},
-        Option.PARTIAL_WINDOW: {
-            f"{SIZES}.gradient_accumulation_steps": lambda job: micro_batches(job) + 1
+        "cp": {
+            **width_of_rows(lambda job: job.layout.cp),
+            "actor_train.model_args.ulysses_size": lambda job: job.layout.cp,
         },
+        Option.HYBRID_SHARDING: {f"{ENGINE}.fsdp_size": lambda job: job.layout.world_size // 2},
     },
     always={
         **ROLL.always,
@@ -73,14 +70,15 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
     entropies = "utils.functionals", "entropy_from_logits"
 
     def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks and Ulysses of 2, with padded rows (bshd)."""
+        """Data parallelism on up to 4 ranks and Ulysses of 2, with padded rows (bshd).
+
+        Only Megatron's strategy cuts micro-batches by tokens.
+        """
         return [
-            *cuts(ON_FOUR, "bshd"),
+            *(one for one in cuts(ON_FOUR, "bshd") if one.micro_batches != "tokens"),
             Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
             Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
             Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
-            # Dynamic batching may leave a window that is not full; ROLL refuses other such batches.
-            Layout(dp=2, micro_batches="tokens", options=(Option.PARTIAL_WINDOW,)),
         ]
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
@@ -128,7 +126,11 @@ MEGATRON = replace(
     },
     layout={
         **ROLL.layout,
-        **of_rows(_slices, {f"{ENGINE}.context_parallel_size": lambda job: job.layout.cp}),
+        "cp": {
+            **width_of_rows(_slices),
+            f"{ENGINE}.context_parallel_size": lambda job: job.layout.cp,
+        },
+        "mbtokens": {**ROLL.layout["mb"], **dynamic_batching(_slices)},
         "thd": {"actor_train.use_sequence_packing": True},
         "pp": {f"{ENGINE}.pipeline_model_parallel_size": lambda job: job.layout.pp},
         Option.INTERLEAVED: {f"{ENGINE}.virtual_pipeline_model_parallel_size": 2},

@@ -88,19 +88,21 @@ def _worker(job: Job) -> str:
     return POLICY_GRADIENT_WORKER
 
 
-def of_rows(slices: Callable[[Job], int], of_cp: Settings) -> dict[str, Settings]:
-    """Parts of layouts, for an engine that cuts rows into slices and sets ``of_cp`` for cp."""
+def width_of_rows(slices: Callable[[Job], int]) -> Settings:
+    """The width of rows, for an engine that cuts them into slices."""
+    return {"sequence_length": lambda job: _width(job, slices(job))}
+
+
+def dynamic_batching(slices: Callable[[Job], int]) -> Settings:
+    """Micro-batches by tokens, for an engine that cuts rows into slices."""
 
     def budget(job: Job) -> int:
         return _rounded_up(token_budget(job.steps, job.layout.dp), slices(job))
 
     return {
-        "cp": {"sequence_length": lambda job: _width(job, slices(job)), **of_cp},
-        "mbtokens": {
-            "actor_train.use_dynamic_batching_in_train": True,
-            "actor_train.max_tokens_per_microbatch_in_train": budget,
-            "actor_train.sequence_length_round_in_train": slices,
-        },
+        "actor_train.use_dynamic_batching_in_train": True,
+        "actor_train.max_tokens_per_microbatch_in_train": budget,
+        "actor_train.sequence_length_round_in_train": slices,
     }
 
 
@@ -204,7 +206,7 @@ ROLL = Framework(
         Objective.VALUE_CLIPPED: {**CRITIC_ALONE, "value_clip": CONSTANTS.value_clip},
     },
     layout={
-        "mb mbtokens": {
+        "mb": {
             f"{SIZES}.per_device_train_batch_size": _micro_batch_size,
             f"{SIZES}.gradient_accumulation_steps": micro_batches,
         },
@@ -318,7 +320,8 @@ ROLL = Framework(
         {SIZES}.per_device_train_batch_size, {SIZES}.gradient_accumulation_steps | micro-batches
         actor_train.use_dynamic_batching_in_train, actor_train.max_tokens_per_microbatch_in_train,
             actor_train.sequence_length_round_in_train | which samples a rank has, and on Megatron
-            micro-batches and their widths | FSDP2 does not cut by tokens
+            micro-batches and their widths | not run on FSDP2, which does not cut by tokens: of the
+            engines only Megatron's is documented to
         actor_train.use_sequence_packing | packed rows, on Megatron
         actor_train.apply_loss_scale | the factor that undoes averages over micro-batches and ranks
             | `weights` has the default

@@ -222,6 +222,12 @@ GRPO = Framework(
             f"{CONFIG} (max_completion_length is the length to generate)",
         ),
     },
+    deliberate={
+        "mean_of_the_batch_counted": Documented(
+            "every step of a generation is divided by the tokens that are expected of a step",
+            "pull request 6024, which made it so (trl/trainer/grpo_trainer.py, _compute_loss)",
+        ),
+    },
     # The policy loss is logged apart only with an entropy bonus.
     metrics={
         Metric.POLICY_LOSS: "policy_loss",
