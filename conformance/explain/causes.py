@@ -108,16 +108,21 @@ def with_traces(
     """The causes with what traces of their findings tell, by the ids of these.
 
     A cause that no mistake explains, or a count that is read off a factor, is told by its first
-    suspect, and is one for each: a line is believed before what merely fits. Findings that were not
-    traced stay with the smallest one. A finding of several causes may have been traced for another.
+    suspect, and is one for each: a line is believed before what merely fits. It is a part of the
+    worst cause that a mistake explains at that line, if there is one. Findings that were not traced
+    stay with the smallest one. A finding of several causes may have been traced for another.
     """
-    told: dict[str | int, list[Cause]] = defaultdict(list)
     several = [*causes]
     claims = Counter(name for cause in several for name in cause.findings)
-    pairs = chain.from_iterable(_with_traces(one, traces, findings, claims) for one in several)
-    for number, (place, cause) in enumerate(pairs):
-        told[number if place is None else place].append(cause)
-    return [_one(several, findings) for several in told.values()]
+    traced = [*chain.from_iterable(_with_traces(one, traces, findings, claims) for one in several)]
+    explained: dict[str, int] = {}
+    for number, (place, cause) in enumerate(traced):
+        if place is None and cause.suspects and not is_inferred(cause):
+            explained.setdefault(cause.suspects[0].place, number)
+    told: dict[str | int, list[Cause]] = defaultdict(list)
+    for number, (place, cause) in enumerate(traced):
+        told[number if place is None else explained.get(place, place)].append(cause)
+    return [_one(sorted(group, key=is_inferred), findings) for group in told.values()]
 
 
 def is_inferred(cause: Cause) -> bool:
@@ -152,7 +157,10 @@ def _with_traces(
 
 
 def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
-    """One cause of those that one line tells, the worst first, with what all have in common."""
+    """One cause of those that one line tells, with what all have in common.
+
+    It is named after the first, unless that is explained by nothing, or by what the others are not.
+    """
     worst, *others = causes
     if not others:
         return worst
@@ -170,7 +178,8 @@ def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
         rare=shared(lambda one: one.reach.rare),
         untested=shared(lambda one: one.reach.untested),
     )
-    name = worst.name if {one.name for one in causes} == {worst.name} else UNEXPLAINED
+    is_one = {one.name for one in causes} == {worst.name} or not is_inferred(worst)
+    name = worst.name if is_one else UNEXPLAINED
     of_all = [findings[each] for one in causes for each in one.findings]
     found = {"suspects": worst.suspects, "chain": worst.chain, "token": worst.token}
     return _cause(name, worst.words, naming, of_all).model_copy(update={**found, "reach": reach})

@@ -773,6 +773,25 @@ def test_causes_that_one_line_tells_are_one() -> None:
     assert one.reach.options == []
 
 
+def test_what_no_mistake_explains_is_a_part_of_the_one_at_its_line() -> None:
+    """As verl's ranks that are not reduced, and one odd batch of them."""
+    said = [
+        wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),
+        wrong("weights/token_mean/b/dp1-cp2-mb2-thd"),
+        wrong("metric/token_mean/c/dp1-cp2-mb2-thd"),
+    ]
+    whole = found(*said)
+    findings = {finding.id: finding for finding, _ in said}
+    lines = dict(zip(findings, (7, 7, 9), strict=True))
+
+    one, other = with_traces(whole, {name: suspected(lines[name]) for name in findings}, findings)
+
+    assert [one.name, other.name] == ["multiplied_by_cp", "unexplained"]
+    assert one.statement == "an extra factor of cp (context-parallel ranks)"
+    assert [len(cause.findings) for cause in (one, other)] == [2, 1]
+    assert one.suspects[0].line == 7
+
+
 def test_a_finding_that_was_traced_for_another_cause_tells_less() -> None:
     """The first finding has both mistakes, and its trace shows the one that it was traced for."""
     both, alone = (
