@@ -1,11 +1,16 @@
 """What is known of the newest versions is what their committed reports say, no less and no more."""
 
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from adapters.contract import Adapter
-from conformance.comparing.expectations import load
+from conformance.comparing.expectations import KnownFailure, KnownMistake, load
 from conformance.comparing.gate import Expecting
 from conformance.comparing.known import KNOWN, known
 from conformance.findings.report import Report
@@ -16,6 +21,21 @@ NEWEST = pages.newest(pages.versions(pages.REPORTS))
 
 SHARE = 0.95
 """Of the causes of the newest reports that have to be known."""
+
+SOURCES = "RL_LOSS_CONFORMANCE_SOURCES"
+"""The environment variable that names a folder of clones, each called as its file here."""
+
+ADDRESS = re.compile(
+    r"https://github\.com/[^/]+/[^/]+/blob/(?P<ref>[0-9a-f]{40}|(?P<tag>(skyrl-)?v\d+\.\d+\.\d+))/"
+    r"(?P<path>\S+?)(#L(?P<number>\d+))?"
+)
+"""A file at a commit or a release, and nothing that moves, such as a branch."""
+
+ENTRIES = [
+    pytest.param(path.stem, entry, id=f"{path.stem}-{entry.line}")
+    for path in sorted(KNOWN.glob("*.toml"))
+    for entry in (*load(path).mistakes, *load(path).failures)
+]
 
 IN_OLDER_REPORTS = {
     ("areal", "groups_of_a_fixed_size"),
@@ -56,12 +76,115 @@ def test_a_run_of_a_newest_version_is_as_expected(report: Report) -> None:
 def test_everything_known_is_in_a_report() -> None:
     found = {(one.report.adapter, cause.name) for one in NEWEST for cause in one.report.causes}
     entries = {
-        (path.stem, entry.name)
+        (path.stem, name)
         for path in KNOWN.glob("*.toml")
-        for entry in (*load(path).mistakes, *load(path).failures)
+        for name in [*load(path).names, *(one.name for one in load(path).failures)]
     }
 
     assert entries - found <= IN_OLDER_REPORTS
+
+
+def test_an_entry_of_what_is_wrong_says_whom_it_reaches() -> None:
+    for one in NEWEST:
+        audited = known(one.report.adapter, one.report.engine)
+        if audited is not None:
+            for cause in one.report.causes:
+                entry = audited.of(cause)
+                reaches = entry is None or entry.reach is not None
+                assert reaches or cause.severity == "advice", (one.file, cause.name)
+
+
+@pytest.mark.parametrize(
+    ("framework", "engine", "name", "finding", "reasons"),
+    [
+        ("ms_swift", "ddp", "unexplained", "", {"cut off from the padded end", "overlong_filter"}),
+        ("ms_swift", "megatron", "unexplained", "", {"overlong_filter"}),
+        ("trl", "ddp", "mean_of_means", "metric.policy", {"too small by the number of micro"}),
+        (
+            "trl",
+            "ddp",
+            "mean_of_means",
+            "metric.clip",
+            {"no document says that they are pooled"},
+        ),
+        (
+            "trl",
+            "ddp",
+            "mean_of_the_batch_counted",
+            "weights",
+            {"all tokens of a generation weigh"},
+        ),
+        ("roll", "megatron", "denominators_per_micro_batch", "", {"after tokens and samples were"}),
+        ("verl", "fsdp", "unexplained", "", {"never reduces gradients"}),
+    ],
+)
+def test_one_name_may_be_several_mistakes_which_check_and_suspect_tell_apart(
+    framework: str, engine: str, name: str, finding: str, reasons: set[str]
+) -> None:
+    audited = known(framework, engine)
+    assert audited is not None
+    entries = {
+        entry.reason
+        for one in NEWEST
+        if (one.report.adapter, one.report.engine) == (framework, engine)
+        for cause in one.report.causes
+        if cause.name == name and cause.findings[0].startswith(finding)
+        if (entry := audited.of(cause)) is not None
+    }
+
+    assert len(entries) == len(reasons)
+    assert all(any(words in reason for reason in entries) for words in reasons)
+
+
+@pytest.mark.parametrize(("framework", "entry"), ENTRIES)
+def test_an_entry_was_looked_up_and_its_code_stays_what_it_is(
+    framework: str, entry: KnownMistake | KnownFailure
+) -> None:
+    assert entry.looked_up is not None
+    assert entry.code is not None
+    assert entry.line is not None
+    assert ADDRESS.fullmatch(entry.address or f"{entry.code}{entry.line}")
+
+
+@pytest.mark.parametrize(("framework", "entry"), ENTRIES)
+def test_the_line_of_an_entry_is_there(framework: str, entry: KnownMistake | KnownFailure) -> None:
+    found = ADDRESS.fullmatch(entry.address or f"{entry.code}{entry.line}")
+    assert found is not None
+    assert entry.line is not None
+    path, number = entry.line.partition(":")[0], found["number"]
+    text = installed(path, found["tag"]) or cloned(framework, found["ref"], found["path"])
+    if text is None:
+        pytest.skip(f"{found['ref']} is not installed, and no clone in ${SOURCES} has it")
+
+    assert number is None or text.splitlines()[int(number) - 1].strip()
+
+
+def installed(path: str, tag: str | None) -> str | None:
+    """The file of a package, if that is installed in the release of the tag."""
+    package = path.partition("/")[0]
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    spec = importlib.util.find_spec(package)
+    if tag is None or not tag.endswith(f"v{version}") or spec is None or spec.origin is None:
+        return None
+    return (Path(spec.origin).parents[1] / path).read_text(encoding="utf-8")
+
+
+def cloned(framework: str, ref: str, path: str) -> str | None:
+    """The file in a clone, if there is one that has the commit or the tag."""
+    folder = os.environ.get(SOURCES)
+    clones = Path(folder).iterdir() if folder else ()
+    for clone in clones:
+        if clone.name.lower() == framework:
+            git = ["git", "-C", str(clone)]
+            has = subprocess.run([*git, "cat-file", "-e", f"{ref}^{{commit}}"], capture_output=True)
+            if has.returncode == 0:
+                shown = subprocess.run([*git, "show", f"{ref}:{path}"], capture_output=True)
+                assert shown.returncode == 0, shown.stderr
+                return shown.stdout.decode()
+    return None
 
 
 @pytest.mark.parametrize("path", sorted(KNOWN.glob("*.toml")), ids=lambda path: path.stem)

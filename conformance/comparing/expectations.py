@@ -15,6 +15,26 @@ cause::
 An entry covers all findings that its mistake explains. A run fails if it has another cause, or if a
 finding shows that this one is gone. Without ``condition``, any will do.
 
+One mistake of a framework may be several causes of its reports, and several mistakes may have one
+name. ``name`` may therefore be a list. ``suspect`` lists lines: the first suspect of a cause has to
+be one of them. ``check`` lists checks, or beginnings of them: all findings of a cause have to be of
+one of them. If several entries match a cause, it is that which asks for most::
+
+    [[cause]]
+    name = ["unexplained", "inactive_tokens_weigh"]
+    suspect = ["trainer/grpo_trainer.py:1558"]
+    check = ["metric.clip_fraction", "weights"]
+    reason = "log-probabilities are cut from the padded end of a row"
+    reach = "`sequence_parallel_size` above 1 without `padding_free`"
+    line = "framework/trainer/grpo_trainer.py:1558"
+    upstream = "open pull request 2"
+    link = "https://github.com/owner/framework/pull/2"
+    looked_up = 2026-09-18
+
+``reach`` says whom it reaches, in the framework's own options. ``looked_up`` is the day up to which
+upstream's issues and pull requests were searched. ``deliberate`` is the pull request or document
+that made the behaviour on purpose: the entry is then a convention and not an accusation.
+
 The condition of a failure only describes it, so that no right finding shows that it is gone. Its
 entry lists the findings that must fail so, by their ids or by patterns in which ``*`` stands for
 any characters, and words of the first line of what they say. Without ``findings``, any finding that
@@ -34,12 +54,14 @@ import fnmatch
 import json
 import tomllib
 from dataclasses import dataclass, replace
+from datetime import date
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -57,10 +79,10 @@ from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from conformance.findings.cause import Cause, Clues
+    from conformance.findings.cause import Cause, Clues, SuspectedLine
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
 
@@ -82,12 +104,17 @@ def _known(name: str, names: Collection[str]) -> str:
 Words = Annotated[str, Field(min_length=1)]
 
 
-def _mistake(name: str, info: ValidationInfo) -> str:
+def _listed(names: Any) -> Any:
+    """Returns one name as a list of one, and anything else as it is."""
+    return [names] if isinstance(names, str) else names
+
+
+def _mistakes(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     if info.context is None:
-        return name
+        return names
     from conformance.explain.catalogue.mistake import MISTAKES  # imports numpy
 
-    return _known(name, MISTAKES)
+    return tuple(_known(name, MISTAKES) for name in names)
 
 
 def _fact(fact: str, info: ValidationInfo) -> str:
@@ -98,20 +125,43 @@ def _fact(fact: str, info: ValidationInfo) -> str:
     return _known(fact, facts())
 
 
-Mistake = Annotated[Words, AfterValidator(_mistake)]
+Mistakes = Annotated[
+    tuple[Words, ...], Field(min_length=1), BeforeValidator(_listed), AfterValidator(_mistakes)
+]
 """Validated with a context: readers of reports take the names of committed files as they are."""
 
 Fact = Annotated[Words, AfterValidator(_fact)]
 
 
+Line = Annotated[str, Field(pattern=r"^\S+:\d+$")]
+
+Folder = Annotated[str, Field(pattern=r"^https?://\S+/$")]
+
+
 class _Entry(FrozenModel):
     reason: Words
+    """One sentence that stands alone."""
+
     link: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """The upstream issue or pull request."""
+
     line: Words | None = None
     """Where in the framework's code, such as ``trl/trainer/grpo_trainer.py:3169``."""
 
+    code: Folder | None = None
+    """The address of the folder that the line is below: that of the file, unless it is given."""
+
+    reach: Words | None = None
+    """Whom it reaches, in the framework's own options; it is read after ``Who meets it:``."""
+
     upstream: Words = "unknown"
     """What became of it: an issue, a pull request, the version in which it is fixed."""
+
+    looked_up: date | None = None
+    """The day up to which upstream's issues and pull requests were searched for it."""
+
+    deliberate: Words | None = None
+    """What made the behaviour on purpose: a pull request or a document. It is a convention then."""
 
     engine: tuple[Words, ...] | None = None
     """The engines that have it, of those that the file is of; all of them if left out."""
@@ -127,20 +177,51 @@ class _Entry(FrozenModel):
         """The reason and where it can be read up."""
         return f"{self.reason} ({self.link or self.line})"
 
+    @property
+    def address(self) -> str | None:
+        """The line on GitHub; None without the number of a line or the address of the code."""
+        path, _, number = (self.line or "").rpartition(":")
+        if self.code is None or not path or not number.isdigit():
+            return None
+        return f"{self.code}{path}#L{number}"
+
 
 class KnownMistake(_Entry):
-    """A mistake of the catalogue, under one condition or under any."""
+    """A mistake of a framework, which reports call by names of the catalogue."""
 
-    name: Mistake
+    names: Annotated[Mistakes, Field(alias="name")]
     condition: tuple[Fact, ...] | None = None
+    suspect: Annotated[tuple[Line, ...], Field(min_length=1)] | None = None
+    """Lines of which a cause's first suspect has to be one, by the ends of their paths."""
+
+    check: Annotated[tuple[Words, ...], Field(min_length=1)] | None = None
+    """Checks, or beginnings of them, that all findings of a cause have to be of."""
+
+    @property
+    def demands(self) -> int:
+        """How many properties of a cause it asks for besides its name."""
+        return sum(one is not None for one in (self.condition, self.suspect, self.check))
+
+    def covers(self, finding_id: str) -> bool:
+        """Whether a finding is of the checks that are expected."""
+        return self.check is None or finding_id.startswith(self.check)
 
     def allows(self, cause: Cause) -> bool:
-        """Whether a cause shows under the condition that is expected."""
-        return self.condition is None or [*self.condition] == cause.condition
+        """Whether a cause may be this mistake under one of its names, as far as it is traced."""
+        return (
+            (self.condition is None or [*self.condition] == cause.condition)
+            and (self.suspect is None or not cause.suspects or self._suspects(cause.suspects[0]))
+            and all(map(self.covers, cause.findings))
+        )
 
     def is_of(self, cause: Cause) -> bool:
         """Whether a cause is this mistake."""
-        return cause.name == self.name and self.allows(cause)
+        is_told = self.suspect is None or bool(cause.suspects)
+        return cause.name in self.names and is_told and self.allows(cause)
+
+    def _suspects(self, line: SuspectedLine) -> bool:
+        place = f"/{line.file}:{line.line}"
+        return any(place.endswith(f"/{one}") for one in self.suspect or ())
 
 
 class KnownFailure(_Entry):
@@ -181,7 +262,7 @@ def _kind(entry: Any) -> str:
 class _File(FrozenModel):
     framework: Words
     engine: Words | Annotated[tuple[Words, ...], Field(min_length=1)]
-    code: Words | None = None
+    code: Folder | None = None
     """The address of the folder that lines are below."""
 
     cause: tuple[
@@ -220,7 +301,7 @@ class Expectations:
     @property
     def names(self) -> frozenset[str]:
         """The names of the mistakes that are expected somewhere."""
-        return frozenset(mistake.name for mistake in self.mistakes)
+        return frozenset(name for mistake in self.mistakes for name in mistake.names)
 
     def mistake_of(self, finding: Finding, clues: Clues | None) -> KnownMistake | None:
         """An expected mistake that explains a mismatch, alone or with others; None if none does."""
@@ -231,16 +312,18 @@ class Expectations:
         # What fits an unexplained finding by chance does not explain it.
         if name is not None and (name == UNEXPLAINED or not explanations):
             explanations = [*explanations, [{name}]]
+        here = [mistake for mistake in self.mistakes if mistake.covers(finding.id)]
+        names = {name for mistake in here for name in mistake.names}
         for parts in explanations:
-            expected = [part & self.names for part in parts]
+            expected = [part & names for part in parts]
             if all(expected):
-                return next(one for one in self.mistakes if one.name in expected[0])
+                return _most_demanding(one for one in here if expected[0] & {*one.names})
         return None
 
     def of(self, cause: Cause) -> KnownMistake | KnownFailure | None:
         """The entry that describes a cause; None if there is none."""
-        entries: tuple[KnownFailure | KnownMistake, ...] = (*self.failures, *self.mistakes)
-        return next((one for one in entries if one.is_of(cause)), None)
+        failure = next((one for one in self.failures if one.is_of(cause)), None)
+        return failure or _most_demanding(one for one in self.mistakes if one.is_of(cause))
 
     def known_failure(self, finding: Finding) -> KnownFailure | None:
         """The failure that a finding shows, of those that list no findings."""
@@ -288,6 +371,11 @@ class Expectations:
 
     def _patterns(self) -> Iterator[tuple[str, KnownFailure]]:
         return ((pattern, entry) for entry in self.failures for pattern in entry.findings or ())
+
+
+def _most_demanding(mistakes: Iterable[KnownMistake]) -> KnownMistake | None:
+    """The first of those that ask for most properties of a cause; None of none."""
+    return max(mistakes, key=lambda one: one.demands, default=None)
 
 
 def draft(report: Report) -> Iterator[str]:
@@ -340,12 +428,13 @@ def read(path: Path, context: dict[str, Any] | None = None) -> Expectations:
     except ValidationError as error:
         place, words = first_problem(error)
         raise InvalidExpectationsError(f"{path}: {place}: {words}", _way_out(place)) from error
+    entries = [one.model_copy(update={"code": one.code or file.code}) for one in file.cause]
     return Expectations(
         path,
         file.framework,
         (file.engine,) if isinstance(file.engine, str) else file.engine,
-        tuple(one for one in file.cause if isinstance(one, KnownMistake)),
-        tuple(one for one in file.cause if isinstance(one, KnownFailure)),
+        tuple(one for one in entries if isinstance(one, KnownMistake)),
+        tuple(one for one in entries if isinstance(one, KnownFailure)),
     )
 
 

@@ -134,14 +134,20 @@ class Expecting(Gate):
     def lines(self, report: Report) -> Iterator[str]:
         """How many findings were as listed, by reason, and what the file gets wrong."""
         known: Counter[str] = Counter()
+        told = self._reasons(report)
         for finding in report.findings:
             decision = self.decision(finding, report.clues_of(finding))
             if decision.outcome is Outcome.KNOWN:
-                known[decision.words] += 1
+                known[told.get(finding.id, decision.words)] += 1
             elif decision.outcome is Outcome.FAILS and self.expectations.failure_of(finding.id):
                 yield f"{finding.id}: {decision.words}"
         for words, count in known.most_common():
             yield f"known ({count}): {words}"
+
+    def _reasons(self, report: Report) -> dict[str, str]:
+        """The reasons of findings whose cause has an entry; a cause is told apart by more."""
+        entered = ((cause, self.expectations.of(cause)) for cause in reversed(report.causes))
+        return {name: entry.why for cause, entry in entered if entry for name in cause.findings}
 
     @property
     def watched(self) -> frozenset[str]:
@@ -161,7 +167,8 @@ class Expecting(Gate):
         for expected in self.expectations.mistakes if self.expectations.is_strict else ():
             is_there = any(_may_be(cause, expected, report) for cause in report.causes)
             if not is_there and _is_gone(expected, report):
-                return f"{path} lists {expected.name} ({expected.reason}): fixed; remove it"
+                names = " and ".join(expected.names)
+                return f"{path} lists {names} ({expected.reason}): fixed; remove it"
         return super().objection(report)
 
 
@@ -172,31 +179,36 @@ def _may_be(cause: Cause, expected: KnownMistake, report: Report) -> bool:
     """
     if not expected.allows(cause):
         return False
-    if cause.name == expected.name:
+    if cause.name in expected.names:
         return True
     explained = set(cause.findings)
-    alike = all(
-        clues is not None
-        and any(len(parts) == 1 and expected.name in parts[0] for parts in clues.by_mistake)
+    left = {*expected.names} - _gone(expected, report)
+    return all(
+        clues is not None and any(len(parts) == 1 and left & parts[0] for parts in clues.by_mistake)
         for clues in (report.clues_of(one) for one in report.findings if one.id in explained)
     )
-    return alike and not _is_gone(expected, report)
 
 
 def _is_gone(expected: KnownMistake, report: Report) -> bool:
-    """Whether some finding that the condition holds for would show the mistake and does not."""
+    """Whether findings would show the mistake under each of its names and do not."""
+    return _gone(expected, report) == {*expected.names}
+
+
+def _gone(expected: KnownMistake, report: Report) -> set[str]:
+    """The names of a mistake that some finding would show, as its condition holds, and does not."""
     excluding = (
-        (finding, clues, name.term)
+        (finding, clues, name)
         for finding in report.findings
-        if (clues := report.clues_of(finding)) is not None
+        if expected.covers(finding.id) and (clues := report.clues_of(finding)) is not None
         for name in clues.excluded
-        if name.mistake == expected.name
+        if name.mistake in expected.names
     )
     condition = set(expected.condition or ())
-    return any(
-        condition <= {*of_finding(finding, term), *clues.conditions}
-        for finding, clues, term in excluding
-    )
+    return {
+        name.mistake
+        for finding, clues, name in excluding
+        if condition <= {*of_finding(finding, name.term), *clues.conditions}
+    }
 
 
 @dataclass(frozen=True)

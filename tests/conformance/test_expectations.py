@@ -1,6 +1,7 @@
 """Findings that are listed as wrong are checked as strictly as right ones."""
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from conformance.comparing.expectations import draft, load
 from conformance.comparing.gate import Expecting, GateDecision, Outcome, Strict
 from conformance.comparing.known import expected
 from conformance.comparing.report_file import assembled
+from conformance.findings.cause import Cause, Severity, SuspectedLine
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.report import Report, Selection
@@ -116,9 +118,134 @@ def test_an_entry_may_be_of_one_engine_of_several(tmp_path: Path) -> None:
     path.write_text(head + toml(CAUSE | {"engine": ["other"]}))
 
     assert not expected(path, "native", "torch").mistakes
-    assert [one.name for one in expected(path, "native", "other").mistakes] == [CAUSE["name"]]
+    assert expected(path, "native", "other").names == {CAUSE["name"]}
     with pytest.raises(InvalidExpectationsError, match="nothing is known of native"):
         expected(Path("known"), "native", "torch")
+
+
+def cause_of(name: str, *findings: str, suspect: str | None = None, **fields: Any) -> Cause:
+    """A cause with the findings of a report, and the line to look at first."""
+    file, _, line = (suspect or "").rpartition(":")
+    suspects = (
+        [SuspectedLine(file=file, line=int(line), function="f", why="counts")] if suspect else []
+    )
+    return Cause(
+        name=name,
+        condition=fields.get("condition", []),
+        severity=Severity.GRADIENT,
+        statement=name,
+        suspects=suspects,
+        findings=[*findings],
+    )
+
+
+PLAIN = CAUSE | {"name": [X, Y], "reason": "plain"}
+PLACED = CAUSE | {"name": Y, "reason": "placed", "suspect": ["loss.py:7", "a/count.py:3"]}
+LOGGED = CAUSE | {"name": [X, Y], "reason": "logged", "check": ["metric.policy_loss"]}
+BOTH = LOGGED | {"reason": "both", "suspect": ["fw/loss.py:7"]}
+CONDITIONAL = CAUSE | {"name": X, "reason": "conditional", "condition": ["in token_mean"]}
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (cause_of(X, "weights/a"), "plain"),
+        (cause_of(Y, "weights/a"), "plain"),
+        (cause_of("multiplied_by_cp", "weights/a"), None),
+        (cause_of(Y, "weights/a", suspect="fw/loss.py:7"), "placed"),
+        (cause_of(Y, "weights/a", suspect="fw/a/count.py:3"), "placed"),
+        (cause_of(Y, "weights/a", suspect="fw/ba/count.py:3"), "plain"),
+        (cause_of(Y, "weights/a", suspect="fw/loss.py:71"), "plain"),
+        (cause_of(X, "weights/a", suspect="fw/loss.py:7"), "plain"),
+        (cause_of(X, "metric.policy_loss/a", "metric.policy_loss_with_entropy/b"), "logged"),
+        (cause_of(X, "metric.policy_loss/a", "weights/b"), "plain"),
+        (cause_of(X, "metric.policy_loss/a", suspect="x/fw/loss.py:7"), "both"),
+        (cause_of(X, "weights/a", condition=["in token_mean"]), "conditional"),
+    ],
+)
+def test_a_cause_has_the_entry_that_asks_for_most_of_what_it_is(
+    tmp_path: Path, cause: Cause, reason: str | None
+) -> None:
+    entries = [PLAIN, PLACED, LOGGED, BOTH, CONDITIONAL]
+    for given in (entries, entries[::-1]):
+        entry = expecting(tmp_path, *given).expectations.of(cause)
+
+        assert (entry and entry.reason) == reason
+
+
+def test_a_finding_is_known_by_an_entry_of_its_check_and_told_by_that_of_its_cause(
+    tmp_path: Path,
+) -> None:
+    gate = expecting(tmp_path, PLACED | {"check": ["metric"]}, CAUSE | {"name": X})
+    elsewhere = mismatch("b", Y)
+    placed = Finding(
+        id="metric.loss/token_mean/b/dp1-cp1-mb1-bshd",
+        verdict=Verdict.MISMATCH,
+        diagnosis=elsewhere.diagnosis,
+        error=1.0,
+    )
+    report = Report.assemble(HEADER, [placed], Selection(selected=1, deselected=0))
+    cause = cause_of(Y, placed.id, suspect="fw/loss.py:7")
+
+    assert gate.decision(elsewhere).outcome is Outcome.FAILS
+    assert gate.decision(placed).outcome is Outcome.KNOWN
+    assert [*gate.lines(report.model_copy(update={"causes": [cause]}))] == [
+        f"known (1): placed ({CAUSE['link']})"
+    ]
+
+
+def test_a_run_that_was_not_traced_is_not_held_against_suspects(tmp_path: Path) -> None:
+    gate = expecting(tmp_path, PLACED)
+    report = Report.assemble(HEADER, [mismatch("a", Y)], Selection(selected=1, deselected=0))
+    untraced, here, elsewhere = (
+        report.model_copy(update={"causes": [cause_of(Y, report.findings[0].id, suspect=line)]})
+        for line in (None, "fw/loss.py:7", "fw/loss.py:8")
+    )
+
+    assert gate.expectations.of(untraced.causes[0]) is None
+    assert gate.objection(untraced) is None
+    assert gate.objection(here) is None
+    assert "does not list this cause" in gate.objection(elsewhere)
+
+
+def test_an_entry_has_the_address_of_its_line(tmp_path: Path) -> None:
+    head = 'framework = "native"\nengine = "torch"\ncode = "https://example.org/blob/v1/"\n\n'
+    places = [{"line": "fw/loss.py:7"}, {"line": "fw/loss.py"}, {}]
+    own = {"line": "fw/loss.py:7", "code": "https://example.org/blob/v2/"}
+    (tmp_path / "known.toml").write_text(head + toml(*(CRASH | one for one in [*places, own])))
+    entries = load(tmp_path / "known.toml").failures
+
+    assert [one.address for one in entries] == [
+        "https://example.org/blob/v1/fw/loss.py#L7",
+        None,
+        None,
+        "https://example.org/blob/v2/fw/loss.py#L7",
+    ]
+    assert expecting(tmp_path, CRASH | places[0]).expectations.failures[0].address is None
+
+
+def test_an_entry_says_whom_it_reaches_and_what_is_known_upstream(tmp_path: Path) -> None:
+    told = {"reach": "`x` above 1", "deliberate": "https://example.org/pull/3"}
+    text = HEAD + toml(CAUSE | told) + "\nlooked_up = 2026-09-18"
+    (tmp_path / "known.toml").write_text(text)
+    [entry] = load(tmp_path / "known.toml").mistakes
+
+    assert (entry.reach, entry.deliberate) == (told["reach"], told["deliberate"])
+    assert entry.looked_up == date(2026, 9, 18)
+    assert entry.upstream == "unknown"
+
+
+def test_a_mistake_of_several_names_is_gone_once_it_shows_under_none(tmp_path: Path) -> None:
+    names = [part.partition("/")[2] for part in (CP, MICRO)]
+    gate = expecting(tmp_path, CAUSE | {"name": names})
+    here = right("weights/token_mean/b/dp1-cp4-mb2-thd", CP, MICRO)
+    under_one = right("weights/token_mean/b/dp1-cp1-mb2-thd", MICRO)
+
+    assert gate.objection(report_of(gate, CP_RIGHT)) is None
+    assert gate.objection(report_of(gate, CP_WRONG, under_one)) is None
+    assert gate.objection(report_of(gate, here)).endswith("fixed; remove it")
+    logged = expecting(tmp_path, CAUSE | {"name": names, "check": ["metric"]})
+    assert logged.objection(report_of(logged, here)) is None
 
 
 def test_without_a_file_all_that_is_wrong_fails() -> None:
@@ -171,6 +298,16 @@ def test_the_end_of_a_run_counts_what_was_known_and_names_what_is_out_of_date(
         (
             CAUSE | {"condition": ["where a prompt group is on several ranks"]},
             "'where a prompt group is on several data-parallel ranks'",
+        ),
+        (CAUSE | {"name": []}, "cause.0.mistake.name: Tuple should have at least 1 item"),
+        (CAUSE | {"name": [X, "mismatch"]}, "no cause of a report can have 'mismatch'"),
+        (CAUSE | {"suspect": ["loss.py"]}, "cause.0.mistake.suspect.0: String should match"),
+        (CAUSE | {"check": []}, "cause.0.mistake.check: Tuple should have at least 1 item"),
+        (CAUSE | {"code": "https://example.org/tree"}, "cause.0.mistake.code: String should match"),
+        (CRASH | {"check": ["weights"]}, "cause.0.failure.check: Extra inputs are not permitted"),
+        (
+            CAUSE | {"looked_up": "lately"},
+            "cause.0.mistake.looked_up: Input should be a valid date",
         ),
     ],
 )
@@ -244,7 +381,7 @@ def test_draft_lists_all_that_is_wrong_and_is_complete_once_it_says_why(tmp_path
     complete = Expecting(load(path))
     outcomes = [complete.decision(one).outcome for one in report.findings]
     assert len(complete.expectations.failures) == 1
-    assert [mistake.name for mistake in complete.expectations.mistakes] == [X, Y]
+    assert [mistake.names for mistake in complete.expectations.mistakes] == [(X,), (Y,)]
     complete.expectations.require_framework(report.adapter, report.engine)
     assert complete.objection(report) is None
     assert outcomes == [*[Outcome.KNOWN] * 3, Outcome.PASSES, Outcome.KNOWN]
