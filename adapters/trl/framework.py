@@ -78,15 +78,19 @@ OF_GENERATIONS = {
     "num_generations": _generations_of_prompt,
     "mask_truncated_completions": False,
 }
-MICRO_BATCHES = grpo.micro_batches(schedule_of)
+_CUT = grpo.micro_batches(schedule_of)["mb"]
+ACCUMULATED = "gradient_accumulation_steps"
+# By default a step is one micro-batch.
+MICRO_BATCHES: dict[str, Settings] = {
+    "mb": {name: size for name, size in _CUT.items() if name != ACCUMULATED},
+    "accumulated": {ACCUMULATED: _CUT[ACCUMULATED]},
+}
 GENERATIONS: dict[str, Settings] = {
     **MICRO_BATCHES,
     Option.SHARED_GENERATION: {"steps_per_generation": _per_generation},
     Option.SPLIT_GENERATION: {"steps_per_generation": _per_generation},
     Option.MASKED_TRUNCATION: {"mask_truncated_completions": True},
-    Option.PARTIAL_WINDOW: {
-        "gradient_accumulation_steps": lambda job: schedule_of(job).micro_batches + 1
-    },
+    Option.PARTIAL_WINDOW: {ACCUMULATED: lambda job: schedule_of(job).micro_batches + 1},
 }
 
 CONFIG = "trl/trainer/grpo_config.py"
