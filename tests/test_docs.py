@@ -25,7 +25,7 @@ from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
 from conformance.runs import registry
 from conformance.runs.options import OPTIONS
-from conformance.views.overview import frameworks, pages
+from conformance.views.overview import accusations, committed, frameworks, pages
 from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
@@ -357,12 +357,12 @@ def test_readme_is_short() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[pages.CommittedReport]:
-    return pages.versions(command.ROOT / pages.REPORTS)
+def found() -> list[committed.CommittedReport]:
+    return committed.versions(command.ROOT / committed.REPORTS)
 
 
 def test_table_and_findings_are_those_of_the_committed_reports(
-    found: list[pages.CommittedReport],
+    found: list[committed.CommittedReport],
 ) -> None:
     """`python -m conformance.views.overview` writes them anew."""
     for path, text in (pages.pages(found, README) | frameworks.pages(found)).items():
@@ -370,9 +370,9 @@ def test_table_and_findings_are_those_of_the_committed_reports(
 
 
 def test_reports_say_of_known_mistakes_what_the_catalogue_says(
-    found: list[pages.CommittedReport],
+    found: list[committed.CommittedReport],
 ) -> None:
-    """`python -m conformance.views.overview.reword` rewrites them."""
+    """`python -m conformance.views.overview.rederive` makes them anew."""
     causes = [cause for one in found for cause in one.report.causes if cause.name in MISTAKES]
 
     assert causes
@@ -401,19 +401,19 @@ def test_notes_of_options_that_no_job_sets_say_what_looks_at_them_or_why_nothing
 
 
 @pytest.mark.skipif(
-    not (command.ROOT / pages.ISSUES).exists(), reason="no bug reports are committed"
+    not (command.ROOT / accusations.ISSUES).exists(), reason="no bug reports are committed"
 )
 def test_bug_reports_are_those_of_the_newest_committed_reports(
-    found: list[pages.CommittedReport],
+    found: list[committed.CommittedReport],
 ) -> None:
     issues = pages.issues(found)
-    kept = {path.name: path.read_text() for path in (command.ROOT / pages.ISSUES).glob("*")}
+    kept = {path.name: path.read_text() for path in (command.ROOT / accusations.ISSUES).glob("*")}
 
     assert {path.name: text for path, text in issues.items()} == kept
 
 
 def test_web_page_is_that_of_the_newest_committed_reports(
-    found: list[pages.CommittedReport],
+    found: list[committed.CommittedReport],
 ) -> None:
     """Its data are compared unpacked, as libraries differ in how they compress."""
     [(path, text)] = pages.web_page(found).items()
@@ -432,9 +432,9 @@ def test_web_page_is_that_of_the_newest_committed_reports(
     ],
 )
 def test_newest_version_is_the_main_branch_and_else_the_last_release(
-    found: list[pages.CommittedReport], names: list[str], newest: str
+    found: list[committed.CommittedReport], names: list[str], newest: str
 ) -> None:
-    [one] = pages.newest([replace(found[0], name=name) for name in names])
+    [one] = committed.newest([replace(found[0], name=name) for name in names])
 
     assert one.name == newest
 

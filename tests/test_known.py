@@ -15,9 +15,9 @@ from conformance.comparing.gate import Expecting
 from conformance.comparing.known import KNOWN, known
 from conformance.findings.report import Report
 from conformance.runs import registry
-from conformance.views.overview import pages
+from conformance.views.overview import committed
 
-NEWEST = pages.newest(pages.versions(pages.REPORTS))
+NEWEST = committed.newest(committed.versions(committed.REPORTS))
 
 SHARE = 0.95
 """Of the causes of the newest reports that have to be known."""

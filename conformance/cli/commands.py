@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conformance.runs.registry import Entry
     from conformance.runs.versions.history import Row
     from conformance.runs.versions.watch import Target
-    from conformance.views.overview.pages import CommittedReport
+    from conformance.views.overview.committed import CommittedReport
 
 WORSE = 1
 
@@ -238,13 +238,13 @@ def watch(options: argparse.Namespace) -> Iterator[str]:
     newest report.
     """
     from conformance.runs.versions import watch as runs
-    from conformance.views.overview import pages
+    from conformance.views.overview import committed
     from conformance.views.versions.history_table import of_watch
 
     targets = runs.targets(options.names, options.sources)
-    found = pages.versions(pages.REPORTS)
-    newest = {one.framework: one for one in pages.newest(found)}
-    released = newest | {one.framework: one for one in pages.newest(pages.releases(found))}
+    found = committed.versions(committed.REPORTS)
+    newest = {one.framework: one for one in committed.newest(found)}
+    released = newest | {one.framework: one for one in committed.newest(committed.releases(found))}
 
     def rows() -> Iterator[tuple[Target, Row, CommittedReport | None]]:
         for number, target in enumerate(targets, 1):

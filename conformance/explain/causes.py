@@ -19,7 +19,15 @@ from conformance.explain.cover import Table, cover, explanation
 from conformance.explain.evidence import Evidence
 from conformance.explain.impact import impact
 from conformance.findings.badness import badness, failure
-from conformance.findings.cause import EMPTY_SAMPLE, NO_FACTOR, UNEXPLAINED, Cause, Reach, Severity
+from conformance.findings.cause import (
+    EMPTY_SAMPLE,
+    NO_FACTOR,
+    UNEXPLAINED,
+    Cause,
+    Impact,
+    Reach,
+    Severity,
+)
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
@@ -89,10 +97,11 @@ def causes(
         worst = [by_name[name] for name in cause.findings if is_worst(by_name[name], cause)]
         alone = [one for one in worst if shared[one.id] == 1]
         facts = _supposed(cause)
-        found_out = {
-            "reach": reaching.of(cause, worst),
-            "impact": impact(cause.name, cause.severity, facts, worst, alone, OBJECTIVES),
-        }
+        found_out: dict[str, Reach | Impact] = {"reach": reaching.of(cause, worst)}
+        if not cause.also:  # else nobody knows of what size the factor is
+            found_out["impact"] = impact(
+                cause.name, cause.severity, facts, worst, alone, OBJECTIVES
+            )
         everything.append(cause.model_copy(update=found_out))
 
     def harm(cause: Cause) -> tuple[int, tuple[bool, bool, float, float], int]:

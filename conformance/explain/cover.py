@@ -37,6 +37,13 @@ LARGEST = 9
 """Mistakes in an explanation: a factor and two others for each term of the largest loss."""
 
 
+PRODUCT = "_by_dp_cp"
+"""How names of factors end that are a product of two sizes."""
+
+OF_ONE_SIZE = ("where dp = 1", "where cp = 1")
+"""Facts with which it is the other size alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pair:
     """A mistake and a condition; ``holds`` has a bit for each term that the condition holds for."""
@@ -154,15 +161,21 @@ class Table:
                 yield (one, other), bits & more
 
     def equivalents(self, pair: Pair, claims: int) -> list[str]:
-        """Other factors that fit wherever the pair's mistake does, and that nothing contradicts."""
+        """Other factors that fit wherever the pair's mistake does, and that nothing contradicts.
+
+        A product of two sizes is left out where one of them is always 1.
+        """
         if MISTAKES[pair.mistake].kind is not Kind.FACTOR:
             return []
         parts = (part for part in self._parts() if part.bit & claims and pair.mistake in part.names)
         fitting = reduce(and_, (part.names for part in parts)) - {pair.mistake}
+        is_one_size = any(not claims & ~self.facts[fact] for fact in OF_ONE_SIZE)
         return [
             name
             for name in sorted(fitting, key=commonness)
-            if MISTAKES[name].kind is Kind.FACTOR and not pair.holds & self._excluded[name]
+            if MISTAKES[name].kind is Kind.FACTOR
+            and not pair.holds & self._excluded[name]
+            and not (is_one_size and name.endswith(PRODUCT))
         ]
 
     def _parts(self) -> Iterator[Part]:

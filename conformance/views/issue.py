@@ -10,11 +10,13 @@ from collections import Counter
 from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
+from conformance.comparing.known import known
 from conformance.explain.conditions.wording import subject
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import JUDGED, Check, Verdict
+from conformance.plan.checks import CHECK_SPECS
 from conformance.runs.options import PLACEHOLDERS, command
 from conformance.views import worked_step as words
 from conformance.views.formatting import environment, escape_markdown, preformatted
@@ -22,8 +24,9 @@ from conformance.worked.step import ShownCause, worked_step
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from conformance.comparing.expectations import KnownFailure, KnownMistake
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
@@ -83,8 +86,8 @@ BY_CHECK = {
 }
 
 
-def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
-    """Yields the lines of a bug report."""
+def as_markdown(report: Report, cause: Cause, elsewhere: Sequence[str] = ()) -> Iterator[str]:
+    """Yields the lines of a bug report; ``elsewhere`` says where else the mistake was found."""
     shown = ShownCause(report, cause)
     example, kind = shown.example, _kind(shown)
     is_of_rules = kind is ADVICE or example.check in RULES
@@ -93,15 +96,19 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
     slugs = Counter(sorted(finding.identity.slug for finding in shown.findings))
     said = _failed(shown, kind) if kind in FAILURES else escape_markdown(cause.words)
     statement = ", ".join([said, *map(_fact, cause.condition_words)])
+    entry = _known(report, cause)
     text = TEMPLATE.render(
         report=report,
         shown=shown,
-        kind=kind,
-        title=_title_of_rules(shown) if is_of_rules else statement,
+        title=_title(shown, kind, _title_of_rules(shown) if is_of_rules else statement, entry),
         sentence=kind.sentence.format(f"{report.adapter} (engine {report.engine})", _step(shown)),
         what=(is_of_rules and escape_markdown(_explanation(example))) or statement,
         judged="the" if kind is ADVICE else judged,  # advice is not one of the judged
-        more="" if is_of_rules else "".join(_more(cause)),
+        known=entry,
+        reach=(entry and entry.reach) or escape_markdown(str(cause.reach)),
+        impact=str(cause.impact),
+        elsewhere=elsewhere,
+        key=_key(report, example),
         is_of_rules=is_of_rules,
         is_failure=kind in FAILURES,
         example=example,
@@ -118,6 +125,29 @@ def as_markdown(report: Report, cause: Cause) -> Iterator[str]:
         versions=_versions(report),
     )
     yield from text.rstrip().split("\n")
+
+
+def _known(report: Report, cause: Cause) -> KnownMistake | KnownFailure | None:
+    """Returns what was worked out by hand of a cause, if it was."""
+    audited = known(report.adapter, report.engine)
+    return None if audited is None else audited.of(cause)
+
+
+def _title(
+    shown: ShownCause, kind: Heading, statement: str, entry: KnownMistake | KnownFailure | None
+) -> str:
+    """Returns the kind of the mistake, the number if it is one, and what is wrong."""
+    key = _key(shown.report, shown.example) if kind is NUMBER else ""
+    number = f" `{key}`" if key else ""
+    return f"{kind.title}{number}: {entry.reason.removesuffix('.') if entry else statement}"
+
+
+def _key(report: Report, finding: Finding) -> str:
+    """Returns the name of a finding's number in the framework's own log, if it is known."""
+    if finding.logged is None:
+        return ""
+    spec = next((one for one in CHECK_SPECS if one.slug == finding.identity.slug), None)
+    return report.logged_as.get(str(spec.metric), "") if spec else ""
 
 
 def _step(shown: ShownCause) -> str:
@@ -142,13 +172,6 @@ def _failed(shown: ShownCause, kind: Heading) -> str:
     if kind is not HANG:
         return _name(shown.cause.words)
     return _name(FOLDERS.sub("", failure(shown.example).removeprefix("hang: ")))
-
-
-def _more(cause: Cause) -> Iterator[str]:
-    """Yields who meets a cause, and what it does in production if that is known."""
-    yield f" Who meets it: {escape_markdown(str(cause.reach))}."
-    if impact := str(cause.impact):
-        yield f" In production: {impact}."
 
 
 def _title_of_rules(shown: ShownCause) -> str:

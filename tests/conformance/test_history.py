@@ -17,7 +17,8 @@ from conformance.findings.verdict import Verdict
 from conformance.runs.versions import history as histories
 from conformance.runs.versions.history import Row
 from conformance.runs.versions.watch import targets
-from conformance.views.overview import pages
+from conformance.views.overview import committed
+from conformance.views.overview.committed import CommittedReport
 from conformance.views.versions.history_table import as_text, of_watch
 from tests import command
 from tests.causes.test_changes import OTHER, A, B, report, with_verdict
@@ -173,10 +174,8 @@ def offering(one: Report, *options: str) -> Report:
 def watched(reported: Report | None, new: Report) -> list[str]:
     """The cells of a version that is watched, from whether it is driven on."""
     target = targets(["slime"], Path())[0]
-    committed = reported and pages.CommittedReport(
-        name="v1", path=Path("slime/v1.json.gz"), report=reported
-    )
-    *_, line = of_watch([(target, rows(new)[0], committed)])
+    known = reported and CommittedReport(name="v1", path=Path("slime/v1.json.gz"), report=reported)
+    *_, line = of_watch([(target, rows(new)[0], known)])
     return [cell.strip() for cell in line.split("|")[4:-1]]
 
 
@@ -213,7 +212,7 @@ def test_the_watch_runs_main_and_the_newest_release_of_each_framework(
     monkeypatch.setattr(
         histories, "_pytest", lambda *arguments: forked(*arguments, "-k", "/odd_groups/")
     )
-    monkeypatch.setattr(pages, "REPORTS", repository)
+    monkeypatch.setattr(committed, "REPORTS", repository)
     git(repository, "tag", "v0.10.0", "broken")
     git(repository, "tag", "v0.9.0", "mended")
     arguments = ["watch", f"--sources={repository.parent}", "miles", "slime"]

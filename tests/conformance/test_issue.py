@@ -66,14 +66,14 @@ logged norm do not.
         "metric/sample_mean/two_prompts",
         "multiplied_by_dp",
         """\
-# Wrong logged number: an extra factor of dp (data-parallel ranks)
-- Compared: the logged policy loss.
+# Wrong logged number `policy_loss`: an extra factor of dp (data-parallel ranks) or of the number \
+of samples per prompt or of the number of prompts
+- Compared: the logged policy loss, which native logs as `policy_loss`.
 | `policy_loss` | sample 1 | 4 active tokens · 4 samples = 16 | 6.5 | 0.40625 |
 Together, 0.3020833 is right, and 0.6041667 is logged.
 native (engine torch) logs a wrong number for a training step: an extra factor of dp \
-(data-parallel ranks). It shows in 1 of 1 comparisons of this run. Who meets it: by default. \
-In production: the \
-logged number is 8 times too large (512 samples, dp 8, 8 micro-batches each).""",
+(data-parallel ranks) or of the number of samples per prompt or of the number of prompts. It shows \
+in 1 of 1 comparisons of this run. Who meets it: by default.""",
     ),
     "wrong logged number with one denominator": Defect(
         "loggingranksums",
@@ -90,8 +90,10 @@ Together, 0.825 is right, and 1.65 is logged, which is 16.5 divided by 10.""",
         "rollouts.response_length/sample_mean/nine_samples",
         "multiplied_by_micro_batches",
         """\
-# Wrong logged number: an extra factor of the number of micro-batches per rank
-- Compared: the logged mean response length of the rollouts.
+# Wrong logged number `response_length`: an extra factor of the number of micro-batches per rank \
+or of samples per prompt or of prompts
+- Compared: the logged mean response length of the rollouts, which native logs as \
+`response_length`.
 | `response_length` | sample 1 | 1 active token · 9 samples = 9 | 5 | 0.5555556 |
 Together, 4.111111 is right, and 8.222222 is logged.""",
     ),

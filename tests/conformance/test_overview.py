@@ -1,20 +1,50 @@
 """The pages about committed reports name each cause of a framework once, the worst first."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from adapters.contract.description import Departure, DepartureKind
-from conformance.findings.cause import Harm
-from conformance.findings.finding import Finding
+import pytest
+
+from conformance.comparing import expectations
+from conformance.comparing.expectations import Expectations
+from conformance.findings.cause import Harm, SuspectedLine
+from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Check, Verdict
+from conformance.views.overview import accusations as accused_of
+from conformance.views.overview.accusations import accusations
+from conformance.views.overview.committed import CommittedReport
 from conformance.views.overview.pages import (
-    CommittedReport,
     cause_rows,
-    kinds_of_causes,
+    mistake_rows,
+    mistake_table,
     wrong_of_seen,
 )
-from conformance.views.overview.reword import reworded
+from conformance.views.overview.rederive import rederived
+from tests.causes.test_find import wrong
 from tests.conformance.pages import finding_of, report_of
+
+KNOWN_OF_TOY = """
+framework = "toy"
+engine = ["torch", "fsdp"]
+code = "https://example.org/blob/1/"
+
+[[cause]]
+name = ["not_divided", "divided_by_dp"]
+reason = "The loss is never divided."
+reach = "`--sum`"
+line = "toy/loss.py:7"
+upstream = "issue 1"
+link = "https://example.org/issues/1"
+looked_up = 2026-11-28
+
+[[cause]]
+name = "multiplied_by_cp"
+reason = "Gradients are multiplied."
+line = "toy/loss.py:9"
+deliberate = "pull request 2"
+looked_up = 2026-11-28
+"""
 
 
 def version(name: str, *findings: Finding) -> CommittedReport:
@@ -67,45 +97,93 @@ def test_refusals_are_counted_apart_from_what_is_right() -> None:
     assert [row[3:] for row in rows] == [["ok (1), refused (1)", "ok (1)"], ["refused (1)", "–"]]
 
 
-def test_a_framework_has_a_row_with_its_causes_by_kind_and_their_bug_reports() -> None:
+def rows(found: list[CommittedReport]) -> list[list[str]]:
+    return [*mistake_rows(accusations(found))]
+
+
+def test_a_mistake_is_a_row_with_its_bug_report_the_worst_first() -> None:
     crash = finding_of("a", verdict=Verdict.CRASHED, message="KeyError: [1")
     other = version("v2", of("not_divided"), crash).report.model_copy(update={"engine": "fsdp"})
     found = [replace(FOUND[1], report=other), FOUND[1]]
-    header, _, row = kinds_of_causes(found).splitlines()
 
-    assert (
-        header
-        == "| framework | version | wrong gradient by default | step that cannot run | advice |"
-    )
-    assert row == (
-        "| toy | v2 | [token losses are summed but never normalised]"
-        "(reports/issues/toy-fsdp-not_divided.md)"
-        " | [KeyError: 1](reports/issues/toy-fsdp-crashed.md)"
-        " | [1 form](reports/causes.md#advice) |"
-    )
-
-
-def test_a_framework_without_causes_is_a_row_too() -> None:
-    assert kinds_of_causes([version("v4")]).splitlines()[-1] == "| toy | v4 |"
-
-
-def test_sentences_of_ours_are_rewritten_and_the_words_of_frameworks_are_not() -> None:
-    words = "token losses are summed but never normalised"
-    crash = finding_of("a", verdict=Verdict.CRASHED, message=f"RuntimeError: {words}")
-    report = version("v1", of("not_divided"), crash).report
-    departures = [
-        Departure(DepartureKind.SET, "a seed", words),
-        Departure(DepartureKind.SET, f"{words} to 0", "e"),
+    assert rows(found) == [
+        [
+            "toy",
+            "wrong gradient by default",
+            "token losses are summed but never normalised"
+            " ([report](reports/issues/toy-not_divided.md))",
+            "by default",
+            "–",
+            "not looked up",
+        ],
+        [
+            "toy",
+            "step that cannot run",
+            "KeyError: [1 ([report](reports/issues/toy-crashed.md))",
+            "by default",
+            "–",
+            "not looked up",
+        ],
     ]
-    report = report.model_copy(update={"departures": departures})
 
-    new = reworded(report, {words: "a sum", "e": "explained"})
 
-    assert [one.statement for one in new.causes] == ["a sum", f"RuntimeError: {words}"]
-    assert [one.why for one in new.departures] == ["a sum", "explained"]
-    assert new.departures[1].what == departures[1].what
-    assert [one.diagnosis and one.diagnosis.explanation for one in new.findings] == [
-        None,
-        "explained",
+def test_what_is_known_of_a_mistake_is_told_once_for_all_names_and_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "toy.toml"
+    file.write_text(KNOWN_OF_TOY)
+    known = partial(Expectations.of_engine, expectations.read(file))
+    monkeypatch.setattr(accused_of, "known", lambda _, engine: known(engine))
+    other = version("v2", of("divided_by_dp")).report.model_copy(update={"engine": "fsdp"})
+    found = [
+        version("v2", of("not_divided"), of("multiplied_by_cp")),
+        replace(FOUND[1], report=other),
     ]
-    assert reworded(new, {"a sum": words, "explained": "e"}) == report
+
+    [one] = accusations(found)
+    assert [*mistake_rows([one])] == [
+        [
+            "toy",
+            "wrong gradient by default",
+            "The loss is never divided ([report](reports/issues/toy-divided_by_dp.md))",
+            "`--sum`",
+            "[`loss.py:7`](https://example.org/blob/1/toy/loss.py#L7)",
+            "[issue 1](https://example.org/issues/1)",
+        ]
+    ]
+    assert one.elsewhere == ["1 on engine torch, there as `not_divided`"]
+
+
+def test_a_table_says_how_many_mistakes_there_are_and_where_none_was_found() -> None:
+    clean = version("v4").report.model_copy(update={"adapter": "clean"})
+    text = mistake_table([FOUND[1], replace(FOUND[1], report=clean)])
+
+    assert text.startswith(
+        "1 mistakes in 1 of 2 frameworks; none was found in clean. The worst 1 are:\n\n"
+    )
+
+
+def test_causes_are_derived_anew_from_findings_that_stay_as_they_are() -> None:
+    report = version("v1", of("not_divided")).report
+    [cause] = report.causes
+    line = SuspectedLine(file="toy/loss.py", line=7, function="f", why="a sum")
+    old = cause.model_copy(update={"statement": "in old words", "suspects": [line]})
+
+    new = rederived(report.model_copy(update={"causes": [old]}), {})
+
+    assert new.findings == report.findings
+    assert new.causes == [cause.model_copy(update={"suspects": [line]})]
+
+
+def test_a_mistake_of_another_name_is_renamed_wherever_it_is_named() -> None:
+    said = wrong("weights/token_mean/a/dp1-cp2-mb1-thd", "policy_loss/divided_by_dp")
+    diagnosis = Diagnosis(name="divided_by_dp", explanation="e", also=["divided_by_dp"])
+    finding = said[0].model_copy(update={"clues": 0, "diagnosis": diagnosis})
+    report = report_of([finding], clues=[said[1]])
+
+    new = rederived(report, {"divided_by_dp": "divided_by_cp"})
+
+    assert [one.name for one in new.causes] == ["divided_by_cp"]
+    [renamed] = new.findings
+    assert renamed.diagnosis is not None
+    assert [renamed.diagnosis.name, *renamed.diagnosis.also] == ["divided_by_cp"] * 2

@@ -14,8 +14,8 @@ from conformance.findings.finding import Finding, Logged, Picture, PicturedSampl
 from conformance.findings.report import Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.options import command
-from conformance.views.overview import pages
-from conformance.views.overview.pages import newest, versions
+from conformance.views.overview.committed import REPORTS, newest, versions
+from conformance.views.overview.pages import WEB_PAGE
 from conformance.views.web.page import render
 from tests.command import ROOT
 from tests.conformance.pages import (
@@ -203,7 +203,7 @@ def test_three_reports_with_six_causes_each_are_on_the_first_screen(browser: Bro
 
 def test_every_newest_version_is_a_row_with_its_worst_cause_in_full(browser: Browser) -> None:
     """The committed page, without a network, on a screen of 1440 pixels."""
-    page = ROOT / pages.WEB_PAGE
+    page = ROOT / WEB_PAGE
     browser.driver.execute_cdp_cmd("Network.enable", {})
     browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["http*"]})
     browser.emulate(1440)
@@ -213,7 +213,7 @@ def test_every_newest_version_is_a_row_with_its_worst_cause_in_full(browser: Bro
 
     assert page.stat().st_size < 2_000_000
     for heading, shown, version in zip(
-        headings, causes, newest(versions(ROOT / pages.REPORTS)), strict=True
+        headings, causes, newest(versions(ROOT / REPORTS)), strict=True
     ):
         wrong = finding_groups(version.report)
         assert heading.startswith(f"{version.framework} ")

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.comparing.known import known
 from conformance.findings.cause import Severity
+from conformance.findings.finding import FindingId
+from conformance.findings.verdict import Check
+from conformance.views.formatting import code, escape_markdown
+from conformance.views.overview.committed import REPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from conformance.comparing.expectations import KnownFailure, KnownMistake
     from conformance.findings.cause import Cause, Harm
-    from conformance.views.overview.pages import CommittedReport
+    from conformance.findings.report import Report
+    from conformance.views.overview.committed import CommittedReport
 
-ISSUES = Path("reports/issues")
+ISSUES = REPORTS / "issues"
 
 
 class Shown(NamedTuple):
@@ -32,6 +38,11 @@ class Shown(NamedTuple):
     cause: Cause
     place: int
     """Its place among the causes of the report, the worst first."""
+
+    @property
+    def report(self) -> Report:
+        """The report."""
+        return self.version.report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +66,17 @@ class Accusation:
     @property
     def framework(self) -> str:
         """The framework's name."""
-        return self.worst.version.report.adapter
+        return self.worst.report.adapter
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """Where else it shows: other engines and checks, and how often."""
+        return [self._also(one) for one in self.shown[1:]]
+
+    def _also(self, shown: Shown) -> str:
+        found = f"{len(shown.cause.findings)} on engine {shown.report.engine}"
+        name = shown.cause.name
+        return found if name == self.worst.cause.name else f"{found}, there as {code(name)}"
 
     @property
     def harm(self) -> Harm:
@@ -64,23 +85,38 @@ class Accusation:
 
     @property
     def sentence(self) -> str:
-        """What is wrong."""
-        return self.entry.reason if self.entry else self.worst.cause.statement
+        """What is wrong, in Markdown."""
+        return self.entry.reason if self.entry else escape_markdown(self.worst.cause.statement)
 
     @property
     def reach(self) -> str:
-        """Who meets it."""
-        return (self.entry and self.entry.reach) or str(self.worst.cause.reach)
+        """Who meets it, in Markdown."""
+        if self.entry is not None and self.entry.reach is not None:
+            return self.entry.reach
+        return escape_markdown(str(self.worst.cause.reach))
 
     @property
-    def engines(self) -> list[str]:
-        """The engines whose reports show it."""
-        return [*dict.fromkeys(one.version.report.engine for one in self.shown)]
+    def line(self) -> str:
+        """The line to change, in Markdown; of what nobody worked out, the line to look at first."""
+        if self.entry is None or self.entry.line is None:
+            return code(self.worst.cause.where) if self.worst.cause.where else "–"
+        file = PurePosixPath(self.entry.line).name
+        return f"[`{file}`]({self.entry.address})" if self.entry.address else code(file)
 
     @property
-    def rank(self) -> tuple[int, int, str, str]:
-        """A sort key: the worst first."""
-        return self.harm.rank, self.worst.place, self.framework, str(self.path)
+    def upstream(self) -> str:
+        """What became of it upstream, in Markdown."""
+        if self.entry is None:
+            return "not looked up"
+        words = escape_markdown(self.entry.upstream)
+        return f"[{words}]({self.entry.link})" if self.entry.link else words
+
+    @property
+    def rank(self) -> tuple[int, int, int, str, str]:
+        """A sort key: the worst first, and of these what the plainest check sees."""
+        checks = (FindingId.parse(name).check for name in self.worst.cause.findings)
+        plainest = min(map([*Check].index, checks))
+        return self.harm.rank, plainest, self.worst.place, self.framework, str(self.path)
 
 
 def accusations(newest: Sequence[CommittedReport]) -> list[Accusation]:
@@ -88,32 +124,28 @@ def accusations(newest: Sequence[CommittedReport]) -> list[Accusation]:
 
     Advice, and what a framework does on purpose, is no mistake.
     """
-    groups: dict[object, list[Shown]] = defaultdict(list)
-    entries = {}
+    groups: dict[tuple[str, object], list[Shown]] = defaultdict(list)
     for shown in _shown(newest):
-        entry = entry_of(shown)
-        key = shown.version.report.adapter, entry or shown.cause.mistake
-        groups[key].append(shown)
-        entries[key] = entry
-    accused = [
-        (sorted(group, key=lambda one: (one.cause.harm.rank, one.place)), entries[key])
-        for key, group in groups.items()
-        if not _is_deliberate(entries[key])
-    ]
+        named = entry_of(shown) or shown.cause.mistake
+        groups[shown.report.adapter, named].append(shown)
     taken: Counter[str] = Counter()
     found = []
-    for group, entry in accused:
-        name = f"{group[0].version.report.adapter}-{group[0].cause.name}"
+    for (framework, _), group in groups.items():
+        worst_first = sorted(group, key=lambda one: (one.cause.harm.rank, one.place))
+        entry = entry_of(worst_first[0])
+        if entry is not None and entry.deliberate is not None:
+            continue
+        name = f"{framework}-{worst_first[0].cause.name}"
         taken[name] += 1
         number = f"-{taken[name]}" if taken[name] > 1 else ""
         path = ISSUES / f"{name}{number}.md"
-        found.append(Accusation(shown=tuple(group), entry=entry, path=path))
+        found.append(Accusation(shown=tuple(worst_first), entry=entry, path=path))
     return sorted(found, key=lambda one: one.rank)
 
 
 def entry_of(shown: Shown) -> KnownMistake | KnownFailure | None:
     """Returns what is known of a cause."""
-    report = shown.version.report
+    report = shown.report
     audited = known(report.adapter, report.engine)
     return None if audited is None else audited.of(shown.cause)
 
@@ -124,7 +156,3 @@ def _shown(newest: Sequence[CommittedReport]) -> Iterator[Shown]:
         for place, cause in enumerate(version.report.causes):
             if cause.severity is not Severity.ADVICE:
                 yield Shown(version, cause, place)
-
-
-def _is_deliberate(entry: KnownMistake | KnownFailure | None) -> bool:
-    return entry is not None and entry.deliberate is not None

@@ -25,7 +25,7 @@ from conformance.views.conversion import (
 )
 from conformance.views.formatting import Tally, environment, markdown_table
 from conformance.views.listing import detail, find
-from conformance.views.overview.pages import newest
+from conformance.views.overview.committed import newest
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework, OptionRow, Settings
     from conformance.findings.report import Report
     from conformance.views.conversion import Reduction
-    from conformance.views.overview.pages import CommittedReport
+    from conformance.views.overview.committed import CommittedReport
 
     ByEngine = Mapping[str, Mapping[str, Declared]]
 

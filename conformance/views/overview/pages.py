@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from dataclasses import dataclass, fields
+from collections import defaultdict
+from dataclasses import fields, replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from adapters.contract import Depth
-from conformance.comparing.report_file import load_reliable
 from conformance.explain.groups import shared_causes
-from conformance.findings.cause import Harm, Severity
+from conformance.findings.cause import Harm
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
 from conformance.views.formatting import Tally, environment, escape_markdown, markdown_table
+from conformance.views.overview.accusations import accusations
+from conformance.views.overview.committed import REPORTS, newest
 from conformance.views.web.page import render
 from reference.aggregation import Conventions, Mode
 
@@ -27,132 +25,56 @@ if TYPE_CHECKING:
 
     from adapters.contract import Departure
     from conformance.explain.groups import SharedCause
-    from conformance.findings.cause import Cause
     from conformance.findings.report import Report
+    from conformance.views.overview.accusations import Accusation
+    from conformance.views.overview.committed import CommittedReport
 
 
-REPORTS = Path("reports")
 README = Path("README.md")
 CAUSES = REPORTS / "causes.md"
 INDEX = REPORTS / "README.md"
 WEB_PAGE = REPORTS / "index.html"
-ISSUES = REPORTS / "issues"
 
 BEGIN = "<!-- what reports/ say; written by `python -m conformance.views.overview` -->\n"
 END = "<!-- end of what reports/ say -->\n"
 
-LONGEST = 80
-"""Characters of a cause in README.md's table; all of it is in `CAUSES`."""
+MISTAKES = ["framework", "what users get", "mistake", "who meets it", "line", "upstream"]
+"""The header of tables of mistakes."""
+
+MOST_ROWS = 25
+"""Mistakes in README.md's table; all of them are in `CAUSES`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommittedReport:
-    """A committed report with its path and the name of the framework's version."""
-
-    name: str
-    path: Path
-    report: Report
-
-    @property
-    def framework(self) -> str:
-        """The framework's name with that of its engine."""
-        return f"{self.report.adapter} {self.report.engine}"
-
-    @property
-    def file(self) -> str:
-        """The path below the folder of reports."""
-        return "/".join(self.path.parts[-2:])
-
-    @property
-    def revision(self) -> str:
-        """The commit of the framework, or its release."""
-        source = self.report.source
-        return (source.revision or "")[:10] or f"{source.version} of the package index"
-
-    @property
-    def command(self) -> str:
-        """The command that makes the report."""
-        report, source = self.report, self.report.source
-        given = {
-            "git": f" --source=CLONE@{source.ref or source.revision}",
-            "pypi": f" --source=pypi:{source.version}",
-        }.get(source.kind, "")
-        depths = {finding.depth for finding in report.findings} - {Depth.STEP}
-        depth = "".join(f" --depth={depth}" for depth in depths)
-        divisor = report.request.divisor
-        modes = "" if divisor is None else f" --modes={Mode.CONSTANT}:{divisor:g}"
-        return (
-            f"pytest --adapter={report.adapter} --engine={report.engine}{given}"
-            f"{depth}{modes} --plan={report.request.plan}"
-            f" --report=reports/{self.file}"
-        )
+def mistake_rows(accused: Iterable[Accusation]) -> Iterator[list[str]]:
+    """Yields a row for each mistake of the newest versions, linked to its bug report."""
+    for one in accused:
+        sentence = one.sentence.removesuffix(".")
+        yield [
+            one.framework,
+            str(one.harm),
+            f"{sentence} ([report]({one.path}))",
+            one.reach,
+            one.line,
+            one.upstream,
+        ]
 
 
-def versions(folder: Path) -> list[CommittedReport]:
-    """Returns all committed reports, by framework, engine and version."""
-    found = [
-        CommittedReport(name=_version_name(path, report), path=path, report=report)
-        for path in sorted(folder.glob("*/*.json.gz"))
-        if path.parent.name != "latest"
-        for report in [load_reliable(path)]
+def mistake_table(latest: Sequence[CommittedReport]) -> str:
+    """Returns README.md's table: the worst mistakes of the newest versions, each once."""
+    accused = accusations(latest)
+    frameworks = {one.report.adapter for one in latest}
+    of_frameworks = {one.framework for one in accused}
+    clean = sorted(frameworks - of_frameworks)
+    said = [
+        f"{len(accused)} mistakes in {len(of_frameworks)} of {len(frameworks)} frameworks; "
+        + (f"none was found in {' and '.join(clean)}. " if clean else "")
+        + f"The worst {min(len(accused), MOST_ROWS)} are:",
+        "",
+        *markdown_table(MISTAKES, [*mistake_rows(accused)][:MOST_ROWS]),
     ]
-    return sorted(found, key=lambda one: (one.report.adapter, one.report.engine, one.name))
-
-
-def _version_name(path: Path, report: Report) -> str:
-    """Returns what a version is called."""
-    return path.name.removesuffix(".json.gz").removesuffix(f"-{report.engine}")
-
-
-def newest(found: Sequence[CommittedReport]) -> list[CommittedReport]:
-    """Returns the newest version of each engine: its main branch, or else its last release."""
-    merged = (one for one in found if not one.name.startswith("pull-"))
-    latest = {one.framework: one for one in sorted(merged, key=_age)}
-    return sorted(latest.values(), key=attrgetter("framework"))
-
-
-def releases(found: Iterable[CommittedReport]) -> list[CommittedReport]:
-    """Returns the versions that are neither a main branch nor a pull request."""
-    return [one for one in found if not one.name.startswith(("main-", "pull-"))]
-
-
-def _age(version: CommittedReport) -> tuple[bool, list[int]]:
-    numbers = [int(number) for number in re.findall(r"\d+", version.name)]
-    return version.name.startswith("main-"), numbers
-
-
-def kinds_of_causes(latest: Sequence[CommittedReport]) -> str:
-    """Returns README.md's table: each framework with the causes of its newest version, by harm."""
-    occurring = {cause.harm for one in latest for cause in one.report.causes}
-    kinds = [harm for harm in Harm if harm in occurring]
-    rows = (
-        [adapter, ", ".join(sorted({one.name for one in versions})), *_by_kind(versions, kinds)]
-        for adapter, grouped in groupby(latest, key=attrgetter("report.adapter"))
-        for versions in [[*grouped]]
-    )
-    return _lines(markdown_table(["framework", "version", *kinds], rows))
-
-
-def _by_kind(versions: Sequence[CommittedReport], kinds: Iterable[Harm]) -> Iterator[str]:
-    """Yields the causes of one kind after the other; engines that share one show it once."""
-    links: dict[Harm, dict[str, str]] = defaultdict(dict)
-    for one in versions:
-        for path, cause in _issue_paths(one.report):
-            links[cause.harm].setdefault(cause.mistake, _link(path, cause))
-        for cause in one.report.causes:
-            if cause.harm is Harm.ADVICE:
-                links[Harm.ADVICE][cause.mistake] = ""
-    for kind in kinds:
-        if kind is Harm.ADVICE and links[kind]:
-            count = len(links[kind])
-            yield f"[{count} form{'' if count == 1 else 's'}]({CAUSES}#advice)"
-        else:
-            yield "<br>".join(links[kind].values()) or "–"
-
-
-def _link(path: Path, cause: Cause) -> str:
-    without_brackets = re.sub(r"[\[\]]", "", cause.words)  # which would end the link's text
-    return f"[{escape_markdown(shorten(without_brackets, LONGEST, placeholder=' …'))}]({path})"
+    if len(accused) > MOST_ROWS:
+        said += ["", f"The other {len(accused) - MOST_ROWS} are in [`causes.md`]({CAUSES})."]
+    return _lines(said)
 
 
 def cause_rows(found: Sequence[CommittedReport], harms: Collection[Harm]) -> Iterator[list[str]]:
@@ -252,8 +174,10 @@ def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
     conventions, convention_header = _conventions(found)
     templates = environment()
     return {
-        README: f"{before}{BEGIN}{kinds_of_causes(newest(found))}{END}{after}",
+        README: f"{before}{BEGIN}{mistake_table(newest(found))}{END}{after}",
         CAUSES: templates.get_template("causes.md.jinja").render(
+            mistakes=[*mistake_rows(_below(CAUSES.parent, accusations(newest(found))))],
+            mistakes_header=MISTAKES,
             header=["framework", "what", "cause", "impact", "for example", "versions"],
             wrong=cause_rows(found, [one for one in Harm if one is not Harm.ADVICE]),
             advice=cause_rows(found, [Harm.ADVICE]),
@@ -298,22 +222,16 @@ def web_page(found: Sequence[CommittedReport]) -> dict[Path, str]:
 
 
 def issues(found: Sequence[CommittedReport]) -> dict[Path, str]:
-    """Returns a bug report for each cause of what is wrong in the newest versions."""
+    """Returns a bug report for each mistake of the newest versions."""
     return {
-        path: _lines(issue.as_markdown(one.report, cause))
-        for one in newest(found)
-        for path, cause in _issue_paths(one.report)
+        one.path: _lines(
+            issue.as_markdown(one.worst.version.report, one.worst.cause, one.elsewhere)
+        )
+        for one in accusations(newest(found))
     }
 
 
-def _issue_paths(report: Report) -> Iterator[tuple[Path, Cause]]:
-    """Yields each cause of what is wrong with the path of its bug report.
-
-    Of several causes of one name, the second has a 2 behind its name, and so on.
-    """
-    taken: Counter[str] = Counter()
-    for cause in report.causes:
-        if cause.severity is not Severity.ADVICE:
-            taken[cause.name] += 1
-            number = f"-{taken[cause.name]}" if taken[cause.name] > 1 else ""
-            yield ISSUES / f"{report.adapter}-{report.engine}-{cause.name}{number}.md", cause
+def _below(folder: Path, accused: Iterable[Accusation]) -> Iterator[Accusation]:
+    """Yields mistakes with the paths of their reports as a page in a folder links them."""
+    for one in accused:
+        yield replace(one, path=one.path.relative_to(folder))

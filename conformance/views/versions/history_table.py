@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
     from conformance.runs.versions.history import Row
     from conformance.runs.versions.watch import Target
-    from conformance.views.overview.pages import CommittedReport
+    from conformance.views.overview.committed import CommittedReport
 
     Cells = dict[tuple[Check, Mode], str]
 

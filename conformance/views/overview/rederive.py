@@ -1,0 +1,63 @@
+"""Derives the causes of committed reports anew, as this version of the project does.
+
+``python -m conformance.views.overview.rederive`` is for changes of how findings are put together
+and worded. Findings and what was observed stay as they are, and so do the traces of causes. A
+mistake that has another name now is given as ``OLD=NEW``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from conformance.comparing.report_file import load, write
+from conformance.explain.causes import causes, with_traces
+from conformance.findings.cause import CauseTrace, TermMistake
+from conformance.views.overview.committed import REPORTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from conformance.findings.cause import Clues
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
+
+
+def rederived(report: Report, renamed: Mapping[str, str]) -> Report:
+    """Returns a report with its findings, under the names of today, and the causes of these."""
+    findings = [_renamed(one, renamed) for one in report.findings]
+    clues = [_of_today(one, renamed) for one in report.clues]
+    traces = {
+        one.findings[0]: CauseTrace(suspects=one.suspects, chain=one.chain, token=one.token)
+        for one in report.causes
+        if one.suspects
+    }
+    by_id = {finding.id: finding for finding in findings}
+    found = with_traces(causes(findings, clues, report.chosen_by), traces, by_id)
+    return report.model_copy(update={"findings": findings, "clues": clues, "causes": found})
+
+
+def _renamed(finding: Finding, renamed: Mapping[str, str]) -> Finding:
+    diagnosis = finding.diagnosis
+    if diagnosis is None:
+        return finding
+    also = [renamed.get(name, name) for name in diagnosis.also]
+    names = {"name": renamed.get(diagnosis.name, diagnosis.name), "also": also}
+    return finding.model_copy(update={"diagnosis": diagnosis.model_copy(update=names)})
+
+
+def _of_today(clues: Clues, renamed: Mapping[str, str]) -> Clues:
+    def name(one: TermMistake) -> TermMistake:
+        return TermMistake.of(one.term, renamed.get(one.mistake, one.mistake))
+
+    explanations = [
+        [[*dict.fromkeys(map(name, part))] for part in parts] for parts in clues.explanations
+    ]
+    excluded = [*dict.fromkeys(map(name, clues.excluded))]
+    return clues.model_copy(update={"explanations": explanations, "excluded": excluded})
+
+
+if __name__ == "__main__":
+    given = dict(argument.split("=") for argument in sys.argv[1:])
+    for path in sorted(REPORTS.glob("*/*.json.gz")):
+        write(rederived(load(path), given), path)
