@@ -16,14 +16,12 @@ from conformance.comparing.known import KNOWN, known
 from conformance.findings.report import Report
 from conformance.runs import registry
 from conformance.views.overview import committed
+from tests.command import SOURCES
 
 NEWEST = committed.newest(committed.versions(committed.REPORTS))
 
 SHARE = 0.95
 """Of the causes of the newest reports that have to be known."""
-
-SOURCES = "RL_LOSS_CONFORMANCE_SOURCES"
-"""The environment variable that names a folder of clones, each called as its file here."""
 
 ADDRESS = re.compile(
     r"https://github\.com/[^/]+/[^/]+/blob/(?P<ref>[0-9a-f]{40}|(?P<tag>(skyrl-)?v\d+\.\d+\.\d+))/"

@@ -1,8 +1,9 @@
 """What is known of the newest version of each framework: ``reports/known``.
 
-A file for each, in the form of `expectations`. An entry may be of some ``engine`` alone, has the
-``line`` in the framework's code, below the address of ``code``, and what became of it ``upstream``:
-an issue, a pull request, the version in which it is fixed. It is worked out by hand in
+A file for each, in the form of `expectations`, with one entry for each mistake of the framework. An
+entry may be of some ``engine`` alone. It says whom it reaches, has the ``line`` in the framework's
+code, below the address of ``code`` at a commit or release, and what became of it ``upstream``: an
+issue, a pull request, the version in which it is fixed. It is worked out by hand in
 ``reports/audit.md``.
 """
 
