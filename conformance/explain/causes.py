@@ -34,6 +34,8 @@ RARE = (
     EMPTY_SAMPLE,
     "where all tokens of a sample are masked",
     "where no token is active",
+    "where all tokens of a row are masked",
+    "where there are fewer active tokens than data-parallel ranks",
     "where prompt groups differ in size",
     "where a batch is no multiple of the data-parallel ranks",
     "where micro-batches differ in their number of samples",

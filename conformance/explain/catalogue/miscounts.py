@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.expected.step_context import of_samples
+from conformance.expected.step_context import of_samples, truncated_samples
 from conformance.explain.catalogue.mistake import Prediction, known
 from conformance.explain.catalogue.paddings import paddings
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode
@@ -45,6 +45,17 @@ known(
     rank=3,
     at_size={
         "original_mask_counted": "too small by about the share of tokens that are rejected",
+    },
+)
+known(
+    {
+        "truncated_samples_counted": (
+            "denominators count samples that the truncation filter leaves out"
+        )
+    },
+    rank=3,
+    at_size={
+        "truncated_samples_counted": "too small by the share of tokens or samples that are cut off",
     },
 )
 known(
@@ -154,6 +165,22 @@ def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
         after = replace(context, steps=(step,), step_index=0, conventions=conventions)
         yield Prediction(name="rejection_put_in", weights=after.expected)
     yield Prediction(name="rejected_tokens_add_zero", weights=kept * context.expected)
+
+
+def truncated_counted(context: StepContext) -> Iterator[Prediction]:
+    """Counts before the truncation filter: the tokens of samples that were cut off, and these."""
+    truncated = truncated_samples(context.step, context.layout)
+    if not truncated.any():
+        return
+    counts = np.where(truncated, context.step.response_lengths, context.counted)
+    is_counted = np.bincount(context.unit, weights=counts) > 0
+    excluded = context.conventions.empty_units is EmptyUnits.EXCLUDED
+    yield Prediction(
+        name="truncated_samples_counted",
+        weights=context.weights(
+            context.tokens_if(counts), float(is_counted.sum()) if excluded else None
+        ),
+    )
 
 
 def other_tokens(context: StepContext) -> Iterator[Prediction]:
