@@ -100,7 +100,7 @@ class Training:
                 self.wrapped_models = wrap(args, self.unwrapped_models)
 
             def get_local_rollout_batch(self, batch: list[Any]) -> list[Any]:
-                """A process's share, which all get equally: an assertion without words sees to it."""
+                """The share of a process; raises `Refused` where shares would not be equal."""
                 __tracebackhide__ = True
                 try:
                     share: list[Any] = super().get_local_rollout_batch(batch)

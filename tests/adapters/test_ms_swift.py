@@ -178,7 +178,7 @@ class TestReal:
     def test_generation_that_processes_do_not_divide_is_refused_on_megatron(
         self, other_release: None
     ) -> None:
-        """The arguments are validated; what asks for a multiple is an assertion in the first step."""
+        """Arguments that pass validation fail an assertion in the first step."""
         given = job(Mode.TOKEN_MEAN, "dp1-cp2-mb1-thd", case="unequal_groups")
         with RankPool(MsSwiftMegatronAdapter(), None, 2) as pool:
             outcome = pool.run(given)
