@@ -186,12 +186,14 @@ def _naming(
     claims: int,
     absent: int,
     chosen_by: Mapping[str, Sequence[str]],
+    needed: Sequence[str] = (),
 ) -> _Naming:
     """Splits the supposed condition of a cause into facts that findings show and those they do not.
 
-    A fact that says which number or gradient is wrong always counts as shown.
+    A fact that says which number or gradient is wrong always counts as shown, as does one that the
+    mistake needs.
     """
-    shown = Evidence(table, claims, absent).shown()
+    shown = [*Evidence(table, claims, absent).shown(), *needed]
     condition = [fact for fact in supposed if fact in shown or not is_choice(fact)]
     untested = [fact for fact in supposed if fact not in condition]
     return _Naming(condition, untested, [said(fact, chosen_by) for fact in condition])
@@ -296,9 +298,11 @@ def _explained(
             claimed[pair][name] = findings[name]
             claims[pair] |= part.bit
     for pair, found in claimed.items():
-        absent = table.absent(pair.mistake)
-        naming = _naming(table, pair.condition, claims[pair], absent, chosen_by)
-        yield _cause(pair.mistake, MISTAKES[pair.mistake].says, naming, [*found.values()])
+        absent, mistake = table.absent(pair.mistake), MISTAKES[pair.mistake]
+        naming = _naming(
+            table, pair.condition, claims[pair], absent, chosen_by, needed=mistake.only
+        )
+        yield _cause(pair.mistake, mistake.says, naming, [*found.values()])
 
 
 def _alike(

@@ -103,6 +103,25 @@ def test_a_right_finding_limits_a_mistake_to_a_condition() -> None:
     ) == [("multiplied_by_cp", ("in token_mean",), 2)]
 
 
+def test_what_a_mistake_needs_is_its_condition_and_makes_it_likelier_than_a_common_one() -> None:
+    """Only steps of fewer tokens than ranks can be wrong, and no finding has to show that."""
+    fewer = "where there are fewer active tokens than data-parallel ranks"
+    clamped, per_rank = (
+        f"policy_loss/{name}" for name in ("shares_of_ranks_clamped", "denominators_per_rank")
+    )
+    [cause] = found(
+        wrong("weights/token_mean/a/dp2-cp1-mb1-thd", clamped, per_rank, facts=[fewer]),
+        right("weights/token_mean/b/dp2-cp1-mb1-thd", per_rank),
+    )
+
+    assert (cause.name, cause.condition, cause.untested) == (
+        "shares_of_ranks_clamped",
+        [fewer],
+        [],
+    )
+    assert cause.reach.rare == [fewer]
+
+
 def test_a_condition_has_two_facts_where_one_would_contradict_what_is_right() -> None:
     [(name, condition, count)] = named(
         wrong("weights/token_mean/a/dp1-cp2-mb1-thd", EMPTY, facts=[EMPTY_SAMPLE]),

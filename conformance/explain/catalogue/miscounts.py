@@ -97,9 +97,6 @@ known(
         "counted_in_float16": "tokens are counted in float16",
         "counted_in_float32": "tokens are summed in float32",
         "integer_division": "tokens per sample or rank are rounded down",
-        "shares_of_ranks_clamped": (
-            "a data-parallel rank's share of the step's tokens is clamped to at least 1"
-        ),
         "cp_shares_rounded_down": (
             "the share of a micro-batch's tokens that each context-parallel rank counts is rounded"
             " down"
@@ -112,10 +109,21 @@ known(
             "too large by at most (cp - 1) / n for micro-batches of n tokens: 0.04 % at 16k tokens"
             " and cp 8"
         ),
+    },
+)
+known(
+    {
+        "shares_of_ranks_clamped": (
+            "a data-parallel rank's share of the step's tokens is clamped to at least 1"
+        )
+    },
+    rank=12,
+    at_size={
         "shares_of_ranks_clamped": (
             "only steps with fewer active tokens than data-parallel ranks are affected"
         ),
     },
+    only=("where there are fewer active tokens than data-parallel ranks",),
 )
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 """Number of significant bits and largest finite number of each dtype."""

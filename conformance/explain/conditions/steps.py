@@ -79,11 +79,11 @@ OF_JOBS: dict[str, Callable[[Step, Sequence[Step], Layout], bool]] = {
     ),
     "where all tokens of a row are masked": lambda step, _, layout: _has_masked_row(step, layout),
     "where there are fewer active tokens than data-parallel ranks": lambda step, _, layout: bool(
-        step.active_tokens.sum() + _truncated_tokens(step, layout).sum() < layout.dp
+        0 < step.active_tokens.sum() + _truncated_tokens(step, layout).sum() < layout.dp
     ),
     "where a batch has several optimizer steps": lambda _, steps, __: len(steps) > 1,
 }
-"""Facts of a step of a batch on a layout."""
+"""Facts of a step of a batch on a layout; a step without active tokens has a fact of its own."""
 
 OF_BATCHES: dict[str, Callable[[StepContext], bool]] = {
     "after the first optimizer step of a batch": lambda context: context.step_index > 0,
