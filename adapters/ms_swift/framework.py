@@ -97,7 +97,7 @@ MS_SWIFT = Framework(
     title="ms-swift",
     scope="Fields of `RLHFArguments` with `rlhf_type=grpo`, and of `MegatronRLHFArguments`.",
     # `bnpo`, a token mean of each micro-batch of a process, is none of the modes; `real` and `fipo`
-    # raise an error in 4.6.0.
+    # never run in 4.6.0.
     modes={
         **grpo.modes(DIVISOR),
         "cispo": (Mode.TOKEN_MEAN, {"loss_type": "cispo"}),
@@ -145,13 +145,14 @@ MS_SWIFT = Framework(
         """
         loss_type | the mode, and the policy loss | `bnpo` is no mode, `cispo` has no formula in the
             reference: tests of the adapter hold them against ms-swift's documents. `real` and
-            `fipo` raise an error in 4.6.0
+            `fipo` never run in 4.6.0: with a teacher or without, it says that a teacher does not
+            support them
         max_completion_length | the divisor of `dr_grpo` | in `constant`
         importance_sampling_level | ratios of tokens or of sequences | elsewhere for `token`;
             `sequence_token` is not looked at yet
         tau_pos, tau_neg | temperatures of SAPO
         fipo_decay_rate, fipo_clip_range, fipo_clip_high_only, fipo_safety_threshold, real_tau | the
-            weight of FIPO and the temperature of REAL | not looked at: they raise an error
+            weight of FIPO and the temperature of REAL | not looked at: the losses never run
         micro_batch_size, global_batch_size, num_microbatches | micro-batches of `megatron`
         padding_free | packed rows
         sequence_parallel_size, context_parallel_size | ranks that share sequences | the latter by
@@ -163,7 +164,8 @@ MS_SWIFT = Framework(
         overlong_filter | samples that were cut off are masked
         kl_in_reward | the divergence in rewards instead | not looked at yet
         log_entropy | entropies in the log
-        off_policy_sequence_mask_delta | sequences of negative advantages are masked
+        off_policy_sequence_mask_delta | sequences of negative advantages are masked | refused in
+            4.6.0, as `fipo` is
         scale_rewards | the standard deviation of a group | those of a `batch` and `gdpo` are not
             run
         advantage_estimator | how rewards are compared | `grpo`, `rloo`; `reinforce_plus_plus`

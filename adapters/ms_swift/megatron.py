@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from adapters.contract import Refused
 from adapters.engines import megatron_core
 from adapters.engines.pretrained import logits_of, table
 from adapters.ms_swift.driving import PREFIX, Rollouts, rows, template
@@ -97,6 +98,20 @@ class Training:
                 self.ref_models = run._chunks(self.config, batch.reference_log_probs)
                 wrap = found("swift.megatron.utils:wrap_model")
                 self.wrapped_models = wrap(args, self.unwrapped_models)
+
+            def get_local_rollout_batch(self, batch: list[Any]) -> list[Any]:
+                """The share of a process; raises `Refused` where shares would not be equal."""
+                __tracebackhide__ = True
+                try:
+                    share: list[Any] = super().get_local_rollout_batch(batch)
+                except AssertionError as error:
+                    samples = len(batch) * self.num_generations
+                    processes = run.rank.world_size
+                    raise Refused(
+                        "get_local_rollout_batch declines the generation, in an assertion without"
+                        f" a message: {samples} samples are no multiple of {processes} processes"
+                    ) from error
+                return share
 
             def on_log(self, logs: dict[str, Any], prefix: str = "") -> None:
                 super().on_log(logs, prefix)

@@ -27,7 +27,12 @@ from adapters.contract.objective import (
 )
 from conformance.expected.advantages import BatchAdvantages, BatchPlacement, Estimate
 from conformance.expected.placement import zigzag_rank
-from conformance.expected.term import LossTerm, PolicyDerivative, ValueDerivative
+from conformance.expected.term import (
+    LossTerm,
+    PolicyDerivative,
+    PolicyQuantity,
+    ValueDerivative,
+)
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Layout
     from conformance.expected.step_context import StepContext
+    from conformance.expected.term import Source
     from reference.aggregation import Conventions
     from reference.losses.policy_losses import PolicyTokens
 
@@ -165,10 +171,19 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
             metric=term,
             context=_over_its_mask(context, term).of_term(reducer_of(term, conventions)),
             factors=coefficient * batch.split(quantities(term, batch))[context.step_index],
-            source=batch.adaptive_coefficient if term is Metric.KL_COEFFICIENT else None,
+            source=_source(term, batch, context.step_index),
         )
         for term, coefficient in coefficients(metric, objective).items()
     ]
+
+
+def _source(metric: Metric, batch: ProbedBatch, step_index: int) -> Source | None:
+    """What the factors of a logged term are computed from, where that may go wrong."""
+    if metric is Metric.KL_COEFFICIENT:
+        return batch.adaptive_coefficient
+    if metric is Metric.CLIP_FRACTION:
+        return PolicyQuantity(of=_clipped, tokens=batch.policy_tokens_of_step(step_index))
+    return None
 
 
 def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
@@ -365,8 +380,7 @@ def _policy_losses(batch: ProbedBatch) -> NDArray[np.float64]:
     return losses
 
 
-def _clipped(batch: ProbedBatch) -> NDArray[np.float64]:
-    tokens = batch.policy_tokens
+def _clipped(tokens: PolicyTokens) -> NDArray[np.float64]:
     return policy_losses.clipped(tokens.ratios, tokens, CONSTANTS).astype(np.float64)
 
 
@@ -384,7 +398,7 @@ def _rejected(batch: ProbedBatch) -> NDArray[np.float64]:
 
 _QUANTITIES: dict[Metric, Quantity] = {
     Metric.POLICY_LOSS: _policy_losses,
-    Metric.CLIP_FRACTION: _clipped,
+    Metric.CLIP_FRACTION: lambda batch: _clipped(batch.policy_tokens),
     Metric.POLICY_KL: lambda batch: np.concatenate(batch.old_log_probs),
     Metric.RATIO: lambda batch: batch.policy_tokens.ratios,
     Metric.ENTROPY: lambda batch: np.concatenate(batch.entropies),

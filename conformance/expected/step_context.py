@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from adapters.contract.layout import Option
 from conformance.expected.placement import (
     FilledRows,
     TokenPlacement,
@@ -252,6 +253,15 @@ class StepContext:
             return np.full(self.step.size, self.aggregation.divisor)
         tokens = np.bincount(self.unit, weights=of_samples)
         return tokens[self.unit].astype(np.float64)
+
+
+def truncated_samples(step: Step, layout: Layout) -> NDArray[np.bool_]:
+    """Which samples a truncation filter leaves out, if the layout has one: [N].
+
+    Their tokens are all active until then, so that a rank holds and may count them.
+    """
+    is_filtered = Option.MASKED_TRUNCATION in layout.options
+    return np.asarray((step.original_tokens == 0) & is_filtered)
 
 
 def by_samples(context: StepContext, placement: TokenPlacement) -> NDArray[np.float64]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from adapters.contract.objective import Metric, Objective
@@ -29,10 +31,24 @@ class PolicyDerivative:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class PolicyQuantity:
+    """Factors of a term that are a function of what a policy loss depends on."""
+
+    of: Callable[[PolicyTokens], NDArray[np.float64]]
+    tokens: PolicyTokens
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ValueDerivative:
     """Factors of a term that are the derivatives of a critic's clipped loss by values."""
 
     tokens: ValueTokens
+
+
+if TYPE_CHECKING:
+    Source = (
+        PolicyDerivative | PolicyQuantity | ValueDerivative | BatchAdvantages | AdaptiveCoefficient
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,7 +62,7 @@ class LossTerm:
     factors: NDArray[np.float64]
     """What the weight of each token is multiplied by: [tokens]."""
 
-    source: PolicyDerivative | ValueDerivative | BatchAdvantages | AdaptiveCoefficient | None = None
+    source: Source | None = None
     """What the factors are computed from, where that may go wrong."""
 
     rounding: NDArray[np.float64] | float = 0.0

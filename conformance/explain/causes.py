@@ -46,6 +46,8 @@ RARE = (
     EMPTY_SAMPLE,
     "where all tokens of a sample are masked",
     NO_ACTIVE_TOKEN,
+    "where all tokens of a row are masked",
+    "where there are fewer active tokens than data-parallel ranks",
     "where prompt groups differ in size",
     "where a batch is no multiple of the data-parallel ranks",
     "where micro-batches differ in their number of samples",
@@ -213,12 +215,14 @@ def _naming(
     claims: int,
     absent: int,
     chosen_by: Mapping[str, Sequence[str]],
+    needed: Sequence[str] = (),
 ) -> _Naming:
     """Splits the supposed condition of a cause into facts that findings show and those they do not.
 
-    A fact that says which number or gradient is wrong always counts as shown.
+    A fact that says which number or gradient is wrong always counts as shown, as does one that the
+    mistake needs.
     """
-    shown = Evidence(table, claims, absent).shown()
+    shown = [*Evidence(table, claims, absent).shown(), *needed]
     condition = [fact for fact in supposed if fact in shown or not is_choice(fact)]
     untested = [fact for fact in supposed if fact not in condition]
     return _Naming(condition, untested, [said(fact, chosen_by) for fact in condition])
@@ -373,8 +377,8 @@ def _explained(
             claimed[pair][name] = findings[name]
             claims[pair] |= part.bit
     for pair, found in claimed.items():
-        absent = table.absent(pair.mistake)
-        naming = _naming(table, pair.condition, claims[pair], absent, chosen_by)
+        absent, needed = table.absent(pair.mistake), MISTAKES[pair.mistake].only
+        naming = _naming(table, pair.condition, claims[pair], absent, chosen_by, needed)
         also = table.equivalents(pair, claims[pair])
         cause = _cause(pair.mistake, _says(pair.mistake, also), naming, [*found.values()])
         yield cause.model_copy(update={"also": also})

@@ -141,15 +141,21 @@ class Table:
             )
             return
         seen = set()
-        for condition, bits in self._conditions(claims, excluded):
+        for condition, bits in self._conditions(claims, excluded, MISTAKES[mistake].only):
             if bits & claims not in seen:
                 seen.add(bits & claims)
                 yield Pair(mistake=mistake, condition=condition, holds=bits)
 
-    def _conditions(self, claims: int, excluded: int) -> Iterator[tuple[tuple[str, ...], int]]:
-        """Yield conditions that hold for some claims and for nothing that excludes them."""
-        if not excluded:
-            yield (), self._everywhere
+    def _conditions(
+        self, claims: int, excluded: int, only: tuple[str, ...]
+    ) -> Iterator[tuple[tuple[str, ...], int]]:
+        """Yield conditions that hold for some claims and for nothing that excludes them.
+
+        If what a mistake needs in any case is enough, that is its only condition.
+        """
+        needed = self.holding(only)
+        if not needed & excluded:
+            yield only, needed
             return
         facts = [(fact, bits) for fact in self.plain_first if (bits := self.facts[fact]) & claims]
         for fact, bits in facts:
@@ -308,7 +314,8 @@ def _facts(pair: Pair) -> int:
     The condition of a mistake that nothing predicts only describes it.
     """
     mistake = MISTAKES[pair.mistake]
-    return 0 if mistake.is_read_off else max(len(pair.condition), mistake.kind is Kind.LOGGED)
+    facts = {*pair.condition} - {*mistake.only}
+    return 0 if mistake.is_read_off else max(len(facts), mistake.kind is Kind.LOGGED)
 
 
 def _without_needless(chosen: list[Pair], covered: Sequence[Sequence[Explanation]]) -> list[Pair]:

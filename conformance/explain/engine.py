@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from conformance.explain.catalogue.misalignments import (
+    misaligned,
+    misaligned_by_padding,
+    shifts_of,
+)
 from conformance.explain.catalogue.missing_tokens import (
     kinds_of_loss,
     shares,
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from conformance.expected.term import LossTerm
+    from conformance.explain.catalogue.misalignments import Shifts
     from conformance.explain.measurement import Measurement
 
     Names = frozenset[TermMistake]
@@ -241,13 +247,20 @@ class Explained:
                 np.equal(one, 0) for one in (measurement.observed, measurement.expected)
             )
             firsts = slices_without_first(context, (gone, hidden))
-            yield from chain(predictions(context), shares(context), firsts)
+            moved = misaligned(term, self._shifts, measurement.derivatives)
+            yield from chain(predictions(context), shares(context), firsts, moved)
             absent = "term_without_gradient"
         else:
-            yield from chain(predictions_of_sums(context), slices_without_first(context))
+            moved = misaligned_by_padding(term, predictions(context))
+            yield from chain(predictions_of_sums(context), slices_without_first(context), moved)
             absent = "nothing_reported" if len(measurement.terms) == 1 else "term_left_out"
         yield from predictions_of_factors(term)
         yield Prediction(name=absent, weights=np.zeros_like(context.expected))
+
+    @cached_property
+    def _shifts(self) -> Shifts | None:
+        """By how many positions log-probabilities are off, if that explains what is wrong: [N]."""
+        return shifts_of(self.measurement)
 
     def _places(self, factor: float = 1.0) -> Iterator[NDArray[np.int64]]:
         """Yield the alternatives of the terms that together give what was observed / factor."""

@@ -174,3 +174,16 @@ class TestReal:
         assert isinstance(outcome, Ran), outcome
         assert weights_error(outcome, given) <= weight_bound("float32")
         assert Metric.LOSS in outcome.observations[0].reported
+
+    def test_generation_that_processes_do_not_divide_is_refused_on_megatron(
+        self, other_release: None
+    ) -> None:
+        """Arguments that pass validation fail an assertion in the first step."""
+        given = job(Mode.TOKEN_MEAN, "dp1-cp2-mb1-thd", case="unequal_groups")
+        with RankPool(MsSwiftMegatronAdapter(), None, 2) as pool:
+            outcome = pool.run(given)
+
+        assert isinstance(outcome, Declined), outcome
+        if "mcore_bridge" in outcome.message:
+            pytest.skip("mcore-bridge is not installed")
+        assert "11 samples are no multiple of 2 processes" in outcome.message

@@ -11,7 +11,7 @@ from adapters.contract import Layout
 from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.explain.catalogue.mistake import commonness
-from conformance.explain.causes import causes, with_traces
+from conformance.explain.causes import RARE, causes, with_traces
 from conformance.explain.conditions import wording
 from conformance.explain.conditions.findings import of_finding
 from conformance.explain.conditions.steps import facts, of_steps
@@ -27,6 +27,7 @@ from conformance.findings.cause import (
 from conformance.findings.finding import Diagnosis, Finding, Logged
 from conformance.findings.report import Selection
 from conformance.findings.verdict import Verdict
+from reference.step import Sample, Step
 from tests.conformance.test_journal import HEADER
 
 CP, MICRO = "policy_loss/multiplied_by_cp", "policy_loss/multiplied_by_micro_batches"
@@ -125,6 +126,25 @@ def test_a_right_finding_limits_a_mistake_to_a_condition() -> None:
         wrong("weights/token_mean/b/dp1-cp2-mb1-thd", CP),
         right("weights/sample_mean/a/dp1-cp2-mb1-thd", CP),
     ) == [("multiplied_by_cp", ("in token_mean",), 2)]
+
+
+def test_what_a_mistake_needs_is_its_condition_and_makes_it_likelier_than_a_common_one() -> None:
+    """Only steps of fewer tokens than ranks can be wrong, and no finding has to show that."""
+    fewer = "where there are fewer active tokens than data-parallel ranks"
+    clamped, per_rank = (
+        f"policy_loss/{name}" for name in ("shares_of_ranks_clamped", "denominators_per_rank")
+    )
+    [cause] = found(
+        wrong("weights/token_mean/a/dp2-cp1-mb1-thd", clamped, per_rank, facts=[fewer]),
+        right("weights/token_mean/b/dp2-cp1-mb1-thd", per_rank),
+    )
+
+    assert (cause.name, cause.condition, cause.untested) == (
+        "shares_of_ranks_clamped",
+        [fewer],
+        [],
+    )
+    assert cause.reach.rare == [fewer]
 
 
 def test_a_condition_has_two_facts_where_one_would_contradict_what_is_right() -> None:
@@ -726,6 +746,40 @@ def test_what_a_layout_alone_decides_is_known_of_a_step_that_crashed() -> None:
     assert {on_ranks, in_micro_batches} & {*of_steps(five, Layout(micro_batches=2))} == {
         in_micro_batches
     }
+
+
+@pytest.mark.parametrize(
+    ("layout", "holds"),
+    [
+        ("dp1-cp1-mb1-bshd", True),  # a row for each sample
+        ("dp1-cp1-mb2-thd", False),
+        ("dp2-cp1-mb2-thd", True),  # the first two of four samples, which are masked
+        ("dp2-cp1-mb2-bshd+masked_truncation", False),
+    ],
+)
+def test_row_without_active_tokens_is_a_sample_or_a_micro_batch(layout: str, holds: bool) -> None:
+    masked, active = (Sample(prompt_length=1, loss_mask=[mask] * 2, group=0) for mask in (0, 1))
+    steps = (Step.of([masked, masked, active, active, active, masked, active, active]),)
+
+    fact = "where all tokens of a row are masked"
+    assert fact in RARE
+    assert (fact in of_steps(steps, Layout.parse(layout))) is holds
+
+
+@pytest.mark.parametrize(
+    ("layout", "holds"),
+    [
+        ("dp1-cp1-mb1-bshd", False),
+        ("dp2-cp1-mb1-bshd", True),
+        ("dp2-cp1-mb2-bshd+masked_truncation", False),  # its other tokens count until they are cut
+    ],
+)
+def test_ranks_with_less_than_a_token_are_known(layout: str, holds: bool) -> None:
+    [one_token] = [case.steps for case in CORPUS if case.name == "one_token"]
+    fact = "where there are fewer active tokens than data-parallel ranks"
+
+    assert fact in RARE
+    assert (fact in of_steps(one_token, Layout.parse(layout))) is holds
 
 
 def suspected(line: int) -> CauseTrace:

@@ -5,9 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adapters.contract import Layout
+from adapters.contract import Layout, Option
+from adapters.contract.objective import Metric, Objective
+from conformance.corpus.cases import CORPUS
+from conformance.expected.loss_terms import logged_terms, off_policy_term
+from conformance.expected.placement import passes_in_order
+from conformance.explain.catalogue.misalignments import misaligned_by_padding
 from conformance.explain.catalogue.predictions import predictions
+from conformance.explain.diagnosis import diagnose
+from conformance.explain.engine import Explained
+from conformance.explain.measurement import Measurement
 from conformance.findings.errors import UnknownCutError
+from conformance.judging.weights import plain_term
 from reference.aggregation import (
     AuxiliaryAggregation,
     Conventions,
@@ -16,6 +25,7 @@ from reference.aggregation import (
     Mode,
     SampleUnit,
 )
+from reference.losses.policy_losses import PolicyTokens
 from reference.step import Sample, Step
 from tests.conformance.given import (
     BY_SAMPLE,
@@ -48,6 +58,8 @@ TOKEN = Given(mode=Mode.TOKEN_MEAN, layout=TWO, forward_pass_of_token=BY_SAMPLE)
 SLICES = Given(layout=Layout(dp=2, cp=2, micro_batches=2), forward_pass_of_token=SLICED)
 UNEQUAL = Given(layout=Layout(dp=2, micro_batches="uneven"), forward_pass_of_token=UNEVEN)
 CONSTANT = Given(mode=Mode.CONSTANT, layout=TWO, forward_pass_of_token=BY_SAMPLE)
+FILTERED = Layout(options=(Option.MASKED_TRUNCATION,))
+OF_FULL = Conventions(empty_units=EmptyUnits.EXCLUDED)
 
 BEFORE_TOKEN, BEFORE_SAMPLE = (
     Given(mode=mode, steps=(REJECTED,)) for mode in (Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN)
@@ -68,6 +80,20 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (TOKEN, "empty_samples_counted", [[11.0] * 10]),
         (TOKEN, "masked_tokens_counted", [[14.0] * 10]),
         (TOKEN, "prompt_tokens_counted", [[22.0] * 10]),
+        # The third sample, of two tokens in the second group, is left out, and counted before.
+        (replace(TOKEN, layout=FILTERED), "truncated_samples_counted", [[12.0] * 10]),
+        (replace(PROMPT, layout=FILTERED), "truncated_samples_counted", [of_samples(9, 9, 18, 9)]),
+        (TOKEN, "truncated_samples_counted", []),
+        (
+            Given(mode=Mode.SAMPLE_MEAN, layout=FILTERED, conventions=OF_FULL),
+            "truncated_samples_counted",
+            [of_samples(10, 5, 20, 15)],  # 5 samples, of which 4 have active tokens
+        ),
+        (
+            Given(mode=Mode.CONSTANT, layout=FILTERED, conventions=OF_FULL),
+            "truncated_samples_counted",
+            [[200.0] * 10],
+        ),
         (PROMPT, "empty_samples_counted", [of_samples(9, 9, 15, 9)]),
         (
             SAMPLE,
@@ -556,3 +582,114 @@ def test_counter_in_float32_stops_at_two_to_the_24th() -> None:
     given = Given(mode=Mode.TOKEN_MEAN, steps=(step,))
 
     assert denominators(given, "counted_in_float32") == [[2.0**24] * 3]
+
+
+MISALIGNED = "log_probs_misaligned"
+
+ALTERNATING = np.array([1.0, -2.0] * 7)
+"""Derivatives of the losses of the 14 tokens of `STEP`: of a sample, 1 and -2, or -2 and 1."""
+
+
+def of_moved_losses(observed: list[float], given: Given = TOKEN) -> Measurement:
+    """Weights of the tokens of `STEP`, that are the gradient over each token's own derivative."""
+    term = plain_term(given.context)
+    return Measurement(
+        terms=[term], observed=np.array(observed), tolerance=1e-6, derivatives=ALTERNATING
+    )
+
+
+@pytest.mark.parametrize(
+    ("observed", "words"),
+    [
+        # Each loss of 1/10 · 1 or 1/10 · -2 is divided by the derivative of the token behind it.
+        (
+            [0, -0.05, -0.2, 0, 0, 0, 0, -0.05, -0.2, -0.05, -0.2, 0, -0.2, -0.05],
+            "1 position later in the row: 2 masked tokens have a weight",
+        ),
+        # And by that of the token before it.
+        (
+            [-0.2, 0, 0, 0, 0, 0, -0.2, -0.05, -0.2, 0, 0, -0.05, -0.2, 0],
+            "1 position earlier in the row",
+        ),
+        # Two behind it, which has the same derivative.
+        ([0, 0, 0.1, 0, 0, 0, 0, 0, 0.1, 0.1, 0.1, 0, 0, 0.1], "2 positions later in the row"),
+        # The fourth sample alone.
+        (
+            [0.1, 0.1, 0, 0.1, 0, 0, 0, -0.05, -0.2, -0.05, -0.2, 0.1, 0.1, 0.1],
+            "1 position later in the row: 1 masked tokens have a weight",
+        ),
+    ],
+)
+def test_losses_on_other_log_probabilities_worked_by_hand(
+    observed: list[float], words: str
+) -> None:
+    measurement = of_moved_losses(observed)
+    found = diagnose(measurement)
+
+    assert found.name == MISALIGNED
+    assert words in found.explanation
+    explained = Explained(measurement).explanations
+    assert [{name.mistake for name in part} for [part] in explained] == [{MISALIGNED}]
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        [0.1, 0.1, 0, 0.1, 0, 0, 0.1, 0.1, 0.1, 0.1, 0, 0.1, 0.1, 0.1],  # right
+        [0, 0.1, 0, 0.1, 0, 0, 0, 0.1, 0.1, 0.1, 0, 0, 0.1, 0.1],  # the first tokens are lost
+        [0, 0.1, 0.1, 0.1, 0, 0, 0, 0.1, 0.1, 0.1, 0.1, 0, 0.1, 0.1],  # of other advantages
+    ],
+)
+def test_nothing_is_misaligned_that_is_right_or_lost_or_has_its_own_advantage(
+    observed: list[float],
+) -> None:
+    names = {
+        name.mistake
+        for parts in Explained(of_moved_losses(observed)).explanations
+        for part in parts
+        for name in part
+    }
+
+    assert MISALIGNED not in names
+
+
+def test_ratio_of_a_sequence_is_that_of_the_tokens_its_losses_are_moved_to() -> None:
+    """GSPO: two tokens of 2 and 3 log-ratios, and one position behind them without a difference.
+
+    The loss of the first meets the second token, and that of the second the position behind: their
+    ratio is exp((3/8 + 0) / 2), of which the second token has 1/2 · -A.
+    """
+    step = step_of([1, 1])
+    context = Given(steps=(step,)).context
+    tokens = PolicyTokens(
+        advantages=np.array([-1.0, -1.0]),
+        log_probs=np.zeros(2),
+        log_ratios=np.array([0.25, 0.375]),
+        rollout_log_ratios=np.zeros(2),
+        mask=np.array([True, True]),
+        sequence=np.zeros(2, np.int64),
+        batch=np.zeros(2, np.int64),
+    )
+    term = off_policy_term(context, Objective.GSPO, tokens)
+    observed = np.array([0.0, 0.5 * np.exp(0.375 / 2)])
+
+    assert diagnose(Measurement(terms=[term], observed=observed, tolerance=1e-6)).name == MISALIGNED
+
+
+def test_logged_share_of_clipped_tokens_looks_at_the_next_tokens_ratios() -> None:
+    """Of the micro-batch of width 11, 9 of 52 tokens instead of 22; of that of 12, 14 of 51."""
+    [case] = [one for one in CORPUS if one.name == "split_groups"]
+    [step], layout = case.steps, Layout(cp=2, micro_batches=2, format="bshd")
+    context = Given(
+        steps=(step,), layout=layout, forward_pass_of_token=passes_in_order(step, layout)
+    ).context
+    pooled = replace(context, conventions=Conventions(diagnostics=AuxiliaryAggregation.TOKEN_MEAN))
+    [term] = logged_terms(pooled, Objective.OFF_POLICY, Metric.CLIP_FRACTION)
+    found = [
+        float(one.products(term).sum())
+        for one in misaligned_by_padding(term, predictions(term.context))
+    ]
+
+    assert term.expected == pytest.approx(36 / 103)
+    assert found[0] == pytest.approx(23 / 103)
+    assert any(one == pytest.approx((9 / 52 + 14 / 51) / 2) for one in found)

@@ -11,7 +11,13 @@ from adapters.contract import Layout
 from adapters.native.packing import Packed, SampleTensors
 from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
 from conformance.corpus.cases import CORPUS, Case
-from reference.aggregation import Aggregation, Conventions, DenominatorMask, Mode
+from reference.aggregation import (
+    Aggregation,
+    Conventions,
+    DenominatorMask,
+    EmptyUnits,
+    Mode,
+)
 from reference.step import Sample, Step
 from tests.mutants.mutant import CONSTANT, MEANS, PROMPT, SAMPLE, TOKEN, Counting, Mutant
 
@@ -68,6 +74,37 @@ class EndOfSequenceCounted(OtherTokens, diagnosis="tokens_per_sample_miscounted"
 
     def tokens(self, sample: SampleTensors) -> float:
         return sample.tokens + (sample.tokens > 0)
+
+
+TRUNCATED = Layout.parse("dp2-cp1-mb2-bshd+masked_truncation")
+
+
+class TruncatedSamplesCounted(
+    OtherTokens,
+    diagnosis="truncated_samples_counted",
+    modes=(*PROMPT, *TOKEN),
+    further_layouts=(TRUNCATED,),
+):
+    """Tokens are counted before samples that were cut off are filtered (ms-swift 4.6.0)."""
+
+    def tokens(self, sample: SampleTensors) -> float:
+        is_filtered = self.layout == TRUNCATED and not sample.original_mask.any()
+        return sample.response_length if is_filtered else sample.tokens
+
+
+class TruncatedSamplesAveraged(
+    Counting,
+    diagnosis="truncated_samples_counted",
+    modes=CONSTANT,
+    further_layouts=(TRUNCATED,),
+    conventions=Conventions(empty_units=EmptyUnits.EXCLUDED),
+):
+    """The mean is over samples with active tokens, and over those that the filter has emptied."""
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        assert self.aggregation.divisor is not None
+        held = sum(sample.tokens > 0 or self.layout == TRUNCATED for sample in samples)
+        return [self.aggregation.divisor * max(held, 1)] * len(samples)
 
 
 class OriginalMaskCounted(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conformance.expected.step_context import of_samples
+from conformance.expected.step_context import of_samples, truncated_samples
 from conformance.explain.catalogue.mistake import Prediction, known
 from conformance.explain.catalogue.paddings import paddings
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode
@@ -45,6 +45,17 @@ known(
     rank=3,
     at_size={
         "original_mask_counted": "too small by about the share of tokens that are rejected",
+    },
+)
+known(
+    {
+        "truncated_samples_counted": (
+            "denominators count samples that the truncation filter leaves out"
+        )
+    },
+    rank=3,
+    at_size={
+        "truncated_samples_counted": "too small by the share of tokens or samples that are cut off",
     },
 )
 known(
@@ -86,9 +97,6 @@ known(
         "counted_in_float16": "tokens are counted in float16",
         "counted_in_float32": "tokens are summed in float32",
         "integer_division": "tokens per sample or rank are rounded down",
-        "shares_of_ranks_clamped": (
-            "a data-parallel rank's share of the step's tokens is clamped to at least 1"
-        ),
         "cp_shares_rounded_down": (
             "the share of a micro-batch's tokens that each context-parallel rank counts is rounded"
             " down"
@@ -101,10 +109,21 @@ known(
             "too large by at most (cp - 1) / n for micro-batches of n tokens: 0.04 % at 16k tokens"
             " and cp 8"
         ),
+    },
+)
+known(
+    {
+        "shares_of_ranks_clamped": (
+            "a data-parallel rank's share of the step's tokens is clamped to at least 1"
+        )
+    },
+    rank=12,
+    at_size={
         "shares_of_ranks_clamped": (
             "only steps with fewer active tokens than data-parallel ranks are affected"
         ),
     },
+    only=("where there are fewer active tokens than data-parallel ranks",),
 )
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 """Number of significant bits and largest finite number of each dtype."""
@@ -154,6 +173,22 @@ def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
         after = replace(context, steps=(step,), step_index=0, conventions=conventions)
         yield Prediction(name="rejection_put_in", weights=after.expected)
     yield Prediction(name="rejected_tokens_add_zero", weights=kept * context.expected)
+
+
+def truncated_counted(context: StepContext) -> Iterator[Prediction]:
+    """Counts before the truncation filter: the tokens of samples that were cut off, and these."""
+    truncated = truncated_samples(context.step, context.layout)
+    if not truncated.any():
+        return
+    counts = np.where(truncated, context.step.response_lengths, context.counted)
+    is_counted = np.bincount(context.unit, weights=counts) > 0
+    excluded = context.conventions.empty_units is EmptyUnits.EXCLUDED
+    yield Prediction(
+        name="truncated_samples_counted",
+        weights=context.weights(
+            context.tokens_if(counts), float(is_counted.sum()) if excluded else None
+        ),
+    )
 
 
 def other_tokens(context: StepContext) -> Iterator[Prediction]:

@@ -52,6 +52,9 @@ class Mistake:
     """What it does to a step of any size, as the end of a sentence, where a formula says more than
     a prediction for one step would."""
 
+    only: tuple[str, ...] = ()
+    """Facts of all steps in which it can be made: its condition, if nothing contradicts it."""
+
     @property
     def is_read_off(self) -> bool:
         """Whether nothing predicts it: it shows in the numbers, or it does not."""
@@ -74,17 +77,21 @@ def known(
     rank: int,
     kind: Kind = Kind.WEIGHTS,
     at_size: Mapping[str, str] | None = None,
+    only: tuple[str, ...] = (),
 ) -> None:
     """Adds mistakes to the catalogue, given a sentence for each name.
 
-    ``at_size`` has a second sentence for some of them: what they do to a step of any size.
+    ``at_size`` has a second sentence for some of them: what they do to a step of any size. ``only``
+    has facts of all steps in which they can be made.
     """
     sizes = {**(at_size or {})}
     assert sizes.keys() <= sentences.keys(), "a mistake has a size and no sentence"
     for name, says in sentences.items():
         assert name not in MISTAKES, f"{name} is declared twice"
         size = sizes.get(name, "")
-        MISTAKES[name] = Mistake(name=name, says=says, kind=kind, rank=rank, at_size=size)
+        MISTAKES[name] = Mistake(
+            name=name, says=says, kind=kind, rank=rank, at_size=size, only=only
+        )
 
 
 # Mistakes that no prediction of weights is about: they are read off, or found by judges.

@@ -41,7 +41,7 @@ def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]
         whole = np.full(context.step.size, lengths.max())
         yield "padding_counted", f"{words} step is counted", whole
         for part, of_tokens in together.items():
-            widths = _widest(lengths, of_samples(context, of_tokens))
+            widths = widest(lengths, of_samples(context, of_tokens))
             yield "padding_counted", f"{words} {part} is counted", widths
 
 
@@ -67,7 +67,7 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
         (" of all ranks", placement.micro_batch),
     ):
         for what, lengths in _lengths(context):
-            widths = _widest(lengths, of_samples(context, micro_batch))
+            widths = widest(lengths, of_samples(context, micro_batch))
             yield from _divided_by(context, widths, f"the longest {what} of a micro-batch{whose}")
             if what == "sequence":
                 words = f"the longest sequence of a micro-batch{whose}, less a token"
@@ -80,7 +80,7 @@ def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> It
     named = dict(_lengths(context))
     named["sequence, less a token"] = named["sequence"] - 1
     for words, lengths in named.items():
-        divisors = np.maximum(rows * _widest(lengths, micro_batch), 1)
+        divisors = np.maximum(rows * widest(lengths, micro_batch), 1)
         yield Prediction(
             name="padded_width_as_divisor",
             words=f"a micro-batch is divided by its rows times the longest {words}",
@@ -94,7 +94,7 @@ def _lengths(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
     yield "sequence", step.prompt_lengths + step.response_lengths
 
 
-def _widest(lengths: NDArray[np.int64], micro_batch: NDArray[np.int64]) -> NDArray[np.int64]:
+def widest(lengths: NDArray[np.int64], micro_batch: NDArray[np.int64]) -> NDArray[np.int64]:
     """The largest length of each sample's micro-batch: [N]."""
     widest = np.zeros(micro_batch.max() + 1, np.int64)
     np.maximum.at(widest, micro_batch, lengths)

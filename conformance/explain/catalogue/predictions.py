@@ -40,6 +40,7 @@ from conformance.explain.catalogue.miscounts import (
     rejection_put_in,
     rounded_counts,
     rounded_shares,
+    truncated_counted,
 )
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, known
@@ -219,6 +220,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
     factor: there, other ways of counting come first.
     """
     yield from filled_up(context)
+    yield from truncated_counted(context)
     if np.count_nonzero(context.step.mask) == 1:
         yield from other_tokens(context)
         yield from clamped_shares(context)

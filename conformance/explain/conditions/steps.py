@@ -11,6 +11,7 @@ import numpy as np
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Metric
 from conformance.expected.placement import passes_in_order, token_placement
+from conformance.expected.step_context import truncated_samples
 from conformance.explain.conditions.findings import of_finding
 from conformance.findings.cause import EMPTY_SAMPLE
 from conformance.findings.finding import Finding
@@ -76,9 +77,13 @@ OF_JOBS: dict[str, Callable[[Step, Sequence[Step], Layout], bool]] = {
     "where micro-batches differ in their number of samples": lambda step, _, layout: bool(
         isinstance(layout.micro_batches, int) and step.size % (layout.dp * layout.micro_batches)
     ),
+    "where all tokens of a row are masked": lambda step, _, layout: _has_masked_row(step, layout),
+    "where there are fewer active tokens than data-parallel ranks": lambda step, _, layout: bool(
+        0 < step.active_tokens.sum() + _truncated_tokens(step, layout).sum() < layout.dp
+    ),
     "where a batch has several optimizer steps": lambda _, steps, __: len(steps) > 1,
 }
-"""Facts of a step of a batch on a layout."""
+"""Facts of a step of a batch on a layout; a step without active tokens has a fact of its own."""
 
 OF_BATCHES: dict[str, Callable[[StepContext], bool]] = {
     "after the first optimizer step of a batch": lambda context: context.step_index > 0,
@@ -155,6 +160,24 @@ def _some_are_rejected(step: Step) -> bool:
     kept = step.active_tokens > 0
     rejected = (step.original_tokens > 0) & ~kept
     return bool(np.intersect1d(step.groups[kept], step.groups[rejected]).size)
+
+
+def _truncated_tokens(step: Step, layout: Layout) -> NDArray[np.int64]:
+    """The tokens of samples that a truncation filter leaves out, which are active before: [N]."""
+    return np.where(truncated_samples(step, layout), step.response_lengths, 0)
+
+
+def _has_masked_row(step: Step, layout: Layout) -> bool:
+    """Whether a row has no active token before tokens are rejected or samples are filtered.
+
+    A padded row is a sample, and the packed row of a micro-batch has all its samples.
+    """
+    tokens = step.original_tokens + _truncated_tokens(step, layout)
+    row = np.arange(step.size)
+    if layout.format == "thd":
+        placement = token_placement(passes_in_order(step, layout), layout)
+        row = placement.micro_batch_number[step.offsets[:-1]]
+    return not np.bincount(row, weights=tokens).all()
 
 
 def _group_sizes(step: Step) -> NDArray[np.int64]:

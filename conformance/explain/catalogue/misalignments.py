@@ -1,0 +1,224 @@
+"""Log-probabilities that are cut out of rows at other positions than the losses that meet them.
+
+Masks, advantages and weights then belong to a token, and the log-probability with its ratio and its
+divergence to one that is some positions later or earlier in the row. Nothing tells by how many:
+that is read off what was observed, for each micro-batch or sample. For a logged number it follows
+from the padding of rows to a multiple of the context-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.objective import CONSTANTS, Metric
+from conformance.expected.step_context import of_samples
+from conformance.expected.term import PolicyDerivative, PolicyQuantity
+from conformance.explain.catalogue.mistake import Kind, Prediction, known
+from conformance.explain.catalogue.paddings import widest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
+    from conformance.explain.measurement import Measurement
+    from reference.losses.policy_losses import PolicyTokens
+
+    Values = NDArray[np.float64]
+    Shifts = NDArray[np.int64]
+
+MISALIGNED = "log_probs_misaligned"
+
+known(
+    {MISALIGNED: "losses are applied to the log-probabilities of other tokens of the row"},
+    rank=9,
+    kind=Kind.READ_OFF,
+    at_size={
+        MISALIGNED: ("every token of a misaligned row is trained with the advantage of another one")
+    },
+)
+
+FURTHEST = 7
+"""Positions by which rows are misaligned at most: padding to a multiple of 8 adds as many."""
+
+OF_LOG_PROBS = (Metric.KL, Metric.ENTROPY, Metric.POLICY_KL, Metric.RATIO)
+"""Terms whose factors are functions of the log-probabilities, and go with them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Rows:
+    """Responses whose log-probabilities are those of tokens ``shifts`` positions later: [N].
+
+    Positions are those of responses and of the padding or prompt beyond their ends that losses are
+    moved to, where policies do not differ.
+    """
+
+    context: StepContext
+    shifts: Shifts
+
+    @cached_property
+    def sample(self) -> NDArray[np.int64]:
+        """The sample of each position."""
+        lengths = self.context.step.response_lengths + np.abs(self.shifts)
+        return np.repeat(np.arange(self.context.step.size), lengths)
+
+    @cached_property
+    def of_log_probs(self) -> NDArray[np.int64]:
+        """The place in its response of each position's log-probability."""
+        number = np.arange(len(self.sample))
+        first = np.searchsorted(self.sample, self.sample)
+        return number - first + np.minimum(self.shifts, 0)[self.sample]
+
+    @cached_property
+    def is_own(self) -> NDArray[np.bool_]:
+        """Positions whose log-probability is that of a response token, in the tokens' order."""
+        return self._is_within(self.of_log_probs)
+
+    def own(self, values: Values) -> Values:
+        """What goes with log-probabilities, at each position; 0 beyond the ends of responses."""
+        return self._at(self.of_log_probs, values)
+
+    def moved(self, values: Values) -> Values:
+        """What goes with losses, at each position; 0 where there is no loss."""
+        return self._at(self.of_log_probs - self.shifts[self.sample], values)
+
+    def tokens(self, tokens: PolicyTokens) -> PolicyTokens:
+        """The inputs of a policy loss at each position."""
+        old = tokens.log_probs - tokens.log_ratios
+        rollout = self.moved(old - tokens.rollout_log_ratios)
+        return replace(
+            tokens,
+            advantages=self.moved(tokens.advantages),
+            log_probs=self.own(tokens.log_probs),
+            log_ratios=self.own(tokens.log_ratios),
+            rollout_log_ratios=self.own(old) - rollout,
+            mask=self.moved(tokens.mask.astype(np.float64)) > 0,
+            sequence=self.sample,
+            batch=of_samples(self.context, tokens.batch)[self.sample],
+        )
+
+    def prediction(
+        self, term: LossTerm, weights: Values, derivatives: Values | float = 1.0
+    ) -> Prediction:
+        """What a term becomes; numbers times ``derivatives`` are the gradient."""
+        return Prediction(
+            name=MISALIGNED,
+            words=f"losses are applied to the log-probabilities of tokens {self.words}",
+            weights=self.moved(weights)[self.is_own],
+            factors=self._factors(term, derivatives),
+        )
+
+    def _factors(self, term: LossTerm, derivatives: Values | float) -> Values:
+        source = term.source
+        if isinstance(source, PolicyDerivative):
+            return DERIVATIVES[source.objective](self.tokens(source.tokens), CONSTANTS)[self.is_own]
+        if isinstance(source, PolicyQuantity):
+            return source.of(self.tokens(source.tokens))[self.is_own]
+        if term.metric in OF_LOG_PROBS:
+            return term.factors
+        of_losses = self.moved(term.factors * derivatives)[self.is_own]
+        divisors = np.broadcast_to(derivatives, of_losses.shape)
+        factors: Values = np.divide(of_losses, divisors, out=of_losses, where=divisors != 0)
+        return factors
+
+    @property
+    def words(self) -> str:
+        """How far off log-probabilities are."""
+        distances = sorted({abs(int(shift)) for shift in self.shifts if shift})
+        plural = "" if distances == [1] else "s"
+        directions = {"later": self.shifts > 0, "earlier": self.shifts < 0}
+        found = [direction for direction, which in directions.items() if which.any()]
+        far = " or ".join(map(str, distances))
+        return f"{far} position{plural} {' or '.join(found)} in the row"
+
+    def _is_within(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        lengths = self.context.step.response_lengths[self.sample]
+        return np.asarray((places >= 0) & (places < lengths))
+
+    def _at(self, places: NDArray[np.int64], values: Values) -> Values:
+        step = self.context.step
+        last = step.response_lengths[self.sample] - 1
+        index = step.offsets[:-1][self.sample] + np.clip(places, 0, last)
+        return np.where(self._is_within(places), values[index], 0.0)
+
+
+def shifts_of(measurement: Measurement) -> Shifts | None:
+    """By how many positions the log-probabilities of each sample are off, [N]; None if they aren't.
+
+    A token that only lacks its gradient is not misaligned: some other must have a wrong one.
+    """
+    observed = measurement.observed
+    if not (measurement.is_per_token and np.isfinite(observed).all()):
+        return None
+    if not (observed[~_fits(measurement, measurement.expected, measurement.magnitude)] != 0).any():
+        return None
+    candidates = sorted(range(-FURTHEST, FURTHEST + 1), key=lambda shift: (abs(shift), -shift))
+    fitting = np.stack([_fits_shifted(measurement, shift) for shift in candidates])
+    for part in _parts(measurement.context):
+        wrong = np.stack([np.bincount(part, weights=~fits) for fits in fitting])
+        if not wrong.min(axis=0).any():
+            of_tokens = np.array(candidates)[wrong.argmin(axis=0)][part]
+            return of_samples(measurement.context, of_tokens)
+    return None
+
+
+def _parts(context: StepContext) -> Iterator[NDArray[np.int64]]:
+    """Yield the parts of a step that may be misaligned each on its own: [tokens]."""
+    if context.placement is not None:
+        yield context.placement.micro_batch_number
+    yield context.sample
+
+
+def _fits_shifted(measurement: Measurement, shift: int) -> NDArray[np.bool_]:
+    """Whether each token's number is the one that it has if all rows are off by so much."""
+    context = measurement.context
+    rows = _Rows(context=context, shifts=np.full(context.step.size, shift))
+    numbers, sizes = np.zeros(len(measurement.observed)), measurement.others
+    for term in measurement.terms:
+        found = rows.prediction(term, term.context.expected, measurement.derivatives)
+        products = found.products(term)
+        numbers = numbers + products
+        sizes = sizes + np.abs(products) + np.abs(found.weights) * term.rounding
+    return _fits(measurement, numbers, sizes)
+
+
+def _fits(measurement: Measurement, numbers: Values, sizes: Values | float) -> NDArray[np.bool_]:
+    off = np.abs(measurement.observed - numbers)
+    return np.asarray(off <= measurement.tolerance * sizes)
+
+
+def misaligned(
+    term: LossTerm, shifts: Shifts | None, derivatives: Values | float
+) -> Iterator[Prediction]:
+    """Yield what a term of a gradient becomes if its log-probabilities are off by ``shifts``."""
+    if shifts is not None:
+        rows = _Rows(context=term.context, shifts=shifts)
+        yield rows.prediction(term, term.context.expected, derivatives)
+
+
+def misaligned_by_padding(term: LossTerm, parts: Iterable[Prediction]) -> Iterator[Prediction]:
+    """Yield what a logged number becomes if rows are cut from the ends of their padding.
+
+    They are padded to a multiple of the context-parallel ranks. ``parts`` are predictions, of which
+    those that are means of parts of a step may be what the number is meant to be.
+    """
+    if term.metric not in OF_LOG_PROBS and not isinstance(term.source, PolicyQuantity):
+        return
+    context = term.context
+    cp, placement = context.layout.cp, context.placement
+    if cp == 1 or context.layout.format != "bshd" or placement is None:
+        return
+    lengths = context.step.prompt_lengths + context.step.response_lengths
+    widths = widest(lengths, of_samples(context, placement.micro_batch_number))
+    rows = _Rows(context=context, shifts=-widths % cp)
+    if rows.shifts.any():
+        yield rows.prediction(term, context.expected)
+        of_parts = (one for one in parts if one.kind is Kind.PARTS and not one.together)
+        yield from (rows.prediction(term, one.weights) for one in of_parts)
