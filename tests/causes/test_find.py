@@ -787,6 +787,18 @@ def suspected(line: int) -> CauseTrace:
     return CauseTrace(suspects=[found], chain=[TracedFactor(value=0.5)])
 
 
+def test_estimators_that_add_up_rewards_are_one_condition() -> None:
+    """As verl's lost rewards, which no estimator that compares the rewards of a prompt loses."""
+    lost = "policy_loss/reward_at_a_masked_token_lost"
+    names = ("gae", "penalised_gae", "reinforce_pp")
+    [(name, condition, count)] = named(
+        *(wrong(f"advantages.{one}/sample_mean/a/dp1-cp1-mb2-thd", lost) for one in names),
+        right("advantages.group_normalised/sample_mean/b/dp1-cp1-mb2-thd", lost),
+    )
+    assert (name, count) == ("reward_at_a_masked_token_lost", 3)
+    assert condition == ("in advantages that add up the rewards of tokens",)
+
+
 def test_what_no_mistake_explains_is_told_by_its_line() -> None:
     modes = ("constant", "prompt_mean", "token_mean")
     names = [f"weights/{mode}/odd_groups/dp1-cp1-mb1-bshd" for mode in modes]

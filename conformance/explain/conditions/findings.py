@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.contract import Option
-from adapters.contract.objective import OFF_POLICY, Metric
+from adapters.contract.objective import FROM_REWARDS, OF_GROUPS, OFF_POLICY, Metric
 from conformance.findings.verdict import Check
 from conformance.plan.checks import ALL_SPECS
 from reference.aggregation import Mode
@@ -49,6 +49,13 @@ LOGGED_FRACTION = f"{Check.REJECTION}.{Check.METRIC}"
 
 RATIOS_OF_1 = frozenset(spec.slug for spec in ALL_SPECS if spec.objective not in OFF_POLICY)
 """Slugs of the checks whose new log-probabilities are the old ones."""
+
+OF_COMPARED_REWARDS = frozenset(spec.slug for spec in ALL_SPECS if spec.objective in OF_GROUPS)
+OF_RETURNS = (
+    frozenset(spec.slug for spec in ALL_SPECS if spec.objective in FROM_REWARDS)
+    - OF_COMPARED_REWARDS
+)
+"""Slugs of checks whose advantages compare the rewards of a prompt, or add up those of tokens."""
 
 LOGGED_TERMS = (
     *LOGGED_LOSSES,
@@ -126,6 +133,10 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
     if not is_logged or slug == WHOLE_LOSS:
         yield "in gradients and the logged loss"
     yield f"in {slug}"
+    if slug in OF_COMPARED_REWARDS:
+        yield "in advantages that compare the rewards of a prompt"
+    elif slug in OF_RETURNS:
+        yield "in advantages that add up the rewards of tokens"
     yield from _of_layout(finding.layout)
 
 

@@ -41,7 +41,7 @@ END = "<!-- end of what reports/ say -->\n"
 MISTAKES = ["framework", "what users get", "mistake", "who meets it", "line", "upstream"]
 """The header of tables of mistakes."""
 
-MOST_ROWS = 25
+MOST_ROWS = 20
 """Mistakes in README.md's table; all of them are in `CAUSES`."""
 
 
