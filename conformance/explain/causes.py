@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 
 
 NO_ACTIVE_TOKEN = "where no token is active"
+MASKED_SAMPLE = "where all tokens of a sample are masked"
 
 RARE = (
     EMPTY_SAMPLE,
-    "where all tokens of a sample are masked",
+    MASKED_SAMPLE,
     NO_ACTIVE_TOKEN,
     "where all tokens of a row are masked",
     "where there are fewer active tokens than data-parallel ranks",
@@ -60,6 +61,9 @@ RARE = (
     "where a rewarded response ends with a masked token",
 )
 """Facts of a condition that an ordinary batch does not have."""
+
+IMPLIED = {NO_ACTIVE_TOKEN: (EMPTY_SAMPLE, MASKED_SAMPLE), MASKED_SAMPLE: (EMPTY_SAMPLE,)}
+"""Rare facts that another one says already."""
 
 OF_EVERY_STEP = ("dp", "mb")
 """Parts of layouts whose options every user sets."""
@@ -269,8 +273,7 @@ class _Reaching:
         layouts = [_of_the_layout(one, self._chosen_by) for one in findings]
         for option in _shared(layouts):
             needs |= self._needed([(option,)], evidence.needs_layout, claims)
-        shown = [fact for fact in evidence.shown() if fact in RARE]
-        rare = [*dict.fromkeys([*shown, *(one for one in _supposed(cause) if one in RARE)])]
+        rare = rare_of([*evidence.shown(), *_supposed(cause)])
         return Reach(
             options=[*needs],
             rare=rare,
@@ -300,6 +303,13 @@ class _Reaching:
     def _is_needed(self, options: Collection[str], holds: int, needs: Need, claims: int) -> bool:
         """Whether one of some options matters; without claims, nothing tells."""
         return bool(claims) and needs(options, holds, self._chosen_by)
+
+
+def rare_of(facts: Iterable[str]) -> list[str]:
+    """The rare ones of some facts, each once, without those that another one says already."""
+    rare = [fact for fact in dict.fromkeys(facts) if fact in RARE]
+    implied = {*chain.from_iterable(IMPLIED.get(fact, ()) for fact in rare)}
+    return [fact for fact in rare if fact not in implied]
 
 
 def _supposed(cause: Cause) -> list[str]:

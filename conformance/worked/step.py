@@ -23,7 +23,7 @@ from conformance.corpus.cases import CASES_BY_NAME
 from conformance.expected import loss_terms
 from conformance.expected.step_context import StepContext
 from conformance.expected.term import LossTerm
-from conformance.explain.causes import NO_ACTIVE_TOKEN, RARE, causes, is_worst
+from conformance.explain.causes import NO_ACTIVE_TOKEN, RARE, causes, is_worst, rare_of
 from conformance.explain.groups import FindingGroup
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check
@@ -244,7 +244,7 @@ class ShownCause:
     @property
     def rare(self) -> list[str]:
         """What the example's step has that an ordinary batch does not have."""
-        return self._rare(self.example)
+        return rare_of(self._rare(self.example))
 
     def _named(self, finding: Finding) -> list[str]:
         return [one.name for one in causes([finding], self.report.clues, {})]
