@@ -28,9 +28,10 @@ def rederived(report: Report, renamed: Mapping[str, str]) -> Report:
     findings = [_renamed(one, renamed) for one in report.findings]
     clues = [_of_today(one, renamed) for one in report.clues]
     traces = {
-        one.findings[0]: CauseTrace(suspects=one.suspects, chain=one.chain, token=one.token)
-        for one in report.causes
+        name: CauseTrace(suspects=one.suspects, chain=one.chain, token=one.token)
+        for one in reversed(report.causes)  # of a finding of several causes, the worst tells most
         if one.suspects
+        for name in one.findings
     }
     by_id = {finding.id: finding for finding in findings}
     found = with_traces(causes(findings, clues, report.chosen_by), traces, by_id)
