@@ -48,6 +48,9 @@ known(
 FURTHEST = 7
 """Positions by which rows are misaligned at most: padding to a multiple of 8 adds as many."""
 
+UNKNOWN = -1.0
+"""Log-probability beyond the ends of responses: at 0, divergences of outcomes are 0 / 0."""
+
 OF_LOG_PROBS = (Metric.KL, Metric.ENTROPY, Metric.POLICY_KL, Metric.RATIO)
 """Terms whose factors are functions of the log-probabilities, and go with them."""
 
@@ -81,9 +84,9 @@ class _Rows:
         """Positions whose log-probability is that of a response token, in the tokens' order."""
         return self._is_within(self.of_log_probs)
 
-    def own(self, values: Values) -> Values:
-        """What goes with log-probabilities, at each position; 0 beyond the ends of responses."""
-        return self._at(self.of_log_probs, values)
+    def own(self, values: Values, otherwise: float = 0.0) -> Values:
+        """What goes with log-probabilities, at each position, or something else beyond the ends."""
+        return np.where(self.is_own, self._at(self.of_log_probs, values), otherwise)
 
     def moved(self, values: Values) -> Values:
         """What goes with losses, at each position; 0 where there is no loss."""
@@ -91,14 +94,14 @@ class _Rows:
 
     def tokens(self, tokens: PolicyTokens) -> PolicyTokens:
         """The inputs of a policy loss at each position."""
-        old = tokens.log_probs - tokens.log_ratios
-        rollout = self.moved(old - tokens.rollout_log_ratios)
+        log_probs, log_ratios = self.own(tokens.log_probs, UNKNOWN), self.own(tokens.log_ratios)
+        rollout = self.moved(tokens.log_probs - tokens.log_ratios - tokens.rollout_log_ratios)
         return replace(
             tokens,
             advantages=self.moved(tokens.advantages),
-            log_probs=self.own(tokens.log_probs),
-            log_ratios=self.own(tokens.log_ratios),
-            rollout_log_ratios=self.own(old) - rollout,
+            log_probs=log_probs,
+            log_ratios=log_ratios,
+            rollout_log_ratios=np.where(self.is_own, log_probs - log_ratios - rollout, 0.0),
             mask=self.moved(tokens.mask.astype(np.float64)) > 0,
             sequence=self.sample,
             batch=of_samples(self.context, tokens.batch)[self.sample],
