@@ -273,7 +273,8 @@ class _Reaching:
         layouts = [_of_the_layout(one, self._chosen_by) for one in findings]
         for option in _shared(layouts):
             needs |= self._needed([(option,)], evidence.needs_layout, claims)
-        rare = rare_of([*evidence.shown(), *_supposed(cause)])
+        # What else is rare in the steps that have a condition may only come with it.
+        rare = rare_of(_supposed(cause)) or rare_of(evidence.shown())
         return Reach(
             options=[*needs],
             rare=rare,

@@ -151,7 +151,7 @@ def test_what_is_known_of_a_mistake_is_told_once_for_all_names_and_engines(
             "[issue 1](https://example.org/issues/1)",
         ]
     ]
-    assert one.elsewhere == ["1 on engine torch, there as `not_divided`"]
+    assert one.elsewhere == ["1 on engine torch"]
 
 
 def test_a_table_says_how_many_mistakes_there_are_and_where_none_was_found() -> None:

@@ -18,7 +18,7 @@ from conformance.findings.verdict import Verdict
 from conformance.plan.checks import WITHOUT_PAIRS
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
-from conformance.plan.quick import covering
+from conformance.plan.quick import covering, has_different_counts
 from conformance.plugin.options import settings_of
 from conformance.runs.registry import create
 from reference.aggregation import Mode
@@ -103,6 +103,27 @@ def test_each_mode_sees_several_steps_of_one_generation() -> None:
         }
 
     assert modes(quick) == modes(quick.extended_to(())) == {*Mode}
+
+
+def test_each_check_sees_a_step_whose_counts_are_all_different() -> None:
+    """As in TRL 1.16, whose logged loss is divided by the micro-batches and not by the ranks."""
+
+    def checks(plan: Plan) -> set[str]:
+        cells = (cell for cell in plan.cells() if type(cell) is MatrixCell)
+        return {cell.spec.slug for cell in cells if has_different_counts(cell)}
+
+    assert checks(QUICK) == checks(FULL)
+    assert {"weights", "metric.policy_loss_with_entropy", "off_policy.gspo"} <= checks(QUICK)
+
+
+def test_counts_are_different_if_no_two_of_them_are_equal() -> None:
+    cells = [cell for cell in FULL.cells() if type(cell) is MatrixCell]
+    different = {(cell.case.name, str(cell.layout)) for cell in cells if has_different_counts(cell)}
+
+    assert ("split_groups", "dp4-cp1-mb2-bshd") in different, "24 samples, 8 of a prompt"
+    assert ("odd_groups", "dp4-cp1-mb2-bshd") in different, "24 samples, 3 of a prompt"
+    assert ("split_groups", "dp2-cp1-mb2-bshd") not in different
+    assert ("uneven_lengths", "dp4-cp1-mb2-bshd") not in different, "2 samples of a prompt"
 
 
 def test_what_was_to_be_seen_in_declined_steps_is_looked_for_in_others() -> None:

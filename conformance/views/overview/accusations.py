@@ -40,6 +40,11 @@ class Shown(NamedTuple):
     """Its place among the causes of the report, the worst first."""
 
     @property
+    def rank(self) -> tuple[int, int, int]:
+        """A sort key: the worst first, and of these the one with most findings."""
+        return self.cause.harm.rank, -len(self.cause.findings), self.place
+
+    @property
     def report(self) -> Report:
         """The report."""
         return self.version.report
@@ -70,13 +75,12 @@ class Accusation:
 
     @property
     def elsewhere(self) -> list[str]:
-        """Where else it shows: other engines and checks, and how often."""
-        return [self._also(one) for one in self.shown[1:]]
-
-    def _also(self, shown: Shown) -> str:
-        found = f"{len(shown.cause.findings)} on engine {shown.report.engine}"
-        name = shown.cause.name
-        return found if name == self.worst.cause.name else f"{found}, there as {code(name)}"
+        """The other engines that show it, and how often."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for one in self.shown:
+            if one.version is not self.worst.version:
+                found[one.report.engine].update(one.cause.findings)
+        return [f"{len(findings)} on engine {engine}" for engine, findings in found.items()]
 
     @property
     def harm(self) -> Harm:
@@ -131,7 +135,7 @@ def accusations(newest: Sequence[CommittedReport]) -> list[Accusation]:
     taken: Counter[str] = Counter()
     found = []
     for (framework, _), group in groups.items():
-        worst_first = sorted(group, key=lambda one: (one.cause.harm.rank, one.place))
+        worst_first = sorted(group, key=lambda one: one.rank)
         entry = entry_of(worst_first[0])
         if entry is not None and entry.deliberate is not None:
             continue
