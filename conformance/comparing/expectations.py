@@ -151,6 +151,9 @@ class _Entry(FrozenModel):
     code: Folder | None = None
     """The address of the folder that the line is below: that of the file, unless it is given."""
 
+    impact: Words | None = None
+    """What it does in production, where a run cannot tell; it is read after ``In production:``."""
+
     reach: Words | None = None
     """Whom it reaches, in the framework's own options; it is read after ``Who meets it:``."""
 
