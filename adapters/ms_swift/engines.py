@@ -67,7 +67,9 @@ class MsSwiftAdapter(InOneRun):
             for name in ("GRPOArgumentsMixin", "RolloutTrainerArgumentsMixin")
         )
         names = options.with_choices(own - others)
-        return self.framework.description(options.offers, names, options.defaults.get)
+        # What `RLHFArguments` and Megatron's arguments make of a `loss_type` that nobody sets.
+        defaults = {**options.defaults, "loss_type": "grpo"}
+        return self.framework.description(options.offers, names, defaults.get)
 
 
 class MsSwiftDdpAdapter(trainers.OnAccelerate, MsSwiftAdapter):
