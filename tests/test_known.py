@@ -95,8 +95,6 @@ def test_an_entry_of_what_is_wrong_says_whom_it_reaches() -> None:
 @pytest.mark.parametrize(
     ("framework", "engine", "name", "finding", "reasons"),
     [
-        ("ms_swift", "ddp", "unexplained", "", {"cut off from the padded end", "overlong_filter"}),
-        ("ms_swift", "megatron", "unexplained", "", {"overlong_filter"}),
         ("trl", "ddp", "mean_of_means", "metric.policy", {"too small by the number of micro"}),
         (
             "trl",
@@ -112,8 +110,6 @@ def test_an_entry_of_what_is_wrong_says_whom_it_reaches() -> None:
             "weights",
             {"all tokens of a generation weigh"},
         ),
-        ("roll", "megatron", "denominators_per_micro_batch", "", {"after tokens and samples were"}),
-        ("verl", "fsdp", "unexplained", "", {"never reduces gradients"}),
     ],
 )
 def test_one_name_may_be_several_mistakes_which_check_and_suspect_tell_apart(

@@ -1,5 +1,7 @@
 """The weights that known mistakes would give."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +29,7 @@ from reference.aggregation import (
 )
 from reference.losses.policy_losses import PolicyTokens
 from reference.step import Sample, Step
+from tests import command
 from tests.conformance.given import (
     BY_SAMPLE,
     REJECTED,
@@ -693,3 +696,14 @@ def test_logged_share_of_clipped_tokens_looks_at_the_next_tokens_ratios() -> Non
     assert term.expected == pytest.approx(36 / 103)
     assert found[0] == pytest.approx(23 / 103)
     assert any(one == pytest.approx((9 / 52 + 14 / 51) / 2) for one in found)
+
+
+def test_whoever_reads_the_catalogue_has_all_of_it() -> None:
+    """A reader of reports knows no engine, which might have imported a module of its own."""
+    folder = command.ROOT / "conformance" / "explain" / "catalogue"
+    modules = {f"conformance.explain.catalogue.{path.stem}" for path in folder.glob("[!_]*.py")}
+    program = (
+        f"import sys, conformance.explain.catalogue; sys.exit(bool({modules!r} - {{*sys.modules}}))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], cwd=command.ROOT).returncode == 0

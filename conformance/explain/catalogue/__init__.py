@@ -2,8 +2,10 @@
 
 `mistake` has what a record is, and the mistakes that no prediction of weights is about. Every other
 module declares the mistakes of its subject with `known` and predicts what they give; `predictions`
-yields all of them for a step, the most plausible first. A mistake is added in one of these modules,
-and nowhere else.
+yields those that a step alone tells, the most plausible first, and `misalignments` those that are
+read off what was observed. A mistake is added in one of these modules, and nowhere else.
 """
 
-from conformance.explain.catalogue import predictions as predictions  # which imports all others
+# These two import all others.
+from conformance.explain.catalogue import misalignments as misalignments
+from conformance.explain.catalogue import predictions as predictions
