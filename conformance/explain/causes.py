@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from functools import reduce
 from itertools import chain
-from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from adapters.contract.framework import parts_of
-from adapters.contract.objective import FROM_REWARDS, Objective
 from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind
 from conformance.explain.conditions.findings import METRIC_CHECKS
-from conformance.explain.conditions.wording import OBJECTIVES, PARALLELISM, is_choice, said
+from conformance.explain.conditions.wording import OBJECTIVES, is_choice, said
 from conformance.explain.cover import Table, cover, explanation
 from conformance.explain.evidence import Evidence
 from conformance.explain.impact import impact
+from conformance.explain.reach import Reaching, supposed_of
 from conformance.findings.badness import badness, failure
 from conformance.findings.cause import (
-    EMPTY_SAMPLE,
     NO_FACTOR,
     UNEXPLAINED,
     Cause,
@@ -33,43 +28,12 @@ from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from conformance.explain.cover import Pair
     from conformance.findings.cause import CauseTrace, Clues
     from conformance.findings.finding import Finding, FindingId
 
-
-NO_ACTIVE_TOKEN = "where no token is active"
-MASKED_SAMPLE = "where all tokens of a sample are masked"
-
-RARE = (
-    EMPTY_SAMPLE,
-    MASKED_SAMPLE,
-    NO_ACTIVE_TOKEN,
-    "where all tokens of a row are masked",
-    "where there are fewer active tokens than data-parallel ranks",
-    "where prompt groups differ in size",
-    "where a batch is no multiple of the data-parallel ranks",
-    "where micro-batches differ in their number of samples",
-    "where rows are repeated to fill up a batch",
-    "where a rollout has several samples",
-    "where a reward is compared with no other",
-    "where a sample has no reward",
-    "where rewards are large",
-    "where rewards of a prompt hardly differ",
-    "where a rewarded response ends with a masked token",
-)
-"""Facts of a condition that an ordinary batch does not have."""
-
-IMPLIED = {NO_ACTIVE_TOKEN: (EMPTY_SAMPLE, MASKED_SAMPLE), MASKED_SAMPLE: (EMPTY_SAMPLE,)}
-"""Rare facts that another one says already."""
-
-OF_EVERY_STEP = ("dp", "mb")
-"""Parts of layouts whose options every user sets."""
-
-NAMED_CHOICES = 3
-"""Options of which a user sets one that are named; the others are counted."""
 
 NAMED_INPUTS = 3
 """Bad inputs that a statement names; the others are counted."""
@@ -95,14 +59,14 @@ def causes(
     found = [*_explained(table, by_name, chosen_by)]
     claimed = {name for cause in found for name in cause.findings}
     left = [finding for finding in findings if finding.id not in claimed]
-    reaching = _Reaching(table, findings, chosen_by)
+    reaching = Reaching(table, findings, chosen_by)
     everything = []
     several = [*found, *_alike(left, table, chosen_by)]
     shared = Counter(name for cause in several for name in cause.findings)
     for cause in several:
         worst = [by_name[name] for name in cause.findings if is_worst(by_name[name], cause)]
         alone = [one for one in worst if shared[one.id] == 1]
-        facts = _supposed(cause)
+        facts = supposed_of(cause)
         found_out: dict[str, Reach | Impact] = {"reach": reaching.of(cause, worst)}
         if not cause.also:  # else nobody knows of what size the factor is
             found_out["impact"] = impact(
@@ -230,149 +194,6 @@ def _naming(
     condition = [fact for fact in supposed if fact in shown or not is_choice(fact)]
     untested = [fact for fact in supposed if fact not in condition]
     return _Naming(condition, untested, [said(fact, chosen_by) for fact in condition])
-
-
-Need = Callable[["Collection[str]", int, "Mapping[str, Sequence[str]]"], bool]
-"""`Evidence.needs_layout` or `Evidence.needs_loss`."""
-
-Choice = tuple[str, ...]
-"""What a user types to choose something."""
-
-
-class _Reaching:
-    """Tells whom causes reach."""
-
-    def __init__(
-        self,
-        table: Table,
-        findings: Iterable[Finding],
-        chosen_by: Mapping[str, Sequence[str]],
-    ) -> None:
-        self._table = table
-        self._chosen_by = chosen_by
-        self._holds: dict[Choice, int] = defaultdict(int)
-        """The terms of the findings that make each choice, and each part of one."""
-        for finding in findings:
-            bits = table.bits.get(finding.id, 0)
-            choices = (*_of_the_loss(finding, chosen_by), _of_the_layout(finding, chosen_by))
-            parts = {(option,) for choice in choices for option in choice}
-            for choice in {*choices} | parts:
-                self._holds[choice] |= bits
-
-    def of(self, cause: Cause, findings: Sequence[Finding]) -> Reach:
-        """Who sets what all findings have in common, and trains batches with the rare facts of all.
-
-        Where each finding needs an option of its own, it is those who set one of them.
-        """
-        claims = sum(self._table.bits.get(finding.id, 0) for finding in findings)
-        evidence = Evidence(self._table, claims, self._absent(cause))
-        needs: dict[str, bool] = {}
-        of_losses = zip(*(_of_the_loss(one, self._chosen_by) for one in findings), strict=True)
-        for choices in of_losses:
-            needs |= self._needed(choices, evidence.needs_loss, claims)
-        layouts = [_of_the_layout(one, self._chosen_by) for one in findings]
-        for option in _shared(layouts):
-            needs |= self._needed([(option,)], evidence.needs_layout, claims)
-        # What else is rare in the steps that have a condition may only come with it.
-        rare = rare_of(_supposed(cause)) or rare_of(evidence.shown())
-        return Reach(
-            options=[*needs],
-            rare=rare,
-            untested=[
-                *(option for option, is_needed in needs.items() if not is_needed),
-                *(fact for fact in rare if fact in cause.untested),
-            ],
-        )
-
-    def _absent(self, cause: Cause) -> int:
-        is_failure = cause.severity is Severity.NOT_TRAINED
-        return self._table.trained if is_failure else self._table.right
-
-    def _needed(self, choices: Sequence[Choice], needs: Need, claims: int) -> dict[str, bool]:
-        """What all choices have in common, or else one of them; and whether that is needed."""
-        common = _shared(choices)
-        if not common and all(choices):
-            several = sorted({*choices}, key=lambda choice: (len(choice), choice))
-            holds = reduce(or_, (self._holds[choice] for choice in several))
-            options = {*chain.from_iterable(several)}
-            return {_either(several): self._is_needed(options, holds, needs, claims)}
-        return {
-            option: self._is_needed([option], self._holds[option,], needs, claims)
-            for option in common
-        }
-
-    def _is_needed(self, options: Collection[str], holds: int, needs: Need, claims: int) -> bool:
-        """Whether one of some options matters; without claims, nothing tells."""
-        return bool(claims) and needs(options, holds, self._chosen_by)
-
-
-def rare_of(facts: Iterable[str]) -> list[str]:
-    """The rare ones of some facts, each once, without those that another one says already."""
-    rare = [fact for fact in dict.fromkeys(facts) if fact in RARE]
-    implied = {*chain.from_iterable(IMPLIED.get(fact, ()) for fact in rare)}
-    return [fact for fact in rare if fact not in implied]
-
-
-def _supposed(cause: Cause) -> list[str]:
-    """The facts of a cause, shown and not."""
-    return [*cause.condition, *cause.untested]
-
-
-def _shared(choices: Sequence[Choice]) -> list[str]:
-    """What all choices have in common, in the order of the first."""
-    first, *others = choices
-    return [option for option in first if all(option in each for each in others)]
-
-
-def _either(choices: Sequence[Choice]) -> str:
-    """One of several choices, in words."""
-    named = [" ".join(choice) for choice in choices[:NAMED_CHOICES]]
-    more = len(choices) - len(named)
-    return " or ".join([*named, *([f"{more} more"] if more else [])])
-
-
-def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
-    """What a user types to train the step of a finding, besides what everybody types."""
-    choices = (*_of_the_loss(finding, chosen_by), _of_the_layout(finding, chosen_by))
-    return [*dict.fromkeys(chain.from_iterable(choices))]
-
-
-def _of_the_loss(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> tuple[Choice, Choice]:
-    """What chooses the mode, and what chooses the objective.
-
-    No mode changes advantages, and whatever the bounds of clipping, ratios are not 1.
-    """
-    objective = OBJECTIVES.get(finding.identity.slug, Objective.POLICY)
-    modes = () if objective in FROM_REWARDS else (finding.mode,)
-    objectives = () if objective is Objective.OFF_POLICY else (objective,)
-    return _typed(modes, chosen_by), _typed(objectives, chosen_by)
-
-
-def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> Choice:
-    """What chooses the layout."""
-    layout = finding.layout
-    used = [part for part in PARALLELISM if getattr(layout, part) > 1]
-    others = sorted(parts_of(layout) - {*PARALLELISM, *OF_EVERY_STEP})
-    return _typed((*used, *others), chosen_by)
-
-
-def _typed(parts: Iterable[str], chosen_by: Mapping[str, Sequence[str]]) -> Choice:
-    """The options that choose these, without those that every user sets.
-
-    A kind of parallelism that these alone choose is named.
-    """
-    of_every_step = {
-        option
-        for part, typed in chosen_by.items()
-        if part.partition("-")[0] in OF_EVERY_STEP
-        for option in typed
-    }
-    found: list[str] = []
-    for part in parts:
-        named = PARALLELISM.get(part, [])
-        own = [one for one in chosen_by.get(part, named) if one not in of_every_step]
-        found += own or named
-    return tuple(found)
 
 
 def _explained(

@@ -12,9 +12,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import Metric
-from conformance.explain.causes import is_worst, options
+from conformance.explain.causes import is_worst
 from conformance.explain.conditions.findings import of_finding
 from conformance.explain.conditions.steps import of_cut_in_order, of_steps
+from conformance.explain.reach import options
 from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check, Verdict

@@ -23,8 +23,9 @@ from conformance.corpus.cases import CASES_BY_NAME
 from conformance.expected import loss_terms
 from conformance.expected.step_context import StepContext
 from conformance.expected.term import LossTerm
-from conformance.explain.causes import NO_ACTIVE_TOKEN, RARE, causes, is_worst, rare_of
+from conformance.explain.causes import causes, is_worst
 from conformance.explain.groups import FindingGroup
+from conformance.explain.reach import NO_ACTIVE_TOKEN, RARE, rare_of
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS

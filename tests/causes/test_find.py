@@ -11,10 +11,11 @@ from adapters.contract import Layout
 from conformance.comparing.report_file import assembled
 from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.explain.catalogue.mistake import commonness
-from conformance.explain.causes import RARE, causes, with_traces
+from conformance.explain.causes import causes, with_traces
 from conformance.explain.conditions import wording
 from conformance.explain.conditions.findings import of_finding
 from conformance.explain.conditions.steps import facts, of_steps
+from conformance.explain.reach import RARE
 from conformance.findings.cause import (
     EMPTY_SAMPLE,
     Cause,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from adapters.contract.objective import OF_CRITIC, Metric
 from adapters.toolkit.source import SHORT
 from conformance.comparing.cause_changes import Fate
-from conformance.explain.causes import options
 from conformance.explain.conditions.findings import NEGATIVE
 from conformance.explain.conditions.wording import OBJECTIVES
+from conformance.explain.reach import options
 from conformance.findings.badness import failure
 from conformance.findings.cause import Severity
 from conformance.findings.sanitize import first_line, numberless, printable

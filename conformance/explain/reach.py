@@ -1,0 +1,200 @@
+"""Whom a cause reaches: users of options, in the words that they type, or batches with rare facts.
+
+Of options and facts, those count that all findings of the cause share: what some of them can do
+without is no condition.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import reduce
+from itertools import chain
+from operator import or_
+from typing import TYPE_CHECKING
+
+from adapters.contract.framework import parts_of
+from adapters.contract.objective import FROM_REWARDS, Objective
+from conformance.explain.conditions.wording import OBJECTIVES, PARALLELISM
+from conformance.explain.evidence import Evidence
+from conformance.findings.cause import EMPTY_SAMPLE, Reach, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from conformance.explain.cover import Table
+    from conformance.findings.cause import Cause
+    from conformance.findings.finding import Finding
+
+NO_ACTIVE_TOKEN = "where no token is active"
+MASKED_SAMPLE = "where all tokens of a sample are masked"
+
+RARE = (
+    EMPTY_SAMPLE,
+    MASKED_SAMPLE,
+    NO_ACTIVE_TOKEN,
+    "where all tokens of a row are masked",
+    "where there are fewer active tokens than data-parallel ranks",
+    "where prompt groups differ in size",
+    "where a batch is no multiple of the data-parallel ranks",
+    "where micro-batches differ in their number of samples",
+    "where rows are repeated to fill up a batch",
+    "where a rollout has several samples",
+    "where a reward is compared with no other",
+    "where a sample has no reward",
+    "where rewards are large",
+    "where rewards of a prompt hardly differ",
+    "where a rewarded response ends with a masked token",
+)
+"""Facts of a condition that an ordinary batch does not have."""
+
+IMPLIED = {NO_ACTIVE_TOKEN: (EMPTY_SAMPLE, MASKED_SAMPLE), MASKED_SAMPLE: (EMPTY_SAMPLE,)}
+"""Rare facts that another one says already."""
+
+OF_EVERY_STEP = ("dp", "mb")
+"""Parts of layouts whose options every user sets."""
+
+NAMED_CHOICES = 3
+"""Options of which a user sets one that are named; the others are counted."""
+
+Need = Callable[["Collection[str]", int, "Mapping[str, Sequence[str]]"], bool]
+"""`Evidence.needs_layout` or `Evidence.needs_loss`."""
+
+Choice = tuple[str, ...]
+"""What a user types to choose something."""
+
+
+class Reaching:
+    """Tells whom causes reach."""
+
+    def __init__(
+        self,
+        table: Table,
+        findings: Iterable[Finding],
+        chosen_by: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._table = table
+        self._chosen_by = chosen_by
+        self._holds: dict[Choice, int] = defaultdict(int)
+        """The terms of the findings that make each choice, and each part of one."""
+        for finding in findings:
+            bits = table.bits.get(finding.id, 0)
+            choices = (*_of_the_loss(finding, chosen_by), _of_the_layout(finding, chosen_by))
+            parts = {(option,) for choice in choices for option in choice}
+            for choice in {*choices} | parts:
+                self._holds[choice] |= bits
+
+    def of(self, cause: Cause, findings: Sequence[Finding]) -> Reach:
+        """Who sets what all findings have in common, and trains batches with the rare facts of all.
+
+        Where each finding needs an option of its own, it is those who set one of them.
+        """
+        claims = sum(self._table.bits.get(finding.id, 0) for finding in findings)
+        evidence = Evidence(self._table, claims, self._absent(cause))
+        needs: dict[str, bool] = {}
+        of_losses = zip(*(_of_the_loss(one, self._chosen_by) for one in findings), strict=True)
+        for choices in of_losses:
+            needs |= self._needed(choices, evidence.needs_loss, claims)
+        layouts = [_of_the_layout(one, self._chosen_by) for one in findings]
+        for option in _shared(layouts):
+            needs |= self._needed([(option,)], evidence.needs_layout, claims)
+        # What else is rare in the steps that have a condition may only come with it.
+        rare = rare_of(supposed_of(cause)) or rare_of(evidence.shown())
+        return Reach(
+            options=[*needs],
+            rare=rare,
+            untested=[
+                *(option for option, is_needed in needs.items() if not is_needed),
+                *(fact for fact in rare if fact in cause.untested),
+            ],
+        )
+
+    def _absent(self, cause: Cause) -> int:
+        is_failure = cause.severity is Severity.NOT_TRAINED
+        return self._table.trained if is_failure else self._table.right
+
+    def _needed(self, choices: Sequence[Choice], needs: Need, claims: int) -> dict[str, bool]:
+        """What all choices have in common, or else one of them; and whether that is needed."""
+        common = _shared(choices)
+        if not common and all(choices):
+            several = sorted({*choices}, key=lambda choice: (len(choice), choice))
+            holds = reduce(or_, (self._holds[choice] for choice in several))
+            options = {*chain.from_iterable(several)}
+            return {_either(several): self._is_needed(options, holds, needs, claims)}
+        return {
+            option: self._is_needed([option], self._holds[option,], needs, claims)
+            for option in common
+        }
+
+    def _is_needed(self, options: Collection[str], holds: int, needs: Need, claims: int) -> bool:
+        """Whether one of some options matters; without claims, nothing tells."""
+        return bool(claims) and needs(options, holds, self._chosen_by)
+
+
+def supposed_of(cause: Cause) -> list[str]:
+    """The facts of a cause's condition, shown and not."""
+    return [*cause.condition, *cause.untested]
+
+
+def rare_of(facts: Iterable[str]) -> list[str]:
+    """The rare ones of some facts, each once, without those that another one says already."""
+    rare = [fact for fact in dict.fromkeys(facts) if fact in RARE]
+    implied = {*chain.from_iterable(IMPLIED.get(fact, ()) for fact in rare)}
+    return [fact for fact in rare if fact not in implied]
+
+
+def _shared(choices: Sequence[Choice]) -> list[str]:
+    """What all choices have in common, in the order of the first."""
+    first, *others = choices
+    return [option for option in first if all(option in each for each in others)]
+
+
+def _either(choices: Sequence[Choice]) -> str:
+    """One of several choices, in words."""
+    named = [" ".join(choice) for choice in choices[:NAMED_CHOICES]]
+    more = len(choices) - len(named)
+    return " or ".join([*named, *([f"{more} more"] if more else [])])
+
+
+def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+    """What a user types to train the step of a finding, besides what everybody types."""
+    choices = (*_of_the_loss(finding, chosen_by), _of_the_layout(finding, chosen_by))
+    return [*dict.fromkeys(chain.from_iterable(choices))]
+
+
+def _of_the_loss(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> tuple[Choice, Choice]:
+    """What chooses the mode, and what chooses the objective.
+
+    No mode changes advantages, and whatever the bounds of clipping, ratios are not 1.
+    """
+    objective = OBJECTIVES.get(finding.identity.slug, Objective.POLICY)
+    modes = () if objective in FROM_REWARDS else (finding.mode,)
+    objectives = () if objective is Objective.OFF_POLICY else (objective,)
+    return _typed(modes, chosen_by), _typed(objectives, chosen_by)
+
+
+def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> Choice:
+    """What chooses the layout."""
+    layout = finding.layout
+    used = [part for part in PARALLELISM if getattr(layout, part) > 1]
+    others = sorted(parts_of(layout) - {*PARALLELISM, *OF_EVERY_STEP})
+    return _typed((*used, *others), chosen_by)
+
+
+def _typed(parts: Iterable[str], chosen_by: Mapping[str, Sequence[str]]) -> Choice:
+    """The options that choose these, without those that every user sets.
+
+    A kind of parallelism that these alone choose is named.
+    """
+    of_every_step = {
+        option
+        for part, typed in chosen_by.items()
+        if part.partition("-")[0] in OF_EVERY_STEP
+        for option in typed
+    }
+    found: list[str] = []
+    for part in parts:
+        named = PARALLELISM.get(part, [])
+        own = [one for one in chosen_by.get(part, named) if one not in of_every_step]
+        found += own or named
+    return tuple(found)
