@@ -18,7 +18,9 @@ from conformance.comparing.expectations import load, read
 from conformance.findings.errors import InvalidExpectationsError
 
 if TYPE_CHECKING:
-    from conformance.comparing.expectations import Expectations
+    from conformance.comparing.expectations import Expectations, KnownFailure, KnownMistake
+    from conformance.findings.cause import Cause
+    from conformance.findings.report import Report
 
 KNOWN = Path(__file__).parents[2] / "reports" / "known"
 """The folder of the files."""
@@ -38,6 +40,12 @@ def known(framework: str, engine: str) -> Expectations | None:
     if engine not in every.engines:
         return None
     return replace(every.of_engine(engine), is_strict=False)
+
+
+def entry_of(report: Report, cause: Cause) -> KnownMistake | KnownFailure | None:
+    """What is known of a cause of a report; None if nothing is."""
+    audited = known(report.adapter, report.engine)
+    return None if audited is None else audited.of(cause)
 
 
 def expected(text: Path, framework: str, engine: str) -> Expectations:

@@ -10,7 +10,7 @@ from collections import Counter
 from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.comparing.known import known
+from conformance.comparing.known import entry_of
 from conformance.explain.conditions.wording import subject
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
@@ -96,7 +96,7 @@ def as_markdown(report: Report, cause: Cause, elsewhere: Sequence[str] = ()) -> 
     slugs = Counter(sorted(finding.identity.slug for finding in shown.findings))
     said = _failed(shown, kind) if kind in FAILURES else escape_markdown(cause.words)
     statement = ", ".join([said, *map(_fact, cause.condition_words)])
-    entry = _known(report, cause)
+    entry = entry_of(report, cause)
     text = TEMPLATE.render(
         report=report,
         shown=shown,
@@ -125,12 +125,6 @@ def as_markdown(report: Report, cause: Cause, elsewhere: Sequence[str] = ()) -> 
         versions=_versions(report),
     )
     yield from text.rstrip().split("\n")
-
-
-def _known(report: Report, cause: Cause) -> KnownMistake | KnownFailure | None:
-    """Returns what was worked out by hand of a cause, if it was."""
-    audited = known(report.adapter, report.engine)
-    return None if audited is None else audited.of(cause)
 
 
 def _title(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.comparing.known import known
+from conformance.comparing.known import entry_of
 from conformance.findings.cause import Severity
 from conformance.findings.finding import FindingId
 from conformance.findings.verdict import Check
@@ -130,13 +130,13 @@ def accusations(newest: Sequence[CommittedReport]) -> list[Accusation]:
     """
     groups: dict[tuple[str, object], list[Shown]] = defaultdict(list)
     for shown in _shown(newest):
-        named = entry_of(shown) or shown.cause.mistake
+        named = entry_of(shown.report, shown.cause) or shown.cause.mistake
         groups[shown.report.adapter, named].append(shown)
     taken: Counter[str] = Counter()
     found = []
     for (framework, _), group in groups.items():
         worst_first = sorted(group, key=lambda one: one.rank)
-        entry = entry_of(worst_first[0])
+        entry = entry_of(worst_first[0].report, worst_first[0].cause)
         if entry is not None and entry.deliberate is not None:
             continue
         name = f"{framework}-{worst_first[0].cause.name}"
@@ -145,13 +145,6 @@ def accusations(newest: Sequence[CommittedReport]) -> list[Accusation]:
         path = ISSUES / f"{name}{number}.md"
         found.append(Accusation(shown=tuple(worst_first), entry=entry, path=path))
     return sorted(found, key=lambda one: one.rank)
-
-
-def entry_of(shown: Shown) -> KnownMistake | KnownFailure | None:
-    """Returns what is known of a cause."""
-    report = shown.report
-    audited = known(report.adapter, report.engine)
-    return None if audited is None else audited.of(shown.cause)
 
 
 def _shown(newest: Sequence[CommittedReport]) -> Iterator[Shown]:

@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conformance.comparing.known import entry_of
 from conformance.explain.groups import shared_causes
 from conformance.findings.cause import Harm
 from conformance.findings.verdict import Check, Verdict
@@ -89,6 +90,8 @@ def cause_rows(found: Sequence[CommittedReport], harms: Collection[Harm]) -> Ite
 def _cause(shared: SharedCause, versions: Sequence[CommittedReport]) -> list[str]:
     """Returns the cells of a cause, worded as in the report that has most of its findings."""
     largest = max(shared.groups.values(), key=lambda group: len(group.findings))
+    last = versions[next(iter(shared.groups))]
+    entry = entry_of(last.report, shared.cause) if last in newest(versions) else None
     place = f"; look at `{largest.cause.place}`" if largest.cause.place else ""
     counts: dict[str, list[str]] = defaultdict(list)
     for at, group in reversed(shared.groups.items()):
@@ -96,7 +99,7 @@ def _cause(shared: SharedCause, versions: Sequence[CommittedReport]) -> list[str
     return [
         versions[0].report.adapter,
         shared.cause.effect,
-        f"{escape_markdown(shared.cause.statement)}{place}",
+        entry.reason if entry else f"{escape_markdown(shared.cause.statement)}{place}",
         str(largest.cause.impact),
         f"`{largest.smallest.id}`",
         "; ".join(f"{engine}: {', '.join(names)}" for engine, names in counts.items()),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.comparing.cause_changes import cause_histories
+from conformance.comparing.known import entry_of
 from conformance.comparing.report_file import require_regular
 from conformance.findings.badness import explain
 from conformance.findings.cause import Severity
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from conformance.comparing.cause_changes import CauseChange
+    from conformance.comparing.expectations import KnownFailure, KnownMistake
     from conformance.explain.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
     from conformance.findings.verdict import Verdict
@@ -97,6 +99,9 @@ class PageCause:
     command: str
     """Runs the smallest reproduction."""
 
+    entry: KnownMistake | KnownFailure | None
+    """What was worked out by hand of it."""
+
     @property
     def is_advice(self) -> bool:
         """Whether nothing that the framework promises is broken."""
@@ -120,6 +125,7 @@ def _page_cause(shared: SharedCause, versions: Sequence[Version], change: CauseC
         query=query | ({} if group.example.verdict in WRONG else {"verdict": "any"}),
         link={"verdict": "any", "finding": address},
         command=command(version.report, group.smallest),
+        entry=entry_of(version.report, group.cause),
     )
 
 
