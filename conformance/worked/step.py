@@ -25,8 +25,8 @@ from conformance.expected.step_context import StepContext
 from conformance.expected.term import LossTerm
 from conformance.explain.causes import causes, is_worst
 from conformance.explain.groups import FindingGroup
-from conformance.explain.reach import NO_ACTIVE_TOKEN, RARE, rare_of
-from conformance.findings.cause import Severity
+from conformance.explain.reach import MASKED_SAMPLE, RARE, rare_of
+from conformance.findings.cause import EMPTY_SAMPLE, Severity
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
 from conformance.worked.factors import denominators, formula
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from conformance.plan.checks import CheckSpec
     from conformance.worked.factors import Denominator, Formula
     from reference.step import Step
+
+
+OF_MASKED_SAMPLES = (EMPTY_SAMPLE, MASKED_SAMPLE)
+"""Rare facts that say nothing of the other samples of a step."""
 
 
 class WorkedTerm:
@@ -263,12 +267,12 @@ class ShownCause:
     def _oddity(self, finding: Finding) -> tuple[bool, bool, int]:
         """A sort key: less than the cause does, other causes besides, rare facts it does not need.
 
-        A step without any active token counts as two rare facts, as it trains nothing.
+        A masked sample among others does not make a step harder to read.
         """
-        needless = [fact for fact in self._rare(finding) if fact not in self.cause.reach.rare]
-        trains_nothing = NO_ACTIVE_TOKEN in self._rare(finding)
+        expected = (*self.cause.reach.rare, *OF_MASKED_SAMPLES)
+        needless = [fact for fact in self._rare(finding) if fact not in expected]
         is_less = not is_worst(finding, self.cause)
-        return is_less, finding.id in self._of_others, len(needless) + trains_nothing
+        return is_less, finding.id in self._of_others, len(needless)
 
     def _size(self, finding: Finding) -> tuple[bool, bool, int, bool, int, bool, int, int, str]:
         """A sort key: the plainest, then fewest ranks and tokens, and the plainest check."""

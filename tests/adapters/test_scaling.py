@@ -80,6 +80,7 @@ ELSEWHERE = {
         toolkit.source._packages toolkit.source.released trl.driving.GrpoTraining.configured
         trl.model. trl_losses.liger.LigerAdapter.load verl.importing._defaults
     """,
+    "the words of a refusal": "ms_swift.megatron.Training._trainer.Trainer.get_local_rollout_batch",
     "micro-batches of all ranks": "slime_family.driving.of_single_samples",
     "sizes that the framework is told": """
         areal.framework._budget

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from conformance.comparing import expectations
+from conformance.comparing import known as known_mistakes
 from conformance.comparing.expectations import Expectations
 from conformance.findings.cause import Harm, SuspectedLine
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Check, Verdict
-from conformance.views.overview import accusations as accused_of
 from conformance.views.overview.accusations import accusations
 from conformance.views.overview.committed import CommittedReport
 from conformance.views.overview.pages import (
@@ -133,7 +133,7 @@ def test_what_is_known_of_a_mistake_is_told_once_for_all_names_and_engines(
     file = tmp_path / "toy.toml"
     file.write_text(KNOWN_OF_TOY)
     known = partial(Expectations.of_engine, expectations.read(file))
-    monkeypatch.setattr(accused_of, "known", lambda _, engine: known(engine))
+    monkeypatch.setattr(known_mistakes, "known", lambda _, engine: known(engine))
     other = version("v2", of("divided_by_dp")).report.model_copy(update={"engine": "fsdp"})
     found = [
         version("v2", of("not_divided"), of("multiplied_by_cp")),

@@ -61,13 +61,13 @@ def swapped(text: str) -> str:
     [
         (lambda text: text[: len(text) // 2], r" at line \d+ column \d+\): it is cut short"),
         (lambda text: "", r"Invalid JSON: .* at line 1"),
-        (replaced('"verdict": "conforms"', '"verdict": "fine"'), r"line 19, findings\.0\.verdict"),
-        (replaced('"error": 2.5e-07', '"error": 1.5'), r"line 19, findings\.0: an error of 1.5"),
+        (replaced('"verdict": "conforms"', '"verdict": "fine"'), r"line 20, findings\.0\.verdict"),
+        (replaced('"error": 2.5e-07', '"error": 1.5'), r"line 20, findings\.0: an error of 1.5"),
         (
             replaced("/b/dp1-cp1-", "/b/dp1-cp1-tp1-"),
-            r"line 20, findings\.1: the id is '.*-tp1-mb1-bshd', which is written '.*/dp1-cp1-mb1",
+            r"line 21, findings\.1: the id is '.*-tp1-mb1-bshd', which is written '.*/dp1-cp1-mb1",
         ),
-        (replaced("/b/dp1", "/dp1"), r"line 20, findings\.1: '.*' is not of the form weights/"),
+        (replaced("/b/dp1", "/dp1"), r"line 21, findings\.1: '.*' is not of the form weights/"),
         (replaced('"engine": "torch"', '"motor": "torch"'), r"engine: Field required"),
         (replaced('"dirty": false', '"dirty": "perhaps"'), r"line 6, source.dirty: "),
         (replaced('"conforms": 2', '"conforms": 3'), r"the summary does not count what"),

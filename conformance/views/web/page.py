@@ -103,6 +103,12 @@ class PageCause:
     """What was worked out by hand of it."""
 
     @property
+    def is_named_rightly(self) -> bool:
+        """Whether nothing that was worked out by hand has another name for it first."""
+        names = getattr(self.entry, "names", (self.group.cause.name,))
+        return bool(names[0] == self.group.cause.name)
+
+    @property
     def is_advice(self) -> bool:
         """Whether nothing that the framework promises is broken."""
         return self.group.cause.severity is Severity.ADVICE
