@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 NO_ACTIVE_TOKEN = "where no token is active"
 MASKED_SAMPLE = "where all tokens of a sample are masked"
+MASKED_ROW = "where all tokens of a row are masked"
 
 RARE = (
     EMPTY_SAMPLE,
     MASKED_SAMPLE,
     NO_ACTIVE_TOKEN,
-    "where all tokens of a row are masked",
+    MASKED_ROW,
     "where there are fewer active tokens than data-parallel ranks",
     "where prompt groups differ in size",
     "where a batch is no multiple of the data-parallel ranks",

@@ -25,7 +25,7 @@ from conformance.expected.step_context import StepContext
 from conformance.expected.term import LossTerm
 from conformance.explain.causes import causes, is_worst
 from conformance.explain.groups import FindingGroup
-from conformance.explain.reach import MASKED_SAMPLE, RARE, rare_of
+from conformance.explain.reach import MASKED_ROW, MASKED_SAMPLE, RARE, rare_of
 from conformance.findings.cause import EMPTY_SAMPLE, Severity
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 
-OF_MASKED_SAMPLES = (EMPTY_SAMPLE, MASKED_SAMPLE)
+OF_MASKED_SAMPLES = (EMPTY_SAMPLE, MASKED_SAMPLE, MASKED_ROW)
 """Rare facts that say nothing of the other samples of a step."""
 
 
