@@ -67,7 +67,7 @@ class MsSwiftAdapter(InOneRun):
             for name in ("GRPOArgumentsMixin", "RolloutTrainerArgumentsMixin")
         )
         names = options.with_choices(own - others)
-        # What `RLHFArguments` and Megatron's arguments make of a `loss_type` that nobody sets.
+        # `RLHFArguments` and Megatron's arguments set `loss_type` to grpo if a user does not.
         defaults = {**options.defaults, "loss_type": "grpo"}
         return self.framework.description(options.offers, names, defaults.get)
 

@@ -195,7 +195,7 @@ class KnownMistake(_Entry):
     names: Annotated[Mistakes, Field(alias="name")]
     condition: tuple[Fact, ...] | None = None
     suspect: Annotated[tuple[Line, ...], Field(min_length=1)] | None = None
-    """Lines of which a cause's first suspect has to be one, by the ends of their paths."""
+    """The first suspect of a cause must be one of these lines, compared by the ends of paths."""
 
     check: Annotated[tuple[Words, ...], Field(min_length=1)] | None = None
     """Checks, or beginnings of them, that all findings of a cause have to be of."""
@@ -210,7 +210,7 @@ class KnownMistake(_Entry):
         return self.check is None or finding_id.startswith(self.check)
 
     def allows(self, cause: Cause) -> bool:
-        """Whether a cause may be this mistake under one of its names, as far as it is traced."""
+        """Whether condition, checks and, if it was traced, suspect of a cause fit this mistake."""
         return (
             (self.condition is None or [*self.condition] == cause.condition)
             and (self.suspect is None or not cause.suspects or self._suspects(cause.suspects[0]))

@@ -43,7 +43,7 @@ def known(framework: str, engine: str) -> Expectations | None:
 
 
 def entry_of(report: Report, cause: Cause) -> KnownMistake | KnownFailure | None:
-    """What is known of a cause of a report; None if nothing is."""
+    """The entry that describes a cause of a report; None if no entry does."""
     audited = known(report.adapter, report.engine)
     return None if audited is None else audited.of(cause)
 

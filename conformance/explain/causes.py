@@ -68,7 +68,7 @@ def causes(
         alone = [one for one in worst if shared[one.id] == 1]
         facts = supposed_of(cause)
         found_out: dict[str, Reach | Impact] = {"reach": reaching.of(cause, worst)}
-        if not cause.also:  # else nobody knows of what size the factor is
+        if not cause.also:  # an ambiguous factor has no known size
             found_out["impact"] = impact(
                 cause.name, cause.severity, facts, worst, alone, OBJECTIVES
             )

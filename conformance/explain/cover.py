@@ -216,7 +216,7 @@ class Table:
         return found[0]
 
     def telling_of(self, claims: int) -> int:
-        """The terms that tell of claims: given advantages tell nothing of computed ones."""
+        """The terms that are evidence on claims: given advantages are none on computed ones."""
         is_of_advantages = not claims & ~self._of_advantages
         return self._of_advantages if is_of_advantages else self._everywhere
 

@@ -56,7 +56,7 @@ OF_EVERY_STEP = ("dp", "mb")
 """Parts of layouts whose options every user sets."""
 
 NAMED_CHOICES = 3
-"""Options of which a user sets one that are named; the others are counted."""
+"""Alternative options that a reach names; further ones are only counted."""
 
 Need = Callable[["Collection[str]", int, "Mapping[str, Sequence[str]]"], bool]
 """`Evidence.needs_layout` or `Evidence.needs_loss`."""

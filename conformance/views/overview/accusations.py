@@ -58,7 +58,7 @@ class Accusation:
     """The worst first."""
 
     entry: KnownMistake | KnownFailure | None
-    """What is known of it; None if it was never held against the framework's source."""
+    """Its entry in `reports/known`; None if it has none."""
 
     path: Path
     """Its bug report."""
@@ -101,7 +101,7 @@ class Accusation:
 
     @property
     def line(self) -> str:
-        """The line to change, in Markdown; of what nobody worked out, the line to look at first."""
+        """The line to change, in Markdown; without an entry, the first suspect."""
         if self.entry is None or self.entry.line is None:
             return code(self.worst.cause.where) if self.worst.cause.where else "–"
         file = PurePosixPath(self.entry.line).name

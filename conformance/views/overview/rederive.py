@@ -1,8 +1,8 @@
 """Derives the causes of committed reports anew, as this version of the project does.
 
-``python -m conformance.views.overview.rederive`` is for changes of how findings are put together
-and worded. Findings and what was observed stay as they are, and so do the traces of causes. A
-mistake that has another name now is given as ``OLD=NEW``.
+``python -m conformance.views.overview.rederive`` is for changes in how findings are grouped into
+causes and worded. Observations and traces stay as they are. A mistake that was renamed is given as
+``OLD=NEW``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def rederived(report: Report, renamed: Mapping[str, str]) -> Report:
     clues = [_of_today(one, renamed) for one in report.clues]
     traces = {
         name: CauseTrace(suspects=one.suspects, chain=one.chain, token=one.token)
-        for one in reversed(report.causes)  # of a finding of several causes, the worst tells most
+        for one in reversed(report.causes)  # so that the worst cause of a finding wins
         if one.suspects
         for name in one.findings
     }
