@@ -250,7 +250,7 @@ def test_command_on_skyrl_shows_the_same_cause_again(tmp_path: Path) -> None:
     markdown = text(first.report, "not_reduced_over")
     second = again(tmp_path / "second", "skyrl", markdown)
 
-    assert "# Wrong logged number: the reduction over context-parallel ranks is missing" in markdown
+    assert "# Wrong logged number `final_loss`: " in markdown
     assert second.report.causes == first.report.causes
 
 
