@@ -29,6 +29,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 LEFT_OUT = {
     "soak": "takes many minutes; give -m soak",
+    "thorough": "tries what a quicker test tries in part; give -m thorough",
     "processes": "starts processes and waits; give -m processes",
 }
 

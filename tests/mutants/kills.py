@@ -1,6 +1,6 @@
 """Runs mutants over the corpus and reports which cases kill them, and with which diagnosis."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -68,13 +68,22 @@ class Trial:
         return [_alternatives(name) for name in names]
 
 
-def trials(mutant: type[Mutant], pool: RankPool) -> Iterator[Trial]:
-    """All trials of a mutant."""
+def all_cells(cells: Sequence[MatrixCell]) -> Sequence[MatrixCell]:
+    """No choice of cells."""
+    return cells
+
+
+def trials(
+    mutant: type[Mutant],
+    pool: RankPool,
+    choice: Callable[[Sequence[MatrixCell]], Sequence[MatrixCell]] = all_cells,
+) -> Iterator[Trial]:
+    """The trials of a mutant, all of them unless some of its cells are chosen."""
     if issubclass(mutant, StartupMutant):
         return _startup_trials(mutant, pool)
     if issubclass(mutant, LogMutant):
         return _log_trials(mutant)
-    cells = cells_of(mutant.spec, mutant)
+    cells = choice(cells_of(mutant.spec, mutant))
     if one_process.is_seen(mutant):
         return trials_on(cells, mutant, OneProcess(), Depth.LOSS)
     return trials_on(cells, mutant, pool)

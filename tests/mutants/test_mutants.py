@@ -1,7 +1,7 @@
 """Every mutant is killed by a mismatch, by the expected cases, and named."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.checks import ALL_SPECS, check_spec
+from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import RankPool
 from tests.mutants import (
     MUTANTS,
@@ -46,14 +47,30 @@ def pool() -> Iterator[RankPool]:
         yield pool
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # Those of a step of 2^24 tokens take half a minute; `test_mistakes` has their prediction.
-        pytest.param(name, marks=[pytest.mark.soak] if mutant.case else [])
-        for name, mutant in BY_NAME.items()
-    ],
-)
+NAMES = [
+    # Those of a step of 2^24 tokens take half a minute; `test_mistakes` has their prediction.
+    pytest.param(name, marks=[pytest.mark.soak] if mutant.case else [])
+    for name, mutant in BY_NAME.items()
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mutant_is_killed_and_named(name: str, pool: RankPool) -> None:
+    """The first trial that does ends it; `test_mutant_is_killed_as_the_table_says` makes all."""
+    mutant = BY_NAME[name]
+    [line] = [one for one in _rows() if one.startswith(f"| {name} |")]
+    killed_by = line.split("|")[5].strip()
+
+    def killing(cells: Sequence[MatrixCell]) -> list[MatrixCell]:
+        return [cell for cell in reversed(cells) if _kills(killed_by, cell.case.name)]
+
+    kills = (trial for trial in trials(mutant, pool, killing) if trial.is_kill)
+
+    assert any(kill.names(one) for kill in kills for one in (mutant.diagnosis, *mutant.as_well))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", NAMES)
 def test_mutant_is_killed_as_the_table_says(name: str, pool: RankPool) -> None:
     """A crash, a time-out or a refusal fails in `trials`; the table has every case's result."""
     mutant = BY_NAME[name]
