@@ -89,6 +89,7 @@ def test_gradients_that_are_not_joined_into_one_collective_are_the_same(tmp_path
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_findings_under_torchrun_are_the_pool_s(tmp_path: Path) -> None:
     chosen = ("--layout=dp2-cp1-mb2-thd", "--checks=weights,metric", "-k", "one_token")
     pool = command.run(tmp_path / "pool", "skyrl", *chosen)
