@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters.contract import Observation
+from adapters.contract.logged import LOGGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -55,7 +56,11 @@ def observation(
 def numbers(
     names: Mapping[Metric, str], logs: Sequence[Mapping[str, Any]]
 ) -> dict[Metric, tuple[float | None, ...]]:
-    """The metrics by their names in logs, with a number of each log; None where it lacks one."""
+    """The metrics by their names in logs, with a number of each log; None where it lacks one.
+
+    All other numbers are noted in `LOGGED`.
+    """
+    LOGGED.note(logs)
     return {
         metric: tuple(float(log[name]) if name in log else None for log in logs)
         for metric, name in names.items()

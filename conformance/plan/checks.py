@@ -25,6 +25,7 @@ from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
 from conformance.corpus.rollouts import ROLLOUTS
 from conformance.findings.finding import FindingId, slug
 from conformance.findings.verdict import Check
+from conformance.laws.law import LAWS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Layout
     from conformance.corpus.cases import Case
+    from conformance.laws.law import Law
 
 
 def _cases(*names: str) -> tuple[Case, ...]:
@@ -160,6 +162,9 @@ class CheckSpec:
     attached: Column | None = None
     """The column that must have no gradient."""
 
+    law: Law | None = None
+    """The change that must not matter."""
+
     def takes(self, case: Case) -> bool:
         """Whether a case tells something here; of one that is not of the corpus, its masks say."""
         if case in ALL_CASES:
@@ -170,7 +175,8 @@ class CheckSpec:
     @property
     def is_looked_at_once(self) -> bool:
         """Whether it is looked at on one layout or two, and not wherever its objective is."""
-        return self.compares_cuts or self.poisoned is not None or self.attached is not None
+        is_altered = self.poisoned is not None or self.attached is not None
+        return self.compares_cuts or is_altered or self.law is not None
 
     @property
     def is_of_advantages(self) -> bool:
@@ -429,7 +435,33 @@ ATTACHED = tuple(
 """Each column that a model computes where a loss or an estimator reads it."""
 
 
-ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED)
+LAWFUL = tuple(
+    CheckSpec(
+        check=Check.LAWS,
+        name=f"{law.name}_{objective}",
+        objective=objective,
+        cases=tuple(one for one in REJECTION if one.name == REJECTED_TOKENS)
+        if objective in WITH_REJECTION
+        else _cases("split_groups"),
+        law=law,
+    )
+    for objective in (
+        Objective.OFF_POLICY,
+        Objective.COMBINED,
+        Objective.TIS_TOKEN,
+        Objective.SEQUENCE_MASKED,
+        Objective.REJECTION_OFF_POLICY,
+        Objective.GROUP_NORMALISED,
+        Objective.REINFORCE_PP,
+        Objective.GAE,
+    )
+    for law in LAWS.values()
+)
+"""Each law with every kind of numbers that frameworks log: of losses, their terms, corrections,
+rejection, rewards and advantages, and of a critic."""
+
+
+ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED, *LAWFUL)
 
 
 def check_spec(slug: str) -> CheckSpec:

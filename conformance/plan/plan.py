@@ -12,7 +12,14 @@ from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
-from conformance.plan.checks import ATTACHED, CHECK_SPECS, CUT_DEPENDENCE, POISONED, CheckSpec
+from conformance.plan.checks import (
+    ATTACHED,
+    CHECK_SPECS,
+    CUT_DEPENDENCE,
+    LAWFUL,
+    POISONED,
+    CheckSpec,
+)
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.plan.quick import Substitutes, pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
@@ -113,6 +120,7 @@ class Plan:
             cells += [
                 *self._cut_cells(),
                 *self._altered_cells(),
+                *self._lawful_cells(),
                 *self._startup_cells(),
                 *self._log_cells(),
                 *self._generated_cells(),
@@ -227,6 +235,21 @@ class Plan:
             for mode in self.aggregations
             for spec in (*POISONED, *ATTACHED)
             if spec.is_seen_in_every_mode or mode is self.mode_of_advantages
+            for case in spec.cases
+            if self._runs(case, layout)
+        ]
+
+    def _lawful_cells(self) -> list[MatrixCell]:
+        """In one mode, on a small layout with several ranks and micro-batches if there is one."""
+        if self.depth is not Depth.STEP:
+            return []
+        layout = max(
+            self.layouts,
+            key=lambda one: (one.dp > 1 and one.micro_batches != 1, one.dp > 1, -one.world_size),
+        )
+        return [
+            self._cell(self.mode_of_advantages, case, layout, spec)
+            for spec in LAWFUL
             for case in spec.cases
             if self._runs(case, layout)
         ]

@@ -54,6 +54,7 @@ from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupC
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 from conformance.runs.jobs import reports
+from conformance.runs.laws import judge_law
 from reference.aggregation import TokenSet
 
 if TYPE_CHECKING:
@@ -83,9 +84,11 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
             return _check_startup(cell, jobs)
         case MatrixCell() if cell.spec.poisoned:
             return judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
+        case MatrixCell() if cell.spec.law:
+            return judge_law(cell, jobs.outcome(cell), jobs, partial(_check_job, jobs=jobs))
         case MatrixCell() if cell.spec.attached:
             return judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
-    return _check_job(cell, jobs)
+    return _check_job(cell, jobs.outcome(cell), jobs)
 
 
 def job_cells(
@@ -93,7 +96,7 @@ def job_cells(
 ) -> Iterator[MatrixCell]:
     """Yield cells that are judged by the outcome of their job alone, which may run beforehand."""
     for cell in cells:
-        if type(cell) is not MatrixCell or cell.spec.poisoned is not None:
+        if type(cell) is not MatrixCell or cell.spec.poisoned or cell.spec.law:
             continue
         if _missing(cell, description) is None:
             yield cell
@@ -123,8 +126,8 @@ def judge(spec: CheckSpec) -> Judge:
     return judge_combined if spec.objective in OF_TERMS else judge_weights
 
 
-def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Judgement:
-    description, outcome = jobs.description, jobs.outcome(cell)
+def _check_job(cell: MatrixCell, outcome: Ran | Declined | Crashed, jobs: SharedJobs) -> Judgement:
+    description = jobs.description
     if isinstance(outcome, Crashed):
         advice = _advice_on(outcome, cell.job, description)
         return advice or _not_trained(cell, outcome, outcome.place, description)
@@ -220,7 +223,8 @@ def judge_poison(
     assert job.poison is not None
     if _counts(job.poison, job.objective, jobs.description):
         return unjudged(Verdict.UNSUPPORTED, f"by its conventions the {job.poison} count")
-    plain = jobs.plain(job)
+    plain_job = replace(job, poison=None)
+    plain = jobs.remembered(plain_job, plain_job)
     if not isinstance(plain, Ran):
         return unjudged(Verdict.UNSUPPORTED, f"without poison: {plain.message}")
     if isinstance(outcome, Ran):

@@ -20,7 +20,7 @@ from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from adapters.contract import Depth, Description, Job, Layout, Observation
     from adapters.contract.job import Setting
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 """A batch that every framework can train on."""
 
 
+MOST_REMEMBERED = 3
+"""How many outcomes are kept of jobs that cells share which follow each other."""
+
+
 class SharedJobs:
     """The outcomes of jobs, each kept until the last of the selected cells that share it asks."""
 
@@ -47,7 +51,7 @@ class SharedJobs:
         self._ignored: frozenset[Setting] | None = None
         self._read: dict[tuple[Metric, Objective], bool] = {}
         self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
-        self._plain: tuple[Job, Ran | Declined | Crashed] | None = None
+        self._remembered: dict[Hashable, Ran | Declined | Crashed] = {}
         self._upcoming: Iterable[MatrixCell] = ()
         self._running: str | None = None
         self._resources = ExitStack()
@@ -127,12 +131,13 @@ class SharedJobs:
             self._rescalings[key] = shown[0] if shown else None
         return self._rescalings[key]
 
-    def plain(self, job: Job) -> Ran | Declined | Crashed:
-        """Runs a job without its poison, once for all jobs that follow each other."""
-        plain = replace(job, poison=None)
-        if self._plain is None or self._plain[0] != plain:
-            self._plain = plain, self.run(plain)
-        return self._plain[1]
+    def remembered(self, key: Hashable, job: Job) -> Ran | Declined | Crashed:
+        """Runs a job that the next cells share, unless it was run as one of the last few."""
+        if key not in self._remembered:
+            for oldest in [*self._remembered][: 1 - MOST_REMEMBERED]:
+                del self._remembered[oldest]
+            self._remembered[key] = self.run(job)
+        return self._remembered[key]
 
     def observations(self, job: Job) -> tuple[Observation, ...] | None:
         """What the ranks observe of a job that no cell shares; None if it does not run."""

@@ -1,0 +1,104 @@
+"""Judges a step after a change that must not matter, by the same step before it.
+
+Its gradient is held against the reference as that of every step. Of numbers that are logged, no
+formula is needed: each is what it was, unless it is logged of this objective by a check of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.token_values import LARGEST
+from conformance.findings.finding import Diagnosis
+from conformance.findings.verdict import Verdict
+from conformance.judging.weights import Judgement, final_weights
+from reference.rounding import TERM_OPERATIONS, reported_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from adapters.contract import Description, Job, Observation
+    from conformance.laws.law import Law
+
+
+MOST_NAMED = 3
+"""How many numbers an explanation names."""
+
+
+def moves_gradient(
+    before: tuple[Job, Sequence[Observation]],
+    after: tuple[Job, Sequence[Observation]],
+    description: Description,
+    tolerance: float,
+) -> bool:
+    """Whether a token of both steps has another gradient in each, beyond the error of both."""
+    [old, new] = (_gradient_by_name(*run, description) for run in (before, after))
+    common = sorted(old.keys() & new.keys())
+    one, other = (np.array([of[name] for name in common]) for of in (old, new))
+    largest = float(np.abs(one).max(initial=0.0))
+    return not np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest)
+
+
+def _gradient_by_name(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> dict[int, float]:
+    names = np.concatenate(ProbedBatch(job.steps).names).tolist()
+    of_steps = [
+        final_weights(observations, index, job, description.conventions)[0]
+        for index in range(len(job.steps))
+    ]
+    return dict(zip(names, np.concatenate(of_steps).tolist(), strict=True))
+
+
+def changed_numbers(
+    job: Job, before: Sequence[Observation], after: Sequence[Observation], dtype: str
+) -> dict[str, tuple[float, float]]:
+    """The logged numbers that differ, before and after, by the framework's names.
+
+    A number of unknown make is taken for a mean of values that tokens of a batch can have: the
+    bound is that of their sum, of both runs, relative to the largest.
+    """
+    tokens = sum(len(step.mask) for step in job.steps)
+    bound = 2 * reported_bound(tokens, dtype, TERM_OPERATIONS)
+    found = {}
+    # What is logged of one run alone has nothing to be held against.
+    for name in sorted(logged_names(before) & logged_names(after)):
+        for one, other in zip(_numbers(before, name), _numbers(after, name), strict=False):
+            size = max(LARGEST, abs(one), abs(other))
+            if not np.isclose(one, other, rtol=0.0, atol=bound * size, equal_nan=True):
+                found.setdefault(name, (one, other))
+    return found
+
+
+def judge_changed(
+    law: Law, changed: Mapping[str, tuple[float, float]], description: Description
+) -> Judgement:
+    """Judge what a law's change changed: a rule of the framework's is broken, or it is advice."""
+    if not changed:
+        return Judgement(verdict=Verdict.CONFORMS, error=0.0)
+    stated = description.rules.get(f"laws.{law.name}")
+    said = [
+        f"`{name}` changes from {one:.6g} to {other:.6g}"
+        for name, (one, other) in sorted(changed.items())
+    ]
+    more = [f"{len(said) - MOST_NAMED} more change"] if len(said) > MOST_NAMED else []
+    words = f"{', '.join([*said[:MOST_NAMED], *more])} when {law.says}"
+    source = f"; see {stated}" if stated else "; no document of the framework says that they stay"
+    return Judgement(
+        verdict=Verdict.ADVICE if stated is None else Verdict.MISMATCH,
+        diagnosis=Diagnosis(name=law.mistake, explanation=f"{words}{source}"),
+    )
+
+
+def logged_names(run: Sequence[Observation]) -> set[str]:
+    """The names of all numbers that ranks log."""
+    return {name for one in run for name in one.logged}
+
+
+def _numbers(run: Sequence[Observation], name: str) -> list[float]:
+    """What the ranks log under a name, one after the other."""
+    of_ranks = [one.logged.get(name, ()) for one in run]
+    return [value for numbers in of_ranks for value in numbers if value is not None]

@@ -1,0 +1,142 @@
+"""The laws, one record each.
+
+A law changes the rows of each step, or the job that trains them. Gradients are held against the
+reference after the change as before it. Every number that is logged must stay what it was, whether
+or not a check knows it; of numbers that no value of the batch moves, which are counts, only
+``counts_stay`` says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.laws.rows import Row, rows_of, step_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from adapters.contract import Job
+
+    Rows = Sequence[Row]
+    Change = Callable[[Rows], Rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """A change that must not matter."""
+
+    name: str
+    mistake: str
+    """The name in the catalogue of a number that changes with it."""
+
+    says: str
+    """The change, in words that complete "changes when ..."."""
+
+    change: Change
+    counts_stay: bool = False
+    """Whether counts and lengths stay as well."""
+
+    def changed(self, job: Job) -> Job:
+        """The job with the rows of each step changed."""
+        is_rejecting = job.rejects
+        steps = [self.change(rows) for rows in rows_of(job.steps)]
+        return replace(job, steps=tuple(step_of(rows, is_rejecting=is_rejecting) for rows in steps))
+
+
+LAWS: dict[str, Law] = {}
+
+
+def _law(mistake: str, says: str, *, counts_stay: bool = False) -> Callable[[Change], Change]:
+    """Record a change under the name of its function."""
+
+    def record(change: Change) -> Change:
+        LAWS[change.__name__] = Law(
+            name=change.__name__,
+            mistake=mistake,
+            says=says,
+            change=change,
+            counts_stay=counts_stay,
+        )
+        return change
+
+    return record
+
+
+@_law("depends_on_order", "samples are in the opposite order", counts_stay=True)
+def sample_order(rows: Rows) -> Rows:
+    """The last sample first; prompts that were next to each other still are."""
+    return rows[::-1]
+
+
+@_law("depends_on_ids", "prompts and rollouts have other ids", counts_stay=True)
+def other_ids(rows: Rows) -> Rows:
+    """Ids in the opposite order, none of which was one before."""
+    return [replace(row, group=900 - row.group, rollout=900 - row.rollout) for row in rows]
+
+
+@_law("depends_on_prompts", "a prompt is longer by three tokens")
+def longer_prompt(rows: Rows) -> Rows:
+    """The first sample's prompt, longer than any other where rows are padded to one width."""
+    longest = max(row.prompt_length for row in rows)
+    return [replace(rows[0], prompt_length=longest + 3), *rows[1:]]
+
+
+@_law("depends_on_masked_tokens", "a masked token is put before a response")
+def masked_token_first(rows: Rows) -> Rows:
+    """As where a tool answers before the policy does."""
+    return _with_masked_token(rows, lambda row: 0)
+
+
+@_law("depends_on_masked_tokens", "a masked token is put into a response")
+def masked_token_within(rows: Rows) -> Rows:
+    """As where a tool answers between two turns."""
+    return _with_masked_token(rows, lambda row: int(np.flatnonzero(row.mask)[-1]))
+
+
+@_law("depends_on_masked_tokens", "a masked token is appended to a response")
+def masked_token_last(rows: Rows) -> Rows:
+    """As where a sample ends with an answer that is not trained on."""
+    return _with_masked_token(rows, lambda row: len(row.mask))
+
+
+def _with_masked_token(rows: Rows, place_in: Callable[[Row], int]) -> Rows:
+    """One more masked token in the sample with most active ones, with values of its own."""
+    counts = [int(row.mask.sum()) for row in rows]
+    index = int(np.argmax(counts))
+    if not counts[index]:
+        return rows
+    row, place = rows[index], place_in(rows[index])
+    name = NEW + index
+    longer = replace(
+        row,
+        tokens=np.insert(row.tokens, place, name),
+        mask=np.insert(row.mask, place, False),
+        original_mask=np.insert(row.original_mask, place, False),
+    )
+    return [*rows[:index], longer, *rows[index + 1 :]]
+
+
+NEW = 1_000_001
+"""The first name of tokens that the unchanged step does not have."""
+
+
+def with_other_values(job: Job) -> Job:
+    """The job with other values at every token and sample: what stays the same is a count."""
+    return replace(
+        job,
+        steps=tuple(
+            step_of(
+                [
+                    replace(
+                        row, name=row.name + 1, tokens=row.tokens + 1, reward=row.reward + 0.375
+                    )
+                    for row in rows
+                ],
+                is_rejecting=job.rejects,
+            )
+            for rows in rows_of(job.steps)
+        ),
+    )
