@@ -18,10 +18,14 @@ from conformance.judging.weights import Judgement, final_weights
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from adapters.contract import Description, Job, Observation
     from conformance.laws.law import Law
+    from reference.step import Step
+
+    Changes = dict[str, tuple[float, float]]
+    """The numbers of each name before and after."""
 
 
 MOST_NAMED = 3
@@ -55,27 +59,40 @@ def _gradient_by_name(
 
 def changed_numbers(
     job: Job, before: Sequence[Observation], after: Sequence[Observation], dtype: str
-) -> dict[str, tuple[float, float]]:
+) -> Changes:
     """The logged numbers that differ, before and after, by the framework's names.
 
     A number of unknown make is taken for a mean of values that tokens of a batch can have: the
     bound is that of their sum, of both runs, relative to the largest.
     """
-    tokens = sum(len(step.mask) for step in job.steps)
-    bound = 2 * reported_bound(tokens, dtype, TERM_OPERATIONS)
-    found = {}
-    # What is logged of one run alone has nothing to be held against.
-    for name in sorted(logged_names(before) & logged_names(after)):
-        for one, other in zip(_numbers(before, name), _numbers(after, name), strict=False):
-            size = max(LARGEST, abs(one), abs(other))
-            if not np.isclose(one, other, rtol=0.0, atol=bound * size, equal_nan=True):
-                found.setdefault(name, (one, other))
+    bound = 2 * reported_bound(sum(map(_tokens, job.steps)), dtype, TERM_OPERATIONS)
+    found: Changes = {}
+    for name, one, other in _pairs(before, after):
+        size = max(LARGEST, abs(one), abs(other))
+        if not np.isclose(one, other, rtol=0.0, atol=bound * size, equal_nan=True):
+            found.setdefault(name, (one, other))
     return found
 
 
-def judge_changed(
-    law: Law, changed: Mapping[str, tuple[float, float]], description: Description
-) -> Judgement:
+def moved_numbers(first: Sequence[Observation], second: Sequence[Observation]) -> set[str]:
+    """The names of numbers that differ at all between two runs of one job."""
+    return {name for name, one, other in _pairs(first, second) if one != other and one == one}
+
+
+def _pairs(
+    before: Sequence[Observation], after: Sequence[Observation]
+) -> Iterator[tuple[str, float, float]]:
+    """Yield each number that both runs log: of one run alone nothing can be said."""
+    for name in sorted(logged_names(before) & logged_names(after)):
+        pairs = zip(_numbers(before, name), _numbers(after, name), strict=False)
+        yield from ((name, one, other) for one, other in pairs)
+
+
+def _tokens(step: Step) -> int:
+    return len(step.mask)
+
+
+def judge_changed(law: Law, changed: Changes, description: Description) -> Judgement:
     """Judge what a law's change changed: a rule of the framework's is broken, or it is advice."""
     if not changed:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0)

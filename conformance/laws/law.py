@@ -9,19 +9,27 @@ or not a check knows it; of numbers that no value of the batch moves, which are 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from adapters.contract.batch.token_values import NEW_NAME
 from conformance.laws.rows import Row, rows_of, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from adapters.contract import Job
+    from adapters.contract import Job, Layout
 
     Rows = Sequence[Row]
     Change = Callable[[Rows], Rows]
+
+Given = TypeVar("Given")
+
+
+def unchanged(given: Given) -> Given:
+    """No change."""
+    return given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,37 +43,55 @@ class Law:
     says: str
     """The change, in words that complete "changes when ..."."""
 
-    change: Change
+    change: Change = unchanged
+    """How the rows of each step change."""
+
+    before: Callable[[Layout], Layout] = unchanged
+    """The layout before the change, given that after it."""
+
+    is_of_cuts: bool = False
+    """Whether it is seen where a step is cut, and not where it is whole."""
+
     counts_stay: bool = False
     """Whether counts and lengths stay as well."""
 
     def changed(self, job: Job) -> Job:
-        """The job with the rows of each step changed."""
-        is_rejecting = job.rejects
-        steps = [self.change(rows) for rows in rows_of(job.steps)]
-        return replace(job, steps=tuple(step_of(rows, is_rejecting=is_rejecting) for rows in steps))
+        """The job after the change."""
+        return job if self.change is unchanged else _with_rows(job, self.change)
+
+    def unchanged(self, job: Job) -> Job:
+        """The job before the change."""
+        return replace(job, layout=self.before(job.layout))
 
 
 LAWS: dict[str, Law] = {}
 
 
-def _law(mistake: str, says: str, *, counts_stay: bool = False) -> Callable[[Change], Change]:
-    """Record a change under the name of its function."""
+def _law(mistake: str, says: str, **others: bool) -> Callable[[Change], Change]:
+    """Record a change of rows under the name of its function."""
 
     def record(change: Change) -> Change:
-        LAWS[change.__name__] = Law(
-            name=change.__name__,
-            mistake=mistake,
-            says=says,
-            change=change,
-            counts_stay=counts_stay,
-        )
+        name = change.__name__
+        LAWS[name] = Law(name=name, mistake=mistake, says=says, change=change, **others)
         return change
 
     return record
 
 
-@_law("depends_on_order", "samples are in the opposite order", counts_stay=True)
+def _whole(layout: Layout) -> Layout:
+    return replace(layout, dp=1, cp=1, tp=1, pp=1, micro_batches=1, options=())
+
+
+LAWS["cut"] = Law(
+    name="cut",
+    mistake="depends_on_cut",
+    says="the step is cut",
+    before=_whole,
+    is_of_cuts=True,
+)
+
+
+@_law("depends_on_order", "samples are in the opposite order", is_of_cuts=True, counts_stay=True)
 def sample_order(rows: Rows) -> Rows:
     """The last sample first; prompts that were next to each other still are."""
     return rows[::-1]
@@ -103,40 +129,36 @@ def masked_token_last(rows: Rows) -> Rows:
 
 
 def _with_masked_token(rows: Rows, place_in: Callable[[Row], int]) -> Rows:
-    """One more masked token in the sample with most active ones, with values of its own."""
+    """One more masked token in the sample with most active ones, with values of its own.
+
+    It has no advantage, which some frameworks are given as its reward.
+    """
     counts = [int(row.mask.sum()) for row in rows]
     index = int(np.argmax(counts))
     if not counts[index]:
         return rows
     row, place = rows[index], place_in(rows[index])
-    name = NEW + index
     longer = replace(
         row,
-        tokens=np.insert(row.tokens, place, name),
+        tokens=np.insert(row.tokens, place, NEW_NAME + index),
         mask=np.insert(row.mask, place, False),
         original_mask=np.insert(row.original_mask, place, False),
     )
     return [*rows[:index], longer, *rows[index + 1 :]]
 
 
-NEW = 1_000_001
-"""The first name of tokens that the unchanged step does not have."""
-
-
 def with_other_values(job: Job) -> Job:
     """The job with other values at every token and sample: what stays the same is a count."""
-    return replace(
+    return _with_rows(
         job,
-        steps=tuple(
-            step_of(
-                [
-                    replace(
-                        row, name=row.name + 1, tokens=row.tokens + 1, reward=row.reward + 0.375
-                    )
-                    for row in rows
-                ],
-                is_rejecting=job.rejects,
-            )
-            for rows in rows_of(job.steps)
-        ),
+        lambda rows: [
+            replace(row, name=row.name + 1, tokens=row.tokens + 1, reward=row.reward + 0.375)
+            for row in rows
+        ],
     )
+
+
+def _with_rows(job: Job, change: Change) -> Job:
+    is_rejecting = job.rejects
+    changed = [change(rows) for rows in rows_of(job.steps)]
+    return replace(job, steps=tuple(step_of(rows, is_rejecting=is_rejecting) for rows in changed))

@@ -48,11 +48,15 @@ class MatrixCell:
     @property
     def job(self) -> Job:
         """What the ranks are given: everything but what to expect."""
-        return self.spec.law.changed(self.plain_job) if self.spec.law else self.plain_job
+        return self.spec.law.changed(self._job) if self.spec.law else self._job
 
     @property
-    def plain_job(self) -> Job:
+    def job_before(self) -> Job:
         """The same before a law's change."""
+        return self.spec.law.unchanged(self._job) if self.spec.law else self._job
+
+    @property
+    def _job(self) -> Job:
         return Job(
             steps=self.case.steps,
             aggregation=self.aggregation,

@@ -240,16 +240,16 @@ class Plan:
         ]
 
     def _lawful_cells(self) -> list[MatrixCell]:
-        """In one mode, on a small layout with several ranks and micro-batches if there is one."""
+        """In one mode, each on a small layout that cuts a step or leaves it whole."""
         if self.depth is not Depth.STEP:
             return []
-        layout = max(
-            self.layouts,
-            key=lambda one: (one.dp > 1 and one.micro_batches != 1, one.dp > 1, -one.world_size),
-        )
+        by_size = sorted(self.layouts, key=lambda one: (one.world_size, one.micro_batches != 1))
+        cut = [one for one in by_size if one.dp > 1 and one.micro_batches != 1]
         return [
             self._cell(self.mode_of_advantages, case, layout, spec)
             for spec in LAWFUL
+            if spec.law
+            for layout in (cut if spec.law.is_of_cuts else by_size)[:1]
             for case in spec.cases
             if self._runs(case, layout)
         ]

@@ -51,6 +51,9 @@ class SharedJobs:
         self._ignored: frozenset[Setting] | None = None
         self._read: dict[tuple[Metric, Objective], bool] = {}
         self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
+        self.noise = set[str]()
+        """Names of logged numbers that differ from run to run of one job."""
+
         self._remembered: dict[Hashable, Ran | Declined | Crashed] = {}
         self._upcoming: Iterable[MatrixCell] = ()
         self._running: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from conformance.findings.verdict import Verdict
@@ -11,6 +10,7 @@ from conformance.judging.laws import (
     changed_numbers,
     judge_changed,
     logged_names,
+    moved_numbers,
     moves_gradient,
 )
 from conformance.judging.weights import unjudged
@@ -19,10 +19,10 @@ from conformance.plan.checks import CHECK_SPECS
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Iterator
 
-    from adapters.contract import Observation
+    from adapters.contract import Job, Observation
+    from conformance.judging.laws import Changes
     from conformance.judging.weights import Judgement
     from conformance.plan.matrix import MatrixCell
     from conformance.ranks.messages import Declined
@@ -34,71 +34,72 @@ if TYPE_CHECKING:
 
 
 def judge_law(
-    cell: MatrixCell, changed: Outcome, jobs: SharedJobs, of_gradient: OfGradient
+    cell: MatrixCell, after: Outcome, jobs: SharedJobs, of_gradient: OfGradient
 ) -> Judgement:
     """Whether a changed step has the right gradient, and logs what it logged before.
 
     A gradient that is wrong before the change as well is not the law's.
     """
-    law = cell.spec.law
+    law, job = cell.spec.law, cell.job_before
     assert law is not None
-    before = _Before(replace(cell, spec=replace(cell.spec, law=None)), jobs)
-    if not isinstance(before.outcome, Ran):
-        return unjudged(Verdict.UNSUPPORTED, f"without the change: {before.outcome.message}")
-    judged = of_gradient(cell, changed)
+    before = jobs.remembered(job, job)
+    if not isinstance(before, Ran):
+        return unjudged(Verdict.UNSUPPORTED, f"without the change: {before.message}")
+    judged = of_gradient(cell, after)
     is_right = judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
-    if not is_right and of_gradient(before.cell, before.outcome).verdict is Verdict.CONFORMS:
+    if not is_right and _is_right_before(cell, before, of_gradient):
         return judged
-    if not isinstance(changed, Ran):
+    if not isinstance(after, Ran):
         return judged
-    runs = (before.cell.job, before.observations), (cell.job, changed.observations)
+    runs = (job, before.observations), (cell.job, after.observations)
     if is_right and moves_gradient(*runs, jobs.description, judged.tolerance or 0.0):
         return unjudged(Verdict.UNSUPPORTED, f"by its conventions it matters whether {law.says}")
-    numbers = before.differing(changed.observations)
-    for others in (lambda: before.noise, lambda: set() if law.counts_stay else before.counts):
-        if numbers:
-            left_out = others()
-            numbers = {name: pair for name, pair in numbers.items() if name not in left_out}
-    return replace(judge_changed(law, numbers, jobs.description), clues=judged.clues)
+    controls = _Controls(job, before.observations, jobs)
+    changed = controls.changes(cell.spec.objective, after.observations)
+    if changed:
+        changed = controls.without_noise(changed)
+    if changed and not law.counts_stay:
+        changed = controls.without_counts(changed)
+    return replace(judge_changed(law, changed, jobs.description), clues=judged.clues)
+
+
+def _is_right_before(cell: MatrixCell, before: Ran, of_gradient: OfGradient) -> bool:
+    plain = replace(cell, layout=cell.job_before.layout, spec=replace(cell.spec, law=None))
+    return of_gradient(plain, before).verdict is Verdict.CONFORMS
 
 
 @dataclass(frozen=True)
-class _Before:
-    """The step before a law's change, which the cells of several laws share."""
+class _Controls:
+    """What else changes the numbers that a step logs."""
 
-    cell: MatrixCell
+    job: Job
+    before: tuple[Observation, ...]
     jobs: SharedJobs
 
-    @cached_property
-    def outcome(self) -> Outcome:
-        return self.jobs.remembered(self.cell.job_id, self.cell.job)
+    def changes(self, objective: str, after: tuple[Observation, ...]) -> Changes:
+        """The numbers that the changed step logs differently, and that no other check looks at."""
+        changed = changed_numbers(self.job, self.before, after, self.jobs.description.dtype)
+        left_out = {*self._looked_at(objective), *self.jobs.noise}
+        return {name: pair for name, pair in changed.items() if name not in left_out}
 
-    @cached_property
-    def observations(self) -> tuple[Observation, ...]:
-        assert isinstance(self.outcome, Ran)
-        return self.outcome.observations
+    def _looked_at(self, objective: str) -> Iterator[str | None]:
+        for spec in CHECK_SPECS:
+            if spec.metric is not None and spec.objective == objective:
+                yield self.jobs.description.logged_as.get(spec.metric)
 
-    def differing(self, after: tuple[Observation, ...]) -> dict[str, tuple[float, float]]:
-        """The numbers that another run logs differently, and that no other check looks at."""
-        description, objective = self.jobs.description, self.cell.spec.objective
-        looked_at = {
-            description.logged_as.get(spec.metric)
-            for spec in CHECK_SPECS
-            if spec.metric is not None and spec.objective is objective
-        }
-        differ = changed_numbers(self.cell.job, self.observations, after, description.dtype)
-        return {name: pair for name, pair in differ.items() if name not in looked_at}
+    def without_noise(self, changed: Changes) -> Changes:
+        """Leave out what differs where nothing has changed, such as times."""
+        again = self.jobs.observations(self.job) or ()
+        self.jobs.noise.update(moved_numbers(self.before, again))
+        return {name: pair for name, pair in changed.items() if name not in self.jobs.noise}
 
-    @cached_property
-    def noise(self) -> AbstractSet[str]:
-        """The numbers that are not what they were where nothing has changed, such as times."""
-        again = self.jobs.remembered(f"{self.cell.job_id}, once more", self.cell.job)
-        return self.differing(again.observations).keys() if isinstance(again, Ran) else set()
-
-    @cached_property
-    def counts(self) -> AbstractSet[str]:
-        """The numbers that no value of a token or sample changes."""
-        others = with_other_values(self.cell.job)
-        run = self.jobs.remembered(f"{self.cell.job_id}, with other values", others)
-        moved = self.differing(run.observations) if isinstance(run, Ran) else {}
-        return logged_names(self.observations) - moved.keys()
+    def without_counts(self, changed: Changes) -> Changes:
+        """Leave out what no value of a token or sample changes."""
+        others = with_other_values(self.job)
+        run = self.jobs.remembered((self.job, "with other values"), others)
+        if not isinstance(run, Ran):
+            return changed
+        dtype = self.jobs.description.dtype
+        moved = changed_numbers(self.job, self.before, run.observations, dtype)
+        counts = logged_names(self.before) - moved.keys()
+        return {name: pair for name, pair in changed.items() if name not in counts}

@@ -27,6 +27,7 @@ from adapters.contract.batch.token_values import (
     LOAD_BALANCING,
     LOG_PROBS,
     LOG_RATIOS,
+    NEW_NAME,
     NO_LOG_PROBS,
     OLD_VALUES,
     OWN_LOG_RATIOS,
@@ -109,12 +110,13 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
-        """An advantage for each token, never 0: a framework must mask by the mask alone."""
+        """An advantage for each token, not 0: a framework must mask by the mask alone."""
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = ADVANTAGES[self.sample_names % len(ADVANTAGES)]
             pairs = zip(self.responses, of_sample, strict=True)
             return [np.full(len(ids), advantage) for ids, advantage in pairs]
-        return self.by_name(ADVANTAGES)
+        pairs = zip(self.by_name(ADVANTAGES), self.names, strict=True)
+        return [np.where(names < NEW_NAME, given, 0.0) for given, names in pairs]
 
     @property
     def sample_advantages(self) -> NDArray[np.float64]:
@@ -165,7 +167,7 @@ class ProbedBatch(Sequences):
     @cached_property
     def reference_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the reference policy."""
-        return [-divergences for divergences in self.by_name(DIVERGENCES)]
+        return [-divergence for divergence in self.by_name(DIVERGENCES)]
 
     @cached_property
     def teacher_log_probs(self) -> list[NDArray[np.float64]]:
