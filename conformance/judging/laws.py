@@ -12,13 +12,13 @@ import numpy as np
 
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import LARGEST
-from conformance.findings.finding import Diagnosis
+from conformance.findings.finding import Behaviour, Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, final_weights
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from adapters.contract import Description, Job, Observation
     from conformance.laws.law import Law
@@ -74,16 +74,26 @@ def changed_numbers(
     return found
 
 
-def moved_numbers(first: Sequence[Observation], second: Sequence[Observation]) -> set[str]:
-    """The names of numbers that differ at all between two runs of one job."""
-    return {name for name, one, other in _pairs(first, second) if one != other and one == one}
+def steady_numbers(
+    job: Job,
+    first: Sequence[Observation],
+    with_other_values: Sequence[Observation],
+    again: Sequence[Observation],
+    dtype: str,
+) -> frozenset[str]:
+    """The names of numbers that values of a batch move, and nothing else does.
+
+    Times move from run to run, counts with nothing.
+    """
+    moved = changed_numbers(job, first, with_other_values, dtype).keys()
+    return frozenset(moved) - {name for name, one, other in _pairs(first, again) if one != other}
 
 
 def _pairs(
     before: Sequence[Observation], after: Sequence[Observation]
 ) -> Iterator[tuple[str, float, float]]:
     """Yield each number that both runs log: of one run alone nothing can be said."""
-    for name in sorted(logged_names(before) & logged_names(after)):
+    for name in sorted(_logged_names(before) & _logged_names(after)):
         pairs = zip(_numbers(before, name), _numbers(after, name), strict=False)
         yield from ((name, one, other) for one, other in pairs)
 
@@ -110,9 +120,28 @@ def judge_changed(law: Law, changed: Changes, description: Description) -> Judge
     )
 
 
-def logged_names(run: Sequence[Observation]) -> set[str]:
+def _logged_names(run: Sequence[Observation]) -> set[str]:
     """The names of all numbers that ranks log."""
     return {name for one in run for name in one.logged}
+
+
+def behaviour(
+    job: Job, observations: Sequence[Observation], description: Description, names: Iterable[str]
+) -> Behaviour:
+    """What a job gave: its gradients, and the first number under each of some names."""
+    gradients = []
+    for index in range(len(job.steps)):
+        weights = final_weights(observations, index, job, description.conventions)[0]
+        factors = np.cos(1.0 + np.arange(len(weights)))
+        gradients.append((_rounded(np.abs(weights).sum()), _rounded(weights @ factors)))
+    numbers = {name: _numbers(observations, name) for name in sorted(names)}
+    logged = {name: _rounded(of[0]) for name, of in numbers.items() if of}
+    return Behaviour(gradients=tuple(gradients), logged=logged)
+
+
+def _rounded(value: float) -> float:
+    """To six digits, as float32 has no more."""
+    return float(f"{value:.6g}")
 
 
 def _numbers(run: Sequence[Observation], name: str) -> list[float]:

@@ -2,8 +2,7 @@
 
 A law changes the rows of each step, or the job that trains them. Gradients are held against the
 reference after the change as before it. Every number that is logged must stay what it was, whether
-or not a check knows it; of numbers that no value of the batch moves, which are counts, only
-``counts_stay`` says so.
+or not a check knows it, but for times and counts, which no value of a batch moves.
 """
 
 from __future__ import annotations
@@ -52,9 +51,6 @@ class Law:
     is_of_cuts: bool = False
     """Whether it is seen where a step is cut, and not where it is whole."""
 
-    counts_stay: bool = False
-    """Whether counts and lengths stay as well."""
-
     def changed(self, job: Job) -> Job:
         """The job after the change."""
         return job if self.change is unchanged else _with_rows(job, self.change)
@@ -91,13 +87,13 @@ LAWS["cut"] = Law(
 )
 
 
-@_law("depends_on_order", "samples are in the opposite order", is_of_cuts=True, counts_stay=True)
+@_law("depends_on_order", "samples are in the opposite order", is_of_cuts=True)
 def sample_order(rows: Rows) -> Rows:
     """The last sample first; prompts that were next to each other still are."""
     return rows[::-1]
 
 
-@_law("depends_on_ids", "prompts and rollouts have other ids", counts_stay=True)
+@_law("depends_on_ids", "prompts and rollouts have other ids")
 def other_ids(rows: Rows) -> Rows:
     """Ids in the opposite order, none of which was one before."""
     return [replace(row, group=900 - row.group, rollout=900 - row.rollout) for row in rows]

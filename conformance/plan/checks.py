@@ -179,6 +179,12 @@ class CheckSpec:
         return self.compares_cuts or is_altered or self.law is not None
 
     @property
+    def is_of_gradient(self) -> bool:
+        """Whether it is of the gradient that its objective's job gives."""
+        is_plain = self.metric is None and not self.is_looked_at_once
+        return is_plain and self.check is not Check.SHARDING
+
+    @property
     def is_of_advantages(self) -> bool:
         """Whether it is of advantages that the framework computes, looked at in one mode alone."""
         return self.objective in FROM_REWARDS
@@ -435,14 +441,18 @@ ATTACHED = tuple(
 """Each column that a model computes where a loss or an estimator reads it."""
 
 
+def usual_case(objective: Objective) -> Case:
+    """A batch that every framework can train on."""
+    name = REJECTED_TOKENS if objective in WITH_REJECTION else "split_groups"
+    return next(case for case in ALL_CASES if case.name == name)
+
+
 LAWFUL = tuple(
     CheckSpec(
         check=Check.LAWS,
         name=f"{law.name}_{objective}",
         objective=objective,
-        cases=tuple(one for one in REJECTION if one.name == REJECTED_TOKENS)
-        if objective in WITH_REJECTION
-        else _cases("split_groups"),
+        cases=(usual_case(objective),),
         law=law,
     )
     for objective in (

@@ -38,6 +38,7 @@ from conformance.judging.gradients import (
     judge_off_policy,
     judge_router,
 )
+from conformance.judging.laws import behaviour
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
 from conformance.judging.startup import (
     NOT_BROKEN,
@@ -143,7 +144,12 @@ def _check_job(cell: MatrixCell, outcome: Ran | Declined | Crashed, jobs: Shared
     if _lacks_a_metric(judgement) and not _is_read(cell, outcome.observations, jobs):
         return unjudged(Verdict.NOT_DRIVEN, _not_read(cell))
     judgement = named_after_option(judgement, cell.job, description)
-    return _but_for_rescaling(judgement, cell.job, jobs)
+    judgement = _but_for_rescaling(judgement, cell.job, jobs)
+    if not cell.spec.is_of_gradient:
+        return judgement
+    names = jobs.steady_numbers(cell.job)
+    given = behaviour(cell.job, outcome.observations, description, names)
+    return replace(judgement, behaviour=given)
 
 
 def _lacks_a_metric(judgement: Judgement) -> bool:

@@ -88,6 +88,7 @@ class Logging(NativeAdapter):
 def judged(law: Law, number: Number, **described: object) -> Judgement:
     adapter = Logging(number)
     pool = SimpleNamespace(
+        adapter=adapter,
         description=replace(adapter.describe(), **described),  # type: ignore[arg-type]
         run=lambda job: Ran((_observed(adapter, job, Rank(index=0, world_size=1)),), 0.0),
         is_running=False,
