@@ -5,9 +5,10 @@ from collections.abc import Mapping
 import pytest
 
 from adapters.contract.objective import Objective
+from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
 from conformance.comparing.diff import difference
-from conformance.findings.finding import Behaviour, Finding
+from conformance.findings.finding import Behaviour, Diagnosis, Finding
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from conformance.views.versions.diff_formats import as_text
@@ -103,3 +104,32 @@ def test_reports_without_behaviour_say_nothing() -> None:
     without = OLD.model_copy(update={"findings": findings})
 
     assert not [*said(BehaviourChange(without, OLD))]
+
+
+def advising(*names: str) -> Report:
+    """A report whose findings of these names are advice."""
+    findings = [
+        one
+        if one.id not in names
+        else one.model_copy(
+            update={
+                "verdict": Verdict.ADVICE,
+                "diagnosis": Diagnosis(name="depends_on_cut", explanation="`loss` changes"),
+            }
+        )
+        for one in OLD.findings
+    ]
+    return Report.assemble(HEADER, findings, Selection(selected=len(findings), deselected=0))
+
+
+def test_advice_that_comes_and_goes_is_told_once() -> None:
+    first, second, _ = sorted(STEPS)
+    after = advising(first, second)
+
+    assert [*advised.said(difference(OLD, after))] == [
+        f"new advice: {first} and 1 more: `loss` changes [depends_on_cut]"
+    ]
+    assert [*advised.said(difference(advising(first), OLD))] == [
+        f"advice gone: {first}: `loss` changes [depends_on_cut]"
+    ]
+    assert not [*advised.said(difference(after, after))]

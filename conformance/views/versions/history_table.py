@@ -10,6 +10,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from adapters.toolkit.source import SHORT
+from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, said
 from conformance.comparing.cause_changes import Fate, cause_changes, difference_in_common
 from conformance.comparing.diff import ChangeKind, difference
@@ -171,10 +172,13 @@ def _changes(rows: Sequence[Row]) -> Iterator[list[CauseChange]]:
 
 
 def _behaviours(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Yields what each commit does differently from the last complete run before it."""
+    """Yields advice and numbers that differ from those of the last complete run before."""
     for row, last in zip(rows, _complete_before(rows), strict=True):
-        comparable = row.report is not None and last is not None
-        yield [*said(BehaviourChange(last, row.report))] if comparable else []  # type: ignore[arg-type]
+        if row.report is None or last is None:
+            yield []
+        else:
+            advice = advised.said(difference_in_common(last, row.report))
+            yield [*advice, *said(BehaviourChange(last, row.report))]
 
 
 def _complete_before(rows: Sequence[Row]) -> Iterator[Report | None]:

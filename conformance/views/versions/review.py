@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.objective import OF_CRITIC, Metric
 from adapters.toolkit.source import SHORT
+from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
 from conformance.comparing.cause_changes import Fate
 from conformance.explain.conditions.findings import NEGATIVE
@@ -87,6 +88,7 @@ def _lines(found: Reviewed, changed: Collection[str]) -> Iterator[str]:
     yield from (f"as it may: {words}" for words in _refused(found.declined, found))
     if same:
         yield f"as before: {same} cause{'s' if same > 1 else ''}"
+    yield from advised.said(found.difference)
     yield from said(behaviour(found))
     known = found.difference.old.new_options or ()
     if unknown := [one for one in found.head.new_options or () if one not in known]:
