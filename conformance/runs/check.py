@@ -147,7 +147,8 @@ def _check_job(cell: MatrixCell, outcome: Ran | Declined | Crashed, jobs: Shared
     judgement = _but_for_rescaling(judgement, cell.job, jobs)
     if not cell.spec.is_of_gradient:
         return judgement
-    names = jobs.steady_numbers(cell.job)
+    is_logging = any(one.logged for one in outcome.observations)
+    names = jobs.steady_numbers(cell.job) if is_logging else ()
     given = behaviour(cell.job, outcome.observations, description, names)
     return replace(judgement, behaviour=given)
 
