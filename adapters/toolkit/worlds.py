@@ -42,13 +42,17 @@ def observation(
     reported: Mapping[Metric, tuple[float | None, ...]],
     **others: Any,
 ) -> Observation:
-    """The observation of a rank, from the probe's gradients of steps and its forward passes."""
+    """The observation of a rank, from the probe's gradients of steps and its forward passes.
+
+    A step without a gradient was skipped.
+    """
     return Observation(
         token_weights=batch.weights_of_steps(gradients),
         reported=reported,
         forward_passes=batch.forward_passes(passes),
         rows=batch.rows(passes),
         own_losses=batch.own_losses(gradients),
+        skipped_steps=frozenset(index for index, one in enumerate(gradients) if one is None),
         **others,
     )
 
