@@ -32,18 +32,27 @@ MOST_NAMED = 3
 """How many numbers an explanation names."""
 
 
-def moves_gradient(
+def judge_gradient(
+    law: Law,
     before: tuple[Job, Sequence[Observation]],
     after: tuple[Job, Sequence[Observation]],
     description: Description,
     tolerance: float,
-) -> bool:
-    """Whether a token of both steps has another gradient in each, beyond the error of both."""
+) -> Judgement | None:
+    """Advice if a token has another gradient in each step, though both are right by conventions."""
     [old, new] = (_gradient_by_name(*run, description) for run in (before, after))
     common = sorted(old.keys() & new.keys())
     one, other = (np.array([of[name] for name in common]) for of in (old, new))
     largest = float(np.abs(one).max(initial=0.0))
-    return not np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest)
+    if np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest):
+        return None
+    ratios = other[one != 0] / one[one != 0]
+    explanation = (
+        f"by the framework's conventions a token's gradient is {ratios.min():.4g} to"
+        f" {ratios.max():.4g} times what it was when {law.says}"
+    )
+    diagnosis = Diagnosis(name=law.mistake, explanation=explanation)
+    return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis)
 
 
 def _gradient_by_name(
@@ -74,17 +83,13 @@ def changed_numbers(
     return found
 
 
-def steady_numbers(
-    job: Job,
-    first: Sequence[Observation],
-    with_other_values: Sequence[Observation],
-    again: Sequence[Observation],
-    dtype: str,
-) -> frozenset[str]:
+def steady_numbers(job: Job, runs: Sequence[Sequence[Observation]], dtype: str) -> frozenset[str]:
     """The names of numbers that values of a batch move, and nothing else does.
 
-    Times move from run to run, counts with nothing.
+    ``runs`` are a job, the job with other values, and the job again. Times move from run to run,
+    counts with nothing.
     """
+    first, with_other_values, again = runs
     moved = changed_numbers(job, first, with_other_values, dtype).keys()
     return frozenset(moved) - {name for name, one, other in _pairs(first, again) if one != other}
 

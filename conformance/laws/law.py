@@ -63,12 +63,14 @@ class Law:
 LAWS: dict[str, Law] = {}
 
 
-def _law(mistake: str, says: str, **others: bool) -> Callable[[Change], Change]:
+def _law(mistake: str, says: str, *, is_of_cuts: bool = False) -> Callable[[Change], Change]:
     """Record a change of rows under the name of its function."""
 
     def record(change: Change) -> Change:
         name = change.__name__
-        LAWS[name] = Law(name=name, mistake=mistake, says=says, change=change, **others)
+        LAWS[name] = Law(
+            name=name, mistake=mistake, says=says, change=change, is_of_cuts=is_of_cuts
+        )
         return change
 
     return record

@@ -150,9 +150,6 @@ class CheckSpec:
 
     cases: tuple[Case, ...] = CORPUS
     modes: tuple[Mode, ...] = tuple(Mode)
-    compares_cuts: bool = False
-    """Whether the term's weights are compared with those of a step that is not cut."""
-
     poisoned: Poison | None = None
     """The values that stand in a column where nothing may depend on them."""
 
@@ -176,7 +173,7 @@ class CheckSpec:
     def is_looked_at_once(self) -> bool:
         """Whether it is looked at on one layout or two, and not wherever its objective is."""
         is_altered = self.poisoned is not None or self.attached is not None
-        return self.compares_cuts or is_altered or self.law is not None
+        return is_altered or self.law is not None
 
     @property
     def is_of_gradient(self) -> bool:
@@ -477,16 +474,3 @@ ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED, *LAWFUL)
 def check_spec(slug: str) -> CheckSpec:
     """The one whose findings have ids that begin so."""
     return next(one for one in ALL_SPECS if one.slug == slug)
-
-
-CUT_DEPENDENCE = tuple(
-    CheckSpec(
-        check=Check.AUXILIARY,
-        name=f"{objective}_of_cuts",
-        objective=objective,
-        cases=ONE,
-        compares_cuts=True,
-    )
-    for objective in (Objective.ENTROPY, Objective.KL)
-)
-"""Looked at once in a run, and not in every mode on every layout."""

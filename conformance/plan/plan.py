@@ -15,7 +15,6 @@ from conformance.findings.verdict import Check
 from conformance.plan.checks import (
     ATTACHED,
     CHECK_SPECS,
-    CUT_DEPENDENCE,
     LAWFUL,
     POISONED,
     CheckSpec,
@@ -118,7 +117,6 @@ class Plan:
         cells: list[AnyMatrixCell] = [*self._chosen()]
         if self.case is None:
             cells += [
-                *self._cut_cells(),
                 *self._altered_cells(),
                 *self._lawful_cells(),
                 *self._startup_cells(),
@@ -140,8 +138,7 @@ class Plan:
         """The cells of the jobs that a plan of this size has."""
         if self.size is PlanSize.FULL:
             return self.cells_of_cases
-        jobs = {*self.quick_jobs, *(cell.job_id for cell in self._cut_cells())}
-        return [cell for cell in self.cells_of_cases if cell.job_id in jobs]
+        return [cell for cell in self.cells_of_cases if cell.job_id in self.quick_jobs]
 
     @cached_property
     def quick_jobs(self) -> Mapping[str, AbstractSet[Combination]]:
@@ -209,19 +206,6 @@ class Plan:
         return MatrixCell(
             aggregation=aggregation, case=case, layout=layout, depth=self.depth, spec=spec
         )
-
-    def _cut_cells(self) -> list[MatrixCell]:
-        """In the first mode, on the first layout of several micro-batches, if there is one."""
-        cut = [layout for layout in self.layouts if layout.micro_batches != 1]
-        if self.depth is not Depth.STEP or not cut:
-            return []
-        mode = next(iter(self.aggregations))
-        return [
-            self._cell(mode, case, cut[0], spec)
-            for spec in CUT_DEPENDENCE
-            for case in spec.cases
-            if self._runs(case, cut[0])
-        ]
 
     def _altered_cells(self) -> list[MatrixCell]:
         """On the first layout, and in a full plan on the first with context parallelism as well."""

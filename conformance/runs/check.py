@@ -20,9 +20,7 @@ from conformance.explain.clues import clues_of_failure
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.advice import (
     advice_on_crash,
-    depends_on_cuts,
     judge_by_fixed_mode,
-    judge_cut_dependence,
     named_after_option,
 )
 from conformance.judging.altered import (
@@ -110,8 +108,6 @@ def is_offered(cell: AnyMatrixCell, description: Description) -> bool:
 
 def judge(spec: CheckSpec) -> Judge:
     """What holds the observations of a check's job against the reference."""
-    if spec.compares_cuts:
-        return judge_cut_dependence
     if spec.metric in OF_ROLLOUTS:
         return partial(judge_logged_of_rollouts, metric=spec.metric)
     if spec.metric is not None:
@@ -356,10 +352,6 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         return f"no metric {cell.spec.metric}"
     if cell.spec.check is Check.SHARDING and not description.records_forward_passes:
         return "no record of forward passes"
-    if cell.spec.compares_cuts and not depends_on_cuts(
-        cell.spec.objective, description.conventions
-    ):
-        return f"by its conventions the {cell.spec.objective} term does not depend on micro-batches"
     lacking = sorted(
         {*cell.layout.options} - description.options
         | cell.job.configuration.settings - description.configurations.keys()

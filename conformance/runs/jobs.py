@@ -152,11 +152,9 @@ class SharedJobs:
             )
             runs = [self.observations(one) for one in (usual, with_other_values(usual), usual)]
             ran = [one for one in runs if one is not None]
-            self._steady[job.objective] = (
-                steady_numbers(usual, *ran, self.description.dtype)
-                if len(ran) == len(runs)
-                else frozenset()
-            )
+            self._steady[job.objective] = frozenset()
+            if len(ran) == len(runs):
+                self._steady[job.objective] = steady_numbers(usual, ran, self.description.dtype)
         return self._steady[job.objective]
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conformance.findings.verdict import Verdict
-from conformance.judging.laws import changed_numbers, judge_changed, moves_gradient
+from conformance.judging.laws import changed_numbers, judge_changed, judge_gradient
 from conformance.judging.weights import unjudged
 from conformance.plan.checks import CHECK_SPECS
 from conformance.ranks.pool import Ran
@@ -45,8 +45,9 @@ def judge_law(
     if not isinstance(after, Ran):
         return judged
     runs = (job, before.observations), (cell.job, after.observations)
-    if is_right and moves_gradient(*runs, jobs.description, judged.tolerance or 0.0):
-        return unjudged(Verdict.UNSUPPORTED, f"by its conventions it matters whether {law.says}")
+    tolerance = judged.tolerance or 0.0
+    if is_right and (advice := judge_gradient(law, *runs, jobs.description, tolerance)):
+        return advice
     changed = changed_numbers(*runs[0], after.observations, jobs.description.dtype)
     steady = jobs.steady_numbers(job) - {*_looked_at(cell.spec.objective, jobs.description)}
     unknown = {name: pair for name, pair in changed.items() if name in steady}

@@ -113,10 +113,10 @@ class ProbedBatch(Sequences):
         """An advantage for each token, not 0: a framework must mask by the mask alone."""
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = ADVANTAGES[self.sample_names % len(ADVANTAGES)]
-            pairs = zip(self.responses, of_sample, strict=True)
-            return [np.full(len(ids), advantage) for ids, advantage in pairs]
-        pairs = zip(self.by_name(ADVANTAGES), self.names, strict=True)
-        return [np.where(names < NEW_NAME, given, 0.0) for given, names in pairs]
+            of_samples = zip(self.responses, of_sample, strict=True)
+            return [np.full(len(ids), advantage) for ids, advantage in of_samples]
+        of_tokens = zip(self.by_name(ADVANTAGES), self.names, strict=True)
+        return [np.where(names < NEW_NAME, given, 0.0) for given, names in of_tokens]
 
     @property
     def sample_advantages(self) -> NDArray[np.float64]:
