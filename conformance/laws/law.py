@@ -51,6 +51,11 @@ class Law:
     is_of_cuts: bool = False
     """Whether it is seen where a step is cut, and not where it is whole."""
 
+    @property
+    def is_repetition(self) -> bool:
+        """Whether nothing changes but what was trained before."""
+        return self.change is unchanged and self.before is unchanged
+
     def changed(self, job: Job) -> Job:
         """The job after the change."""
         return job if self.change is unchanged else _with_rows(job, self.change)
@@ -143,6 +148,13 @@ def _with_masked_token(rows: Rows, place_in: Callable[[Row], int]) -> Rows:
         original_mask=np.insert(row.original_mask, place, False),
     )
     return [*rows[:index], longer, *rows[index + 1 :]]
+
+
+LAWS["again"] = Law(
+    name="again",
+    mistake="depends_on_steps_before",
+    says="the same step is trained again, after others",
+)
 
 
 def with_other_values(job: Job) -> Job:

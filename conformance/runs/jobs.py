@@ -150,6 +150,7 @@ class SharedJobs:
                 aggregation=case.aggregation(self.description.default_mode),
                 layout=self._smallest_layout,
             )
+            self.run(usual)  # so that the same kind of step was trained before each of the others
             runs = [self.observations(one) for one in (usual, with_other_values(usual), usual)]
             ran = [one for one in runs if one is not None]
             self._steady[job.objective] = frozenset()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from conformance.findings.verdict import Verdict
 from conformance.judging.laws import changed_numbers, judge_changed, judge_gradient
 from conformance.judging.weights import unjudged
+from conformance.laws.law import LAWS, with_other_values
 from conformance.plan.checks import CHECK_SPECS
 from conformance.ranks.pool import Ran
 
@@ -38,6 +39,9 @@ def judge_law(
     before = jobs.remembered(job, job)
     if not isinstance(before, Ran):
         return unjudged(Verdict.UNSUPPORTED, f"without the change: {before.message}")
+    if law.is_repetition:
+        jobs.run(with_other_values(LAWS["longer_prompt"].changed(job)))
+        after = jobs.run(job)
     judged = of_gradient(cell, after)
     is_right = judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
     if not is_right and _is_right_before(cell, before, of_gradient):
@@ -51,6 +55,11 @@ def judge_law(
     changed = changed_numbers(*runs[0], after.observations, jobs.description.dtype)
     steady = jobs.steady_numbers(job) - {*_looked_at(cell.spec.objective, jobs.description)}
     unknown = {name: pair for name, pair in changed.items() if name in steady}
+    if unknown and not law.is_repetition:
+        # What changes without the change as well is not the law's.
+        again = jobs.observations(job) or ()
+        moved = changed_numbers(*runs[0], again, jobs.description.dtype)
+        unknown = {name: pair for name, pair in unknown.items() if name not in moved}
     return replace(judge_changed(law, unknown, jobs.description), clues=judged.clues)
 
 

@@ -71,6 +71,13 @@ def tokens(batch: ProbedBatch, job: Job) -> float:
 
 
 TIMES = itertools.count()
+WIDTHS = [0, 0]
+"""Of the last two steps."""
+
+
+def of_the_step_before(batch: ProbedBatch, job: Job) -> float:
+    WIDTHS[:] = [WIDTHS[1], max(map(len, batch.prompts))]
+    return right(batch, job) * WIDTHS[0]
 
 
 class Logging(NativeAdapter):
@@ -111,6 +118,7 @@ WRONG = {
     of_first_sample: {"sample_order"},
     of_largest_id: {"other_ids"},
     of_micro_batches_added: {"cut"},
+    of_the_step_before: {"again"},
     right: set(),
     tokens: set(),
 }

@@ -142,6 +142,9 @@ known(
         "depends_on_masked_tokens": (
             "a gradient or a logged number depends on whether there are masked tokens"
         ),
+        "depends_on_steps_before": (
+            "a gradient or a logged number depends on the steps that were trained before"
+        ),
         "sample_unit_sample": f"samples of one rollout are counted separately, {ASSUMED}",
         "sample_unit_rollout": f"samples of one rollout are counted as one, {ASSUMED}",
         "empty_units_counted": f"samples and prompts without active tokens are counted, {ASSUMED}",
