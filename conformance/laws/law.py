@@ -158,11 +158,14 @@ LAWS["again"] = Law(
 
 
 def with_other_values(job: Job) -> Job:
-    """The job with other values at every token and sample: what stays the same is a count."""
+    """The job with other values at every token and sample: what stays the same is a count.
+
+    Rewards keep their signs, by which some counts and lengths choose samples.
+    """
     return _with_rows(
         job,
         lambda rows: [
-            replace(row, name=row.name + 1, tokens=row.tokens + 1, reward=row.reward + 0.375)
+            replace(row, name=row.name + 1, tokens=row.tokens + 1, reward=1.5 * row.reward)
             for row in rows
         ],
     )
