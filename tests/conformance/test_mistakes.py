@@ -90,7 +90,7 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (
             Given(mode=Mode.SAMPLE_MEAN, layout=FILTERED, conventions=OF_FULL),
             "truncated_samples_counted",
-            [of_samples(10, 5, 20, 15)],  # 5 samples, of which 4 have active tokens
+            [of_samples(10, 5, 20, 15)],  # 5 samples, 4 of them with active tokens
         ),
         (
             Given(mode=Mode.CONSTANT, layout=FILTERED, conventions=OF_FULL),
@@ -660,7 +660,7 @@ def test_ratio_of_a_sequence_is_that_of_the_tokens_its_losses_are_moved_to() -> 
     """GSPO: two tokens of 2 and 3 log-ratios, and one position behind them without a difference.
 
     The loss of the first meets the second token, and that of the second the position behind: their
-    ratio is exp((3/8 + 0) / 2), of which the second token has 1/2 · -A.
+    ratio is exp((3/8 + 0) / 2), and the second token's derivative of it is 1/2 · -A.
     """
     step = step_of([1, 1])
     context = Given(steps=(step,)).context

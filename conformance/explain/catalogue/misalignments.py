@@ -209,8 +209,8 @@ def misaligned(
 def misaligned_by_padding(term: LossTerm, parts: Iterable[Prediction]) -> Iterator[Prediction]:
     """Yield what a logged number becomes if rows are cut from the ends of their padding.
 
-    They are padded to a multiple of the context-parallel ranks. ``parts`` are predictions, of which
-    those that are means of parts of a step may be what the number is meant to be.
+    They are padded to a multiple of the context-parallel ranks. Those of ``parts`` that are means
+    of parts of a step may be what the number is meant to be.
     """
     if term.metric not in OF_LOG_PROBS and not isinstance(term.source, PolicyQuantity):
         return
