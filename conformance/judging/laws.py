@@ -71,8 +71,8 @@ def changed_numbers(
 ) -> Changes:
     """The logged numbers that differ, before and after, by the framework's names.
 
-    A number of unknown make is taken for a mean of values that tokens of a batch can have: the
-    bound is that of their sum, of both runs, relative to the largest.
+    A number without a formula is assumed to be a mean of values that tokens of a batch can have.
+    The bound is that of their sum, in both runs, relative to the largest.
     """
     bound = 2 * reported_bound(sum(map(_tokens, job.steps)), dtype, TERM_OPERATIONS)
     found: Changes = {}

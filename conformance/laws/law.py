@@ -2,7 +2,7 @@
 
 A law changes the rows of each step, or the job that trains them. Gradients are held against the
 reference after the change as before it. Every number that is logged must stay what it was, whether
-or not a check knows it, but for times and counts, which no value of a batch moves.
+or not a check knows it, except times and counts, which no value of a batch moves.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def sample_order(rows: Rows) -> Rows:
 
 @_law("depends_on_ids", "prompts and rollouts have other ids")
 def other_ids(rows: Rows) -> Rows:
-    """Ids in the opposite order, none of which was one before."""
+    """New ids, in the opposite order."""
     return [replace(row, group=900 - row.group, rollout=900 - row.rollout) for row in rows]
 
 

@@ -26,7 +26,7 @@ def version(
     logged: Mapping[str, Mapping[str, float]] = {},
     gradients: tuple[tuple[float, float], ...] = GRADIENTS,
 ) -> Report:
-    """A report of all steps, some of which log other numbers or have another gradient."""
+    """A report of all steps; some may log other numbers, or have another gradient."""
     findings = [
         Finding(
             id=name,

@@ -138,7 +138,7 @@ SEEN_ON_NATIVE = [
     for one in ALL_SPECS
     if one.objective in NativeAdapter().describe().objectives and one.law is None
 ]
-"""Laws are for numbers without a formula, of which native logs none: `test_laws` breaks each."""
+"""Laws are for numbers without a formula, and native logs none: `test_laws` breaks each."""
 
 SEEN_BY_ONE_CHECK = {
     Check.WEIGHTS: auxiliary.PlainPathUnscaled,

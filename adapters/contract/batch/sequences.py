@@ -56,7 +56,7 @@ class Sequences:
 
     @cached_property
     def sample_names(self) -> NDArray[np.int64]:
-        """The same of each sample: its number in the batch, unless named."""
+        """The name of each sample: its number in the batch, unless it has another."""
         starts = np.cumsum([0, *(step.size for step in self.steps)])
         of_steps = zip(self.steps, starts, strict=False)
         return np.concatenate(
