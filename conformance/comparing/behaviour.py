@@ -6,6 +6,7 @@ bound of the dtype; a refactoring changes none.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -49,11 +50,11 @@ class ChangedNumber:
 
     @property
     def values(self) -> tuple[float, float]:
-        """The number before and after, in the first step where it differs."""
+        """The number before and after, in the first step where it differs; NaN if not finite."""
         old, new = (one.behaviour for one in self.changed[0])
         assert old is not None
         assert new is not None
-        return old.logged[self.name], new.logged[self.name]
+        return _number(old.logged[self.name]), _number(new.logged[self.name])
 
 
 @dataclass(frozen=True)
@@ -162,14 +163,19 @@ def _behaviours(pair: Pair) -> tuple[Behaviour, Behaviour]:
 
 def _same_gradient(old: Behaviour, new: Behaviour, dtype: str) -> bool:
     """Whether the weights of all steps agree; errors are relative to the sum of their sizes."""
-    one, other = np.array(old.gradients), np.array(new.gradients)
+    one, other = (np.array(each.gradients, np.float64) for each in (old, new))
     if one.shape != other.shape:
         return False
     atol = 2 * weight_bound(dtype, terms=1) * np.abs(one[:, :1])
     return bool((np.abs(one - other) <= atol).all() | np.array_equal(one, other, equal_nan=True))
 
 
-def _same(old: float, new: float, dtype: str) -> bool:
+def _same(old: float | None, new: float | None, dtype: str) -> bool:
     bound = 2 * reported_bound(TOKENS, dtype, TERM_OPERATIONS)
-    size = max(LARGEST, abs(old), abs(new))
-    return bool(np.isclose(old, new, rtol=0.0, atol=bound * size, equal_nan=True))
+    one, other = _number(old), _number(new)
+    size = max(LARGEST, abs(one), abs(other))
+    return bool(np.isclose(one, other, rtol=0.0, atol=bound * size, equal_nan=True))
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -137,11 +137,12 @@ class Behaviour(FrozenModel):
 
     ``gradients`` has two numbers for each optimizer step: the sum of the sizes of all token
     weights, and of the weights times fixed factors, so that no two tokens can change places unseen.
-    ``logged`` are the numbers of the framework's log by its own names, the first of each.
+    ``logged`` are the numbers of the framework's log by its own names, the first of each. None is
+    what is not finite.
     """
 
-    gradients: tuple[tuple[float, float], ...]
-    logged: dict[str, float] = {}
+    gradients: tuple[tuple[float | None, float | None], ...]
+    logged: dict[str, float | None] = {}
 
 
 class Finding(FrozenModel):

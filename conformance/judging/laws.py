@@ -6,6 +6,7 @@ formula is needed: each is what it was, unless it is logged of this objective by
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -144,9 +145,9 @@ def behaviour(
     return Behaviour(gradients=tuple(gradients), logged=logged)
 
 
-def _rounded(value: float) -> float:
-    """To six digits, as float32 has no more."""
-    return float(f"{value:.6g}")
+def _rounded(value: float) -> float | None:
+    """To six digits, as float32 has no more; None if it is not finite."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _numbers(run: Sequence[Observation], name: str) -> list[float]:

@@ -23,8 +23,8 @@ STEPS = {
 
 
 def version(
-    logged: Mapping[str, Mapping[str, float]] = {},
-    gradients: tuple[tuple[float, float], ...] = GRADIENTS,
+    logged: Mapping[str, Mapping[str, float | None]] = {},
+    gradients: tuple[tuple[float | None, float | None], ...] = GRADIENTS,
 ) -> Report:
     """A report of all steps; some may log other numbers, or have another gradient."""
     findings = [
@@ -42,6 +42,7 @@ def version(
 
 
 OLD = version()
+NOT_FINITE: dict[str, float | None] = {"loss": None}
 WITH_ENTROPY = {name: {"entropy": 0.5} for name in STEPS}
 
 
@@ -84,6 +85,17 @@ def test_another_gradient_is_told_whatever_it_should_be(
 
     assert next(said(found)) == "the gradient is another in 3 of 3 steps"
     assert not [*in_a_clause(found)]
+
+
+def test_what_is_not_finite_stays_in_a_report_and_is_a_change() -> None:
+    nothing = version(dict.fromkeys(STEPS, NOT_FINITE), gradients=((None, None),))
+    read = Report.model_validate_json(nothing.to_json())
+
+    assert [*said(BehaviourChange(read, nothing))] == ["no number changed in 3 steps"]
+    assert [*said(BehaviourChange(OLD, nothing))] == [
+        "the gradient is another in 3 of 3 steps",
+        "`loss` is nan instead of 1 in 3 of 3 steps",
+    ]
 
 
 def test_names_that_come_and_go_are_told() -> None:
