@@ -8,6 +8,7 @@ or not a check knows it, except times and counts, which no value of a batch move
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -162,15 +163,17 @@ def with_other_values(job: Job) -> Job:
 
     Rewards keep their signs, by which some counts and lengths choose samples.
     """
-    return _with_rows(
-        job,
-        lambda rows: [
-            replace(row, name=row.name + 1, tokens=row.tokens + 1, reward=1.5 * row.reward)
-            for row in rows
-        ],
-    )
+    return _with_rows(job, _other_values)
 
 
+def _other_values(rows: Rows) -> Rows:
+    return [
+        replace(row, name=row.name + 1, tokens=row.tokens + 1, reward=1.5 * row.reward)
+        for row in rows
+    ]
+
+
+@lru_cache(maxsize=256)  # steps are equal if they are the same
 def _with_rows(job: Job, change: Change) -> Job:
     is_rejecting = job.rejects
     changed = [change(rows) for rows in rows_of(job.steps)]
