@@ -45,7 +45,9 @@ class Step:
 
     Shapes: ``prompt_lengths``, ``response_lengths``, ``groups`` and ``rollouts`` are int64 [N];
     ``mask`` and ``original_mask``, if tokens were rejected, are bool [sum of response_lengths];
-    ``rewards``, if they matter, are float64 [N].
+    ``rewards``, if they matter, are float64 [N]. ``token_names`` [sum of response_lengths] and
+    ``sample_names`` [N], int64, are given to a step that is another one changed: tokens and samples
+    of one name have one value in both.
 
     Raises:
         InvalidStepError: no samples, a mask of the wrong length or with values other than 0 and 1,
@@ -59,6 +61,8 @@ class Step:
     rollouts: NDArray[np.int64]
     original_mask: NDArray[np.bool_] | None = None
     rewards: NDArray[np.float64] | None = None
+    token_names: NDArray[np.int64] | None = None
+    sample_names: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.size == 0:
@@ -70,7 +74,7 @@ class Step:
                     f"{name} holds {shortest}, but a prompt and a response have at least one token",
                     "leave the sample out or mask its only token",
                 )
-        for name in ("response_lengths", "groups", "rollouts", "rewards"):
+        for name in ("response_lengths", "groups", "rollouts", "rewards", "sample_names"):
             column = getattr(self, name)
             length = self.size if column is None else len(column)
             if length != self.size:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.description import Departure, Description
 from adapters.contract.job import Depth, Job, Unsupported
 from adapters.contract.layout import Layout, Option
+from adapters.contract.logged import LOGGED
 from adapters.contract.objective import OFF_POLICY, Metric, Objective
 from reference.aggregation import Mode
 
@@ -248,7 +249,8 @@ class Framework:
     def reported(
         self, logs: Sequence[Mapping[str, float]]
     ) -> dict[Metric, tuple[float | None, ...]]:
-        """The metrics that the logs of steps have."""
+        """The metrics that the logs of steps have; all other numbers are noted in `LOGGED`."""
+        LOGGED.note(logs)
         found = {}
         for metric, signed in self.metrics.items():
             of_one, minus, half, name = _signed(signed)

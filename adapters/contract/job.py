@@ -247,6 +247,9 @@ class Observation:
     rows: tuple[NDArray[np.int32], ...] = ()
     skipped_steps: frozenset[int] = frozenset()
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
+    logged: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """All numbers of the framework's logs by its own names. Adapters do not set it."""
+
     logs_together: bool = False
     """Whether each logged number is of several optimizer steps, which ``reported`` cannot tell."""
 

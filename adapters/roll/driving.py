@@ -99,7 +99,7 @@ class Training:
         self._rollouts, self._rank, self._config, self._trained = rollouts, rank, config, trained
         self._batch, self._job = rollouts.batch, rollouts.job
         self.logs: list[dict[str, float]] = []
-        self.gradients: list[NDArray[np.float32]] = []
+        self.gradients: list[NDArray[np.float32] | None] = []
         self.passes: list[NDArray[np.int64]] = []
         self._run()
 
@@ -167,12 +167,15 @@ class Training:
         return SimpleNamespace(**remote)
 
     def _keep(self, values: dict[str, float], step: int) -> None:
-        """Record a step in its last epoch; raises `Refused` if the step is skipped."""
+        """Record a step in its last epoch; raises `Refused` if it has no active token.
+
+        A step whose gradient is NaN or infinite is skipped and has none.
+        """
         if values.get("mask/final_mask_sum_eq_0"):
             raise Refused("final_response_mask.sum() == 0! Current step will be skipped.")
         self.logs.append(module("utils.tracking")._strip_metric_tag(values))
         gradients, passes = self._trained.gradients.drain(), self._trained.passes.drain()
-        self.gradients += gradients[-1:]
+        self.gradients.append(gradients[-1] if gradients else None)
         self.passes += passes[len(passes) - len(passes) // max(len(gradients), 1) :]
 
     @contextmanager

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters.contract import Observation
+from adapters.contract.logged import LOGGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -41,13 +42,17 @@ def observation(
     reported: Mapping[Metric, tuple[float | None, ...]],
     **others: Any,
 ) -> Observation:
-    """The observation of a rank, from the probe's gradients of steps and its forward passes."""
+    """The observation of a rank, from the probe's gradients of steps and its forward passes.
+
+    A step without a gradient was skipped.
+    """
     return Observation(
         token_weights=batch.weights_of_steps(gradients),
         reported=reported,
         forward_passes=batch.forward_passes(passes),
         rows=batch.rows(passes),
         own_losses=batch.own_losses(gradients),
+        skipped_steps=frozenset(index for index, one in enumerate(gradients) if one is None),
         **others,
     )
 
@@ -55,7 +60,11 @@ def observation(
 def numbers(
     names: Mapping[Metric, str], logs: Sequence[Mapping[str, Any]]
 ) -> dict[Metric, tuple[float | None, ...]]:
-    """The metrics by their names in logs, with a number of each log; None where it lacks one."""
+    """The metrics by their names in logs, with a number of each log; None where it lacks one.
+
+    All other numbers are noted in `LOGGED`.
+    """
+    LOGGED.note(logs)
     return {
         metric: tuple(float(log[name]) if name in log else None for log in logs)
         for metric, name in names.items()

@@ -114,8 +114,7 @@ class VerlAdapter(Adapter):
         trained = workers[trained_model(job, "actor")]
         passes = of_last_epoch(trained.passes.drain(), job)
         gradients = of_last_epoch(trained.gradients.drain(), job)
-        skipped = frozenset(i for i, one in enumerate(gradients) if one is None)
-        return observation(batch, gradients, passes, reported, skipped_steps=skipped)
+        return observation(batch, gradients, passes, reported)
 
 
 def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float | None, ...]]]:

@@ -132,6 +132,19 @@ class Logged(FrozenModel):
     reported: Annotated[float | None, Field(allow_inf_nan=False)] = None
 
 
+class Behaviour(FrozenModel):
+    """What a job gave, right or wrong, in a few numbers that two versions have alike.
+
+    ``gradients`` has two numbers for each optimizer step: the sum of the sizes of all token
+    weights, and of the weights times fixed factors, so that no two tokens can change places unseen.
+    ``logged`` are the numbers of the framework's log by its own names, the first of each. None is
+    what is not finite.
+    """
+
+    gradients: tuple[tuple[float | None, float | None], ...]
+    logged: dict[str, float | None] = {}
+
+
 class Finding(FrozenModel):
     """The verdict on one check, mode, case and layout, which its ``id`` names.
 
@@ -140,8 +153,8 @@ class Finding(FrozenModel):
     determines it, the ``place`` in the framework's code as ``file:line (function)``. ``message`` is
     the framework's own if it declined or crashed. Wrong weights have a ``picture``, and the least
     squares ``scale`` and the ``cosine`` of the observed gradient to the right one; a wrong metric
-    has what was ``logged``. ``clues`` is the place of what it says about the known mistakes in the
-    report's list.
+    has what was ``logged``. ``behaviour`` is what its job gave, if it is of the gradient. ``clues``
+    is the place of what it says about the known mistakes in the report's list.
     """
 
     id: str
@@ -157,6 +170,7 @@ class Finding(FrozenModel):
     message: str | None = None
     picture: Picture | None = None
     logged: Logged | None = None
+    behaviour: Behaviour | None = None
     clues: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")

@@ -72,6 +72,9 @@ class Check(StrEnum):
     NO_GRADIENT = "no_gradient"
     """Gradients of what a loss must take as constants: other policies, advantages, values."""
 
+    LAWS = "laws"
+    """Gradients and all logged numbers of two steps that differ in what must not matter."""
+
     SHARDING = "sharding"
     """The tokens that each rank trains on."""
 

@@ -25,9 +25,9 @@ from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind, doubt
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.advice import OF_THE_STEP
 from conformance.judging.weights import Judgement, judge_measurements, verdict_alone
 from reference.aggregation import (
+    AuxiliaryAggregation,
     ComparedTokens,
     DenominatorMask,
     EmptyUnits,
@@ -52,6 +52,12 @@ if TYPE_CHECKING:
     """Judges with other conventions declared."""
 
 MEAN_OF_MEANS = "mean_of_means"
+
+OF_THE_STEP = {
+    AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN: AuxiliaryAggregation.TOKEN_MEAN,
+    AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN: AuxiliaryAggregation.SAMPLE_MEAN,
+}
+"""The aggregation of the whole step that each mean over micro-batches approximates."""
 
 LOSSES = (Metric.POLICY_LOSS, Metric.LOSS)
 """Metrics that the mode says how to reduce: they are the number that is trained."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from adapters.contract import Depth, Description, Job, Layout, Observation
     from adapters.contract.objective import Objective
     from conformance.findings.cause import Clues
-    from conformance.findings.finding import Logged, Picture
+    from conformance.findings.finding import Behaviour, Logged, Picture
     from conformance.judging.rescaling import Rescaling
     from reference.aggregation import Conventions
     from reference.step import Step
@@ -72,6 +72,7 @@ class Judgement:
 
     picture: Picture | None = None
     logged: Logged | None = None
+    behaviour: Behaviour | None = None
     clues: Clues | None = None
     """What the observations say about the known mistakes."""
 

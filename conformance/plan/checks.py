@@ -25,6 +25,7 @@ from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
 from conformance.corpus.rollouts import ROLLOUTS
 from conformance.findings.finding import FindingId, slug
 from conformance.findings.verdict import Check
+from conformance.laws.law import LAWS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Layout
     from conformance.corpus.cases import Case
+    from conformance.laws.law import Law
 
 
 def _cases(*names: str) -> tuple[Case, ...]:
@@ -148,9 +150,6 @@ class CheckSpec:
 
     cases: tuple[Case, ...] = CORPUS
     modes: tuple[Mode, ...] = tuple(Mode)
-    compares_cuts: bool = False
-    """Whether the term's weights are compared with those of a step that is not cut."""
-
     poisoned: Poison | None = None
     """The values that stand in a column where nothing may depend on them."""
 
@@ -159,6 +158,9 @@ class CheckSpec:
 
     attached: Column | None = None
     """The column that must have no gradient."""
+
+    law: Law | None = None
+    """The change that must not matter."""
 
     def takes(self, case: Case) -> bool:
         """Whether a case tells something here; of one that is not of the corpus, its masks say."""
@@ -170,7 +172,14 @@ class CheckSpec:
     @property
     def is_looked_at_once(self) -> bool:
         """Whether it is looked at on one layout or two, and not wherever its objective is."""
-        return self.compares_cuts or self.poisoned is not None or self.attached is not None
+        is_altered = self.poisoned is not None or self.attached is not None
+        return is_altered or self.law is not None
+
+    @property
+    def is_of_gradient(self) -> bool:
+        """Whether it is of the gradient that its objective's job gives."""
+        is_plain = self.metric is None and not self.is_looked_at_once
+        return is_plain and self.check is not Check.SHARDING
 
     @property
     def is_of_advantages(self) -> bool:
@@ -429,22 +438,39 @@ ATTACHED = tuple(
 """Each column that a model computes where a loss or an estimator reads it."""
 
 
-ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED)
+def usual_case(objective: Objective) -> Case:
+    """A batch that every framework can train on."""
+    name = REJECTED_TOKENS if objective in WITH_REJECTION else "split_groups"
+    return next(case for case in ALL_CASES if case.name == name)
+
+
+LAWFUL = tuple(
+    CheckSpec(
+        check=Check.LAWS,
+        name=f"{law.name}_{objective}",
+        objective=objective,
+        cases=(usual_case(objective),),
+        law=law,
+    )
+    for objective in (
+        Objective.OFF_POLICY,
+        Objective.COMBINED,
+        Objective.TIS_TOKEN,
+        Objective.SEQUENCE_MASKED,
+        Objective.REJECTION_OFF_POLICY,
+        Objective.GROUP_NORMALISED,
+        Objective.REINFORCE_PP,
+        Objective.GAE,
+    )
+    for law in LAWS.values()
+)
+"""Each law with every kind of numbers that frameworks log: of losses, their terms, corrections,
+rejection, rewards and advantages, and of a critic."""
+
+
+ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED, *LAWFUL)
 
 
 def check_spec(slug: str) -> CheckSpec:
     """The one whose findings have ids that begin so."""
     return next(one for one in ALL_SPECS if one.slug == slug)
-
-
-CUT_DEPENDENCE = tuple(
-    CheckSpec(
-        check=Check.AUXILIARY,
-        name=f"{objective}_of_cuts",
-        objective=objective,
-        cases=ONE,
-        compares_cuts=True,
-    )
-    for objective in (Objective.ENTROPY, Objective.KL)
-)
-"""Looked at once in a run, and not in every mode on every layout."""

@@ -41,13 +41,22 @@ class MatrixCell:
     def job_id(self) -> str:
         """Names what runs for the cell; cells of one name share a job."""
         plain = f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
-        if self.spec.attached:
+        if self.spec.attached or self.spec.law:
             return f"{plain}/{self.spec.slug}"
         return f"{plain}/{self.spec.poisoned}" if self.spec.poisoned else plain
 
     @property
     def job(self) -> Job:
         """What the ranks are given: everything but what to expect."""
+        return self.spec.law.changed(self._job) if self.spec.law else self._job
+
+    @property
+    def job_before(self) -> Job:
+        """The same before a law's change."""
+        return self.spec.law.unchanged(self._job) if self.spec.law else self._job
+
+    @property
+    def _job(self) -> Job:
         return Job(
             steps=self.case.steps,
             aggregation=self.aggregation,

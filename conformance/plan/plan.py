@@ -12,7 +12,13 @@ from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
-from conformance.plan.checks import ATTACHED, CHECK_SPECS, CUT_DEPENDENCE, POISONED, CheckSpec
+from conformance.plan.checks import (
+    ATTACHED,
+    CHECK_SPECS,
+    LAWFUL,
+    POISONED,
+    CheckSpec,
+)
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.plan.quick import Substitutes, pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
@@ -111,8 +117,8 @@ class Plan:
         cells: list[AnyMatrixCell] = [*self._chosen()]
         if self.case is None:
             cells += [
-                *self._cut_cells(),
                 *self._altered_cells(),
+                *self._lawful_cells(),
                 *self._startup_cells(),
                 *self._log_cells(),
                 *self._generated_cells(),
@@ -132,8 +138,7 @@ class Plan:
         """The cells of the jobs that a plan of this size has."""
         if self.size is PlanSize.FULL:
             return self.cells_of_cases
-        jobs = {*self.quick_jobs, *(cell.job_id for cell in self._cut_cells())}
-        return [cell for cell in self.cells_of_cases if cell.job_id in jobs]
+        return [cell for cell in self.cells_of_cases if cell.job_id in self.quick_jobs]
 
     @cached_property
     def quick_jobs(self) -> Mapping[str, AbstractSet[Combination]]:
@@ -202,19 +207,6 @@ class Plan:
             aggregation=aggregation, case=case, layout=layout, depth=self.depth, spec=spec
         )
 
-    def _cut_cells(self) -> list[MatrixCell]:
-        """In the first mode, on the first layout of several micro-batches, if there is one."""
-        cut = [layout for layout in self.layouts if layout.micro_batches != 1]
-        if self.depth is not Depth.STEP or not cut:
-            return []
-        mode = next(iter(self.aggregations))
-        return [
-            self._cell(mode, case, cut[0], spec)
-            for spec in CUT_DEPENDENCE
-            for case in spec.cases
-            if self._runs(case, cut[0])
-        ]
-
     def _altered_cells(self) -> list[MatrixCell]:
         """On the first layout, and in a full plan on the first with context parallelism as well."""
         if self.depth is not Depth.STEP:
@@ -227,6 +219,21 @@ class Plan:
             for mode in self.aggregations
             for spec in (*POISONED, *ATTACHED)
             if spec.is_seen_in_every_mode or mode is self.mode_of_advantages
+            for case in spec.cases
+            if self._runs(case, layout)
+        ]
+
+    def _lawful_cells(self) -> list[MatrixCell]:
+        """In one mode, each on a small layout that cuts a step or leaves it whole."""
+        if self.depth is not Depth.STEP:
+            return []
+        by_size = sorted(self.layouts, key=lambda one: (one.world_size, one.micro_batches != 1))
+        cut = [one for one in by_size if one.dp > 1 and one.micro_batches != 1]
+        return [
+            self._cell(self.mode_of_advantages, case, layout, spec)
+            for spec in LAWFUL
+            if spec.law
+            for layout in (cut if spec.law.is_of_cuts else by_size)[:1]
             for case in spec.cases
             if self._runs(case, layout)
         ]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from adapters.contract import Job, Rank, Refused, Unsupported
 from adapters.contract.batch.altered import painting
 from adapters.contract.batch.probed_batch import AlteredBatch
+from adapters.contract.logged import LOGGED
 from adapters.contract.objective import Objective
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
@@ -106,6 +107,13 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
 
 
 def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
+    """What the adapter observes, and all numbers that the framework logs."""
+    LOGGED.drain()
+    observation = _altered(adapter, job, rank)
+    return replace(observation, logged=LOGGED.drain())
+
+
+def _altered(adapter: Adapter, job: Job, rank: Rank) -> Observation:
     """What the adapter observes, and what is recorded of an altered column or a router."""
     if job.poison is not None:
         AlteredBatch.read.clear()

@@ -20,9 +20,7 @@ from conformance.explain.clues import clues_of_failure
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.advice import (
     advice_on_crash,
-    depends_on_cuts,
     judge_by_fixed_mode,
-    judge_cut_dependence,
     named_after_option,
 )
 from conformance.judging.altered import (
@@ -38,6 +36,7 @@ from conformance.judging.gradients import (
     judge_off_policy,
     judge_router,
 )
+from conformance.judging.laws import behaviour
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
 from conformance.judging.startup import (
     NOT_BROKEN,
@@ -54,6 +53,7 @@ from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupC
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 from conformance.runs.jobs import reports
+from conformance.runs.laws import judge_law
 from reference.aggregation import TokenSet
 
 if TYPE_CHECKING:
@@ -83,9 +83,11 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
             return _check_startup(cell, jobs)
         case MatrixCell() if cell.spec.poisoned:
             return judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
+        case MatrixCell() if cell.spec.law:
+            return judge_law(cell, jobs.outcome(cell), jobs, partial(_check_job, jobs=jobs))
         case MatrixCell() if cell.spec.attached:
             return judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
-    return _check_job(cell, jobs)
+    return _check_job(cell, jobs.outcome(cell), jobs)
 
 
 def job_cells(
@@ -93,7 +95,7 @@ def job_cells(
 ) -> Iterator[MatrixCell]:
     """Yield cells that are judged by the outcome of their job alone, which may run beforehand."""
     for cell in cells:
-        if type(cell) is not MatrixCell or cell.spec.poisoned is not None:
+        if type(cell) is not MatrixCell or cell.spec.poisoned or cell.spec.law:
             continue
         if _missing(cell, description) is None:
             yield cell
@@ -106,8 +108,6 @@ def is_offered(cell: AnyMatrixCell, description: Description) -> bool:
 
 def judge(spec: CheckSpec) -> Judge:
     """What holds the observations of a check's job against the reference."""
-    if spec.compares_cuts:
-        return judge_cut_dependence
     if spec.metric in OF_ROLLOUTS:
         return partial(judge_logged_of_rollouts, metric=spec.metric)
     if spec.metric is not None:
@@ -123,8 +123,8 @@ def judge(spec: CheckSpec) -> Judge:
     return judge_combined if spec.objective in OF_TERMS else judge_weights
 
 
-def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Judgement:
-    description, outcome = jobs.description, jobs.outcome(cell)
+def _check_job(cell: MatrixCell, outcome: Ran | Declined | Crashed, jobs: SharedJobs) -> Judgement:
+    description = jobs.description
     if isinstance(outcome, Crashed):
         advice = _advice_on(outcome, cell.job, description)
         return advice or _not_trained(cell, outcome, outcome.place, description)
@@ -140,7 +140,13 @@ def _check_job(cell: MatrixCell, jobs: SharedJobs) -> Judgement:
     if _lacks_a_metric(judgement) and not _is_read(cell, outcome.observations, jobs):
         return unjudged(Verdict.NOT_DRIVEN, _not_read(cell))
     judgement = named_after_option(judgement, cell.job, description)
-    return _but_for_rescaling(judgement, cell.job, jobs)
+    judgement = _but_for_rescaling(judgement, cell.job, jobs)
+    if not cell.spec.is_of_gradient:
+        return judgement
+    is_logging = any(one.logged for one in outcome.observations)
+    names = jobs.steady_numbers(cell.job) if is_logging else ()
+    given = behaviour(cell.job, outcome.observations, description, names)
+    return replace(judgement, behaviour=given)
 
 
 def _lacks_a_metric(judgement: Judgement) -> bool:
@@ -220,7 +226,8 @@ def judge_poison(
     assert job.poison is not None
     if _counts(job.poison, job.objective, jobs.description):
         return unjudged(Verdict.UNSUPPORTED, f"by its conventions the {job.poison} count")
-    plain = jobs.plain(job)
+    plain_job = replace(job, poison=None)
+    plain = jobs.remembered(plain_job, plain_job)
     if not isinstance(plain, Ran):
         return unjudged(Verdict.UNSUPPORTED, f"without poison: {plain.message}")
     if isinstance(outcome, Ran):
@@ -345,10 +352,6 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
         return f"no metric {cell.spec.metric}"
     if cell.spec.check is Check.SHARDING and not description.records_forward_passes:
         return "no record of forward passes"
-    if cell.spec.compares_cuts and not depends_on_cuts(
-        cell.spec.objective, description.conventions
-    ):
-        return f"by its conventions the {cell.spec.objective} term does not depend on micro-batches"
     lacking = sorted(
         {*cell.layout.options} - description.options
         | cell.job.configuration.settings - description.configurations.keys()

@@ -11,16 +11,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from conformance.corpus.cases import CORPUS
 from conformance.corpus.configurations import LOG_ENTRIES
+from conformance.judging.laws import steady_numbers
 from conformance.judging.rescaling import trial
 from conformance.judging.startup import ignored_settings
 from conformance.judging.weights import judge_weights
+from conformance.laws.law import with_other_values
+from conformance.plan.checks import usual_case
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from adapters.contract import Depth, Description, Job, Layout, Observation
     from adapters.contract.job import Setting
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from reference.aggregation import Aggregation
 
 
-[ORDINARY] = [case for case in CORPUS if case.name == "split_groups"]
-"""A batch that every framework can train on."""
+MOST_REMEMBERED = 3
+"""How many outcomes are kept of jobs that cells share which follow each other."""
 
 
 class SharedJobs:
@@ -47,7 +49,8 @@ class SharedJobs:
         self._ignored: frozenset[Setting] | None = None
         self._read: dict[tuple[Metric, Objective], bool] = {}
         self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
-        self._plain: tuple[Job, Ran | Declined | Crashed] | None = None
+        self._steady: dict[Objective, frozenset[str]] = {}
+        self._remembered: dict[Hashable, Ran | Declined | Crashed] = {}
         self._upcoming: Iterable[MatrixCell] = ()
         self._running: str | None = None
         self._resources = ExitStack()
@@ -107,13 +110,12 @@ class SharedJobs:
         if key not in self._read:
             ordinary = replace(
                 job,
-                steps=ORDINARY.steps,
-                aggregation=ORDINARY.aggregation(self.description.default_mode),
+                steps=usual_case(job.objective).steps,
+                aggregation=usual_case(job.objective).aggregation(self.description.default_mode),
             )
-            smallest = min(self.pool.adapter.layouts(), key=lambda one: (one.world_size, str(one)))
             self._read[key] = any(
                 reports(metric, self.observations(replace(ordinary, layout=layout)) or ())
-                for layout in (job.layout, smallest)
+                for layout in (job.layout, self._smallest_layout)
             )
         return self._read[key]
 
@@ -127,12 +129,38 @@ class SharedJobs:
             self._rescalings[key] = shown[0] if shown else None
         return self._rescalings[key]
 
-    def plain(self, job: Job) -> Ran | Declined | Crashed:
-        """Runs a job without its poison, once for all jobs that follow each other."""
-        plain = replace(job, poison=None)
-        if self._plain is None or self._plain[0] != plain:
-            self._plain = plain, self.run(plain)
-        return self._plain[1]
+    def remembered(self, key: Hashable, job: Job) -> Ran | Declined | Crashed:
+        """Runs a job that the next cells share, unless it was run as one of the last few."""
+        if key not in self._remembered:
+            for oldest in [*self._remembered][: 1 - MOST_REMEMBERED]:
+                del self._remembered[oldest]
+            self._remembered[key] = self.run(job)
+        return self._remembered[key]
+
+    def steady_numbers(self, job: Job) -> frozenset[str]:
+        """The names of logged numbers that values of a batch move, and nothing else does.
+
+        They are found out by an ordinary step of the job's objective on the smallest layout.
+        """
+        if job.objective not in self._steady:
+            case = usual_case(job.objective)
+            usual = replace(
+                job,
+                steps=case.steps,
+                aggregation=case.aggregation(self.description.default_mode),
+                layout=self._smallest_layout,
+            )
+            self.run(usual)  # so that the same kind of step was trained before each of the others
+            runs = [self.observations(one) for one in (usual, with_other_values(usual), usual)]
+            ran = [one for one in runs if one is not None]
+            self._steady[job.objective] = frozenset()
+            if len(ran) == len(runs):
+                self._steady[job.objective] = steady_numbers(usual, ran, self.description.dtype)
+        return self._steady[job.objective]
+
+    @property
+    def _smallest_layout(self) -> Layout:
+        return min(self.pool.adapter.layouts(), key=lambda one: (one.world_size, str(one)))
 
     def observations(self, job: Job) -> tuple[Observation, ...] | None:
         """What the ranks observe of a job that no cell shares; None if it does not run."""

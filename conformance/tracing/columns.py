@@ -72,7 +72,7 @@ COEFFICIENTS = {
 def is_traced(cell: MatrixCell) -> bool:
     """Whether a painted token tells what a cell's weights, or its logged number, are made of."""
     spec, tokens = cell.spec, sum(len(step.mask) for step in cell.case.steps)
-    if tokens > MOST_TOKENS or spec.compares_cuts or spec.attached:
+    if tokens > MOST_TOKENS or spec.law or spec.attached:
         return False
     if spec.poisoned is not None:
         return traced_metric(cell) is not None

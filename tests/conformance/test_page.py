@@ -212,7 +212,7 @@ def test_advice_is_folded_apart_from_what_is_wrong() -> None:
     page = render([report_of([of("depends_on_cut", verdict=Verdict.ADVICE)])])
 
     assert ": nothing wrong" in page
-    assert "1 advice" in page[: page.index("a term depends")]
+    assert "1 advice" in page[: page.index("a gradient or a logged number depends")]
 
 
 def test_findings_come_by_what_their_causes_do() -> None:

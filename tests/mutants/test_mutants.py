@@ -134,8 +134,11 @@ def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> Non
 
 
 SEEN_ON_NATIVE = [
-    one for one in ALL_SPECS if one.objective in NativeAdapter().describe().objectives
+    one
+    for one in ALL_SPECS
+    if one.objective in NativeAdapter().describe().objectives and one.law is None
 ]
+"""Laws are for numbers without a formula, and native logs none: `test_laws` breaks each."""
 
 SEEN_BY_ONE_CHECK = {
     Check.WEIGHTS: auxiliary.PlainPathUnscaled,
@@ -154,7 +157,7 @@ SEEN_BY_ONE_CHECK = {
 }
 
 
-@pytest.mark.parametrize("check", Check)
+@pytest.mark.parametrize("check", SEEN_BY_ONE_CHECK)
 def test_every_check_alone_kills_something(check: Check, pool: RankPool) -> None:
     """No other check sees the mistake; the table says that its own does."""
     mutant = SEEN_BY_ONE_CHECK[check]

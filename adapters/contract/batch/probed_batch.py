@@ -27,6 +27,7 @@ from adapters.contract.batch.token_values import (
     LOAD_BALANCING,
     LOG_PROBS,
     LOG_RATIOS,
+    NEW_NAME,
     NO_LOG_PROBS,
     OLD_VALUES,
     OWN_LOG_RATIOS,
@@ -109,12 +110,13 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
-        """An advantage for each token, never 0: a framework must mask by the mask alone."""
+        """An advantage for each token, not 0: a framework must mask by the mask alone."""
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
-            of_sample = ADVANTAGES[np.arange(len(self.responses)) % len(ADVANTAGES)]
-            pairs = zip(self.responses, of_sample, strict=True)
-            return [np.full(len(ids), advantage) for ids, advantage in pairs]
-        return [ADVANTAGES[ids % len(ADVANTAGES)] for ids in self.responses]
+            of_sample = ADVANTAGES[self.sample_names % len(ADVANTAGES)]
+            of_samples = zip(self.responses, of_sample, strict=True)
+            return [np.full(len(ids), advantage) for ids, advantage in of_samples]
+        of_tokens = zip(self.by_name(ADVANTAGES), self.names, strict=True)
+        return [np.where(names < NEW_NAME, given, 0.0) for given, names in of_tokens]
 
     @property
     def sample_advantages(self) -> NDArray[np.float64]:
@@ -124,23 +126,34 @@ class ProbedBatch(Sequences):
     @cached_property
     def log_prob_table(self) -> NDArray[np.float64]:
         """Log-probabilities of the new policy, which the probe is added to, cycled over ids."""
+        return self._by_id(self._log_prob_table)
+
+    @property
+    def _log_prob_table(self) -> NDArray[np.float64]:
         return LOG_PROBS if self.objective in OF_LOG_PROBS else NO_LOG_PROBS
+
+    def _by_id(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A table that is cycled over names, as one over ids."""
+        if all(step.token_names is None for step in self.steps):
+            return table
+        of_ids = np.resize(table, self.probe_size + 2)
+        of_ids[np.concatenate(self.responses)] = np.concatenate(self.by_name(table))
+        return of_ids
 
     @cached_property
     def log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the new policy."""
-        table = self.log_prob_table
-        return [table[ids % len(table)] for ids in self.responses]
+        return self.by_name(self._log_prob_table)
 
     @cached_property
     def entropy_table(self) -> NDArray[np.float64]:
         """Entropies of the new policy, which the probe is added to, cycled over ids."""
-        return ENTROPIES
+        return self._by_id(ENTROPIES)
 
     @cached_property
     def entropies(self) -> list[NDArray[np.float64]]:
         """Entropies of the new policy where it predicts each token."""
-        return [ENTROPIES[ids % len(ENTROPIES)] for ids in self.responses]
+        return self.by_name(ENTROPIES)
 
     @cached_property
     def old_log_probs(self) -> list[NDArray[np.float64]]:
@@ -148,18 +161,18 @@ class ProbedBatch(Sequences):
         if self.objective not in OFF_POLICY or self.objective is Objective.M2PO:
             return self.log_probs
         table = FALLS if self.objective is Objective.OPSM else LOG_RATIOS
-        pairs = zip(self.log_probs, self.responses, strict=True)
-        return [new - table[ids % len(table)] for new, ids in pairs]
+        pairs = zip(self.log_probs, self.by_name(table), strict=True)
+        return [new - log_ratio for new, log_ratio in pairs]
 
     @cached_property
     def reference_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the reference policy."""
-        return [-DIVERGENCES[ids % len(DIVERGENCES)] for ids in self.responses]
+        return [-divergence for divergence in self.by_name(DIVERGENCES)]
 
     @cached_property
     def teacher_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of a teacher."""
-        return [-LOG_RATIOS[ids % len(LOG_RATIOS)] for ids in self.responses]
+        return [-log_ratios for log_ratios in self.by_name(LOG_RATIOS)]
 
     @cached_property
     def rollout_log_probs(self) -> list[NDArray[np.float64]]:
@@ -168,10 +181,8 @@ class ProbedBatch(Sequences):
             return self.old_log_probs
         if self.objective in OF_ROLLOUT_RATIOS:
             table = OWN_LOG_RATIOS.get(self.objective, ROLLOUT_LOG_RATIOS)
-            return [
-                old - table[ids % len(table)]
-                for old, ids in zip(self.old_log_probs, self.responses, strict=True)
-            ]
+            pairs = zip(self.old_log_probs, self.by_name(table), strict=True)
+            return [old - log_ratio for old, log_ratio in pairs]
         of_samples = zip(self.old_log_probs, self.original_masks, self.masks, strict=True)
         return [
             old + np.where(before & ~after, REJECTED_LOG_PROB, 0.0)
@@ -188,7 +199,7 @@ class ProbedBatch(Sequences):
         """A critic's values before training, where new ones are 0: its loss clips some of them."""
         if self.objective is not Objective.VALUE_CLIPPED:
             return [np.zeros(len(ids)) for ids in self.responses]
-        return [OLD_VALUES[ids % len(OLD_VALUES)] for ids in self.responses]
+        return self.by_name(OLD_VALUES)
 
     @cached_property
     def value_tokens(self) -> ValueTokens:
@@ -290,7 +301,7 @@ class ProbedBatch(Sequences):
     @cached_property
     def values(self) -> list[NDArray[np.float64]]:
         """A critic's value of each token."""
-        return [VALUES[ids % len(VALUES)] for ids in self.responses]
+        return self.by_name(VALUES)
 
     @cached_property
     def rollouts(self) -> Rollouts:

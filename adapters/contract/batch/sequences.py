@@ -45,6 +45,32 @@ class Sequences:
         return [ids[length:] for ids, length in self._sequences]
 
     @cached_property
+    def names(self) -> list[NDArray[np.int64]]:
+        """What the values of each sample's response tokens follow: their ids, unless named."""
+        responses = iter(self.responses)
+        return [
+            ids if step.token_names is None else step.token_names[response]
+            for step in self.steps
+            for response, ids in zip(step.responses, responses, strict=False)
+        ]
+
+    @cached_property
+    def sample_names(self) -> NDArray[np.int64]:
+        """The name of each sample: its number in the batch, unless it has another."""
+        starts = np.cumsum([0, *(step.size for step in self.steps)])
+        of_steps = zip(self.steps, starts, strict=False)
+        return np.concatenate(
+            [
+                start + np.arange(step.size) if step.sample_names is None else step.sample_names
+                for step, start in of_steps
+            ]
+        )
+
+    def by_name(self, table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        """The values of each sample's response tokens in a table that is cycled over names."""
+        return [table[names % len(table)] for names in self.names]
+
+    @cached_property
     def masks(self) -> list[NDArray[np.bool_]]:
         """Loss mask of each sample after rejection sampling."""
         return [step.mask[response] for step in self.steps for response in step.responses]

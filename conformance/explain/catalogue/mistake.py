@@ -133,7 +133,18 @@ known(
         "tokens_not_held": "active tokens are on no rank",
         "forward_passes_not_recorded": "the adapter records no forward passes",
         "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
-        "depends_on_cut": "a term depends on how a step is cut",
+        "depends_on_cut": "a gradient or a logged number depends on how a step is cut",
+        "depends_on_order": "a gradient or a logged number depends on the order of samples",
+        "depends_on_ids": (
+            "a gradient or a logged number depends on the ids of prompts and rollouts"
+        ),
+        "depends_on_prompts": "a gradient or a logged number depends on the length of prompts",
+        "depends_on_masked_tokens": (
+            "a gradient or a logged number depends on whether there are masked tokens"
+        ),
+        "depends_on_steps_before": (
+            "a gradient or a logged number depends on the steps that were trained before"
+        ),
         "sample_unit_sample": f"samples of one rollout are counted separately, {ASSUMED}",
         "sample_unit_rollout": f"samples of one rollout are counted as one, {ASSUMED}",
         "empty_units_counted": f"samples and prompts without active tokens are counted, {ASSUMED}",

@@ -11,6 +11,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from conformance.comparing.behaviour import BehaviourChange, said
 from conformance.comparing.cause_changes import Fate, cause_changes
 from conformance.comparing.diff import ChangeKind
 from conformance.findings.badness import explain, legend
@@ -207,6 +208,7 @@ def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
     yield f"{difference.compared} findings compared"
     for words, count, wrong in _counts(difference):
         yield f"{count:>6} {words}{f', {wrong} of them wrong' if wrong else ''}"
+    yield from _behaviour(difference)
     yield from _stopped(difference)
     yield from _legend(difference)
     every = difference.groups()
@@ -221,6 +223,12 @@ def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
         yield f"{heading}:"
         yield from (f"  {line}" for line in found[: limits.groups])
         yield from _more(found[limits.groups :])
+
+
+def _behaviour(difference: Difference) -> Iterator[str]:
+    """Yields what two versions of one framework do differently, right or wrong."""
+    if difference.is_of_one_framework:
+        yield from said(BehaviourChange(difference.old, difference.new))
 
 
 def _causes(difference: Difference) -> Iterator[str]:

@@ -10,6 +10,8 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from adapters.toolkit.source import SHORT
+from conformance.comparing import advised
+from conformance.comparing.behaviour import BehaviourChange, said
 from conformance.comparing.cause_changes import Fate, cause_changes, difference_in_common
 from conformance.comparing.diff import ChangeKind, difference
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
@@ -78,11 +80,13 @@ def as_text(rows: Sequence[Row]) -> Iterator[str]:
             ]
         )
         yield ""
-    for row, label, changes in zip(rows, labels, _changes(rows), strict=True):
+    of_rows = zip(rows, labels, _changes(rows), _behaviours(rows), strict=True)
+    for row, label, changes, behaviour in of_rows:
         yield f"{label}: {row.commit.date} {row.commit.subject[:SUBJECT_WIDTH]}".rstrip()
         if row.problem is not None:
             yield f"  {row.problem}"
         yield from (f"  {printable(_change(change))}" for change in changes)
+        yield from (f"  {printable(words)}" for words in behaviour)
 
 
 def as_markdown(rows: Sequence[Row]) -> Iterator[str]:
@@ -158,14 +162,30 @@ def _label(row: Row) -> str:
 
 def _changes(rows: Sequence[Row]) -> Iterator[list[CauseChange]]:
     """Yields the causes of each commit, and those that are gone since the last complete run."""
-    last: Report | None = None
-    for row in rows:
+    for row, last in zip(rows, _complete_before(rows), strict=True):
         if row.report is None:
             yield []
         elif last is None or not row.report.complete:
             yield cause_changes(difference(row.report, row.report))
         else:
             yield cause_changes(difference(last, row.report))
+
+
+def _behaviours(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """Yields advice and numbers that differ from those of the last complete run before."""
+    for row, last in zip(rows, _complete_before(rows), strict=True):
+        if row.report is None or last is None:
+            yield []
+        else:
+            advice = advised.said(difference_in_common(last, row.report))
+            yield [*advice, *said(BehaviourChange(last, row.report))]
+
+
+def _complete_before(rows: Sequence[Row]) -> Iterator[Report | None]:
+    """Yields the last complete report before each commit."""
+    last: Report | None = None
+    for row in rows:
+        yield last
         if row.report is not None and row.report.complete:
             last = row.report
 

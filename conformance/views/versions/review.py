@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.objective import OF_CRITIC, Metric
 from adapters.toolkit.source import SHORT
+from conformance.comparing import advised
+from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
 from conformance.comparing.cause_changes import Fate
 from conformance.explain.conditions.findings import NEGATIVE
 from conformance.explain.conditions.wording import OBJECTIVES
@@ -86,6 +88,8 @@ def _lines(found: Reviewed, changed: Collection[str]) -> Iterator[str]:
     yield from (f"as it may: {words}" for words in _refused(found.declined, found))
     if same:
         yield f"as before: {same} cause{'s' if same > 1 else ''}"
+    yield from advised.said(found.difference)
+    yield from said(behaviour(found))
     known = found.difference.old.new_options or ()
     if unknown := [one for one in found.head.new_options or () if one not in known]:
         yield f"not looked at, as the adapter does not know them: {', '.join(unknown)}"
@@ -128,8 +132,14 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
     fixed = list(dict.fromkeys(_cause(change.old, lines) for change in found.fixed if change.old))
     clauses += [f"fixed: {words}" for words in fixed[:MOST]]
     clauses += _more(fixed[MOST:])
+    clauses += in_a_clause(behaviour(found))
     text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def behaviour(found: Reviewed) -> BehaviourChange:
+    """Returns what differs between the steps of the base and of the head."""
+    return BehaviourChange(found.difference.old, found.difference.new)
 
 
 def _new_modes(found: Reviewed) -> Iterator[str]:

@@ -1,0 +1,181 @@
+"""What two versions do differently, right or wrong, without any expectation.
+
+Findings of one id trained the same step. Their gradients and logged numbers are compared within the
+bound of the dtype; a refactoring changes none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.batch.token_values import LARGEST
+from conformance.explain.reach import options
+from reference.rounding import TERM_OPERATIONS, reported_bound, weight_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.findings.finding import Behaviour, Finding
+    from conformance.findings.report import Report
+
+TOKENS = 1000
+"""More tokens than a step of the corpus has, for the bound on sums."""
+
+MOST_NAMED = 3
+"""How many numbers a sentence names."""
+
+GRADIENT = "gradient"
+"""What the changed number is called that is no logged one."""
+
+Pair = tuple["Finding", "Finding"]
+
+
+@dataclass(frozen=True)
+class ChangedNumber:
+    """A number that differs in some of the steps that have it, with its values in the first."""
+
+    name: str
+    changed: tuple[Pair, ...]
+    steps: int
+    """How many steps of both versions have it."""
+
+    options: tuple[str, ...]
+    """What a user types for each of the steps in which it differs, and for no other."""
+
+    @property
+    def values(self) -> tuple[float, float]:
+        """The number before and after, in the first step where it differs; NaN if not finite."""
+        old, new = (one.behaviour for one in self.changed[0])
+        assert old is not None
+        assert new is not None
+        return _number(old.logged[self.name]), _number(new.logged[self.name])
+
+
+@dataclass(frozen=True)
+class BehaviourChange:
+    """What differs between the steps that two versions trained alike."""
+
+    old: Report
+    new: Report
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """The findings of both that have what their step gave."""
+        before = {one.id: one for one in self.old.findings if one.behaviour}
+        after = [one for one in self.new.findings if one.behaviour]
+        return [(before[one.id], one) for one in after if one.id in before]
+
+    @property
+    def gradient(self) -> ChangedNumber | None:
+        """The gradient, if it differs in any step."""
+        changed = [
+            pair for pair in self.pairs if not _same_gradient(*_behaviours(pair), self.dtype)
+        ]
+        return self._number(GRADIENT, changed, self.pairs) if changed else None
+
+    @property
+    def numbers(self) -> list[ChangedNumber]:
+        """The logged numbers that differ, those first that do in most steps."""
+        having: dict[str, list[Pair]] = defaultdict(list)
+        changed: dict[str, list[Pair]] = defaultdict(list)
+        for pair in self.pairs:
+            old, new = _behaviours(pair)
+            for name in old.logged.keys() & new.logged.keys():
+                having[name].append(pair)
+                if not _same(old.logged[name], new.logged[name], self.dtype):
+                    changed[name].append(pair)
+        found = [self._number(name, some, having[name]) for name, some in changed.items()]
+        return sorted(found, key=lambda one: (-len(one.changed), one.name))
+
+    @property
+    def names(self) -> tuple[list[str], list[str]]:
+        """The names that are logged no longer, and those that are new."""
+        old, new = (
+            {name for pair in self.pairs for name in _behaviours(pair)[side].logged}
+            for side in (0, 1)
+        )
+        return sorted(old - new), sorted(new - old)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype whose rounding errors both may have."""
+        return self.new.environment.dtype
+
+    def _number(self, name: str, changed: list[Pair], having: list[Pair]) -> ChangedNumber:
+        typed = [{*options(new, self.new.chosen_by)} for _, new in changed]
+        ids = {new.id for _, new in changed}
+        elsewhere = [options(new, self.new.chosen_by) for _, new in having if new.id not in ids]
+        shared = reduce(set.intersection, typed) - {one for some in elsewhere for one in some}
+        return ChangedNumber(name, tuple(changed), len(having), tuple(sorted(shared)))
+
+
+def said(found: BehaviourChange) -> Iterator[str]:
+    """Yield what changed: gradients, then logged numbers, then names."""
+    steps = len(found.pairs)
+    if not steps:
+        return
+    gradient, numbers = found.gradient, found.numbers
+    if gradient is None and not numbers:
+        yield f"no number changed in {steps} steps"
+    elif gradient is None:
+        yield f"gradients are the same in all {steps} steps"
+    else:
+        yield f"the gradient is another in {_extent(gradient)}"
+    for one in numbers:
+        old, new = one.values
+        yield f"`{one.name}` is {new:.6g} instead of {old:.6g} in {_extent(one)}"
+    for words, names in zip(("no longer logged", "newly logged"), found.names, strict=True):
+        if names:
+            yield f"{words}: {', '.join(names)}"
+
+
+def in_a_clause(found: BehaviourChange) -> Iterator[str]:
+    """Yield the end of a sentence about both versions."""
+    if not found.pairs:
+        return
+    numbers = found.numbers
+    if found.gradient is None and not numbers:
+        yield f"no number changed in {len(found.pairs)} steps"
+    elif found.gradient is None:
+        names = " and ".join(f"`{one.name}`" for one in numbers[:MOST_NAMED])
+        more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
+        yield f"gradients are the same, and {names}{more} changed"
+
+
+def _extent(changed: ChangedNumber) -> str:
+    """In how many steps a number changed, and what these alone have."""
+    extent = f"{len(changed.changed)} of {changed.steps} steps"
+    return f"{extent}, all with `{' '.join(changed.options)}`" if changed.options else extent
+
+
+def _behaviours(pair: Pair) -> tuple[Behaviour, Behaviour]:
+    old, new = (one.behaviour for one in pair)
+    assert old is not None
+    assert new is not None
+    return old, new
+
+
+def _same_gradient(old: Behaviour, new: Behaviour, dtype: str) -> bool:
+    """Whether the weights of all steps agree; errors are relative to the sum of their sizes."""
+    one, other = (np.array(each.gradients, np.float64) for each in (old, new))
+    if one.shape != other.shape:
+        return False
+    atol = 2 * weight_bound(dtype, terms=1) * np.abs(one[:, :1])
+    return bool((np.abs(one - other) <= atol).all() | np.array_equal(one, other, equal_nan=True))
+
+
+def _same(old: float | None, new: float | None, dtype: str) -> bool:
+    bound = 2 * reported_bound(TOKENS, dtype, TERM_OPERATIONS)
+    one, other = _number(old), _number(new)
+    size = max(LARGEST, abs(one), abs(other))
+    return bool(np.isclose(one, other, rtol=0.0, atol=bound * size, equal_nan=True))
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,156 @@
+"""Judges a step after a change that must not matter, by the same step before it.
+
+Its gradient is held against the reference as that of every step. Of numbers that are logged, no
+formula is needed: each is what it was, unless it is logged of this objective by a check of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.token_values import LARGEST
+from conformance.findings.finding import Behaviour, Diagnosis
+from conformance.findings.verdict import Verdict
+from conformance.judging.weights import Judgement, final_weights
+from reference.rounding import TERM_OPERATIONS, reported_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from adapters.contract import Description, Job, Observation
+    from conformance.laws.law import Law
+    from reference.step import Step
+
+    Changes = dict[str, tuple[float, float]]
+    """The numbers of each name before and after."""
+
+
+MOST_NAMED = 3
+"""How many numbers an explanation names."""
+
+
+def judge_gradient(
+    law: Law,
+    before: tuple[Job, Sequence[Observation]],
+    after: tuple[Job, Sequence[Observation]],
+    description: Description,
+    tolerance: float,
+) -> Judgement | None:
+    """Advice if a token has another gradient in each step, though both are right by conventions."""
+    [old, new] = (_gradient_by_name(*run, description) for run in (before, after))
+    common = sorted(old.keys() & new.keys())
+    one, other = (np.array([of[name] for name in common]) for of in (old, new))
+    largest = float(np.abs(one).max(initial=0.0))
+    if np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest):
+        return None
+    ratios = other[one != 0] / one[one != 0]
+    explanation = (
+        f"by the framework's conventions a token's gradient is {ratios.min():.4g} to"
+        f" {ratios.max():.4g} times what it was when {law.says}"
+    )
+    diagnosis = Diagnosis(name=law.mistake, explanation=explanation)
+    return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis)
+
+
+def _gradient_by_name(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> dict[int, float]:
+    names = np.concatenate(ProbedBatch(job.steps).names).tolist()
+    of_steps = [
+        final_weights(observations, index, job, description.conventions)[0]
+        for index in range(len(job.steps))
+    ]
+    return dict(zip(names, np.concatenate(of_steps).tolist(), strict=True))
+
+
+def changed_numbers(
+    job: Job, before: Sequence[Observation], after: Sequence[Observation], dtype: str
+) -> Changes:
+    """The logged numbers that differ, before and after, by the framework's names.
+
+    A number without a formula is assumed to be a mean of values that tokens of a batch can have.
+    The bound is that of their sum, in both runs, relative to the largest.
+    """
+    bound = 2 * reported_bound(sum(map(_tokens, job.steps)), dtype, TERM_OPERATIONS)
+    found: Changes = {}
+    for name, one, other in _pairs(before, after):
+        size = max(LARGEST, abs(one), abs(other))
+        if not np.isclose(one, other, rtol=0.0, atol=bound * size, equal_nan=True):
+            found.setdefault(name, (one, other))
+    return found
+
+
+def steady_numbers(job: Job, runs: Sequence[Sequence[Observation]], dtype: str) -> frozenset[str]:
+    """The names of numbers that values of a batch move, and nothing else does.
+
+    ``runs`` are a job, the job with other values, and the job again. Times move from run to run,
+    counts with nothing.
+    """
+    first, with_other_values, again = runs
+    moved = changed_numbers(job, first, with_other_values, dtype).keys()
+    return frozenset(moved) - {name for name, one, other in _pairs(first, again) if one != other}
+
+
+def _pairs(
+    before: Sequence[Observation], after: Sequence[Observation]
+) -> Iterator[tuple[str, float, float]]:
+    """Yield each number that both runs log: of one run alone nothing can be said."""
+    for name in sorted(_logged_names(before) & _logged_names(after)):
+        pairs = zip(_numbers(before, name), _numbers(after, name), strict=False)
+        yield from ((name, one, other) for one, other in pairs)
+
+
+def _tokens(step: Step) -> int:
+    return len(step.mask)
+
+
+def judge_changed(law: Law, changed: Changes, description: Description) -> Judgement:
+    """Judge what a law's change changed: a rule of the framework's is broken, or it is advice."""
+    if not changed:
+        return Judgement(verdict=Verdict.CONFORMS, error=0.0)
+    stated = description.rules.get(f"laws.{law.name}")
+    said = [
+        f"`{name}` changes from {one:.6g} to {other:.6g}"
+        for name, (one, other) in sorted(changed.items())
+    ]
+    more = [f"{len(said) - MOST_NAMED} more change"] if len(said) > MOST_NAMED else []
+    words = f"{', '.join([*said[:MOST_NAMED], *more])} when {law.says}"
+    source = f"; see {stated}" if stated else "; no document of the framework says that they stay"
+    return Judgement(
+        verdict=Verdict.ADVICE if stated is None else Verdict.MISMATCH,
+        diagnosis=Diagnosis(name=law.mistake, explanation=f"{words}{source}"),
+    )
+
+
+def _logged_names(run: Sequence[Observation]) -> set[str]:
+    """The names of all numbers that ranks log."""
+    return {name for one in run for name in one.logged}
+
+
+def behaviour(
+    job: Job, observations: Sequence[Observation], description: Description, names: Iterable[str]
+) -> Behaviour:
+    """What a job gave: its gradients, and the first number under each of some names."""
+    gradients = []
+    for index in range(len(job.steps)):
+        weights = final_weights(observations, index, job, description.conventions)[0]
+        factors = np.cos(1.0 + np.arange(len(weights)))
+        gradients.append((_rounded(np.abs(weights).sum()), _rounded(weights @ factors)))
+    numbers = {name: _numbers(observations, name) for name in sorted(names)}
+    logged = {name: _rounded(of[0]) for name, of in numbers.items() if of}
+    return Behaviour(gradients=tuple(gradients), logged=logged)
+
+
+def _rounded(value: float) -> float | None:
+    """To six digits, as float32 has no more; None if it is not finite."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _numbers(run: Sequence[Observation], name: str) -> list[float]:
+    """What the ranks log under a name, one after the other."""
+    of_ranks = [one.logged.get(name, ()) for one in run]
+    return [value for numbers in of_ranks for value in numbers if value is not None]

@@ -1,0 +1,76 @@
+"""Runs what a law needs besides the changed step, and judges both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from conformance.findings.verdict import Verdict
+from conformance.judging.laws import changed_numbers, judge_changed, judge_gradient
+from conformance.judging.weights import unjudged
+from conformance.laws.law import LAWS, with_other_values
+from conformance.plan.checks import CHECK_SPECS
+from conformance.ranks.pool import Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from adapters.contract import Description
+    from adapters.contract.objective import Objective
+    from conformance.judging.weights import Judgement
+    from conformance.plan.matrix import MatrixCell
+    from conformance.ranks.messages import Declined
+    from conformance.ranks.pool import Crashed
+    from conformance.runs.jobs import SharedJobs
+
+    Outcome = Ran | Declined | Crashed
+    OfGradient = Callable[[MatrixCell, Outcome], Judgement]
+
+
+def judge_law(
+    cell: MatrixCell, after: Outcome, jobs: SharedJobs, of_gradient: OfGradient
+) -> Judgement:
+    """Whether a changed step has the right gradient, and logs what it logged before.
+
+    A gradient that is wrong before the change as well is not the law's.
+    """
+    law, job = cell.spec.law, cell.job_before
+    assert law is not None
+    before = jobs.remembered(job, job)
+    if not isinstance(before, Ran):
+        return unjudged(Verdict.UNSUPPORTED, f"without the change: {before.message}")
+    if law.is_repetition:
+        jobs.run(with_other_values(LAWS["longer_prompt"].changed(job)))
+        after = jobs.run(job)
+    judged = of_gradient(cell, after)
+    is_right = judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
+    if not is_right and _is_right_before(cell, before, of_gradient):
+        return judged
+    if not isinstance(after, Ran):
+        return judged
+    runs = (job, before.observations), (cell.job, after.observations)
+    tolerance = judged.tolerance or 0.0
+    if is_right and (advice := judge_gradient(law, *runs, jobs.description, tolerance)):
+        return advice
+    changed = changed_numbers(*runs[0], after.observations, jobs.description.dtype)
+    steady = jobs.steady_numbers(job) - {*_looked_at(cell.spec.objective, jobs.description)}
+    unknown = {name: pair for name, pair in changed.items() if name in steady}
+    if unknown and not law.is_repetition:
+        # What changes without the change as well is not the law's.
+        again = jobs.observations(job) or ()
+        moved = changed_numbers(*runs[0], again, jobs.description.dtype)
+        unknown = {name: pair for name, pair in unknown.items() if name not in moved}
+    return replace(judge_changed(law, unknown, jobs.description), clues=judged.clues)
+
+
+def _looked_at(objective: Objective, description: Description) -> Iterator[str]:
+    """Yield the names of numbers that another check looks at, by a formula."""
+    for spec in CHECK_SPECS:
+        name = description.logged_as.get(spec.metric) if spec.metric else None
+        if name is not None and spec.objective is objective:
+            yield name
+
+
+def _is_right_before(cell: MatrixCell, before: Ran, of_gradient: OfGradient) -> bool:
+    plain = replace(cell, layout=cell.job_before.layout, spec=replace(cell.spec, law=None))
+    return of_gradient(plain, before).verdict is Verdict.CONFORMS

@@ -1,0 +1,198 @@
+"""Changes of a step that must not matter, and the numbers that they must not change."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from adapters.contract import Job, Layout, Observation, Rank
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.logged import LOGGED
+from adapters.contract.objective import Objective
+from adapters.native.adapter import NativeAdapter
+from conformance.findings.verdict import Check, Verdict
+from conformance.judging.weights import Judgement
+from conformance.laws.law import LAWS, Law, with_other_values
+from conformance.laws.rows import rows_of, step_of
+from conformance.plan.checks import LAWFUL
+from conformance.plan.matrix import MatrixCell
+from conformance.plan.plan import Plan
+from conformance.ranks.pool import Ran
+from conformance.ranks.worker import _observed
+from conformance.runs.check import make
+from conformance.runs.jobs import SharedJobs
+from reference.aggregation import Aggregation, Mode
+from tests.jobs import job_of
+from tests.jobs import step_of as step
+
+STEP = step([1, 0, 1], [1, 1], [1, 1, 1], [1, 0, 1, 1], prompts=[2, 1, 1, 3], groups=[0, 0, 1, 1])
+JOB = job_of(STEP, objective=Objective.OFF_POLICY, layout=Layout(micro_batches=2))
+
+Number = Callable[[ProbedBatch, Job], float]
+
+
+def active(batch: ProbedBatch, values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.concatenate(values)[np.concatenate(batch.masks)]
+
+
+def right(batch: ProbedBatch, job: Job) -> float:
+    return float(active(batch, batch.entropies).mean())
+
+
+def of_products(batch: ProbedBatch, job: Job) -> float:
+    """A deviation in which masked tokens are zeros."""
+    return float((np.concatenate(batch.entropies) * np.concatenate(batch.masks)).std())
+
+
+def of_padded_width(batch: ProbedBatch, job: Job) -> float:
+    widest = max(len(a) + len(b) for a, b in zip(batch.prompts, batch.responses, strict=True))
+    return float(active(batch, batch.entropies).sum() / (widest * len(batch.masks)))
+
+
+def of_first_sample(batch: ProbedBatch, job: Job) -> float:
+    return float(batch.entropies[0].mean())
+
+
+def of_largest_id(batch: ProbedBatch, job: Job) -> float:
+    return float(job.steps[0].groups.max() * active(batch, batch.entropies).mean())
+
+
+def of_micro_batches_added(batch: ProbedBatch, job: Job) -> float:
+    assert isinstance(job.layout.micro_batches, int)
+    return job.layout.micro_batches * right(batch, job)
+
+
+def tokens(batch: ProbedBatch, job: Job) -> float:
+    return float(sum(map(len, batch.masks)))
+
+
+TIMES = itertools.count()
+WIDTHS = [0, 0]
+"""Of the last two steps."""
+
+
+def of_the_step_before(batch: ProbedBatch, job: Job) -> float:
+    WIDTHS[:] = [WIDTHS[1], max(map(len, batch.prompts))]
+    return right(batch, job) * WIDTHS[0]
+
+
+class Logging(NativeAdapter):
+    """The built-in framework, which logs a number more."""
+
+    def __init__(self, number: Number) -> None:
+        self.number = number
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        batch = ProbedBatch.of(job)
+        LOGGED.note([{"its/number": self.number(batch, job), "time": next(TIMES), "note": "none"}])
+        return super().observe(job, rank)
+
+
+def judged(law: Law, number: Number, **described: object) -> Judgement:
+    adapter = Logging(number)
+    pool = SimpleNamespace(
+        adapter=adapter,
+        description=replace(adapter.describe(), **described),  # type: ignore[arg-type]
+        run=lambda job: Ran((_observed(adapter, job, Rank(index=0, world_size=1)),), 0.0),
+        is_running=False,
+    )
+    [spec] = [one for one in LAWFUL if one.law is law and one.objective is Objective.OFF_POLICY]
+    [case] = spec.cases
+    cell = MatrixCell(
+        aggregation=Aggregation(Mode.TOKEN_MEAN),
+        case=replace(case, steps=(STEP,)),
+        layout=Layout(micro_batches=2 if law.is_of_cuts else 1),
+        depth=JOB.depth,
+        spec=spec,
+    )
+    return make(cell, SharedJobs(pool))  # type: ignore[arg-type]
+
+
+WRONG = {
+    of_products: {"masked_token_first", "masked_token_within", "masked_token_last"},
+    of_padded_width: {"longer_prompt"},
+    of_first_sample: {"sample_order"},
+    of_largest_id: {"other_ids"},
+    of_micro_batches_added: {"cut"},
+    of_the_step_before: {"again"},
+    right: set(),
+    tokens: set(),
+}
+"""Numbers with a mistake, and the laws that they break."""
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("number", WRONG, ids=lambda number: number.__name__)
+def test_each_law_sees_the_number_that_breaks_it_and_no_other(number: Number, law: Law) -> None:
+    judgement = judged(law, number)
+
+    expected = Verdict.ADVICE if law.name in WRONG[number] else Verdict.CONFORMS
+    assert judgement.verdict is expected
+    if expected is Verdict.ADVICE:
+        assert judgement.diagnosis is not None
+        assert judgement.diagnosis.name == law.mistake
+        assert judgement.diagnosis.explanation.startswith("`its/number` changes from ")
+        assert "time" not in judgement.diagnosis.explanation
+
+
+def test_a_law_that_the_framework_states_is_broken_by_a_mismatch() -> None:
+    law = LAWS["cut"]
+    rules = {"laws.cut": "docs/logging.md"}
+
+    assert judged(law, of_micro_batches_added, rules=rules).verdict is Verdict.MISMATCH
+    assert judged(law, right, rules=rules).verdict is Verdict.CONFORMS
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+def test_values_follow_tokens_and_samples_into_the_changed_step(law: Law) -> None:
+    """Of every objective, whatever its tables."""
+    for objective in (Objective.OFF_POLICY, Objective.GSPO, Objective.GAE, Objective.TIS_TOKEN):
+        job = replace(JOB, objective=objective)
+        before, after = ProbedBatch.of(job), ProbedBatch.of(law.changed(job))
+        for column in ("advantages", "old_log_probs", "values", "entropies", "rollout_log_probs"):
+            old, new = (by_name(batch, column) for batch in (before, after))
+            assert old.items() <= new.items()
+        assert sorted(before.rewards) == sorted(after.rewards)
+
+
+def by_name(batch: ProbedBatch, column: str) -> dict[int, float]:
+    names, values = np.concatenate(batch.names), np.concatenate(getattr(batch, column))
+    return dict(zip(names.tolist(), values.tolist(), strict=True))
+
+
+def test_the_tables_of_a_model_have_the_values_of_the_changed_step() -> None:
+    batch = ProbedBatch.of(LAWS["sample_order"].changed(JOB))
+    ids = np.concatenate(batch.responses)
+
+    assert batch.entropy_table[ids].tolist() == np.concatenate(batch.entropies).tolist()
+    assert batch.entropy_table[ids].tolist() != ProbedBatch.of(JOB).entropy_table[ids % 4].tolist()
+
+
+def test_rows_make_the_step_that_they_are_of() -> None:
+    [rows] = rows_of([STEP])
+    again = step_of(rows, is_rejecting=False)
+
+    assert again.mask.tolist() == STEP.mask.tolist()
+    assert again.prompt_lengths.tolist() == STEP.prompt_lengths.tolist()
+    assert again.groups.tolist() == STEP.groups.tolist()
+    assert ProbedBatch((again,)).rewards.tolist() == ProbedBatch((STEP,)).rewards.tolist()
+
+
+def test_other_values_are_other_at_every_token_and_leave_the_masks() -> None:
+    before, after = ProbedBatch.of(JOB), ProbedBatch.of(with_other_values(JOB))
+
+    assert (np.concatenate(before.entropies) != np.concatenate(after.entropies)).all()
+    assert (before.rewards != after.rewards).all()
+    assert np.concatenate(before.masks).tolist() == np.concatenate(after.masks).tolist()
+
+
+def test_a_plan_looks_at_each_law_with_each_kind_of_numbers() -> None:
+    layouts = (Layout(), Layout(dp=2, micro_batches=2))
+    cells = [cell for cell in Plan(layouts=layouts).cells() if cell.spec.check is Check.LAWS]
+
+    assert {cell.spec.name for cell in cells} == {spec.name for spec in LAWFUL}
+    assert all((cell.layout == layouts[1]) is cell.spec.law.is_of_cuts for cell in cells)  # type: ignore[union-attr]
