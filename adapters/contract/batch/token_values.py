@@ -81,5 +81,5 @@ LARGEST = 16.0
 """More than any number that a token's values make: an advantage of 4 times a ratio of exp(1.25)."""
 
 NEW_NAME = 1 << 40
-"""The first name, above all token ids, of tokens that a changed step has and the step before has not:
+"""The first name, above all token ids, of tokens that only a changed step has, not the step before:
 each has values of its own, except that its advantage is 0."""
