@@ -38,8 +38,8 @@ def is_close(one: float, other: float) -> bool:
 
 
 def is_of_count(factor: float) -> bool:
-    """Whether a factor multiplies or divides by a whole number."""
-    return any(is_close(one, round(one)) for one in (factor, 1 / factor))
+    """Whether a factor multiplies or divides by a whole number; one that is not finite does not."""
+    return math.isfinite(factor) and any(is_close(one, round(one)) for one in (factor, 1 / factor))
 
 
 class Node(NamedTuple):
