@@ -137,8 +137,8 @@ class Behaviour(FrozenModel):
 
     ``gradients`` has two numbers for each optimizer step: the sum of the sizes of all token
     weights, and of the weights times fixed factors, so that no two tokens can change places unseen.
-    ``logged`` are the numbers of the framework's log by its own names, the first of each. None is
-    what is not finite.
+    ``logged`` are the numbers of the framework's log by its own names, the first of each; a
+    number that is not finite is None.
     """
 
     gradients: tuple[tuple[float | None, float | None], ...]
