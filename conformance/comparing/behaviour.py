@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.batch.token_values import LARGEST
 from conformance.explain.reach import options
-from reference.rounding import TERM_OPERATIONS, reported_bound, weight_bound
+from conformance.judging.laws import MOST_NAMED, is_same
+from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 TOKENS = 1000
 """More tokens than a step of the corpus has, for the bound on sums."""
-
-MOST_NAMED = 3
-"""How many numbers a sentence names."""
 
 GRADIENT = "gradient"
 """What the changed number is called that is no logged one."""
@@ -71,7 +68,7 @@ class BehaviourChange:
         after = [one for one in self.new.findings if one.behaviour]
         return [(before[one.id], one) for one in after if one.id in before]
 
-    @property
+    @cached_property
     def gradient(self) -> ChangedNumber | None:
         """The gradient, if it differs in any step."""
         changed = [
@@ -79,7 +76,7 @@ class BehaviourChange:
         ]
         return self._number(GRADIENT, changed, self.pairs) if changed else None
 
-    @property
+    @cached_property
     def numbers(self) -> list[ChangedNumber]:
         """The logged numbers that differ, those first that do in most steps."""
         having: dict[str, list[Pair]] = defaultdict(list)
@@ -88,7 +85,8 @@ class BehaviourChange:
             old, new = _behaviours(pair)
             for name in old.logged.keys() & new.logged.keys():
                 having[name].append(pair)
-                if not _same(old.logged[name], new.logged[name], self.dtype):
+                one, other = _number(old.logged[name]), _number(new.logged[name])
+                if not is_same(one, other, TOKENS, self.dtype):
                     changed[name].append(pair)
         found = [self._number(name, some, having[name]) for name, some in changed.items()]
         return sorted(found, key=lambda one: (-len(one.changed), one.name))
@@ -168,13 +166,6 @@ def _same_gradient(old: Behaviour, new: Behaviour, dtype: str) -> bool:
         return False
     atol = 2 * weight_bound(dtype, terms=1) * np.abs(one[:, :1])
     return bool((np.abs(one - other) <= atol).all() | np.array_equal(one, other, equal_nan=True))
-
-
-def _same(old: float | None, new: float | None, dtype: str) -> bool:
-    bound = 2 * reported_bound(TOKENS, dtype, TERM_OPERATIONS)
-    one, other = _number(old), _number(new)
-    size = max(LARGEST, abs(one), abs(other))
-    return bool(np.isclose(one, other, rtol=0.0, atol=bound * size, equal_nan=True))
 
 
 def _number(value: float | None) -> float:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.laws.law import Law
-    from reference.step import Step
 
     Changes = dict[str, tuple[float, float]]
     """The numbers of each name before and after."""
@@ -70,18 +69,24 @@ def _gradient_by_name(
 def changed_numbers(
     job: Job, before: Sequence[Observation], after: Sequence[Observation], dtype: str
 ) -> Changes:
-    """The logged numbers that differ, before and after, by the framework's names.
+    """The logged numbers that differ, before and after, by the framework's names."""
+    tokens = sum(len(step.mask) for step in job.steps)
+    found: Changes = {}
+    for name, one, other in _pairs(before, after):
+        if not is_same(one, other, tokens, dtype):
+            found.setdefault(name, (one, other))
+    return found
+
+
+def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
+    """Whether a number that two runs log is the same up to rounding.
 
     A number without a formula is assumed to be a mean of values that tokens of a batch can have.
     The bound is that of their sum, in both runs, relative to the largest.
     """
-    bound = 2 * reported_bound(sum(map(_tokens, job.steps)), dtype, TERM_OPERATIONS)
-    found: Changes = {}
-    for name, one, other in _pairs(before, after):
-        size = max(LARGEST, abs(one), abs(other))
-        if not np.isclose(one, other, rtol=0.0, atol=bound * size, equal_nan=True):
-            found.setdefault(name, (one, other))
-    return found
+    bound = 2 * reported_bound(tokens, dtype, TERM_OPERATIONS)
+    size = max(LARGEST, abs(one), abs(other))
+    return bool(np.isclose(one, other, rtol=0.0, atol=bound * size, equal_nan=True))
 
 
 def steady_numbers(job: Job, runs: Sequence[Sequence[Observation]], dtype: str) -> frozenset[str]:
@@ -102,10 +107,6 @@ def _pairs(
     for name in sorted(_logged_names(before) & _logged_names(after)):
         pairs = zip(_numbers(before, name), _numbers(after, name), strict=False)
         yield from ((name, one, other) for one, other in pairs)
-
-
-def _tokens(step: Step) -> int:
-    return len(step.mask)
 
 
 def judge_changed(law: Law, changed: Changes, description: Description) -> Judgement:

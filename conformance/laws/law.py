@@ -61,7 +61,7 @@ class Law:
         """The job after the change."""
         return job if self.change is unchanged else _with_rows(job, self.change)
 
-    def unchanged(self, job: Job) -> Job:
+    def job_before(self, job: Job) -> Job:
         """The job before the change."""
         return replace(job, layout=self.before(job.layout))
 

@@ -53,7 +53,7 @@ class MatrixCell:
     @property
     def job_before(self) -> Job:
         """The same before a law's change."""
-        return self.spec.law.unchanged(self._job) if self.spec.law else self._job
+        return self.spec.law.job_before(self._job) if self.spec.law else self._job
 
     @property
     def _job(self) -> Job:
