@@ -7,6 +7,7 @@ formula is needed: each is what it was, unless it is logged of this objective by
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +64,10 @@ def _gradient_by_name(
         final_weights(observations, index, job, description.conventions)[0]
         for index in range(len(job.steps))
     ]
-    return dict(zip(names, np.concatenate(of_steps).tolist(), strict=True))
+    found: defaultdict[int, float] = defaultdict(float)
+    for name, weight in zip(names, np.concatenate(of_steps).tolist(), strict=True):
+        found[name] += weight  # a masked token may be of the same name as an active one
+    return found
 
 
 def changed_numbers(

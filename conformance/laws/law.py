@@ -2,19 +2,22 @@
 
 A law changes the rows of each step, or the job that trains them. Gradients are held against the
 reference after the change as before it. Every number that is logged must stay what it was, whether
-or not a check knows it, except times and counts, which no value of a batch moves.
+or not a check knows it, except times and counts, which no value of a batch moves, and rewards where
+these are what changes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from adapters.contract.batch.token_values import NEW_NAME
+from adapters.contract.objective import Objective
 from conformance.laws.rows import Row, rows_of, step_of
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +26,30 @@ if TYPE_CHECKING:
 
     Rows = Sequence[Row]
     Change = Callable[[Rows], Rows]
+    Fits = Callable[[Layout], bool]
+
+OF_LOSSES = (
+    Objective.OFF_POLICY,
+    Objective.COMBINED,
+    Objective.TIS_TOKEN,
+    Objective.SEQUENCE_MASKED,
+    Objective.REJECTION_OFF_POLICY,
+)
+"""Every kind of numbers that frameworks log of losses: their terms, corrections and rejection."""
+
+OF_ROLLOUTS = (Objective.GROUP_NORMALISED, Objective.REINFORCE_PP, Objective.GAE)
+"""The same of rewards, advantages and a critic."""
+
+OF_REWARDS = (
+    Objective.GROUP_NORMALISED,
+    Objective.GROUP_CENTRED,
+    Objective.LEAVE_ONE_OUT,
+    Objective.OTHERS_NORMALISED,
+)
+"""Estimators that a mistake in a mean or a deviation of rewards shows in."""
+
+TWIN = 1000
+"""What ids of a second copy are larger by."""
 
 Given = TypeVar("Given")
 
@@ -30,6 +57,14 @@ Given = TypeVar("Given")
 def unchanged(given: Given) -> Given:
     """No change."""
     return given
+
+
+def _any(layout: Layout) -> bool:
+    return True
+
+
+def _is_cut(layout: Layout) -> bool:
+    return layout.dp > 1 and layout.micro_batches != 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +84,20 @@ class Law:
     before: Callable[[Layout], Layout] = unchanged
     """The layout before the change, given that after it."""
 
-    is_of_cuts: bool = False
-    """Whether it is seen where a step is cut, and not where it is whole."""
+    fits: Fits = _any
+    """The layouts that it can be seen on."""
+
+    objectives: tuple[Objective, ...] = (*OF_LOSSES, *OF_ROLLOUTS)
+    """What is trained where it is looked at."""
+
+    mode: Mode | None = None
+    """The only mode that it holds in."""
+
+    moves: Callable[[Job], Job] | None = None
+    """A change of values that moves the numbers which may change as well."""
+
+    is_invariance: bool = True
+    """Whether gradients and logged numbers stay; else a formula says how the change moves them."""
 
     @property
     def is_repetition(self) -> bool:
@@ -66,36 +113,75 @@ class Law:
         return replace(job, layout=self.before(job.layout))
 
 
-LAWS: dict[str, Law] = {}
+def with_other_values(job: Job) -> Job:
+    """The job with other values at every token and sample: what stays the same is a count.
+
+    Rewards keep their signs, by which some counts and lengths choose samples.
+    """
+    return _with_rows(job, _other_values)
 
 
-def _law(mistake: str, says: str, *, is_of_cuts: bool = False) -> Callable[[Change], Change]:
-    """Record a change of rows under the name of its function."""
+def _other_values(rows: Rows) -> Rows:
+    others = _other_rewards(rows)
+    return [replace(row, name=row.name + 1, tokens=row.tokens + 1) for row in others]
 
-    def record(change: Change) -> Change:
-        name = change.__name__
-        LAWS[name] = Law(
-            name=name, mistake=mistake, says=says, change=change, is_of_cuts=is_of_cuts
-        )
-        return change
 
-    return record
+def _other_rewards(rows: Rows) -> Rows:
+    return [replace(row, reward=1.5 * row.reward) for row in rows]
+
+
+def with_other_rewards(job: Job) -> Job:
+    """The job with other rewards of the same signs, and the same values of tokens."""
+    return _with_rows(job, _other_rewards)
 
 
 def _whole(layout: Layout) -> Layout:
     return replace(layout, dp=1, cp=1, tp=1, pp=1, micro_batches=1, options=())
 
 
-LAWS["cut"] = Law(
-    name="cut",
-    mistake="depends_on_cut",
-    says="the step is cut",
-    before=_whole,
-    is_of_cuts=True,
+def _of_cuts(name: str, says: str, fits: Fits, *objectives: Objective) -> Law:
+    return Law(
+        name=name,
+        mistake="depends_on_cut",
+        says=says,
+        before=_whole,
+        fits=fits,
+        objectives=objectives,
+    )
+
+
+_of_any_cut = (
+    _of_cuts("cut", "the step is cut", _is_cut, *OF_LOSSES, *OF_ROLLOUTS),
+    _of_cuts(
+        "cut_sequences",
+        "sequences are cut",
+        lambda layout: layout.cp > 1,
+        Objective.OFF_POLICY,
+        Objective.SEQUENCE_MASKED,
+    ),
+    _of_cuts(
+        "cut_model",
+        "the model is cut",
+        lambda layout: layout.tp * layout.pp > 1,
+        Objective.OFF_POLICY,
+        Objective.COMBINED,
+    ),
 )
+LAWS: dict[str, Law] = {law.name: law for law in _of_any_cut}
 
 
-@_law("depends_on_order", "samples are in the opposite order", is_of_cuts=True)
+def _law(mistake: str, says: str, **others: Any) -> Callable[[Change], Change]:
+    """Record a change of rows under the name of its function, with what else a law has."""
+
+    def record(change: Change) -> Change:
+        name = change.__name__
+        LAWS[name] = Law(name=name, mistake=mistake, says=says, change=change, **others)
+        return change
+
+    return record
+
+
+@_law("depends_on_order", "samples are in the opposite order", fits=_is_cut)
 def sample_order(rows: Rows) -> Rows:
     """The last sample first; prompts that were next to each other still are."""
     return rows[::-1]
@@ -151,26 +237,59 @@ def _with_masked_token(rows: Rows, place_in: Callable[[Row], int]) -> Rows:
     return [*rows[:index], longer, *rows[index + 1 :]]
 
 
+@_law(
+    "depends_on_masked_samples",
+    "each prompt is there again, all of its samples masked",
+    objectives=OF_LOSSES,
+    mode=Mode.TOKEN_MEAN,
+    moves=with_other_rewards,
+)
+def masked_twins(rows: Rows) -> Rows:
+    """As where a framework masks samples that are cut short, or that an environment failed.
+
+    Their rewards may be logged.
+    """
+    return [*rows, *(_masked_twin(row) for row in rows)]
+
+
+def _masked_twin(row: Row) -> Row:
+    masked = np.zeros(len(row.mask), dtype=bool)
+    return replace(
+        row,
+        group=row.group + TWIN,
+        rollout=row.rollout + TWIN,
+        mask=masked,
+        original_mask=masked,
+    )
+
+
+@_law(
+    "depends_on_reward_level",
+    "all rewards are larger by 1024",
+    objectives=OF_REWARDS,
+    is_invariance=False,
+)
+def rewards_shifted(rows: Rows) -> Rows:
+    """As of a score that counts points: float32 has sums of these rewards, not of their squares."""
+    return [replace(row, reward=row.reward + 1024.0) for row in rows]
+
+
+@_law(
+    "depends_on_reward_level",
+    "all rewards are 64 times as large",
+    objectives=OF_REWARDS,
+    is_invariance=False,
+)
+def rewards_scaled(rows: Rows) -> Rows:
+    """As of scores in percent."""
+    return [replace(row, reward=row.reward * 64.0) for row in rows]
+
+
 LAWS["again"] = Law(
     name="again",
     mistake="depends_on_steps_before",
     says="the same step is trained again, after others",
 )
-
-
-def with_other_values(job: Job) -> Job:
-    """The job with other values at every token and sample: what stays the same is a count.
-
-    Rewards keep their signs, by which some counts and lengths choose samples.
-    """
-    return _with_rows(job, _other_values)
-
-
-def _other_values(rows: Rows) -> Rows:
-    return [
-        replace(row, name=row.name + 1, tokens=row.tokens + 1, reward=1.5 * row.reward)
-        for row in rows
-    ]
 
 
 @lru_cache(maxsize=256)  # steps are equal if they are the same

@@ -452,20 +452,11 @@ LAWFUL = tuple(
         cases=(usual_case(objective),),
         law=law,
     )
-    for objective in (
-        Objective.OFF_POLICY,
-        Objective.COMBINED,
-        Objective.TIS_TOKEN,
-        Objective.SEQUENCE_MASKED,
-        Objective.REJECTION_OFF_POLICY,
-        Objective.GROUP_NORMALISED,
-        Objective.REINFORCE_PP,
-        Objective.GAE,
-    )
+    for objective in dict.fromkeys(chain(*(law.objectives for law in LAWS.values())))
     for law in LAWS.values()
+    if objective in law.objectives
 )
-"""Each law with every kind of numbers that frameworks log: of losses, their terms, corrections,
-rejection, rewards and advantages, and of a critic."""
+"""Each law with every kind of numbers that it is about; those of one objective share steps."""
 
 
 ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED, *LAWFUL)

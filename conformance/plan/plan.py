@@ -224,16 +224,17 @@ class Plan:
         ]
 
     def _lawful_cells(self) -> list[MatrixCell]:
-        """In one mode, each on a small layout that cuts a step or leaves it whole."""
+        """In one mode, each on the smallest layout that it can be seen on."""
         if self.depth is not Depth.STEP:
             return []
         by_size = sorted(self.layouts, key=lambda one: (one.world_size, one.micro_batches != 1))
-        cut = [one for one in by_size if one.dp > 1 and one.micro_batches != 1]
         return [
-            self._cell(self.mode_of_advantages, case, layout, spec)
+            self._cell(mode, case, layout, spec)
             for spec in LAWFUL
             if spec.law
-            for layout in (cut if spec.law.is_of_cuts else by_size)[:1]
+            for mode in [spec.law.mode or self.mode_of_advantages]
+            if mode in self.aggregations
+            for layout in [*filter(spec.law.fits, by_size)][:1]
             for case in spec.cases
             if self._runs(case, layout)
         ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description
     from adapters.contract.objective import Objective
+    from conformance.judging.laws import Changes
     from conformance.judging.weights import Judgement
     from conformance.plan.matrix import MatrixCell
     from conformance.ranks.messages import Declined
@@ -42,25 +43,37 @@ def judge_law(
     if law.is_repetition:
         jobs.run(with_other_values(LAWS["longer_prompt"].changed(job)))
         after = jobs.run(job)
-    judged = of_gradient(cell, after)
+    # What is expected of a changed step is not what is expected of the case.
+    judged = replace(of_gradient(cell, after), expected=())
     is_right = judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
     if not is_right and _is_right_before(cell, before, of_gradient):
         return judged
-    if not isinstance(after, Ran):
+    if not isinstance(after, Ran) or not law.is_invariance:
         return judged
     runs = (job, before.observations), (cell.job, after.observations)
     tolerance = judged.tolerance or 0.0
     if is_right and (advice := judge_gradient(law, *runs, jobs.description, tolerance)):
         return advice
     changed = changed_numbers(*runs[0], after.observations, jobs.description.dtype)
+    return replace(
+        judge_changed(law, _unknown(changed, cell, before, jobs), jobs.description),
+        clues=judged.clues,
+    )
+
+
+def _unknown(changed: Changes, cell: MatrixCell, before: Ran, jobs: SharedJobs) -> Changes:
+    """The numbers that no other check looks at, and that nothing but the law changes."""
+    law, job = cell.spec.law, cell.job_before
+    assert law is not None
     steady = jobs.steady_numbers(job) - {*_looked_at(cell.spec.objective, jobs.description)}
     unknown = {name: pair for name, pair in changed.items() if name in steady}
-    if unknown and not law.is_repetition:
-        # What changes without the change as well is not the law's.
-        again = jobs.observations(job) or ()
-        moved = changed_numbers(*runs[0], again, jobs.description.dtype)
+    # What changes without the change as well is not the law's.
+    others = [] if law.is_repetition else [job, *([law.moves(job)] if law.moves else [])]
+    for other in others:
+        seen = (jobs.observations(other) or ()) if unknown else ()
+        moved = changed_numbers(job, before.observations, seen, jobs.description.dtype)
         unknown = {name: pair for name, pair in unknown.items() if name not in moved}
-    return replace(judge_changed(law, unknown, jobs.description), clues=judged.clues)
+    return unknown
 
 
 def _looked_at(objective: Objective, description: Description) -> Iterator[str]:

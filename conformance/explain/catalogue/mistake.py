@@ -142,6 +142,11 @@ known(
         "depends_on_masked_tokens": (
             "a gradient or a logged number depends on whether there are masked tokens"
         ),
+        "depends_on_masked_samples": (
+            "a gradient or a logged number depends on whether there are samples without active"
+            " tokens"
+        ),
+        "depends_on_reward_level": "a gradient depends on the level or the scale of rewards",
         "depends_on_steps_before": (
             "a gradient or a logged number depends on the steps that were trained before"
         ),
