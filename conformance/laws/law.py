@@ -93,8 +93,8 @@ class Law:
     mode: Mode | None = None
     """The only mode that it holds in."""
 
-    moves: Callable[[Job], Job] | None = None
-    """A change of values that moves the numbers which may change as well."""
+    adds_rewards: bool = False
+    """Whether there are other rewards after it, so that what is logged of rewards may change."""
 
     is_invariance: bool = True
     """Whether gradients and logged numbers stay; else a formula says how the change moves them."""
@@ -127,7 +127,7 @@ def _other_values(rows: Rows) -> Rows:
 
 
 def _other_rewards(rows: Rows) -> Rows:
-    return [replace(row, reward=1.5 * row.reward) for row in rows]
+    return [replace(row, reward=row.reward * (1.0 + abs(row.reward))) for row in rows]
 
 
 def with_other_rewards(job: Job) -> Job:
@@ -135,27 +135,33 @@ def with_other_rewards(job: Job) -> Job:
     return _with_rows(job, _other_rewards)
 
 
-def _whole(layout: Layout) -> Layout:
-    return replace(layout, dp=1, cp=1, tp=1, pp=1, micro_batches=1, options=())
-
-
-def _of_cuts(name: str, says: str, fits: Fits, *objectives: Objective) -> Law:
+def _of_cuts(
+    name: str, says: str, fits: Fits, before: Callable[[Layout], Layout], *objectives: Objective
+) -> Law:
     return Law(
         name=name,
         mistake="depends_on_cut",
         says=says,
-        before=_whole,
+        before=before,
         fits=fits,
         objectives=objectives,
     )
 
 
 _of_any_cut = (
-    _of_cuts("cut", "the step is cut", _is_cut, *OF_LOSSES, *OF_ROLLOUTS),
+    _of_cuts(
+        "cut",
+        "the step is cut",
+        _is_cut,
+        lambda layout: replace(layout, dp=1, cp=1, tp=1, pp=1, micro_batches=1, options=()),
+        *OF_LOSSES,
+        *OF_ROLLOUTS,
+    ),
     _of_cuts(
         "cut_sequences",
         "sequences are cut",
         lambda layout: layout.cp > 1,
+        lambda layout: replace(layout, cp=1, options=()),
         Objective.OFF_POLICY,
         Objective.SEQUENCE_MASKED,
     ),
@@ -163,6 +169,7 @@ _of_any_cut = (
         "cut_model",
         "the model is cut",
         lambda layout: layout.tp * layout.pp > 1,
+        lambda layout: replace(layout, tp=1, pp=1, options=()),
         Objective.OFF_POLICY,
         Objective.COMBINED,
     ),
@@ -242,13 +249,10 @@ def _with_masked_token(rows: Rows, place_in: Callable[[Row], int]) -> Rows:
     "each prompt is there again, all of its samples masked",
     objectives=OF_LOSSES,
     mode=Mode.TOKEN_MEAN,
-    moves=with_other_rewards,
+    adds_rewards=True,
 )
 def masked_twins(rows: Rows) -> Rows:
-    """As where a framework masks samples that are cut short, or that an environment failed.
-
-    Their rewards may be logged.
-    """
+    """As where a framework masks samples that are cut short, or that an environment failed."""
     return [*rows, *(_masked_twin(row) for row in rows)]
 
 
@@ -276,13 +280,13 @@ def rewards_shifted(rows: Rows) -> Rows:
 
 @_law(
     "depends_on_reward_level",
-    "all rewards are 64 times as large",
+    "all rewards are divided by 64",
     objectives=OF_REWARDS,
     is_invariance=False,
 )
 def rewards_scaled(rows: Rows) -> Rows:
-    """As of scores in percent."""
-    return [replace(row, reward=row.reward * 64.0) for row in rows]
+    """As of rewards that are scaled down, next to which what is added to a variance is large."""
+    return [replace(row, reward=row.reward / 64.0) for row in rows]
 
 
 LAWS["again"] = Law(

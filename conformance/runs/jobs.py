@@ -11,12 +11,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from adapters.contract.objective import FROM_REWARDS
 from conformance.corpus.configurations import LOG_ENTRIES
-from conformance.judging.laws import steady_numbers
+from conformance.judging.laws import changed_numbers, steady_numbers
 from conformance.judging.rescaling import trial
 from conformance.judging.startup import ignored_settings
 from conformance.judging.weights import judge_weights
-from conformance.laws.law import with_other_values
+from conformance.laws.law import with_other_rewards, with_other_values
 from conformance.plan.checks import usual_case
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
@@ -50,6 +51,7 @@ class SharedJobs:
         self._read: dict[tuple[Metric, Objective], bool] = {}
         self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
         self._steady: dict[Objective, frozenset[str]] = {}
+        self._of_rewards: frozenset[str] | None = None
         self._remembered: dict[Hashable, Ran | Declined | Crashed] = {}
         self._upcoming: Iterable[MatrixCell] = ()
         self._running: str | None = None
@@ -108,11 +110,7 @@ class SharedJobs:
         """
         key = metric, job.objective
         if key not in self._read:
-            ordinary = replace(
-                job,
-                steps=usual_case(job.objective).steps,
-                aggregation=usual_case(job.objective).aggregation(self.description.default_mode),
-            )
+            ordinary = self._usual(job, job.objective)
             self._read[key] = any(
                 reports(metric, self.observations(replace(ordinary, layout=layout)) or ())
                 for layout in (job.layout, self._smallest_layout)
@@ -143,13 +141,7 @@ class SharedJobs:
         They are found out by an ordinary step of the job's objective on the smallest layout.
         """
         if job.objective not in self._steady:
-            case = usual_case(job.objective)
-            usual = replace(
-                job,
-                steps=case.steps,
-                aggregation=case.aggregation(self.description.default_mode),
-                layout=self._smallest_layout,
-            )
+            usual = self._usual(job, job.objective)
             self.run(usual)  # so that the same kind of step was trained before each of the others
             runs = [self.observations(one) for one in (usual, with_other_values(usual), usual)]
             ran = [one for one in runs if one is not None]
@@ -157,6 +149,28 @@ class SharedJobs:
             if len(ran) == len(runs):
                 self._steady[job.objective] = steady_numbers(usual, ran, self.description.dtype)
         return self._steady[job.objective]
+
+    def numbers_of_rewards(self, job: Job) -> frozenset[str]:
+        """The names of logged numbers that rewards move where advantages are made of them."""
+        if self._of_rewards is None:
+            # Those of a critic are the last: they normalise no rewards.
+            estimators = (one for one in FROM_REWARDS[::-1] if one in self.description.objectives)
+            usual = self._usual(job, next(estimators, job.objective))
+            before, after = map(self.observations, (usual, with_other_rewards(usual)))
+            moved = changed_numbers(usual, before or (), after or (), self.description.dtype)
+            self._of_rewards = frozenset(moved)
+        return self._of_rewards
+
+    def _usual(self, job: Job, objective: Objective) -> Job:
+        """An ordinary step of an objective on the smallest layout, else like a job."""
+        case = usual_case(objective)
+        return replace(
+            job,
+            steps=case.steps,
+            aggregation=case.aggregation(self.description.default_mode),
+            layout=self._smallest_layout,
+            objective=objective,
+        )
 
     @property
     def _smallest_layout(self) -> Layout:

@@ -66,12 +66,13 @@ def _unknown(changed: Changes, cell: MatrixCell, before: Ran, jobs: SharedJobs) 
     law, job = cell.spec.law, cell.job_before
     assert law is not None
     steady = jobs.steady_numbers(job) - {*_looked_at(cell.spec.objective, jobs.description)}
+    if law.adds_rewards:
+        steady -= jobs.numbers_of_rewards(job)
     unknown = {name: pair for name, pair in changed.items() if name in steady}
-    # What changes without the change as well is not the law's.
-    others = [] if law.is_repetition else [job, *([law.moves(job)] if law.moves else [])]
-    for other in others:
-        seen = (jobs.observations(other) or ()) if unknown else ()
-        moved = changed_numbers(job, before.observations, seen, jobs.description.dtype)
+    if unknown and not law.is_repetition:
+        # What changes without the change as well is not the law's.
+        again = jobs.observations(job) or ()
+        moved = changed_numbers(job, before.observations, again, jobs.description.dtype)
         unknown = {name: pair for name, pair in unknown.items() if name not in moved}
     return unknown
 

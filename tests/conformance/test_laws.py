@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from adapters.contract import Job, Layout, Observation, Rank
+from adapters.contract import Job, Layout, Observation, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.logged import LOGGED
 from adapters.contract.objective import Objective
@@ -130,12 +130,28 @@ WRONG = {
     of_padded_width: {"longer_prompt", "masked_twins"},
     of_first_sample: {"sample_order"},
     of_largest_id: {"other_ids", "masked_twins"},
-    of_micro_batches_added: {"cut", "cut_sequences", "cut_model"},
+    of_micro_batches_added: {"cut"},
     of_the_step_before: {"again"},
     right: set(),
     tokens: set(),
 }
 """Numbers with a mistake, and the laws that they break."""
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("cut", Layout()),
+        ("cut_sequences", Layout(dp=2, tp=2, pp=2, micro_batches=2)),
+        ("cut_model", Layout(dp=2, cp=2, micro_batches=2)),
+    ],
+)
+def test_a_law_of_cuts_undoes_its_own_cut_alone(name: str, before: Layout) -> None:
+    cut = Layout(dp=2, cp=2, tp=2, pp=2, micro_batches=2, options=(Option.ALLGATHER_CP,))
+
+    assert LAWS[name].fits(cut)
+    assert not LAWS[name].fits(before)
+    assert LAWS[name].job_before(replace(JOB, layout=cut)).layout == before
 
 
 INVARIANCES = {name: law for name, law in LAWS.items() if law.is_invariance}
