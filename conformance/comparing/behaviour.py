@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.explain.reach import options
-from conformance.judging.laws import MOST_NAMED, is_same
+from conformance.judging.laws import first_of, is_same
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -141,9 +141,8 @@ def in_a_clause(found: BehaviourChange) -> Iterator[str]:
     if found.gradient is None and not numbers:
         yield f"no number changed in {len(found.pairs)} steps"
     elif found.gradient is None:
-        names = " and ".join(f"`{one.name}`" for one in numbers[:MOST_NAMED])
-        more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
-        yield f"gradients are the same, and {names}{more} changed"
+        names = first_of(f"`{one.name}`" for one in numbers)
+        yield f"gradients are the same, and {names} changed"
 
 
 def _extent(changed: ChangedNumber) -> str:

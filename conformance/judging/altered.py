@@ -6,7 +6,9 @@ judged where nothing is poisoned.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,11 +17,12 @@ from adapters.contract.job import Place
 from adapters.contract.objective import OF_SAMPLES
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
+from conformance.judging.laws import first_of
 from conformance.judging.weights import Judgement, final_weights, mismatch, unjudged
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,9 +42,11 @@ def judge_poisoned(
     plain: Sequence[Observation],
     description: Description,
     run: Run,
+    steady: frozenset[str] = frozenset(),
 ) -> Judgement:
     """Judge a poisoned job by what ``plain``, the same one without poison, gave.
 
+    ``steady`` are the names of further logged numbers, for which there is no formula.
     It breaks a rule if the framework states one, and is run again with each poison alone to name
     those that change something; it is advice otherwise. What a finite poison changes has been read,
     as a mask of 0 multiplies it to 0.
@@ -49,7 +54,7 @@ def judge_poisoned(
     assert job.poison is not None
     if not any(one.reads_poison for one in poisoned):
         return unjudged(Verdict.UNSUPPORTED, f"the adapter gives no {job.poison.column}")
-    numbers = _logged if spec.is_logged else _gradients
+    numbers = partial(_logged, steady=steady) if spec.is_logged else _gradients
     tolerance = weight_bound(description.dtype)
     right = numbers(job, plain, description)
     changed = _changed(numbers(job, poisoned, description), right, tolerance)
@@ -65,7 +70,7 @@ def judge_poisoned(
             alone[value] = np.concatenate([*of_value.values()])
     is_read = finite in alone and bool(np.isfinite(alone[finite]).all())
     poisons = ", ".join(f"{value:g}" for value in (alone if is_rule else job.poison.values))
-    explanation = f"{poisons} in {job.poison}: {' and '.join(changed)} differ"
+    explanation = f"{poisons} in {job.poison}: {first_of(changed)} differ"
     name = "masked_values_read" if is_read else "masked_values_multiplied"
     if job.poison.place is Place.CLIPPED:
         name = "ratios_overflow"
@@ -151,19 +156,21 @@ def _gradients(job: Job, observations: Sequence[Observation], description: Descr
     return {"gradients": np.concatenate([weights for ranks in of_steps for weights in ranks])}
 
 
-def _logged(job: Job, observations: Sequence[Observation], description: Description) -> Numbers:
+def _logged(
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    steady: frozenset[str],
+) -> Numbers:
     """What each rank logs of each metric of tokens, NaN where it logs nothing: [ranks · steps].
 
     A reward of a sample may depend on all that the adapter gives the framework of it.
     """
-    names = dict.fromkeys(
-        metric for one in observations for metric in one.reported if metric not in OF_SAMPLES
-    )
-    return {
-        f"logged {metric}": np.array([*_of_ranks(observations, metric)], float) for metric in names
-    }
-
-
-def _of_ranks(observations: Sequence[Observation], metric: str) -> Iterator[float | None]:
+    found: dict[str, list[float | None]] = defaultdict(list)
     for one in observations:
-        yield from one.reported.get(metric, ())  # type: ignore[call-overload]
+        for metric, values in one.reported.items():
+            if metric not in OF_SAMPLES:
+                found[f"logged {metric}"] += values
+        for name in sorted(steady.difference(description.logged_as.values()) & one.logged.keys()):
+            found[f"`{name}`"] += one.logged[name]
+    return {name: np.array(values, float) for name, values in found.items()}

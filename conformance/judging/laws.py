@@ -122,13 +122,19 @@ def judge_changed(law: Law, changed: Changes, description: Description) -> Judge
         f"`{name}` changes from {one:.6g} to {other:.6g}"
         for name, (one, other) in sorted(changed.items())
     ]
-    more = [f"{len(said) - MOST_NAMED} more change"] if len(said) > MOST_NAMED else []
-    words = f"{', '.join([*said[:MOST_NAMED], *more])} when {law.says}"
+    words = f"{first_of(said)} when {law.says}"
     source = f"; see {stated}" if stated else "; no document of the framework says that they stay"
     return Judgement(
         verdict=Verdict.ADVICE if stated is None else Verdict.MISMATCH,
         diagnosis=Diagnosis(name=law.mistake, explanation=f"{words}{source}"),
     )
+
+
+def first_of(said: Iterable[str]) -> str:
+    """The first of several things to say, and how many more there are."""
+    named = [*said]
+    more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+    return " and ".join([*named[:MOST_NAMED], *more])
 
 
 def _logged_names(run: Sequence[Observation]) -> set[str]:

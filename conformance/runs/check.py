@@ -231,9 +231,11 @@ def judge_poison(
     if not isinstance(plain, Ran):
         return unjudged(Verdict.UNSUPPORTED, f"without poison: {plain.message}")
     if isinstance(outcome, Ran):
-        return judge_poisoned(
-            spec, job, outcome.observations, plain.observations, jobs.description, jobs.observations
-        )
+        seen, right = outcome.observations, plain.observations
+        steady: frozenset[str] = frozenset()
+        if spec.is_logged:
+            steady = jobs.steady_numbers(plain_job) - jobs.numbers_of_rewards(plain_job)
+        return judge_poisoned(spec, job, seen, right, jobs.description, jobs.observations, steady)
     if isinstance(outcome, Declined) or outcome.verdict is not Verdict.CRASHED:
         return unjudged(Verdict(outcome.verdict), outcome.message)
     return judge_poisoned_crash(spec, outcome, jobs.description)

@@ -165,6 +165,18 @@ def test_poison_may_change_neither_gradients_nor_logs(
     assert judged.verdict is verdict
 
 
+@pytest.mark.parametrize("steady", [frozenset({"its/number"}), frozenset()])
+def test_poison_may_change_no_logged_number_without_a_formula_either(
+    steady: frozenset[str],
+) -> None:
+    right, wrong = (replace(observed(0.0), logged={"its/number": (of,)}) for of in (0.5, math.nan))
+    spec, job = check_spec("poison.logged_old_log_probs"), poisoned(Column.OLD_LOG_PROBS)
+    judged = judge_poisoned(spec, job, [wrong], [right], DESCRIPTION, lambda _: [wrong], steady)
+
+    assert judged.verdict is (Verdict.MISMATCH if steady else Verdict.CONFORMS)
+    assert not steady or (judged.diagnosis and "`its/number`" in judged.diagnosis.explanation)
+
+
 def test_what_a_framework_states_nowhere_is_advice() -> None:
     silent = replace(DESCRIPTION, rules={})
     seen = [observed(math.nan)]
