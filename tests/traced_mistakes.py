@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 
 from adapters.contract import Layout
@@ -26,10 +27,14 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing import columns
 from conformance.tracing.finding import traced_job
+from conformance.tracing.proof import Prover
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob
 from reference.aggregation import Aggregation, Mode
 from tests.mistakes_in_real_code import CASES, MISTAKES, TRACED, Edit, Mistake, copied, packages
+
+MOST_PROVEN_WITH = 12
+"""Further findings that a line must make right to be proven."""
 
 
 def traced(mistake: Mistake, folder: Path) -> str:
@@ -43,22 +48,26 @@ def traced(mistake: Mistake, folder: Path) -> str:
     first, last = statement(mistake.edit, package)
     mistake.edit.apply(package)
     with _jobs(mistake, edited) as jobs, _without(mistake, right) as is_wrong_without:
-        for cell in cells(mistake):
-            is_due = _is_wrong(cell, jobs) and not is_wrong_without(cell)
-            job = (
-                traced_job(cell.job, jobs.pool, metric=columns.traced_metric(cell))
-                if is_due
-                else None
-            )
+        wrong = (
+            cell for cell in cells(mistake) if _is_wrong(cell, jobs) and not is_wrong_without(cell)
+        )
+        for cell in wrong:
+            job = traced_job(cell.job, jobs.pool, metric=columns.traced_metric(cell))
             if isinstance(job, TracedJob) and job.is_wrong:
-                trace = Trace.of(cell.id, job, jobs.pool.adapter.package, jobs.pool.source)
-                hits = [
+                adapter = jobs.pool.adapter
+                trace = Trace.of(cell.id, job, adapter.package, jobs.pool.source)
+                of_cause = [cell, *islice(wrong, MOST_PROVEN_WITH)]
+                proven = Prover(jobs, adapter.package).proven(trace, of_cause)
+                places = [
                     place
-                    for place, one in enumerate(trace.suspects, 1)
+                    for place, one in enumerate([*proven, *trace.suspects], 1)
                     if one.line.file.endswith(mistake.edit.file)
                     and first <= one.line.number <= last
                 ]
-                return f"{mistake.name}: {hits[0] if hits else 'not suspected'}, {cell.id}"
+                hit = places[0] if places else 0
+                words = f"{hit} of {len(proven)} proven" if proven else f"{hit or 'not'} suspected"
+                shown = [f"    {trace.place(one.line)}: {one.why}" for one in proven]
+                return "\n".join([f"{mistake.name}: {words}, {cell.id}", *shown])
     return f"{mistake.name}: makes no weight wrong"
 
 

@@ -135,6 +135,42 @@ class Paint(NamedTuple):
     id: int | None = None
 
 
+class Operand(StrEnum):
+    """What of an operation is replaced."""
+
+    RESULT = "result"
+    TENSOR = "tensor"
+    NUMBER = "number"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """Values that are put in place of a framework's own, wherever a line asks for an operation.
+
+    They are in the result, or in the tensor or the number of Python that is at ``position`` among
+    the operands of its kind. ``columns`` are those of the expression, None if they are not known.
+    ``entries`` are by rank, and by how often the line has asked on it; of what they lack nothing is
+    replaced. None multiplies each entry by a mark of its own, or puts that in place of a 0.
+    """
+
+    file: str
+    line: int
+    columns: tuple[int, int] | None
+    operation: str
+    operand: Operand
+    position: int = 0
+    entries: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+
+
+MARKS = 4096
+"""The first mark, and how many a rank has: all products with counts are exact in float32."""
+
+
+def mark(rank: int, index: int) -> int:
+    """The mark of an entry, counted over all that a rank replaces."""
+    return MARKS * (1 + rank) + index
+
+
 class Place(StrEnum):
     """Where poison stands in a column."""
 
@@ -178,6 +214,9 @@ class Job:
     """The column whose values have a gradient, as of a model that was not run without one."""
     painted: Paint | None = None
     """What alone has a value."""
+    replaced: Replacement | None = None
+    """What the framework computes with instead of a value of its own, in a job of an experiment."""
+
     is_recorded: bool = False
     """Whether the operations of all ranks are recorded, for a trace."""
 

@@ -95,6 +95,9 @@ class Observed:
     trace: RankTrace | None = None
     """What the rank did, in a job that is recorded."""
 
+    held: tuple[tuple[float, ...], ...] = ()
+    """What there was where values were replaced, each time."""
+
 
 @dataclass(frozen=True)
 class Declined:

@@ -64,6 +64,9 @@ class Ran:
     traces: tuple[RankTrace, ...] = ()
     """Of a job that is recorded, what each rank did."""
 
+    held: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    """Of a job in which values are replaced, what each rank had there, each time."""
+
 
 @dataclass(frozen=True)
 class Crashed:
@@ -397,4 +400,5 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     if declined:
         return declined[0]
     traces = tuple(reply.trace for reply in observed if reply.trace is not None)
-    return Ran(tuple(reply.observation for reply in observed), traces)
+    held = tuple(reply.held for reply in observed)
+    return Ran(tuple(reply.observation for reply in observed), traces, held)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from adapters.contract import Adapter, Observation
+    from adapters.contract.job import Replacement
     from conformance.ranks.messages import HostSlot, WorkerSpec, World
     from conformance.ranks.recording.jaxprs import JaxRecorder
     from conformance.ranks.recording.recorder import Recorder
@@ -98,6 +99,8 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
         with painting(job.painted):
             if job.is_recorded:
                 return _recorded(spec, job, rank)
+            if job.replaced is not None:
+                return _with_others(spec, job, rank, job.replaced)
             observation = _observed(spec.adapter, job, rank)
     except Unsupported as reason:
         return Declined("unsupported", sanitize(str(reason), spec.source))
@@ -135,6 +138,15 @@ def _recorded(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
     with recorder:
         observation = spec.adapter.observe(job, rank)
     return Observed(observation, recorder.trace)
+
+
+def _with_others(spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement) -> Observed:
+    """What the adapter observes where values of the framework's own are replaced."""
+    from conformance.ranks.recording.replacing import Replacing
+
+    with Replacing(replaced, rank.index, passes_by(spec.adapter)) as replacing:
+        observation = _observed(spec.adapter, job, rank)
+    return Observed(observation, held=tuple(replacing.held))
 
 
 def _recorder(adapter: Adapter) -> Recorder | JaxRecorder:

@@ -84,10 +84,10 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
         case MatrixCell() if cell.spec.poisoned:
             return judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
         case MatrixCell() if cell.spec.law:
-            return judge_law(cell, jobs.outcome(cell), jobs, partial(_check_job, jobs=jobs))
+            return judge_law(cell, jobs.outcome(cell), jobs, partial(judge_outcome, jobs=jobs))
         case MatrixCell() if cell.spec.attached:
             return judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
-    return _check_job(cell, jobs.outcome(cell), jobs)
+    return judge_outcome(cell, jobs.outcome(cell), jobs)
 
 
 def job_cells(
@@ -123,7 +123,10 @@ def judge(spec: CheckSpec) -> Judge:
     return judge_combined if spec.objective in OF_TERMS else judge_weights
 
 
-def _check_job(cell: MatrixCell, outcome: Ran | Declined | Crashed, jobs: SharedJobs) -> Judgement:
+def judge_outcome(
+    cell: MatrixCell, outcome: Ran | Declined | Crashed, jobs: SharedJobs
+) -> Judgement:
+    """Judges a cell by what came of its job, or of one that differs from it in an experiment."""
     description = jobs.description
     if isinstance(outcome, Crashed):
         advice = _advice_on(outcome, cell.job, description)

@@ -17,9 +17,11 @@ from conformance.findings.verdict import Check
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.hardware import MAX_RANKS, RankBudget
 from conformance.ranks.pool import RankPool
+from conformance.runs.jobs import SharedJobs
 from conformance.runs.settings import Settings
 from conformance.tracing import tracer
 from conformance.tracing.columns import is_traced, traced_metric
+from conformance.tracing.proof import Prover
 from conformance.tracing.rewards import is_clearly_wrong, trace_advantage
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import Token, TracedJob, first_masked
@@ -85,6 +87,7 @@ def traces_of_causes(
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
     found: dict[str, CauseTrace] = {}
+    prover = Prover(SharedJobs(pool), settings.adapter.package)
     for cause in (one for one in causes if one.severity in TRACED):
         of_cause = sorted(
             (cells[name] for name in cause.findings if name in cells),
@@ -97,7 +100,12 @@ def traces_of_causes(
         tried = of_cause[: MOST_OF_ADVANTAGES if are_computed else MOST_OF_A_CAUSE]
         traces = _traces(tried, settings, pool)
         try:
-            found |= traces if is_inferred(cause) else _most_telling(traces, settings, are_computed)
+            chosen = (
+                [*traces] if is_inferred(cause) else _most_telling(traces, settings, are_computed)
+            )
+            for cell, trace in chosen:
+                proven = prover.proven(trace, [cell, *(one for one in of_cause if one is not cell)])
+                found[cell.id] = trace.with_proven(proven).of_cause
         except StartError:  # after a crash the framework could not be loaded again
             return found
     return found
@@ -105,31 +113,32 @@ def traces_of_causes(
 
 def _traces(
     cells: Sequence[MatrixCell], settings: Settings, pool: RankPool
-) -> Iterator[tuple[str, CauseTrace]]:
-    """Yield the traces of findings, by their ids, without those that cannot be traced.
+) -> Iterator[tuple[MatrixCell, Trace]]:
+    """Yield the traces of findings, without those that cannot be traced.
 
     Raises:
         StartError: the framework could not be loaded again.
     """
     for cell in cells:
         with suppress(NotTracedError):
-            yield cell.id, _of_cell(cell, settings, pool).of_cause
+            yield cell, _of_cell(cell, settings, pool)
 
 
 def _most_telling(
-    traces: Iterable[tuple[str, CauseTrace]], settings: Settings, are_computed: bool
-) -> list[tuple[str, CauseTrace]]:
+    traces: Iterable[tuple[MatrixCell, Trace]], settings: Settings, are_computed: bool
+) -> list[tuple[MatrixCell, Trace]]:
     """The first trace whose suspect is a line of the framework, else the best; empty if none.
 
     ``are_computed`` says that the framework computes the advantages.
     """
     package = settings.adapter.package
-    tried: list[tuple[str, CauseTrace]] = []
+    tried: list[tuple[MatrixCell, Trace]] = []
     telling: list[tuple[bool, bool]] = []
-    for name, trace in traces:
-        is_clear = not are_computed or is_clearly_wrong(trace.token)
-        tried.append((name, trace))
-        telling.append((_tells(trace, package), is_clear))
+    for cell, trace in traces:
+        of_cause = trace.of_cause
+        is_clear = not are_computed or is_clearly_wrong(of_cause.token)
+        tried.append((cell, trace))
+        telling.append((_tells(of_cause, package), is_clear))
         if all(telling[-1]):
             break
     return [tried[telling.index(max(telling))]] if tried else []

@@ -29,6 +29,12 @@ class RightCounts:
         self._samples = context.counted[in_unit] if in_unit.sum() > 1 else ()
 
     @property
+    def named(self) -> list[tuple[float, str]]:
+        """What the right divisor is made of, with ranks and micro-batches, each with its name."""
+        factors = [(1 / size, f"1 / {words}") for size, words in self._factors]
+        return [*self._ingredients, *self._products, *self._factors, *factors]
+
+    @property
     def tokens(self) -> float:
         """The tokens of the token's unit; L in `constant`."""
         return self._ingredients[0][0]
@@ -39,13 +45,16 @@ class RightCounts:
 
     def needed(self, number: float) -> str | None:
         """The same, which may be multiplied or divided by a number of ranks or micro-batches."""
-        several = [
+        return _words(number, [*self._ingredients, *self._products])
+
+    @property
+    def _products(self) -> list[tuple[float, str]]:
+        return [
             (count * size, f"{words} {sign} {factor}")
             for (count, words), (factor_size, factor) in product(self._ingredients, self._factors)
             for size, sign in ((factor_size, "·"), (1 / factor_size, "/"))
             if count != 1
         ]
-        return _words(number, [*self._ingredients, *several])
 
     def part(self, number: float) -> str | None:
         """The part of the step that has as many active tokens, such as a micro-batch."""

@@ -1,0 +1,141 @@
+"""Replaces values of a framework's own computation, to see what comes of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from adapters.contract.job import MARKS, Operand, mark
+from conformance.ranks.recording.collectives import is_collective
+from conformance.ranks.recording.frames import Functions, asked
+from conformance.ranks.recording.memory import part, plain, wraps_others
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from adapters.contract.job import Replacement
+    from conformance.findings.trace import Line
+
+
+class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Replaces what an operation of one line makes, or is given, forward and backward.
+
+    ``held`` is what there was before, each time that the line asked.
+    """
+
+    def __init__(
+        self, replaced: Replacement, rank: int, is_passed_by: Callable[[str], bool]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held: list[tuple[float, ...]] = []
+        self._replaced = replaced
+        self._rank = rank
+        self._functions = Functions(is_passed_by)
+        self._thread = threading.get_ident()
+        self._forward: set[int] = set()
+        """The numbers that autograd gives derivatives of the operations whose operand changed."""
+
+        self._numbers: dict[float, float] = {}
+        self._tensors: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+        """What operands were replaced by, which autograd has kept as they were, by storages."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, perhaps with another operand, and perhaps hand out another result."""
+        kwargs = kwargs or {}
+        if any(map(wraps_others, types)):
+            return NotImplemented
+        if self._is_derivative():
+            args, kwargs = tree_map(self._as_before, (args, kwargs))
+        elif str(func) == self._replaced.operation and self._is_asked_for():
+            if self._replaced.operand is Operand.RESULT:
+                return self._with_result(func, func(*args, **kwargs))
+            args, kwargs = self._with_operand((args, kwargs))
+            self._forward.add(torch._C._autograd._get_sequence_nr() - 1)
+        return func(*args, **kwargs)
+
+    def _is_asked_for(self) -> bool:
+        stack = asked(self._functions, self._thread).stack
+        return bool(stack) and _is_at(self._replaced, stack[0])
+
+    def _is_derivative(self) -> bool:
+        """Whether a backward pass differentiates an operation whose operand was replaced."""
+        if not self._forward or torch._C._current_graph_task_id() == -1:
+            return False
+        node = torch._C._current_autograd_node()
+        return node is not None and node._sequence_nr() in self._forward
+
+    def _with_result(self, func: Any, result: Any) -> Any:
+        if is_collective(str(func)):
+            written, work = result
+            work.wait()
+            for tensor in written:
+                plain(tensor).copy_(self._instead_of(plain(tensor)))
+            return result
+        if isinstance(result, torch.Tensor):
+            return result.copy_(self._instead_of(result))
+        return type(result)(self._instead((float(result),))[0])  # what Python reads of a tensor
+
+    def _with_operand(self, given: Any) -> Any:
+        """The operands, one of them replaced and remembered."""
+        kind = torch.Tensor if self._replaced.operand is Operand.TENSOR else (int, float)
+        left = self._replaced.position
+
+        def replace(one: Any) -> Any:
+            nonlocal left
+            if not isinstance(one, kind) or isinstance(one, bool):
+                return one
+            left -= 1
+            if left != -1:
+                return one
+            if not isinstance(one, torch.Tensor):
+                self._numbers[one] = self._instead((float(one),))[0]
+                return self._numbers[one]
+            storage, other = plain(one).untyped_storage(), self._instead_of(one)
+            self._tensors[storage._cdata] = storage, other
+            return other
+
+        return tree_map(replace, given)
+
+    def _as_before(self, one: Any) -> Any:
+        """An operand of a derivative, in place of which another was used before."""
+        if isinstance(one, torch.Tensor):
+            held = part(plain(one))
+            kept = None if held is None else self._tensors.get(held.storage)
+            is_same = kept is not None and kept[1].numel() == one.numel()
+            return kept[1].reshape(one.shape) if kept is not None and is_same else one
+        is_number = isinstance(one, (int, float)) and not isinstance(one, bool)
+        return self._numbers.get(one, one) if is_number else one
+
+    def _instead_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.numel() > MARKS or tensor.dtype is torch.bool:
+            return tensor
+        entries = self._instead(tuple(tensor.detach().reshape(-1).double().tolist()))
+        return (
+            torch.tensor(entries, dtype=torch.float64, device=tensor.device)
+            .to(tensor.dtype)
+            .reshape(tensor.shape)
+        )
+
+    def _instead(self, entries: tuple[float, ...]) -> tuple[float, ...]:
+        """What is to be in place of entries, which are remembered."""
+        start, times = sum(map(len, self.held)), len(self.held)
+        self.held.append(entries)
+        if self._replaced.entries is None:
+            marks = (mark(self._rank, start + index) for index in range(len(entries)))
+            return tuple(
+                one * each if one else each for one, each in zip(entries, marks, strict=True)
+            )
+        of_rank = self._replaced.entries[self._rank : self._rank + 1]
+        others = of_rank[0][times : times + 1] if of_rank else ()
+        return others[0] if others and len(others[0]) == len(entries) else entries
+
+
+def _is_at(replaced: Replacement, line: Line) -> bool:
+    is_there = (line.file, line.number) == (replaced.file, replaced.line)
+    return is_there and (
+        None in (replaced.columns, line.columns) or replaced.columns == line.columns
+    )
