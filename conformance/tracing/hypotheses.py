@@ -5,13 +5,13 @@ In: the trace of a wrong weight. Out: where a run can put another value in place
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from adapters.contract.job import Operand, Replacement
-from conformance.findings.trace import MULTIPLYING
+from conformance.findings.trace import BUILT, GIVEN, LISTED, MULTIPLYING, OUTSIDE
 from conformance.tracing.counts import How, Unfolding
 from conformance.tracing.graph import is_close
 from conformance.tracing.suspects.right_counts import RightCounts
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 NO_FACTOR = "no factor"
 """What a 1 is called, by which nothing is multiplied or divided."""
 
+UNSEEN = (GIVEN, OUTSIDE, BUILT, LISTED)
+"""What is no operation of torch, so that no run can change what it makes."""
+
 Named = dict[str, float]
 """Counts of the reference's by their names."""
 
@@ -39,12 +42,15 @@ class Hypothesis:
 
     line: Line
     had: float
-    needed: float
-    """What the value was in the trace, and had to be."""
+    needed: float | None
+    """What the value was in the trace, and had to be; None if others are added to it."""
 
     replacement: Replacement
     depth: int
     """How far the value is from the token's loss: what a divisor was made of is further away."""
+
+    mask: Replacement | None = None
+    """Of a mask, where the loss is multiplied by it."""
 
 
 class _Needed(NamedTuple):
@@ -52,7 +58,7 @@ class _Needed(NamedTuple):
 
     node: Node
     had: float
-    needed: float
+    needed: float | None
     depth: int
     operand: Operand = Operand.RESULT
     position: int = 0
@@ -79,42 +85,83 @@ def hypotheses(weight: WrongWeight, suspected: Sequence[Line]) -> list[Hypothesi
     A factor that is left out may be anywhere, so that lines which are suspected come first, then
     the framework's own, and then those that are farthest from the loss.
     """
-    counts = counts_of_token(weight.traced.context, weight.traced.place).values()
+    several = _of_counts(weight) if weight.traced.expected else _of_masks(weight)
     found: dict[Replacement, Hypothesis] = {}
-    for needed in _all_needed(weight):
-        one = _hypothesis(weight, needed)
-        if one is not None and any(is_close(value, needed.needed) for value in counts):
-            found.setdefault(one.replacement, one)
+    for one in several:
+        found.setdefault(one.replacement, one)
     order = {line: place for place, line in reversed([*enumerate(suspected)])}
     return sorted(
         found.values(),
         key=lambda one: (
             order.get(one.line, len(order)),
+            one.needed is None,
             not weight.is_own(one.line),
             -one.depth,
         ),
     )
 
 
-def _hypothesis(weight: WrongWeight, one: _Needed) -> Hypothesis | None:
+def _of_counts(weight: WrongWeight) -> Iterator[Hypothesis]:
+    counts = counts_of_token(weight.traced.context, weight.traced.place).values()
+    for needed in _all_needed(weight):
+        is_count = needed.needed is None or any(is_close(value, needed.needed) for value in counts)
+        if is_count and not _is_mask(weight, _replaced(weight, needed)):
+            yield from _hypothesis(weight, needed)
+
+
+def _of_masks(weight: WrongWeight) -> Iterator[Hypothesis]:
+    """Yield the masks by which the loss of a masked token is multiplied, and what made them."""
+    graph = weight.chain.graph
+    others = frozenset(graph.nodes()) - graph.painted.keys()
+    for depth, factor in enumerate(reversed(weight.factors)):
+        if not weight.operation(factor.node).name.startswith(MULTIPLYING):
+            continue
+        for position, mask in enumerate(graph.inputs(factor.node)):
+            if mask in graph.painted or not _is_mask(weight, mask):
+                continue
+            operand = _Needed(factor.node, 1.0, 0.0, depth, Operand.TENSOR, position)
+            for multiplied in _hypothesis(weight, operand):
+                yield replace(multiplied, mask=multiplied.replacement)
+                size = weight.operation(mask).contents.size
+                for node in graph.behind([mask], others):
+                    is_alike = weight.operation(node).contents.size == size
+                    made = _Needed(node, 1.0, 0.0, depth + mask.place - node.place + 1)
+                    if is_alike and weight.operation(node).inputs and _is_mask(weight, node):
+                        for one in _hypothesis(weight, made):
+                            yield replace(one, mask=multiplied.replacement)
+
+
+def _hypothesis(weight: WrongWeight, one: _Needed) -> Iterator[Hypothesis]:
+    """Yield a hypothesis, if a line has asked for the operation."""
     operation = weight.operation(one.node)
-    if operation.line is None:
-        return None
-    replacement = Replacement(
-        file=operation.line.file,
-        line=operation.line.number,
-        columns=operation.line.columns,
-        operation=operation.name,
-        operand=one.operand,
-        position=one.position,
-    )
-    return Hypothesis(
-        line=operation.line,
-        had=one.had,
-        needed=one.needed,
-        replacement=replacement,
-        depth=one.depth,
-    )
+    if operation.line is not None and operation.name not in UNSEEN:
+        replacement = Replacement(
+            file=operation.line.file,
+            line=operation.line.number,
+            columns=operation.line.columns,
+            operation=operation.name,
+            operand=one.operand,
+            position=one.position,
+        )
+        yield Hypothesis(
+            line=operation.line,
+            had=one.had,
+            needed=one.needed,
+            replacement=replacement,
+            depth=one.depth,
+        )
+
+
+def _replaced(weight: WrongWeight, one: _Needed) -> Node:
+    """What has the value that had to be another."""
+    is_operand = one.operand is Operand.TENSOR
+    return weight.chain.graph.inputs(one.node)[one.position] if is_operand else one.node
+
+
+def _is_mask(weight: WrongWeight, node: Node) -> bool:
+    """Whether a tensor has several entries, each of which is 0 or 1."""
+    held = weight.operation(node).contents
+    return held.size > 1 and held.largest == 1 and held.total == held.nonzero
 
 
 def _all_needed(weight: WrongWeight) -> Iterator[_Needed]:
@@ -142,16 +189,16 @@ def _of_factor(weight: WrongWeight, factor: Factor) -> Iterator[_Needed]:
             yield from _made_of(unfolding.number(number, factor.node), needed, 1)
 
 
-def _made_of(count: Count, needed: float, depth: int) -> Iterator[_Needed]:
+def _made_of(count: Count, needed: float | None, depth: int) -> Iterator[_Needed]:
     """Yield a count and what it was made of, each with what it had to be.
 
-    Of several tensors that were added up none alone had to be another.
+    What several tensors that were added up had to be is not known of each.
     """
     if count.node is not None and count.at is not None:
         yield _Needed(count.node, count.value, needed, depth)
-    if count.how is How.SUM and sum(one.node is not None for one in count.parts) > 1:
-        return
+    are_added = count.how is How.SUM and sum(one.node is not None for one in count.parts) > 1
+    is_known = needed is not None and not are_added
     for place, part in enumerate(count.parts):
-        of_part = count.needed(place, needed)
-        if of_part is not None:
+        of_part = count.needed(place, needed) if needed is not None and is_known else None
+        if of_part is not None or not is_known:
             yield from _made_of(part, of_part, depth + 1)

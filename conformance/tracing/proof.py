@@ -13,7 +13,13 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
 from conformance.runs.check import judge_outcome
-from conformance.tracing.hypotheses import NO_FACTOR, counts_of_step, counts_of_token, hypotheses
+from conformance.tracing.hypotheses import (
+    NO_FACTOR,
+    Named,
+    counts_of_step,
+    counts_of_token,
+    hypotheses,
+)
 from conformance.tracing.suspects.reasons import Suspect
 from conformance.tracing.suspects.wrong_weight import WrongWeight
 
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Observation
+    from adapters.contract.job import Replacement
     from conformance.expected.step_context import StepContext
     from conformance.plan.matrix import MatrixCell
     from conformance.runs.jobs import SharedJobs
@@ -41,6 +48,15 @@ MOST_SHOWN = 4
 MOST_PROVEN = 3
 """Lines of a cause that are shown."""
 
+ACTIVE = "1 for active tokens, 0 for others"
+"""What a mask had to be."""
+
+PARTS = (
+    "active tokens of a micro-batch on its rank",
+    "active tokens of a sample in a micro-batch on its rank",
+)
+"""What counts that are added up have to be of."""
+
 CLOSE = 1e-4
 """The largest relative difference of two counts that are one, after all roundings of a step."""
 
@@ -55,7 +71,10 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Run:
-    """An ordinary run of a finding's job: the weights of its only step, and the right ones."""
+    """An ordinary run of a finding's job: the weights of its only step, and the right ones.
+
+    Those that are observed are of (ranks, tokens).
+    """
 
     cell: MatrixCell
     context: StepContext
@@ -77,8 +96,8 @@ class Prover:
     _runs: dict[str, _Run | None] = field(default_factory=dict)
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
-        """The lines with which the findings of a cause conform, the traced one first in ``cells``."""
-        if trace.chain is None or not trace.job.expected:
+        """The lines with which the findings conform; the first of ``cells`` is the traced one."""
+        if trace.chain is None:
             return []
         found: list[Suspect] = []
         first, *others = (self._run(one) for one in cells if len(one.case.steps) == 1)
@@ -112,7 +131,7 @@ class Prover:
         self, cell: MatrixCell, observations: Sequence[Observation]
     ) -> NDArray[np.float64]:
         conventions = self.jobs.description.conventions
-        return final_weights(observations, 0, cell.job, conventions)[0]
+        return np.array(final_weights(observations, 0, cell.job, conventions))
 
     def _shows(self, one: Hypothesis, name: str, run: _Run) -> bool:
         entries = self._needed(one, run).get(name)
@@ -127,50 +146,84 @@ class Prover:
 
     def _needed(self, one: Hypothesis, run: _Run) -> Mapping[str, Entries]:
         """What had to be at a line, by the name of the count that it then is."""
-        is_logged = run.cell.spec.metric is not None
-        replaced = replace(one.replacement, entries=() if is_logged else None)
+        if one.mask is not None:
+            return self._mask(one.mask, run)
+        is_marked = run.cell.spec.metric is None and one.needed is not None
+        replaced = replace(one.replacement, entries=None if is_marked else ())
         ran = self.jobs.run(replace(run.cell.job, replaced=replaced))
         if not isinstance(ran, Ran):
             return {}
-        if is_logged:
-            return _of_step(one, run, ran)
-        return _of_tokens(run, ran.held, self._weights(run.cell, ran.observations))
+        if is_marked:
+            return _of_tokens(run, ran.held, self._weights(run.cell, ran.observations))
+        if one.needed is None:
+            return _of_parts(run.context, ran.observations, ran.held)
+        return _of_step(run, ran.held)
+
+    def _mask(self, multiplied: Replacement, run: _Run) -> Mapping[str, Entries]:
+        """The right mask where the loss is multiplied by it."""
+        ran = self.jobs.run(replace(run.cell.job, replaced=multiplied))
+        if not isinstance(ran, Ran) or run.cell.spec.metric is not None:
+            return {}
+        marked, needed = self._weights(run.cell, ran.observations), {}
+        for rank, token in np.argwhere(marked):
+            before, right = run.observed[rank, token], run.expected[token]
+            place, multiplies = _marked(float(marked[rank, token] / (before or right)), ran.held)
+            if place is not None and multiplies:
+                needed[place] = float(right > 0)
+        return {ACTIVE: _replaced(ran.held, needed)} if needed else {}
 
 
-def _of_step(one: Hypothesis, run: _Run, ran: Ran) -> dict[str, Entries]:
+def _of_step(run: _Run, held: Entries) -> dict[str, Entries]:
     """The same count at every entry, as a logged number does not show which tokens one is of."""
-    counts = counts_of_step(run.context)
     return {
-        name: tuple(tuple((count,) * len(each) for each in of_rank) for of_rank in ran.held)
-        for name, count in counts.items()
+        name: tuple(tuple((count,) * len(each) for each in of_rank) for of_rank in held)
+        for name, count in counts_of_step(run.context).items()
     }
+
+
+def _of_parts(
+    context: StepContext, observations: Sequence[Observation], held: Entries
+) -> dict[str, Entries]:
+    """The counts of each rank's micro-batches, or of the samples in these, in their order."""
+    found: dict[str, list[tuple[tuple[float, ...], ...]]] = {name: [] for name in PARTS}
+    mask = context.step.mask
+    for one, of_rank in zip(observations, held, strict=True):
+        passes = one.forward_passes[0] if one.forward_passes else np.array([])
+        numbers = [number for number in np.unique(passes) if number >= 0]
+        of_passes = [float(mask[passes == number].sum()) for number in numbers]
+        of_samples = [
+            float(mask[(passes == number) & (context.sample == sample)].sum())
+            for number in numbers
+            for sample in np.unique(context.sample[passes == number])
+        ]
+        for name, counts in zip(PARTS, (of_passes, of_samples), strict=True):
+            if len(counts) == len(of_rank) and all(len(each) == 1 for each in of_rank):
+                found[name].append(tuple((count,) for count in counts))
+    return {name: tuple(one) for name, one in found.items() if len(one) == len(held)}
 
 
 def _of_tokens(run: _Run, held: Entries, marked: NDArray[np.float64]) -> dict[str, Entries]:
     """The counts of the tokens whose weights change with the mark of each entry."""
-    needed: dict[_Place, float] = {}
-    names: set[str] | None = None
-    for token, (observed, right, after) in enumerate(
-        zip(run.observed, run.expected, marked, strict=True)
-    ):
-        if not observed or not right:
-            continue
-        place, multiplies = _marked(after / observed, held)
+    needed: dict[_Place, Named] = {}
+    for rank, token in np.argwhere(run.observed * run.expected):
+        observed, right = float(run.observed[rank, token]), float(run.expected[token])
+        place, multiplies = _marked(float(marked[rank, token]) / observed, held)
         if place is None:
             if not _is_close(observed, right):
                 return {}  # it is wrong, and this is not what makes it so
             continue
         before = held[place.rank][place.times][place.entry] or 1.0
         value = before * (right / observed if multiplies else observed / right)
-        if not _is_close(needed.setdefault(place, value), value):
-            return {}
-        fitting = {
-            name
-            for name, count in counts_of_token(run.context, token).items()
-            if _is_close(count, value)
-        }
-        names = fitting if names is None else names & fitting
-    return {name: _replaced(held, needed) for name in sorted(names or ())}
+        counts = counts_of_token(run.context, int(token)).items()
+        fitting = {name: count for name, count in counts if _is_close(count, value)}
+        known = needed.setdefault(place, fitting)
+        needed[place] = {name: count for name, count in fitting.items() if known.get(name) == count}
+    several = [*needed.values()]
+    return {
+        name: _replaced(held, {place: counts[name] for place, counts in needed.items()})
+        for name in (several[0] if several else ())
+        if all(name in counts for counts in several)
+    }
 
 
 def _marked(ratio: float, held: Entries) -> tuple[_Place | None, bool]:
@@ -205,6 +258,8 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _words(one: Hypothesis, name: str, findings: int) -> str:
-    count = "1" if name == NO_FACTOR else f"{one.needed:g} ({name})"
-    alone = "its finding conforms" if findings == 1 else f"{findings} of its findings conform"
-    return f"proven: with {count} instead of {one.had:.6g} {alone}"
+    value = f"{one.needed:g} ({name})" if one.needed else name
+    count = "1" if name == NO_FACTOR else value
+    alone = "its only finding conforms" if findings == 1 else f"{findings} of its findings conform"
+    instead = "" if name == ACTIVE else f" instead of {one.had:.6g}"
+    return f"proven: with {count}{instead}, {alone}"

@@ -6,8 +6,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from adapters.contract.job import MARKS, Operand, mark
 from conformance.ranks.recording.collectives import is_collective
@@ -47,7 +48,8 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operation, perhaps with another operand, and perhaps hand out another result."""
         kwargs = kwargs or {}
         if any(map(wraps_others, types)):
-            return NotImplemented
+            # Tensors without values, by which a rank learns how to cut others, have no such help.
+            return func(*args, **kwargs) if FakeTensor in types else NotImplemented
         if self._is_derivative():
             args, kwargs = tree_map(self._as_before, (args, kwargs))
         elif str(func) == self._replaced.operation and self._is_asked_for():
@@ -70,10 +72,10 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _with_result(self, func: Any, result: Any) -> Any:
         if is_collective(str(func)):
-            written, work = result
+            *written, work = result
             work.wait()
-            for tensor in written:
-                plain(tensor).copy_(self._instead_of(plain(tensor)))
+            for tensor in map(plain, tree_leaves(written)):
+                tensor.copy_(self._instead_of(tensor))
             return result
         if isinstance(result, torch.Tensor):
             return result.copy_(self._instead_of(result))
@@ -111,7 +113,8 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._numbers.get(one, one) if is_number else one
 
     def _instead_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.numel() > MARKS or tensor.dtype is torch.bool:
+        is_marked = self._replaced.entries is None
+        if tensor.numel() > MARKS or (is_marked and tensor.dtype is torch.bool):
             return tensor
         entries = self._instead(tuple(tensor.detach().reshape(-1).double().tolist()))
         return (
