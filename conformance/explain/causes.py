@@ -124,13 +124,18 @@ def _with_traces(
         yield None, cause if smallest is None else cause.model_copy(update=dict(smallest))
         return
     groups: dict[str | None, list[str]] = defaultdict(list)
+    told: dict[str | None, str] = {None: cause.words}
     for name in cause.findings:
         trace = traces.get(name, smallest)
         telling = [one for one in trace.suspects[:1] if trace.chain and one.why != NO_FACTOR]
-        groups[telling[0].place if telling else None].append(name)
+        place = telling[0].place if telling else None
+        groups[place].append(name)
+        for one in telling:
+            told.setdefault(place, f"{one.instead or 'a different factor'} at {place}")
     for place, names in groups.items():
-        words = cause.words if place is None else f"a different factor at {place}"
-        split = _cause(cause.name, words, _Naming.of(cause), [findings[name] for name in names])
+        split = _cause(
+            cause.name, told[place], _Naming.of(cause), [findings[name] for name in names]
+        )
         found = next((traces[name] for name in split.findings if name in traces), smallest)
         yield place, split.model_copy(update={**dict(found), "reach": cause.reach})
 

@@ -265,6 +265,8 @@ class SuspectedLine(_Frozen):
     line: int
     function: str
     why: str
+    instead: str = ""
+    """What it computes with and what that had to be, if runs have proven it."""
 
     @property
     def place(self) -> str:

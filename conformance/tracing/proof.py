@@ -111,7 +111,7 @@ class Prover:
                     continue
                 shown = [self._shows(one, name, run) for run in others[:MOST_SHOWN] if run]
                 if all(shown):
-                    found.append(Suspect(one.line, _words(one, name, 1 + len(shown))))
+                    found.append(_proven(one, name, 1 + len(shown)))
                     break
             if len(found) == MOST_PROVEN:
                 break
@@ -167,9 +167,10 @@ class Prover:
         marked, needed = self._weights(run.cell, ran.observations), {}
         for rank, token in np.argwhere(marked):
             before, right = run.observed[rank, token], run.expected[token]
-            place, multiplies = _marked(float(marked[rank, token] / (before or right)), ran.held)
-            if place is not None and multiplies:
-                needed[place] = float(right > 0)
+            if size := float(before or right):  # else it is masked, as it has to be
+                place, multiplies = _marked(float(marked[rank, token]) / size, ran.held)
+                if place is not None and multiplies:
+                    needed[place] = float(right > 0)
         return {ACTIVE: _replaced(ran.held, needed)} if needed else {}
 
 
@@ -257,9 +258,13 @@ def _is_close(one: float, other: float) -> bool:
     return bool(np.isclose(one, other, rtol=CLOSE, atol=0.0))
 
 
-def _words(one: Hypothesis, name: str, findings: int) -> str:
+def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:
     value = f"{one.needed:g} ({name})" if one.needed else name
     count = "1" if name == NO_FACTOR else value
-    alone = "its only finding conforms" if findings == 1 else f"{findings} of its findings conform"
     instead = "" if name == ACTIVE else f" instead of {one.had:.6g}"
-    return f"proven: with {count}{instead}, {alone}"
+    shown = f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"
+    return Suspect(
+        one.line,
+        f"proven: with {count}{instead}, {shown}",
+        "a mask of other tokens" if name == ACTIVE else f"{one.had:.6g} where {count} is meant",
+    )

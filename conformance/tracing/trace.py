@@ -142,6 +142,7 @@ class Trace:
                 line=one.line.number,
                 function=one.line.function,
                 why=one.why,
+                instead=one.instead,
             )
             for one in self.suspects
         ]

@@ -67,10 +67,14 @@ class Why(IntEnum):
 
 @dataclass(frozen=True)
 class Suspect:
-    """A line to look at, and why."""
+    """A line to look at, and why.
+
+    ``instead`` says what it computes with and what that had to be, if runs have proven it.
+    """
 
     line: Line
     why: str
+    instead: str = ""
 
 
 def of_lines(found: Iterable[Suspect]) -> list[Suspect]:
