@@ -61,6 +61,16 @@ def judge_law(
     )
 
 
+def changed_by_law(cell: MatrixCell, jobs: SharedJobs) -> Changes:
+    """The logged numbers that a law's change changes, if both steps run."""
+    job = cell.job_before
+    before, after = jobs.remembered(job, job), jobs.run(cell.job)
+    if not (isinstance(before, Ran) and isinstance(after, Ran)):
+        return {}
+    runs = before.observations, after.observations
+    return _unknown(changed_numbers(job, *runs, jobs.description.dtype), cell, before, jobs)
+
+
 def _unknown(changed: Changes, cell: MatrixCell, before: Ran, jobs: SharedJobs) -> Changes:
     """The numbers that no other check looks at, and that nothing but the law changes."""
     law, job = cell.spec.law, cell.job_before

@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.objective import COMPARING_ADVANTAGES, FROM_REWARDS
 from conformance.explain.causes import is_inferred
-from conformance.findings.cause import Severity
+from conformance.findings.cause import CauseTrace, Severity
 from conformance.findings.errors import NotTracedError, StartError
 from conformance.findings.finding import FindingId
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.hardware import MAX_RANKS, RankBudget
-from conformance.ranks.pool import RankPool
+from conformance.ranks.pool import Ran, RankPool
 from conformance.runs.jobs import SharedJobs
+from conformance.runs.laws import changed_by_law
 from conformance.runs.settings import Settings
 from conformance.tracing import tracer
 from conformance.tracing.columns import is_traced, traced_metric
 from conformance.tracing.proof import Prover
 from conformance.tracing.rewards import is_clearly_wrong, trace_advantage
-from conformance.tracing.trace import Trace
+from conformance.tracing.suspects.logged import lines_of
+from conformance.tracing.trace import Trace, suspected
 from conformance.tracing.traced import Token, TracedJob, first_masked
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
     from adapters.contract.objective import Metric
-    from conformance.findings.cause import Cause, CauseTrace
+    from conformance.findings.cause import Cause
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed
@@ -88,7 +90,15 @@ def traces_of_causes(
     }
     found: dict[str, CauseTrace] = {}
     prover = Prover(SharedJobs(pool), settings.adapter.package)
-    for cause in (one for one in causes if one.severity in TRACED):
+    several = [*causes]
+    laws = {
+        cell.id: cell for cell in plan.cells() if cell.spec.law and isinstance(cell, MatrixCell)
+    }
+    for cause in several:
+        broken = next((laws[name] for name in cause.findings if name in laws), None)
+        if broken is not None and cause.severity not in TRACED:
+            found |= _of_law(broken, settings, prover.jobs)
+    for cause in (one for one in several if one.severity in TRACED):
         of_cause = sorted(
             (cells[name] for name in cause.findings if name in cells),
             key=lambda cell: (
@@ -109,6 +119,18 @@ def traces_of_causes(
         except StartError:  # after a crash the framework could not be loaded again
             return found
     return found
+
+
+def _of_law(cell: MatrixCell, settings: Settings, jobs: SharedJobs) -> dict[str, CauseTrace]:
+    """The lines that first have the number which a law's change changed."""
+    after = [value for _, value in changed_by_law(cell, jobs).values()]
+    ran = jobs.run(replace(cell.job, is_recorded=True)) if after else None
+    if not isinstance(ran, Ran):
+        return {}
+    package, source = settings.adapter.package, settings.source.path
+    of_ranks = [lines_of(trace, after[:1], package) for trace in ran.traces]
+    suspects = next(filter(None, of_ranks), [])
+    return {cell.id: CauseTrace(suspects=suspected(suspects, source))} if suspects else {}
 
 
 def _traces(

@@ -36,7 +36,7 @@ from conformance.tracing.suspects.wrong_weight import WrongWeight
 from conformance.tracing.unfolded import unfolded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from conformance.findings.trace import Line
@@ -112,7 +112,9 @@ class Trace:
         job = self.job
         of_token = TracedToken(name=str(job.token), observed=job.observed, expected=job.expected)
         token = None if job.is_of_all else of_token
-        return CauseTrace(suspects=self._suspected, chain=self._factors, token=token)
+        return CauseTrace(
+            suspects=suspected(self.suspects, self.source), chain=self._factors, token=token
+        )
 
     @property
     def _factors(self) -> list[TracedFactor]:
@@ -133,19 +135,6 @@ class Trace:
 
     def _place(self, line: Line | None) -> str | None:
         return None if line is None else self.place(line)
-
-    @property
-    def _suspected(self) -> list[SuspectedLine]:
-        return [
-            SuspectedLine(
-                file=sanitize(one.line.file, self.source),
-                line=one.line.number,
-                function=one.line.function,
-                why=one.why,
-                instead=one.instead,
-            )
-            for one in self.suspects
-        ]
 
     def place(self, line: Line) -> str:
         """A line as ``file:line (function)``, relative to the framework's package."""
@@ -183,6 +172,20 @@ class Trace:
     def is_pending(self) -> bool:
         """Whether the train step has yet to reduce the gradient that the adapter read."""
         return not is_close(self.rest, 1)
+
+
+def suspected(suspects: Iterable[Suspect], source: Path | None) -> list[SuspectedLine]:
+    """What a report keeps of lines to look at."""
+    return [
+        SuspectedLine(
+            file=sanitize(one.line.file, source),
+            line=one.line.number,
+            function=one.line.function,
+            why=one.why,
+            instead=one.instead,
+        )
+        for one in suspects
+    ]
 
 
 def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:

@@ -9,7 +9,7 @@ from conformance.tracing.suspects.reasons import Suspect, of_lines
 from conformance.tracing.suspects.wrong_weight import is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from conformance.findings.trace import RankTrace
     from conformance.tracing.graph import Graph
@@ -21,13 +21,17 @@ def made_by(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:
 
     A share that an adapter subtracts from 1 is looked for as well.
     """
-    sizes = (abs(job.observed), abs(1 - job.observed))
-    suspects = [*_made(graph.traces[job.rank], sizes)]
+    return lines_of(graph.traces[job.rank], (job.observed, 1 - job.observed), package)
+
+
+def lines_of(trace: RankTrace, numbers: Sequence[float], package: str | None) -> list[Suspect]:
+    """The lines that first have a number of either sign, or else one of some others."""
+    suspects = [*_made(trace, [*map(abs, numbers)])]
     suspects.sort(key=lambda one: not is_own(one.line, package))
     return of_lines(suspects)
 
 
-def _made(trace: RankTrace, sizes: tuple[float, float]) -> Iterator[Suspect]:
+def _made(trace: RankTrace, sizes: Sequence[float]) -> Iterator[Suspect]:
     """Yield the lines of the first tensor that holds the number, then those of plain Python."""
     words = f"makes the logged number, {sizes[0]:.6g}"
     for operation in trace.operations:
