@@ -77,6 +77,10 @@ class Objective(StrEnum):
     SFT = "sft"  # negative log-likelihood
     VALUE = "value"  # squared error of a critic, whose values are within the bound of clipping
     VALUE_CLIPPED = "value_clipped"  # the same with old values beyond the bound
+    # The divergence from a teacher alone, whose derivative is the log-ratio to it: half of its
+    # square, or, as the negative advantage of a policy loss, itself. All advantages are 0.
+    TEACHER = "teacher"
+    TEACHER_REWARD = "teacher_reward"
     ROUTER = "router"  # the losses that a mixture of experts adds itself: all advantages are 0
 
 
@@ -200,6 +204,9 @@ OF_GROUPS = (
 
 OF_CRITIC = (Objective.VALUE, Objective.VALUE_CLIPPED)
 """Losses of a critic."""
+
+OF_TEACHER = (Objective.TEACHER, Objective.TEACHER_REWARD)
+"""Losses by the log-probabilities of a teacher."""
 
 OF_VALUES = (Objective.GAE, Objective.PENALISED_GAE)
 """Estimators of advantages with a critic's values."""

@@ -21,6 +21,7 @@ from adapters.engines import router
 from adapters.verl import departures
 from adapters.verl.corrections import CLIPPED, LOSS, OBJECTIVES, REJECTED
 from adapters.verl.sizes import DIVIDED, BatchSizes, cut, divisor, mode_of_divisor
+from adapters.verl.teacher import OBJECTIVES as OF_TEACHER
 from reference.aggregation import (
     AuxiliaryAggregation,
     Compared,
@@ -111,6 +112,7 @@ VERL = Framework(
         Objective.PENALISED_GAE: {ESTIMATOR: "gae", **DISCOUNTED, **PENALISED, **CRITIC},
         Objective.VALUE: CRITIC,
         Objective.VALUE_CLIPPED: {**CRITIC, "critic.cliprange_value": CONSTANTS.value_clip},
+        **OF_TEACHER,
         Objective.SFT: {},
     },
     only_modes={Objective.GEO_MEAN: Mode.SAMPLE_MEAN, Objective.SFT: Mode.TOKEN_MEAN},
@@ -324,7 +326,26 @@ VERL = Framework(
             `other_losses.value` has that of the actor, as by default
         critic.cliprange_value | clipping of a critic's values | `other_losses.value` is inside the
             bound
-        distillation | a teacher's losses | they are not driven yet
+        distillation.enabled, distillation.nnodes,
+            distillation.teacher_models.teacher_model.model_path | a teacher's log-probabilities,
+            which are given
+        distillation.distillation_loss.loss_mode, distillation.distillation_loss.use_task_rewards,
+            distillation.distillation_loss.use_policy_gradient | the loss by a teacher | `k2` alone,
+            and `k1` as a reward besides task rewards of 0; `kl`, `abs`, `mse`, `low_var_kl` and
+            `k3` are reduced by the same lines, and `forward_kl_topk` is not run: cases have no
+            vocabulary
+        distillation.distillation_loss.distillation_loss_coef,
+            distillation.distillation_loss.policy_loss_mode,
+            distillation.distillation_loss.clip_ratio,
+            distillation.distillation_loss.clip_ratio_low,
+            distillation.distillation_loss.clip_ratio_high | the loss by a teacher as a reward |
+            those of the default are run, and no ratio is clipped
+        distillation.distillation_loss.topk, distillation.distillation_loss.log_prob_min_clamp,
+            distillation.distillation_loss.use_chunked_topk,
+            distillation.distillation_loss.chunked_topk_chunk_size | `forward_kl_topk` | it is not
+            run
+        distillation.distillation_loss.loss_max_clamp | a bound on each token's loss | it is off, as
+            by default
         """
     ),
     departures=departures.ALL_VERSIONS,

@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
     OF_CRITIC,
+    OF_TEACHER,
     POLICY_LOSSES,
     WITH_REJECTION,
     Metric,
@@ -101,6 +102,7 @@ WITHOUT_PAIRS = frozenset(
         Objective.REJECTION_COMBINED,
         Objective.SFT,
         *OF_CRITIC,
+        *OF_TEACHER,
         *POLICY_LOSSES,
         *CORRECTIONS,
         Objective.GROUP_NORMALISED,
@@ -332,7 +334,7 @@ CHECK_SPECS = (
     *chain.from_iterable(map(_of_estimator, OF_ESTIMATORS)),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=OF_LOSSES)
-        for objective in (Objective.SFT, Objective.VALUE_CLIPPED, Objective.VALUE)
+        for objective in (*OF_TEACHER, Objective.SFT, Objective.VALUE_CLIPPED, Objective.VALUE)
     ),
     _metric(Metric.VALUE_LOSS, Objective.VALUE, (*OF_LOSSES, *_cases("nine_samples"))),
 )

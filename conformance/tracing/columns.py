@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
+    OF_TEACHER,
     Metric,
     Objective,
 )
@@ -42,8 +43,9 @@ CHECKED = frozenset(
 )
 """Checks of sums over tokens, in gradients and in logs, also of unusual configurations."""
 
-UNTRACED = frozenset({Objective.ROUTER, *FROM_REWARDS})
-"""The losses of a router, no sum over tokens, and those whose advantages are traced instead."""
+UNTRACED = frozenset({Objective.ROUTER, *OF_TEACHER, *FROM_REWARDS})
+"""The losses of a router, no sum over tokens, those by a teacher, and those whose advantages are
+traced instead."""
 
 COLUMNS: dict[Metric | Objective, Column] = {
     Metric.POLICY_LOSS: Column.ADVANTAGES,

@@ -46,6 +46,7 @@ from adapters.contract.objective import (
     KL_COEFFICIENT,
     OF_LOG_PROBS,
     OF_ROLLOUT_RATIOS,
+    OF_TEACHER,
     OF_THE_ROLLOUT_POLICY,
     OFF_POLICY,
     ONE_ADVANTAGE,
@@ -171,7 +172,9 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def teacher_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of a teacher."""
+        """Log-probabilities of a teacher, none equal to the policy's where it is the loss."""
+        if self.objective in OF_TEACHER:
+            return self.reference_log_probs
         return [-log_ratios for log_ratios in self.by_name(LOG_RATIOS)]
 
     @cached_property
@@ -220,6 +223,8 @@ class ProbedBatch(Sequences):
             return value_losses.value_clipped(self.value_tokens, CONSTANTS.value_clip)
         if self.objective in (Objective.KL, Objective.ADAPTIVE_KL):
             return KL_COEFFICIENT * self.divergence_derivatives
+        if self.objective in OF_TEACHER:
+            return -np.concatenate(self.teacher_log_probs)
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
