@@ -64,6 +64,7 @@ class Objective(StrEnum):
     # The policy loss with a ratio of 1 and advantages that the framework computes from rewards.
     GROUP_NORMALISED = "group_normalised"
     GROUP_CENTRED = "group_centred"
+    OVERLONG = "overlong"  # centred, of rewards less a penalty on long responses (DAPO)
     MEAN_NORMALISED = "mean_normalised"
     LEAVE_ONE_OUT = "leave_one_out"
     OTHERS_NORMALISED = "others_normalised"
@@ -193,6 +194,7 @@ OF_TERMS = (Objective.COMBINED, Objective.REJECTION_COMBINED)
 OF_GROUPS = (
     Objective.GROUP_NORMALISED,
     Objective.GROUP_CENTRED,
+    Objective.OVERLONG,
     Objective.MEAN_NORMALISED,
     Objective.LEAVE_ONE_OUT,
     Objective.OTHERS_NORMALISED,
@@ -252,7 +254,9 @@ CONSTANTS = LossConstants(
 )
 """Constants of all policy losses, as adapters configure them: those of either sign differ."""
 
-ADVANTAGE_CONSTANTS = AdvantageConstants(discount=0.75, trace=0.5, penalty=KL_COEFFICIENT)
+ADVANTAGE_CONSTANTS = AdvantageConstants(
+    discount=0.75, trace=0.5, penalty=KL_COEFFICIENT, buffer=8, overlong=0.5
+)
 """Constants of all estimators of advantages, as adapters configure them."""
 
 

@@ -55,6 +55,7 @@ REJECTED_TOKENS = "rejected_tokens"
 OF_ESTIMATORS = {
     Objective.GROUP_NORMALISED: _cases("split_groups"),
     Objective.GROUP_CENTRED: _cases("split_groups"),
+    Objective.OVERLONG: _cases("fibonacci_lengths"),
     Objective.MEAN_NORMALISED: _cases("split_groups"),
     Objective.LEAVE_ONE_OUT: _cases("split_groups"),
     Objective.OTHERS_NORMALISED: _cases("split_groups"),
@@ -107,6 +108,7 @@ WITHOUT_PAIRS = frozenset(
         *CORRECTIONS,
         Objective.GROUP_NORMALISED,
         Objective.GROUP_CENTRED,
+        Objective.OVERLONG,
         Objective.DISTILLED,
         Objective.MEAN_NORMALISED,
         Objective.LEAVE_ONE_OUT,

@@ -79,7 +79,7 @@ def is_traced(cell: MatrixCell) -> bool:
     if spec.poisoned is not None:
         return traced_metric(cell) is not None
     if spec.check is Check.ADVANTAGES:
-        return spec.metric is None
+        return spec.metric is None and spec.objective is not Objective.OVERLONG
     return spec.check in CHECKED and spec.objective not in UNTRACED
 
 

@@ -40,7 +40,9 @@ ROLLOUTS = Rollouts(
 )
 """Two samples of one prompt, the first with a masked token, and a third alone."""
 
-CONSTANTS = AdvantageConstants(discount=0.5, trace=0.5, penalty=0.25)
+CONSTANTS = AdvantageConstants(
+    discount=0.5, trace=0.5, penalty=0.25, buffer=4, overlong=2.0
+)
 ALL_TOKENS = EstimatorConventions(
     penalised=TokenSet.RESPONSE, rewarded=TokenSet.RESPONSE, whitened=TokenSet.RESPONSE
 )

@@ -40,6 +40,7 @@ from adapters.contract.batch.token_values import (
 )
 from adapters.contract.job import Column
 from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
@@ -54,7 +55,7 @@ from adapters.contract.objective import (
     Z_COEFFICIENT,
     Objective,
 )
-from reference.advantages import Rollouts
+from reference.advantages import Rollouts, overlong_penalties
 from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit, DivergenceEstimator
 from reference.controllers import AdaptiveCoefficient
 from reference.losses import divergences, value_losses
@@ -71,6 +72,11 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 _Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
+
+
+def length_limit(steps: Sequence[Step]) -> int:
+    """The most tokens that a response may have: no response ends there."""
+    return 1 + max(int(step.response_lengths.max()) for step in steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,6 +309,15 @@ class ProbedBatch(Sequences):
         pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)
         return np.concatenate([one if s.rewards is None else s.rewards for s, one in pairs])
 
+    @property
+    def shaped_rewards(self) -> NDArray[np.float64]:
+        """The reward of each sample that advantages are computed from."""
+        if self.objective is not Objective.OVERLONG:
+            return self.rewards
+        lengths = np.array([len(ids) for ids in self.responses])
+        penalties = overlong_penalties(lengths, length_limit(self.steps), ADVANTAGE_CONSTANTS)
+        return self.rewards - penalties
+
     @cached_property
     def values(self) -> list[NDArray[np.float64]]:
         """A critic's value of each token."""
@@ -312,7 +327,7 @@ class ProbedBatch(Sequences):
     def rollouts(self) -> Rollouts:
         """What advantages depend on, for the tokens of all steps, flat."""
         return Rollouts(
-            rewards=self.rewards,
+            rewards=self.shaped_rewards,
             groups=self.groups,
             trajectories=self.trajectories,
             rejected=np.array([self._is_rejected(index) for index in range(len(self.masks))]),
