@@ -65,6 +65,7 @@ class Objective(StrEnum):
     GROUP_NORMALISED = "group_normalised"
     GROUP_CENTRED = "group_centred"
     OVERLONG = "overlong"  # centred, of rewards less a penalty on long responses (DAPO)
+    WEIGHTED = "weighted"  # centred, of the weighted sum of several reward functions
     MEAN_NORMALISED = "mean_normalised"
     LEAVE_ONE_OUT = "leave_one_out"
     OTHERS_NORMALISED = "others_normalised"
@@ -195,6 +196,7 @@ OF_GROUPS = (
     Objective.GROUP_NORMALISED,
     Objective.GROUP_CENTRED,
     Objective.OVERLONG,
+    Objective.WEIGHTED,
     Objective.MEAN_NORMALISED,
     Objective.LEAVE_ONE_OUT,
     Objective.OTHERS_NORMALISED,

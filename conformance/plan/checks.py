@@ -56,6 +56,7 @@ OF_ESTIMATORS = {
     Objective.GROUP_NORMALISED: _cases("split_groups"),
     Objective.GROUP_CENTRED: _cases("split_groups"),
     Objective.OVERLONG: _cases("fibonacci_lengths"),
+    Objective.WEIGHTED: _cases("split_groups"),
     Objective.MEAN_NORMALISED: _cases("split_groups"),
     Objective.LEAVE_ONE_OUT: _cases("split_groups"),
     Objective.OTHERS_NORMALISED: _cases("split_groups"),
@@ -86,6 +87,7 @@ IRREGULAR = {
 
 LOGGED_OF_ROLLOUTS = {
     Objective.GROUP_CENTRED: (Metric.REWARD, Metric.ADVANTAGE),
+    Objective.WEIGHTED: (Metric.REWARD,),
     Objective.REINFORCE_PP: (Metric.DIVERGENCE,),
     Objective.REINFORCE_PP_BASELINE: (Metric.REFERENCE_LOG_PROB,),
     Objective.GAE: (Metric.RESPONSE_LENGTH, Metric.ADVANTAGE, Metric.VALUE),
@@ -109,6 +111,7 @@ WITHOUT_PAIRS = frozenset(
         Objective.GROUP_NORMALISED,
         Objective.GROUP_CENTRED,
         Objective.OVERLONG,
+        Objective.WEIGHTED,
         Objective.DISTILLED,
         Objective.MEAN_NORMALISED,
         Objective.LEAVE_ONE_OUT,
@@ -277,7 +280,8 @@ def _of_estimator(objective: Objective) -> Iterator[CheckSpec]:
     )
     yield replace(plain, cases=(*plain.cases, *IRREGULAR.get(objective, ())))
     for metric in LOGGED_OF_ROLLOUTS.get(objective, ()):
-        name = f"{objective}_{metric}" if metric is Metric.ADVANTAGE else metric
+        is_of_several = metric is Metric.ADVANTAGE or objective is Objective.WEIGHTED
+        name = f"{objective}_{metric}" if is_of_several else metric
         yield replace(plain, check=Check.ROLLOUTS, name=name, metric=metric)
     if objective is Objective.GROUP_NORMALISED:
         rejecting = replace(plain, check=Check.REJECTION, cases=_cases("rejected_siblings"))
