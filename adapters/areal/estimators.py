@@ -51,6 +51,12 @@ OF_REWARDS = {
         "overlong_penalty_factor": ADVANTAGE_CONSTANTS.overlong,
         "max_new_tokens": lambda job: length_limit(job.steps),
     },
+    Objective.COMPLETE: {
+        **OF_PROMPTS,
+        "reward_norm.std_level": None,
+        "mask_no_eos_with_zero": True,
+        "max_new_tokens": lambda job: length_limit(job.steps),
+    },
     Objective.LEAVE_ONE_OUT: {
         **OF_PROMPTS,
         "reward_norm.mean_leave1out": True,

@@ -240,8 +240,8 @@ AREAL = Framework(
             on the divergence from a reference policy
         overlong_reward_penalty, overlong_tokens, overlong_penalty_factor, max_new_tokens | long
             responses have smaller rewards
-        reward_scaling, reward_bias, mask_no_eos_with_zero, gae_lambda_kwargs | advantages |
-            advantages are given
+        mask_no_eos_with_zero | samples that are cut off are masked | no sample is
+        reward_scaling, reward_bias, gae_lambda_kwargs | advantages | advantages are given
         gae_timestep_unit | a step of GAE is a `token` or a `turn` | advantages are given
         kl_estimator | the divergence in rewards: `k1`, `k2` or `k3` | advantages are given
         temperature | what logits are divided by | it is 1

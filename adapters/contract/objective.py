@@ -65,6 +65,8 @@ class Objective(StrEnum):
     GROUP_NORMALISED = "group_normalised"
     GROUP_CENTRED = "group_centred"
     OVERLONG = "overlong"  # centred, of rewards less a penalty on long responses (DAPO)
+    # Centred, where samples that are cut off are masked: none of them is.
+    COMPLETE = "complete"
     WEIGHTED = "weighted"  # centred, of the weighted sum of several reward functions
     MEAN_NORMALISED = "mean_normalised"
     LEAVE_ONE_OUT = "leave_one_out"
@@ -196,6 +198,7 @@ OF_GROUPS = (
     Objective.GROUP_NORMALISED,
     Objective.GROUP_CENTRED,
     Objective.OVERLONG,
+    Objective.COMPLETE,
     Objective.WEIGHTED,
     Objective.MEAN_NORMALISED,
     Objective.LEAVE_ONE_OUT,
