@@ -19,7 +19,7 @@ from adapters.contract.objective import (
 )
 from adapters.engines import router
 from adapters.verl import departures
-from adapters.verl.corrections import CLIPPED, LOSS, OBJECTIVES, REJECTED
+from adapters.verl.corrections import ALL_CRITERIA, CLIPPED, LOSS, OBJECTIVES, REJECTED
 from adapters.verl.sizes import DIVIDED, BatchSizes, cut, divisor, mode_of_divisor
 from adapters.verl.teacher import OBJECTIVES as OF_TEACHER
 from reference.aggregation import (
@@ -101,7 +101,7 @@ VERL = Framework(
         Objective.GPG: {LOSS: "gpg"},
         Objective.DRO: {LOSS: "dro", "policy_loss.dro_beta": CONSTANTS.kl_penalty},
         Objective.REJECTION: REJECTED,
-        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **REJECTED},
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **ALL_CRITERIA},
         Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **REJECTED},
         **OBJECTIVES,
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
@@ -312,7 +312,8 @@ VERL = Framework(
             tokens, and of one step
         algorithm.rollout_correction.rollout_rs, algorithm.rollout_correction.rollout_rs_threshold,
             algorithm.rollout_correction.rollout_rs_threshold_lower | masks by the ratio to the
-            rollout policy | `token_k1`, and `seq_mean_k1` where whole samples are rejected
+            rollout policy | `token_k1`, and `seq_mean_k1` where whole samples are rejected;
+            in `rejection.off_policy` with all other criteria, which reject nothing there
         algorithm.rollout_correction.rollout_token_veto_threshold | sequences with a token of a
             small ratio are masked, before 0.7.1 | it is off
         algorithm.rollout_correction.bypass_mode, algorithm.rollout_correction.loss_type,
