@@ -55,5 +55,5 @@ class AdvantageConstants:
     discount: float
     trace: float
     penalty: float
-    buffer: int
+    buffer: float
     overlong: float
