@@ -14,8 +14,10 @@ the penalty on the divergence of token t from the reference policy, or from a te
     gae                 A_t = δ_t + γλ·A_{t+1}                   arXiv:1506.02438 (PPO)
                         where δ_t = ρ_t + γ·V_{t+1} - V_t
 
-After the last token G, A and V are 0. Advantages may then be whitened: the mean over the tokens of
-the whole batch is subtracted, and the result is divided by √(variance + 1e-8).
+r may be less by φ times the share that a response has used of the last C tokens before the limit of
+responses (arXiv:2503.14476, DAPO). After the last token G, A and V are 0. Advantages may then be
+whitened: the mean over the tokens of the whole batch is subtracted, and the result is divided by
+√(variance + 1e-8).
 `EstimatorConventions` has the choices: which tokens G and A pass through, skipping all others;
 which tokens have a penalty, a reward and a value; which ones are averaged for whitening; the
 divisors of the variances of whitening and of n rewards, the latter by default n - 1; ε; the sum of
@@ -172,6 +174,14 @@ def _entries(rollouts: Rollouts, compared: Compared) -> NDArray[np.int64]:
         longest = samples[tokens[samples].argmax()]
         entry[samples] = longest if compared is Compared.LONGEST_SAMPLES else samples[-1]
     return entry
+
+
+def overlong_penalties(
+    lengths: NDArray[np.int64], limit: int, constants: AdvantageConstants
+) -> Values:
+    """φ times the share of the last C tokens before a limit that responses have used: [N]."""
+    used: Values = np.clip(lengths - (limit - constants.buffer), 0, constants.buffer)
+    return constants.overlong * used / constants.buffer
 
 
 def group_normalised(

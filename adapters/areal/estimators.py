@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract.batch.probed_batch import length_limit
 from adapters.contract.objective import ADVANTAGE_CONSTANTS, Objective
 from reference.aggregation import EstimatorConventions, TokenSet
 
@@ -42,6 +43,20 @@ WITH_CRITIC = {**WHITENED, "gae_lambda": ADVANTAGE_CONSTANTS.trace}
 OF_REWARDS = {
     Objective.GROUP_NORMALISED: {**OF_PROMPTS, "reward_norm.std_level": "group"},
     Objective.GROUP_CENTRED: {**OF_PROMPTS, "reward_norm.std_level": None},
+    Objective.OVERLONG: {
+        **OF_PROMPTS,
+        "reward_norm.std_level": None,
+        "overlong_reward_penalty": True,
+        "overlong_tokens": ADVANTAGE_CONSTANTS.buffer,
+        "overlong_penalty_factor": ADVANTAGE_CONSTANTS.overlong,
+        "max_new_tokens": lambda job: length_limit(job.steps),
+    },
+    Objective.COMPLETE: {
+        **OF_PROMPTS,
+        "reward_norm.std_level": None,
+        "mask_no_eos_with_zero": True,
+        "max_new_tokens": lambda job: length_limit(job.steps),
+    },
     Objective.LEAVE_ONE_OUT: {
         **OF_PROMPTS,
         "reward_norm.mean_leave1out": True,

@@ -238,16 +238,16 @@ AREAL = Framework(
             | those of the default are run
         discount, gae_lambda, kl_ctl | advantages of returns or of a critic's values, with a penalty
             on the divergence from a reference policy
-        reward_scaling, reward_bias, overlong_reward_penalty,
-            overlong_tokens, overlong_penalty_factor, mask_no_eos_with_zero,
-            gae_lambda_kwargs | advantages | advantages are given
+        overlong_reward_penalty, overlong_tokens, overlong_penalty_factor, max_new_tokens | long
+            responses have smaller rewards
+        mask_no_eos_with_zero | samples that are cut off are masked | no sample is
+        reward_scaling, reward_bias, gae_lambda_kwargs | advantages | advantages are given
         gae_timestep_unit | a step of GAE is a `token` or a `turn` | advantages are given
         kl_estimator | the divergence in rewards: `k1`, `k2` or `k3` | advantages are given
         temperature | what logits are divided by | it is 1
         optimizer.gradient_clipping | the norm of the gradient | the gradient is read before it
         is_critic | a critic is trained | `other_losses.value` has values within `critic.eps_clip`
-        max_new_tokens, log_agent_stats, log_agent_stats_keys | rollouts, and their log | they are
-            given
+        log_agent_stats, log_agent_stats_keys | the log of rollouts | they are given
         """
     ),
     departures=parse_departures(

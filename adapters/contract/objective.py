@@ -64,6 +64,10 @@ class Objective(StrEnum):
     # The policy loss with a ratio of 1 and advantages that the framework computes from rewards.
     GROUP_NORMALISED = "group_normalised"
     GROUP_CENTRED = "group_centred"
+    OVERLONG = "overlong"  # centred, of rewards less a penalty on long responses (DAPO)
+    # Centred, where samples that are cut off are masked: none of them is.
+    COMPLETE = "complete"
+    WEIGHTED = "weighted"  # centred, of the weighted sum of several reward functions
     MEAN_NORMALISED = "mean_normalised"
     LEAVE_ONE_OUT = "leave_one_out"
     OTHERS_NORMALISED = "others_normalised"
@@ -77,6 +81,10 @@ class Objective(StrEnum):
     SFT = "sft"  # negative log-likelihood
     VALUE = "value"  # squared error of a critic, whose values are within the bound of clipping
     VALUE_CLIPPED = "value_clipped"  # the same with old values beyond the bound
+    # The divergence from a teacher alone, whose derivative is the log-ratio to it: half of its
+    # square, or, as the negative advantage of a policy loss, itself. All advantages are 0.
+    TEACHER = "teacher"
+    TEACHER_REWARD = "teacher_reward"
     ROUTER = "router"  # the losses that a mixture of experts adds itself: all advantages are 0
 
 
@@ -189,6 +197,9 @@ OF_TERMS = (Objective.COMBINED, Objective.REJECTION_COMBINED)
 OF_GROUPS = (
     Objective.GROUP_NORMALISED,
     Objective.GROUP_CENTRED,
+    Objective.OVERLONG,
+    Objective.COMPLETE,
+    Objective.WEIGHTED,
     Objective.MEAN_NORMALISED,
     Objective.LEAVE_ONE_OUT,
     Objective.OTHERS_NORMALISED,
@@ -200,6 +211,9 @@ OF_GROUPS = (
 
 OF_CRITIC = (Objective.VALUE, Objective.VALUE_CLIPPED)
 """Losses of a critic."""
+
+OF_TEACHER = (Objective.TEACHER, Objective.TEACHER_REWARD)
+"""Losses by the log-probabilities of a teacher."""
 
 OF_VALUES = (Objective.GAE, Objective.PENALISED_GAE)
 """Estimators of advantages with a critic's values."""
@@ -245,7 +259,9 @@ CONSTANTS = LossConstants(
 )
 """Constants of all policy losses, as adapters configure them: those of either sign differ."""
 
-ADVANTAGE_CONSTANTS = AdvantageConstants(discount=0.75, trace=0.5, penalty=KL_COEFFICIENT)
+ADVANTAGE_CONSTANTS = AdvantageConstants(
+    discount=0.75, trace=0.5, penalty=KL_COEFFICIENT, buffer=8, overlong=0.5
+)
 """Constants of all estimators of advantages, as adapters configure them."""
 
 

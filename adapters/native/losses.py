@@ -261,6 +261,19 @@ def truncated(log_ratios: torch.Tensor) -> torch.Tensor:
     return torch.exp(log_ratios).clamp(max=CONSTANTS.truncation)
 
 
+def teacher(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+    """Half of the squared log-ratios to a teacher."""
+    return (log_probs - packed.teacher_log_probs) ** 2 / 2
+
+
+def teacher_reward(
+    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+) -> torch.Tensor:
+    """Ratios of new to old policy, times the log-ratios to a teacher without their gradient."""
+    ratios = torch.exp(log_probs - packed.old_log_probs)
+    return ratios * (log_probs - packed.teacher_log_probs).detach()
+
+
 def likelihood(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
     """Negative log-likelihoods."""
     return -log_probs
@@ -294,6 +307,8 @@ POLICY_LOSSES: dict[Objective, LossFunction] = {
     Objective.GEO_MEAN: geo_mean,
     Objective.GPG: gpg,
     Objective.DRO: dro,
+    Objective.TEACHER: teacher,
+    Objective.TEACHER_REWARD: teacher_reward,
     Objective.TIS_TOKEN: tis_token,
     Objective.TIS_SEQUENCE: tis_sequence,
     Objective.SEQUENCE_MASKED: sequence_masked,

@@ -32,6 +32,7 @@ class TokenTensors:
     old_log_probs: torch.Tensor
     reference_log_probs: torch.Tensor
     rollout_log_probs: torch.Tensor
+    teacher_log_probs: torch.Tensor
     old_values: torch.Tensor
     returns: torch.Tensor
     mask: torch.Tensor
@@ -51,7 +52,6 @@ class SampleTensors(TokenTensors):
     """
 
     values: torch.Tensor
-    teacher_log_probs: torch.Tensor
     response_length: int
     reward: float
     group: int
@@ -118,6 +118,7 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         batch.old_log_probs,
         batch.reference_log_probs,
         batch.rollout_log_probs,
+        batch.teacher_log_probs,
         batch.old_values,
         batch.returns,
         batch.masks,
@@ -126,7 +127,6 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         batch.entropies,
         [np.ones(len(ids)) for ids in batch.responses],
         batch.values,
-        batch.teacher_log_probs,
     )
     samples = map(
         SampleTensors,

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.batch.formulas import ESTIMATORS
+from adapters.contract.batch.probed_batch import length_limit
 from adapters.contract.objective import KL_COEFFICIENT, OF_GROUPS, Metric, Objective
 from reference.advantages import VARIANCE_EPSILON
 from reference.aggregation import STD_EPSILON
@@ -51,6 +52,7 @@ class NativeEstimator(OverRanks):
         self.objective = job.objective
         self.distils = job.configuration.distils or self.objective is Objective.DISTILLED
         self.constants = ESTIMATORS[job.objective].constants
+        self.limit = length_limit(job.steps)
 
     def estimate(
         self, steps: list[list[SampleTensors]], held: torch.Tensor
@@ -105,8 +107,15 @@ class NativeEstimator(OverRanks):
         return found
 
     def reward(self, sample: SampleTensors) -> float:
-        """The reward of a sample in the statistics of its prompt."""
-        return sample.reward
+        """The reward of a sample in the statistics of its prompt, less its penalty."""
+        return sample.reward - self.overlong(sample)
+
+    def overlong(self, sample: SampleTensors) -> float:
+        """The penalty of a response that comes near the limit of its length."""
+        if self.objective is not Objective.OVERLONG:
+            return 0.0
+        left, buffer = self.limit - sample.response_length, self.constants.buffer
+        return self.constants.overlong * max(buffer - left, 0) / buffer
 
     def scored(self, siblings: list[SampleTensors]) -> list[SampleTensors]:
         """The samples of a prompt that have a reward."""

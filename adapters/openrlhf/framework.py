@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.probed_batch import ProbedBatch, length_limit
 from adapters.contract.description import Assumed, Documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting, Unsupported
@@ -154,6 +154,13 @@ OPENRLHF = Framework(
         Objective.ROUTER: {"--actor.aux_loss_coef": ROUTER_COEFFICIENT},
         Objective.GROUP_NORMALISED: {ESTIMATOR: "group_norm", **GROUPS},
         Objective.GROUP_CENTRED: {ESTIMATOR: "dr_grpo", **GROUPS},
+        Objective.OVERLONG: {
+            ESTIMATOR: "dr_grpo",
+            **GROUPS,
+            "--reward.overlong_buffer_len": ADVANTAGE_CONSTANTS.buffer,
+            "--reward.overlong_penalty_factor": ADVANTAGE_CONSTANTS.overlong,
+            "--rollout.max_new_tokens": lambda job: length_limit(job.steps),
+        },
         Objective.LEAVE_ONE_OUT: {ESTIMATOR: "rloo", **GROUPS},
         Objective.REINFORCE_PP: {ESTIMATOR: "reinforce", **DISCOUNTED, **PENALISED},
         Objective.REINFORCE_PP_BASELINE: {
@@ -278,8 +285,9 @@ OPENRLHF = Framework(
             looked at yet
         --algo.dynamic_filtering_enable, --algo.dynamic_filtering_range | groups of rewards out of a
             range are left out | it comes before a step
-        --reward.clip_range, --reward.overlong_buffer_len, --reward.stop_properly_penalty_coef |
-            rewards | they are given
+        --reward.overlong_buffer_len, --reward.overlong_penalty_factor, --rollout.max_new_tokens |
+            long responses have smaller rewards
+        --reward.clip_range, --reward.stop_properly_penalty_coef | rewards | they are given
         --critic.value_clip | clipping of a critic's values | those of `other_losses.value` are
             within the bound
         --critic.freezing_steps | when the actor is trained | it is

@@ -74,6 +74,11 @@ def rewards(completions: list[Any], reward: list[float | None], **_: Any) -> lis
     return reward
 
 
+def quarters(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
+    """Another one, which returns a quarter of it."""
+    return [None if one is None else one / 4 for one in reward]
+
+
 def tokenizer(end: int) -> Any:
     """A tokenizer of padding and the end of text, which decodes any other id to nothing."""
     from tokenizers import Tokenizer
@@ -159,11 +164,15 @@ class GeneratingTraining(Training):
     """One run of a trainer that generates."""
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """Add the policy, rewards and prompts."""
+        """Add the policy, rewards and prompts.
+
+        Half of a reward and twice its quarter are the reward.
+        """
+        is_weighted = self.job.objective is Objective.WEIGHTED
         return {
             **super().arguments(config),
             "model": policy(self.capacity, has_router=self.job.objective is Objective.ROUTER),
-            "reward_funcs": rewards,
+            "reward_funcs": [rewards, quarters] if is_weighted else rewards,
             "train_dataset": self._prompts(config),
         }
 

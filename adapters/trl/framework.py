@@ -199,6 +199,7 @@ GRPO = Framework(
         Objective.COMBINED: {**BONUS, **PENALTY},
         Objective.ROUTER: {"router_aux_loss_coef": ROUTER_COEFFICIENT},
         **grpo.SCALED,
+        Objective.WEIGHTED: {"scale_rewards": "none", "reward_weights": [0.5, 2.0]},
     },
     only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
     layout=GENERATIONS,
@@ -275,8 +276,9 @@ GRPO = Framework(
             entropy_target | how the coefficient changes | it is fixed
         off_policy_mask_threshold | sequences of negative advantages are masked
         scale_rewards | the standard deviation of a group | that of a `batch` is not run
-        reward_weights, multi_objective_aggregation | several reward functions |
-            `sum_then_normalize` and `normalize_then_sum` are not looked at yet
+        reward_weights | several reward functions
+        multi_objective_aggregation | what of several rewards is normalised | with
+            `sum_then_normalize`, the default; `normalize_then_sum` is not looked at yet
         vllm_importance_sampling_mode, vllm_importance_sampling_clip_max,
             vllm_importance_sampling_clip_min, use_vllm | truncated importance sampling, and masks
             by the ratio to the rollout policy

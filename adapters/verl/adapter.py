@@ -16,7 +16,7 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Option
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.objective import OF_TEACHER, Metric, Objective
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
@@ -25,6 +25,7 @@ from adapters.verl.departures import before_the_default_trainer
 from adapters.verl.framework import VERL
 from adapters.verl.importing import configured, module
 from adapters.verl.sizes import in_legacy_trainer, of_last_epoch
+from adapters.verl.teacher import loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,6 +94,8 @@ class VerlAdapter(Adapter):
             raise Unsupported("no log of rejection for several steps: it is logged once per batch")
         if job.objective is Objective.SFT and {*job.layout.options} & OF_PPO:
             raise Unsupported("no fine-tuning with ppo_epochs and trainer.use_v1, which are PPO's")
+        if job.objective in OF_TEACHER and in_legacy_trainer(job):
+            raise Unsupported("no teacher of the legacy trainer is driven")
         return self.framework.settings(job)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -168,7 +171,7 @@ def _configure_anew(role: str, worker: Any, config: Any) -> None:
     _set_micro_batches(engine, actor, prefix="ppo_")
     engine.infer_max_token_len_per_gpu = rollout.log_prob_max_token_len_per_gpu
     engine.infer_micro_batch_size_per_gpu = rollout.log_prob_micro_batch_size_per_gpu
-    worker.actor.set_loss_fn(partial(losses.ppo_loss, config=actor_config))
+    worker.actor.set_loss_fn(loss_of(config, actor_config))
 
 
 def _set_micro_batches(engine: Any, config: Any, prefix: str = "") -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import CONSTANTS, Objective
+from adapters.verl.importing import module
 from adapters.verl.sizes import batch_normalize
 
 if TYPE_CHECKING:
@@ -42,11 +43,27 @@ def _trained(step: Step) -> Iterator[NDArray[np.int64]]:
         yield tokens[step.mask_before_rejection[response]]
 
 
+def _criteria(job: Job) -> list[str]:
+    """All criteria of this version: the one that rejects, and those whose numbers are logged."""
+    helper = module("trainer.ppo.rollout_corr_helper")
+    others = {*getattr(helper, "SUPPORTED_ROLLOUT_RS_OPTIONS", ())} - {_criterion(job)}
+    return [_criterion(job), *sorted(others)]
+
+
+def _bounds(job: Job) -> str:
+    """The bounds of all criteria: no other one rejects anything."""
+    others = _criteria(job)[1:]
+    lax = ("1e-30_1e30" if criterion.endswith("k1") else "1e30" for criterion in others)
+    return ",".join(["0.5_2.0", *lax])
+
+
+REJECTION = "algorithm.rollout_correction.rollout_rs"
 # The lower bound on a ratio is then the reciprocal.
-REJECTED: Settings = {
-    **COMPARED,
-    "algorithm.rollout_correction.rollout_rs": _criterion,
-    "algorithm.rollout_correction.rollout_rs_threshold": 2.0,
+REJECTED: Settings = {**COMPARED, REJECTION: _criterion, f"{REJECTION}_threshold": 2.0}
+ALL_CRITERIA: Settings = {
+    **REJECTED,
+    REJECTION: lambda job: ",".join(_criteria(job)),
+    f"{REJECTION}_threshold": _bounds,
 }
 OF_LOSS = "policy_loss.rollout_correction"
 """The section of a loss that computes the correction itself."""

@@ -19,8 +19,9 @@ from adapters.contract.objective import (
 )
 from adapters.engines import router
 from adapters.verl import departures
-from adapters.verl.corrections import CLIPPED, LOSS, OBJECTIVES, REJECTED
+from adapters.verl.corrections import ALL_CRITERIA, CLIPPED, LOSS, OBJECTIVES, REJECTED
 from adapters.verl.sizes import DIVIDED, BatchSizes, cut, divisor, mode_of_divisor
+from adapters.verl.teacher import OBJECTIVES as OF_TEACHER
 from reference.aggregation import (
     AuxiliaryAggregation,
     Compared,
@@ -100,7 +101,7 @@ VERL = Framework(
         Objective.GPG: {LOSS: "gpg"},
         Objective.DRO: {LOSS: "dro", "policy_loss.dro_beta": CONSTANTS.kl_penalty},
         Objective.REJECTION: REJECTED,
-        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **REJECTED},
+        Objective.REJECTION_OFF_POLICY: {**CLIPPED, **ALL_CRITERIA},
         Objective.REJECTION_COMBINED: {**ENTROPY, **KL, **REJECTED},
         **OBJECTIVES,
         Objective.GROUP_NORMALISED: {ESTIMATOR: "grpo"},
@@ -111,6 +112,7 @@ VERL = Framework(
         Objective.PENALISED_GAE: {ESTIMATOR: "gae", **DISCOUNTED, **PENALISED, **CRITIC},
         Objective.VALUE: CRITIC,
         Objective.VALUE_CLIPPED: {**CRITIC, "critic.cliprange_value": CONSTANTS.value_clip},
+        **OF_TEACHER,
         Objective.SFT: {},
     },
     only_modes={Objective.GEO_MEAN: Mode.SAMPLE_MEAN, Objective.SFT: Mode.TOKEN_MEAN},
@@ -310,7 +312,8 @@ VERL = Framework(
             tokens, and of one step
         algorithm.rollout_correction.rollout_rs, algorithm.rollout_correction.rollout_rs_threshold,
             algorithm.rollout_correction.rollout_rs_threshold_lower | masks by the ratio to the
-            rollout policy | `token_k1`, and `seq_mean_k1` where whole samples are rejected
+            rollout policy | `token_k1`, and `seq_mean_k1` where whole samples are rejected;
+            in `rejection.off_policy` with all other criteria, which reject nothing there
         algorithm.rollout_correction.rollout_token_veto_threshold | sequences with a token of a
             small ratio are masked, before 0.7.1 | it is off
         algorithm.rollout_correction.bypass_mode, algorithm.rollout_correction.loss_type,
@@ -324,7 +327,26 @@ VERL = Framework(
             `other_losses.value` has that of the actor, as by default
         critic.cliprange_value | clipping of a critic's values | `other_losses.value` is inside the
             bound
-        distillation | a teacher's losses | they are not driven yet
+        distillation.enabled, distillation.nnodes,
+            distillation.teacher_models.teacher_model.model_path | a teacher's log-probabilities,
+            which are given
+        distillation.distillation_loss.loss_mode, distillation.distillation_loss.use_task_rewards,
+            distillation.distillation_loss.use_policy_gradient | the loss by a teacher | `k2` alone,
+            and `k1` as a reward besides task rewards of 0; `kl`, `abs`, `mse`, `low_var_kl` and
+            `k3` are reduced by the same lines, and `forward_kl_topk` is not run: cases have no
+            vocabulary
+        distillation.distillation_loss.distillation_loss_coef,
+            distillation.distillation_loss.policy_loss_mode,
+            distillation.distillation_loss.clip_ratio,
+            distillation.distillation_loss.clip_ratio_low,
+            distillation.distillation_loss.clip_ratio_high | the loss by a teacher as a reward |
+            those of the default are run, and no ratio is clipped
+        distillation.distillation_loss.topk, distillation.distillation_loss.log_prob_min_clamp,
+            distillation.distillation_loss.use_chunked_topk,
+            distillation.distillation_loss.chunked_topk_chunk_size | `forward_kl_topk` | it is not
+            run
+        distillation.distillation_loss.loss_max_clamp | a bound on each token's loss | it is off, as
+            by default
         """
     ),
     departures=departures.ALL_VERSIONS,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 module = modules_of("verl")
 
 ACTOR = "actor_rollout_ref.actor"
-SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "trainer")
+SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "distillation", "trainer")
 """Sections of verl's configuration; what does not begin with one of them is the actor's."""
 
 OF_CRITIC = {
@@ -128,7 +128,7 @@ def option_names(model_engine: str | None) -> Iterator[str]:
     for path in _paths(model_engine):
         name = path.removeprefix(f"{ACTOR}.")
         is_of_actor = name != path and ("." not in name or name.startswith("policy_loss."))
-        if is_of_actor or path.startswith("algorithm."):
+        if is_of_actor or path.startswith(("algorithm.", "distillation.distillation_loss.")):
             yield name
     algorithms = module("trainer.ppo.core_algos")
     yield from (

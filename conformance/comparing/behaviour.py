@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 TOKENS = 1000
 """More tokens than a step of the corpus has, for the bound on sums."""
 
+GONE = "no longer logged, or no longer moved by any value"
+NEW = "newly logged, or newly moved by values"
 GRADIENT = "gradient"
 """What the changed number is called that is no logged one."""
 
@@ -93,7 +95,10 @@ class BehaviourChange:
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names that are logged no longer, and those that are new."""
+        """The names that are logged no longer, and those that are new.
+
+        A number that no value of a batch moves is not looked at: it may still be logged.
+        """
         old, new = (
             {name for pair in self.pairs for name in _behaviours(pair)[side].logged}
             for side in (0, 1)
@@ -128,7 +133,7 @@ def said(found: BehaviourChange) -> Iterator[str]:
     for one in numbers:
         old, new = one.values
         yield f"`{one.name}` is {new:.6g} instead of {old:.6g} in {_extent(one)}"
-    for words, names in zip(("no longer logged", "newly logged"), found.names, strict=True):
+    for words, names in zip((GONE, NEW), found.names, strict=True):
         if names:
             yield f"{words}: {', '.join(names)}"
 

@@ -116,14 +116,26 @@ class Law:
 def with_other_values(job: Job) -> Job:
     """The job with other values at every token and sample: what stays the same is a count.
 
-    Rewards keep their signs, by which some counts and lengths choose samples.
+    Rewards keep their signs, by which some counts and lengths choose samples. Where tokens are
+    rejected, one more is, of a sample that had none.
     """
     return _with_rows(job, _other_values)
 
 
 def _other_values(rows: Rows) -> Rows:
-    others = _other_rewards(rows)
+    others = _one_more_rejected(_other_rewards(rows))
     return [replace(row, name=row.name + 1, tokens=row.tokens + 1) for row in others]
+
+
+def _one_more_rejected(rows: Rows) -> Rows:
+    """Rows of which some have rejected tokens, with one more in a sample that has several."""
+    kept = [row.mask.sum() > 1 and np.array_equal(row.mask, row.original_mask) for row in rows]
+    if not any(kept) or all(np.array_equal(row.mask, row.original_mask) for row in rows):
+        return rows
+    index = kept.index(True)
+    mask = rows[index].mask.copy()
+    mask[np.flatnonzero(mask)[-1]] = False
+    return [*rows[:index], replace(rows[index], mask=mask), *rows[index + 1 :]]
 
 
 def _other_rewards(rows: Rows) -> Rows:
@@ -226,13 +238,14 @@ def masked_token_last(rows: Rows) -> Rows:
 
 
 def _with_masked_token(rows: Rows, place_in: Callable[[Row], int]) -> Rows:
-    """One more masked token in the sample with most active ones, with values of its own.
+    """One more masked token in the longest response of those with active ones, with its own values.
 
-    It has no advantage, which some frameworks are given as its reward.
+    Where rows are padded to one width, all others have more padding. It has no advantage, which
+    some frameworks are given as its reward.
     """
-    counts = [int(row.mask.sum()) for row in rows]
-    index = int(np.argmax(counts))
-    if not counts[index]:
+    lengths = [len(row.mask) if row.mask.any() else 0 for row in rows]
+    index = int(np.argmax(lengths))
+    if not lengths[index]:
         return rows
     row, place = rows[index], place_in(rows[index])
     longer = replace(

@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
     OF_CRITIC,
+    OF_TEACHER,
     POLICY_LOSSES,
     WITH_REJECTION,
     Metric,
@@ -54,6 +55,9 @@ REJECTED_TOKENS = "rejected_tokens"
 OF_ESTIMATORS = {
     Objective.GROUP_NORMALISED: _cases("split_groups"),
     Objective.GROUP_CENTRED: _cases("split_groups"),
+    Objective.OVERLONG: _cases("fibonacci_lengths"),
+    Objective.COMPLETE: _cases("split_groups"),
+    Objective.WEIGHTED: _cases("split_groups"),
     Objective.MEAN_NORMALISED: _cases("split_groups"),
     Objective.LEAVE_ONE_OUT: _cases("split_groups"),
     Objective.OTHERS_NORMALISED: _cases("split_groups"),
@@ -84,6 +88,7 @@ IRREGULAR = {
 
 LOGGED_OF_ROLLOUTS = {
     Objective.GROUP_CENTRED: (Metric.REWARD, Metric.ADVANTAGE),
+    Objective.WEIGHTED: (Metric.REWARD,),
     Objective.REINFORCE_PP: (Metric.DIVERGENCE,),
     Objective.REINFORCE_PP_BASELINE: (Metric.REFERENCE_LOG_PROB,),
     Objective.GAE: (Metric.RESPONSE_LENGTH, Metric.ADVANTAGE, Metric.VALUE),
@@ -101,10 +106,14 @@ WITHOUT_PAIRS = frozenset(
         Objective.REJECTION_COMBINED,
         Objective.SFT,
         *OF_CRITIC,
+        *OF_TEACHER,
         *POLICY_LOSSES,
         *CORRECTIONS,
         Objective.GROUP_NORMALISED,
         Objective.GROUP_CENTRED,
+        Objective.OVERLONG,
+        Objective.COMPLETE,
+        Objective.WEIGHTED,
         Objective.DISTILLED,
         Objective.MEAN_NORMALISED,
         Objective.LEAVE_ONE_OUT,
@@ -273,7 +282,8 @@ def _of_estimator(objective: Objective) -> Iterator[CheckSpec]:
     )
     yield replace(plain, cases=(*plain.cases, *IRREGULAR.get(objective, ())))
     for metric in LOGGED_OF_ROLLOUTS.get(objective, ()):
-        name = f"{objective}_{metric}" if metric is Metric.ADVANTAGE else metric
+        is_of_several = metric is Metric.ADVANTAGE or objective is Objective.WEIGHTED
+        name = f"{objective}_{metric}" if is_of_several else metric
         yield replace(plain, check=Check.ROLLOUTS, name=name, metric=metric)
     if objective is Objective.GROUP_NORMALISED:
         rejecting = replace(plain, check=Check.REJECTION, cases=_cases("rejected_siblings"))
@@ -332,7 +342,7 @@ CHECK_SPECS = (
     *chain.from_iterable(map(_of_estimator, OF_ESTIMATORS)),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=OF_LOSSES)
-        for objective in (Objective.SFT, Objective.VALUE_CLIPPED, Objective.VALUE)
+        for objective in (*OF_TEACHER, Objective.SFT, Objective.VALUE_CLIPPED, Objective.VALUE)
     ),
     _metric(Metric.VALUE_LOSS, Objective.VALUE, (*OF_LOSSES, *_cases("nine_samples"))),
 )

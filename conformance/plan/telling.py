@@ -40,7 +40,7 @@ WORDS = {
     Check.REJECTION: r"reject|rollout_log|\btis\b|icepop|mismatch|importance|veto|staleness",
     Check.ADVANTAGES: r"advantage|\bgae\b|reward|return|whiten|normali[sz]|baseline|rloo|discount",
     Check.ROLLOUTS: r"rollout|response_length|reward|advantage",
-    Check.OTHER_LOSSES: r"value|critic|\bsft\b",
+    Check.OTHER_LOSSES: r"value|critic|\bsft\b|distill|teacher",
 }
 """Words of changed lines that each check can tell something of."""
 

@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
+    OF_TEACHER,
     Metric,
     Objective,
 )
@@ -42,8 +43,9 @@ CHECKED = frozenset(
 )
 """Checks of sums over tokens, in gradients and in logs, also of unusual configurations."""
 
-UNTRACED = frozenset({Objective.ROUTER, *FROM_REWARDS})
-"""The losses of a router, no sum over tokens, and those whose advantages are traced instead."""
+UNTRACED = frozenset({Objective.ROUTER, *OF_TEACHER, *FROM_REWARDS})
+"""The losses of a router, no sum over tokens, those by a teacher, and those whose advantages are
+traced instead."""
 
 COLUMNS: dict[Metric | Objective, Column] = {
     Metric.POLICY_LOSS: Column.ADVANTAGES,
@@ -77,7 +79,7 @@ def is_traced(cell: MatrixCell) -> bool:
     if spec.poisoned is not None:
         return traced_metric(cell) is not None
     if spec.check is Check.ADVANTAGES:
-        return spec.metric is None
+        return spec.metric is None and spec.objective is not Objective.OVERLONG
     return spec.check in CHECKED and spec.objective not in UNTRACED
 
 

@@ -143,6 +143,9 @@ DERIVATIVES = {
 ADVANTAGES = {
     Objective.GROUP_NORMALISED: _NORMALISED,
     Objective.GROUP_CENTRED: _CENTRED,
+    Objective.OVERLONG: f"{_CENTRED}, rewards less a penalty on the length",
+    Objective.COMPLETE: _CENTRED,
+    Objective.WEIGHTED: f"{_CENTRED}, rewards being weighted sums",
     Objective.MEAN_NORMALISED: f"{_CENTRED}, divided by this mean{{epsilon}}",
     Objective.LEAVE_ONE_OUT: f"{_CENTRED}, times n / (n - 1)",
     Objective.OTHERS_NORMALISED: (

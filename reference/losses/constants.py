@@ -50,8 +50,10 @@ class LossConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConstants:
-    """The constants of advantages (`reference.advantages`): γ, λ and β."""
+    """The constants of advantages (`reference.advantages`): γ, λ, β, C and φ."""
 
     discount: float
     trace: float
     penalty: float
+    buffer: float
+    overlong: float

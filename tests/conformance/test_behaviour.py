@@ -102,8 +102,8 @@ def test_names_that_come_and_go_are_told() -> None:
     told = [*said(BehaviourChange(OLD, version(WITH_ENTROPY)))]
     back = [*said(BehaviourChange(version(WITH_ENTROPY), OLD))]
 
-    assert told[-1] == "newly logged: entropy"
-    assert back[-1] == "no longer logged: entropy"
+    assert told[-1] == "newly logged, or newly moved by values: entropy"
+    assert back[-1] == "no longer logged, or no longer moved by any value: entropy"
 
 
 def test_a_difference_says_what_changed() -> None:

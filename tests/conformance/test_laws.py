@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from adapters.contract import Job, Layout, Observation, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.logged import LOGGED
-from adapters.contract.objective import Objective
+from adapters.contract.objective import WITH_REJECTION, Objective
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.weights import Judgement
@@ -127,7 +127,7 @@ MASKED_TOKENS = {"masked_token_first", "masked_token_within", "masked_token_last
 WRONG = {
     of_products: {*MASKED_TOKENS, "masked_twins"},
     of_samples: {"masked_twins"},
-    of_padded_width: {"longer_prompt", "masked_twins"},
+    of_padded_width: {*MASKED_TOKENS, "longer_prompt", "masked_twins"},
     of_first_sample: {"sample_order"},
     of_largest_id: {"other_ids", "masked_twins"},
     of_micro_batches_added: {"cut"},
@@ -241,6 +241,25 @@ def test_other_values_are_other_at_every_token_and_leave_the_masks() -> None:
     assert (np.concatenate(before.entropies) != np.concatenate(after.entropies)).all()
     assert (before.rewards != after.rewards).all()
     assert np.concatenate(before.masks).tolist() == np.concatenate(after.masks).tolist()
+
+
+def test_where_tokens_are_rejected_other_values_reject_one_more() -> None:
+    """Else nothing would move a fraction of rejected tokens."""
+    of_rejection = next(spec for spec in LAWFUL if spec.objective in WITH_REJECTION)
+    job = replace(JOB, objective=of_rejection.objective, steps=of_rejection.cases[0].steps)
+    before, after = ProbedBatch.of(job), ProbedBatch.of(with_other_values(job))
+
+    kept = [int(np.concatenate(batch.masks).sum()) for batch in (before, after)]
+    assert kept[0] - kept[1] == 1
+    assert np.array_equal(*map(np.concatenate, (before.original_masks, after.original_masks)))
+
+
+@pytest.mark.parametrize("name", MASKED_TOKENS)
+def test_one_more_masked_token_makes_all_other_rows_shorter_than_the_longest(name: str) -> None:
+    before, after = STEP.response_lengths, LAWS[name].changed(JOB).steps[0].response_lengths
+
+    assert after.max() == before.max() + 1
+    assert int((after != before).sum()) == 1
 
 
 def test_a_plan_looks_at_each_law_with_each_kind_of_numbers() -> None:

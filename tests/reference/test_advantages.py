@@ -40,7 +40,7 @@ ROLLOUTS = Rollouts(
 )
 """Two samples of one prompt, the first with a masked token, and a third alone."""
 
-CONSTANTS = AdvantageConstants(discount=0.5, trace=0.5, penalty=0.25)
+CONSTANTS = AdvantageConstants(discount=0.5, trace=0.5, penalty=0.25, buffer=4, overlong=2.0)
 ALL_TOKENS = EstimatorConventions(
     penalised=TokenSet.RESPONSE, rewarded=TokenSet.RESPONSE, whitened=TokenSet.RESPONSE
 )
@@ -93,6 +93,13 @@ def test_std_of_a_group_is_one_of_two_and_of_one_sample_0(deviation: Deviation, 
 
     normalised = 1 / (std + 1e-6)
     assert found.tolist() == [-normalised] * 3 + [normalised] * 2 + [0]
+
+
+def test_a_response_is_penalised_for_what_it_has_of_the_last_tokens_before_the_limit() -> None:
+    """Of a limit of 9 tokens the last 4 are penalised, by 2 if all are used."""
+    penalties = advantages.overlong_penalties(np.array([3, 5, 6, 9, 12]), 9, CONSTANTS)
+
+    assert penalties.tolist() == [0, 0, 0.5, 2, 2]
 
 
 def test_reward_is_at_the_last_token_of_the_set() -> None:

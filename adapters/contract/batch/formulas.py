@@ -78,6 +78,9 @@ WITHOUT_PENALTY = replace(ADVANTAGE_CONSTANTS, penalty=0.0)
 ESTIMATORS = {
     Objective.GROUP_NORMALISED: AdvantageEstimator(raw=advantages.group_normalised),
     Objective.GROUP_CENTRED: AdvantageEstimator(raw=advantages.group_centred),
+    Objective.OVERLONG: AdvantageEstimator(raw=advantages.group_centred),
+    Objective.COMPLETE: AdvantageEstimator(raw=advantages.group_centred),
+    Objective.WEIGHTED: AdvantageEstimator(raw=advantages.group_centred),
     Objective.MEAN_NORMALISED: AdvantageEstimator(raw=advantages.mean_normalised),
     Objective.LEAVE_ONE_OUT: AdvantageEstimator(raw=advantages.leave_one_out),
     Objective.OTHERS_NORMALISED: AdvantageEstimator(raw=advantages.others_normalised),

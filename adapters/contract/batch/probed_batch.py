@@ -40,12 +40,14 @@ from adapters.contract.batch.token_values import (
 )
 from adapters.contract.job import Column
 from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
     KL_COEFFICIENT,
     OF_LOG_PROBS,
     OF_ROLLOUT_RATIOS,
+    OF_TEACHER,
     OF_THE_ROLLOUT_POLICY,
     OFF_POLICY,
     ONE_ADVANTAGE,
@@ -53,7 +55,7 @@ from adapters.contract.objective import (
     Z_COEFFICIENT,
     Objective,
 )
-from reference.advantages import Rollouts
+from reference.advantages import Rollouts, overlong_penalties
 from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit, DivergenceEstimator
 from reference.controllers import AdaptiveCoefficient
 from reference.losses import divergences, value_losses
@@ -70,6 +72,11 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 _Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
+
+
+def length_limit(steps: Sequence[Step]) -> int:
+    """The most tokens that a response may have: no response ends there."""
+    return 1 + max(int(step.response_lengths.max()) for step in steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +178,9 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def teacher_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of a teacher."""
+        """Log-probabilities of a teacher, none equal to the policy's where it is the loss."""
+        if self.objective in OF_TEACHER:
+            return self.reference_log_probs
         return [-log_ratios for log_ratios in self.by_name(LOG_RATIOS)]
 
     @cached_property
@@ -220,6 +229,8 @@ class ProbedBatch(Sequences):
             return value_losses.value_clipped(self.value_tokens, CONSTANTS.value_clip)
         if self.objective in (Objective.KL, Objective.ADAPTIVE_KL):
             return KL_COEFFICIENT * self.divergence_derivatives
+        if self.objective in OF_TEACHER:
+            return -np.concatenate(self.teacher_log_probs)
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
@@ -298,6 +309,15 @@ class ProbedBatch(Sequences):
         pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)
         return np.concatenate([one if s.rewards is None else s.rewards for s, one in pairs])
 
+    @property
+    def shaped_rewards(self) -> NDArray[np.float64]:
+        """The reward of each sample that advantages are computed from."""
+        if self.objective is not Objective.OVERLONG:
+            return self.rewards
+        lengths = np.array([len(ids) for ids in self.responses])
+        penalties = overlong_penalties(lengths, length_limit(self.steps), ADVANTAGE_CONSTANTS)
+        return self.rewards - penalties
+
     @cached_property
     def values(self) -> list[NDArray[np.float64]]:
         """A critic's value of each token."""
@@ -307,7 +327,7 @@ class ProbedBatch(Sequences):
     def rollouts(self) -> Rollouts:
         """What advantages depend on, for the tokens of all steps, flat."""
         return Rollouts(
-            rewards=self.rewards,
+            rewards=self.shaped_rewards,
             groups=self.groups,
             trajectories=self.trajectories,
             rejected=np.array([self._is_rejected(index) for index in range(len(self.masks))]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adapters.contract.objective import Objective
+from adapters.contract.objective import OF_TEACHER, Objective
 
 # Advantages, cycled over the tokens of a batch: every sample has several signs and sizes.
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
@@ -63,8 +63,14 @@ OLD_VALUES = np.array([0.5, -0.5, 0.125, -0.625, 0.375, 0.21875])
 bound of clipping, and one is between it and the lower bound of ratios. All are so small that the
 sign of a return alone decides whether its loss is clipped, at half of the return too."""
 
-WITHOUT_POLICY_LOSS = (Objective.ENTROPY, Objective.KL, Objective.ADAPTIVE_KL, Objective.ROUTER)
-"""Objectives without a policy loss: a term alone, or the losses of a router."""
+WITHOUT_POLICY_LOSS = (
+    Objective.ENTROPY,
+    Objective.KL,
+    Objective.ADAPTIVE_KL,
+    Objective.ROUTER,
+    *OF_TEACHER,
+)
+"""Objectives without a policy loss: a term alone, or the losses of a router or by a teacher."""
 
 PADDING_VALUE = 2.0
 """A critic's value of padding, which a framework must not read."""

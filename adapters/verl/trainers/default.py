@@ -22,6 +22,7 @@ from adapters.toolkit.worlds import of_all_ranks
 from adapters.verl.framework import GIVEN, VERL
 from adapters.verl.importing import module
 from adapters.verl.sizes import of_last_epoch
+from adapters.verl.teacher import distillation_of
 from adapters.verl.trainers.rollouts import ModelOutputs, queue_of
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _trainer(config: Any, job: Job, queue: MemoryQueue, actor: ActorGroup) -> An
         checkpoint_manager=SimpleNamespace(sleep_replicas=lambda: None),
         reward_loop_manager=SimpleNamespace(reward_loop_worker_handles=[]),
         resource_pool_manager=SimpleNamespace(get_n_gpus=lambda: job.layout.world_size),
-        distillation_config=None,
+        distillation_config=distillation_of(config),
         actor_rollout_wg=actor,
         ref_policy_wg=actor,
         _rollout_moe_lb_metrics_accumulator=None,

@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
-from adapters.contract.objective import FROM_REWARDS, OF_CRITIC
+from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_TEACHER
 from adapters.toolkit.probe import by_token_id
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def queue_of(batch: ProbedBatch, job: Job) -> MemoryQueue:
         f"{index}_0_0": _row(batch, index, group)
         for index, group in enumerate(batch.groups.tolist())
     }
+    if job.objective in OF_TEACHER:
+        _add_teacher(rows, ModelOutputs(batch, job))
     tags = {key: _tag(row) for key, row in rows.items()}
     if len(job.steps) > 1:
         tags = {key: tag | {"seq_len": 1} for key, tag in tags.items()}
@@ -74,6 +76,15 @@ def _row(batch: ProbedBatch, index: int, group: int) -> dict[str, Any]:
         "uid": str(group),
         "num_turns": GENERATED["num_turns"],
     }
+
+
+def _add_teacher(rows: dict[str, dict[str, Any]], given: ModelOutputs) -> None:
+    """Add a teacher's log-probabilities, [sequence, 1], each at the position before its token."""
+    ids = _stacked([row["input_ids"] for row in rows.values()])
+    of_rows = given.of_positions(given.batch.teacher_log_probs, ids).unbind()
+    for row, values in zip(rows.values(), of_rows, strict=True):
+        row["teacher_logprobs"] = values.float().unsqueeze(-1)
+        row["teacher_ids"] = row["input_ids"].int().unsqueeze(-1)
 
 
 def token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:
