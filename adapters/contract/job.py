@@ -135,6 +135,13 @@ class Paint(NamedTuple):
     id: int | None = None
 
 
+class Defaults(StrEnum):
+    """How a job gets the values that the framework documents as defaults of its loss's options."""
+
+    LEFT_OUT = "left_out"
+    TYPED = "typed"
+
+
 class Place(StrEnum):
     """Where poison stands in a column."""
 
@@ -176,6 +183,8 @@ class Job:
     poison: Poison | None = None
     attached: Column | None = None
     """The column whose values have a gradient, as of a model that was not run without one."""
+    defaults: Defaults | None = None
+    """How options with a documented default get it; None if they have the values of all jobs."""
     painted: Paint | None = None
     """What alone has a value."""
     is_recorded: bool = False
