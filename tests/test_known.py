@@ -41,8 +41,12 @@ IN_OLDER_REPORTS = {
     ("areal", "selected_micro_batch"),
     ("tunix", "denominators_per_micro_batch_of_all_ranks"),
     ("roll", "unexplained"),
+    ("roll", "step_skipped"),
+    ("roll", "crashed"),
+    ("skyrl", "another_default"),
 }
-"""Known of versions whose reports are not the newest, or of findings of a cause of another name."""
+"""Known of versions whose reports are not the newest, of findings of a cause of another name, or of
+checks and cases that the newest reports were made without."""
 
 
 def test_what_the_newest_reports_say_is_known() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.areal.estimators import OF_ACTIVE_TOKENS, OF_REWARDS, group_size
-from adapters.contract.description import Assumed, Documented, parse_departures
+from adapters.contract.description import Assumed, Documented, documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, parse_options
 from adapters.contract.job import Setting
 from adapters.contract.layout import Option
@@ -191,6 +191,17 @@ AREAL = Framework(
         "rejected_rewards": Assumed(Rejected.COUNTED),
         "lone_reward": Assumed(Lone.ZERO),
     },
+    defaults=documented(
+        "docs/en/cli_reference.md, PPOActor Configuration",
+        {
+            "eps_clip": 0.2,
+            "sapo_tau_pos": 1.0,
+            "sapo_tau_neg": 1.05,
+            "discount": 1.0,
+            "gae_lambda": 1.0,
+            "kl_ctl": 0.1,
+        },
+    ),
     options=parse_options(
         """
         loss_aggregation, loss_aggregation_divisor | the mode, and its divisor

@@ -79,6 +79,15 @@ class FixedMode:
     place: str
 
 
+@dataclass(frozen=True)
+class DefaultValue:
+    """What an option is if a user does not set it, documented and by a version's configuration."""
+
+    option: str
+    documented: Documented[Any]
+    actual: object
+
+
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """The features of a loaded framework, as found by inspecting it.
@@ -113,6 +122,8 @@ class Description:
     # Modes in which its documents promise to train any ordinary step, each with the place: there a
     # refusal is wrong, elsewhere it is listed.
     promised: Mapping[Mode, str] = field(default_factory=dict)
+    # Of the objectives with options whose defaults are documented, these options.
+    defaults: Mapping[Objective, tuple[DefaultValue, ...]] = field(default_factory=dict)
     # Mistakes of the catalogue, by name, that are how this version counts on purpose, each with the
     # words for it: finding one is advice.
     deliberate: Mapping[str, Convention] = field(default_factory=dict)
@@ -155,6 +166,11 @@ class Documented(Generic[Value]):
 
     value: Value
     where: str
+
+
+def documented(where: str, values: Mapping[str, Any]) -> dict[str, Documented[Any]]:
+    """Values by name that one place states."""
+    return {name: Documented(value, where) for name, value in values.items()}
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import Departure, Description
-from adapters.contract.job import Depth, Job, Unsupported
+from adapters.contract.description import DefaultValue, Departure, Description
+from adapters.contract.job import Defaults, Depth, Job, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.logged import LOGGED
 from adapters.contract.objective import OFF_POLICY, Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from adapters.contract.description import Convention, FixedMode
+    from adapters.contract.description import Convention, Documented, FixedMode
     from adapters.contract.job import Configuration, FaultInjection, Setting
     from reference.aggregation import Aggregation
 
@@ -101,6 +101,8 @@ class Framework:
     permits: Mapping[str, str] = field(default_factory=dict)
     deliberate: Mapping[str, Convention] = field(default_factory=dict)
     fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
+    defaults: Mapping[str, Documented[Any]] = field(default_factory=dict)
+    """The value that each option is documented to have if a user does not set it."""
     options: tuple[OptionRow, ...] = ()
     departures: tuple[Departure, ...] = ()
     largest_tp: int = 1
@@ -151,9 +153,25 @@ class Framework:
             "permits": self.permits,
             "deliberate": self.deliberate,
             "fixed_modes": self.fixed_modes,
+            "defaults": {
+                objective: tuple(
+                    DefaultValue(name, self.defaults[name], default(name)) for name in names
+                )
+                for objective, names in self.with_defaults.items()
+            },
             "departures": self.departures,
         }
         return Description(**of_record | loaded)
+
+    @property
+    def with_defaults(self) -> dict[Objective, list[str]]:
+        """The options with documented defaults, each by the first objective that sets it."""
+        left, found = {*self.defaults}, {}
+        for objective, chosen in self.objectives.items():
+            if names := [name for name in chosen if name in left]:
+                found[objective] = names
+                left -= {*names}
+        return found
 
     def narrowed(self, has: Callable[[Settings], bool]) -> Framework:
         """Returns the record of a version, with nothing to choose that needs an option it lacks.
@@ -194,6 +212,10 @@ class Framework:
 
         Options with their default values are left out, and what the objective's base has too.
         """
+
+        def usual(name: str) -> object:
+            return self.defaults[name].value if name in self.defaults else default(name)
+
         clipped = self.objectives.get(Objective.OFF_POLICY, {})
         chosen: dict[str, Settings] = {
             **{_kind(mode): one for mode, one in reversed([*self.modes.values()])},
@@ -203,7 +225,7 @@ class Framework:
             },
             **{part: one for parts, one in self.layout.items() for part in parts.split()},
         }
-        typed = {name: _typed(one, default) for name, one in chosen.items()}
+        typed = {name: _typed(one, usual) for name, one in chosen.items()}
         return {name: text for name, text in typed.items() if text}
 
     def settings(self, job: Job) -> dict[str, Any]:
@@ -220,6 +242,7 @@ class Framework:
             of_rejection,
             self.objectives.get(job.objective, {}),
             *self._of_configuration(job.configuration),
+            self._of_defaults(job),
         ):
             merged |= chosen
         values = {name: one(job) if callable(one) else one for name, one in merged.items()}
@@ -245,6 +268,13 @@ class Framework:
     def _of_configuration(self, configuration: Configuration) -> list[Settings]:
         asked = configuration.settings
         return [one.settings for what, one in self.configurations.items() if what in asked]
+
+    def _of_defaults(self, job: Job) -> Settings:
+        if job.defaults is None:
+            return {}
+        is_typed = job.defaults is Defaults.TYPED
+        names = self.with_defaults[job.objective]
+        return {name: self.defaults[name].value if is_typed else "" for name in names}
 
     def reported(
         self, logs: Sequence[Mapping[str, float]]

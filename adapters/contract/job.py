@@ -171,6 +171,13 @@ def mark(rank: int, index: int) -> int:
     return MARKS * (1 + rank) + index
 
 
+class Defaults(StrEnum):
+    """How a job gets the values that the framework documents as defaults of its loss's options."""
+
+    LEFT_OUT = "left_out"
+    TYPED = "typed"
+
+
 class Place(StrEnum):
     """Where poison stands in a column."""
 
@@ -212,6 +219,8 @@ class Job:
     poison: Poison | None = None
     attached: Column | None = None
     """The column whose values have a gradient, as of a model that was not run without one."""
+    defaults: Defaults | None = None
+    """How options with a documented default get it; None if they have the values of all jobs."""
     painted: Paint | None = None
     """What alone has a value."""
     replaced: Replacement | None = None

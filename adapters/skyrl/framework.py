@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adapters.contract.description import Assumed, Documented, parse_departures
+from adapters.contract.description import Assumed, Documented, documented, parse_departures
 from adapters.contract.framework import Framework, StandIn, parse_options
 from adapters.contract.job import FaultInjection, Setting
 from adapters.contract.layout import Option
@@ -71,6 +71,8 @@ PERMITTED = {
     " which tell users to set max_seq_len in every mode"
 }
 """Rules of other frameworks whose opposite SkyRL states."""
+
+CONFIG_PAGE = "docs/content/docs/configuration/config.mdx, Algorithm Configuration"
 
 SKYRL = Framework(
     title="SkyRL",
@@ -187,6 +189,32 @@ SKYRL = Framework(
         "of_returns": Assumed(AT_THE_LAST_TOKEN),
         "of_values": Assumed(AT_THE_LAST_TOKEN),
         "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN, tokens=TokenSet.RESPONSE)),
+    },
+    defaults={
+        **documented(
+            CONFIG_PAGE,
+            {
+                "eps_clip_low": 0.2,
+                "eps_clip_high": 0.2,
+                "clip_ratio_c": 3.0,
+                "value_clip": 0.2,
+                "sapo.tau_pos": 1.0,
+                "sapo.tau_neg": 1.05,
+                "kl_cov.kl_cov_frac": 0.2,
+                "kl_cov.ppo_kl_coef": 1.0,
+                "off_policy_correction.token_tis_ratio_clip_high": 2.0,
+                "off_policy_correction.sequence_tis_ratio_clip_high": 5.0,
+                "off_policy_correction.geo_mask_low": 0.99,
+                "off_policy_correction.geo_mask_high": 1.01,
+                "off_policy_correction.product_mask_low": 0.5,
+                "off_policy_correction.product_mask_high": 2.0,
+            },
+        ),
+        **documented(
+            "skyrl/train/config/config.py (CISPOConfig: bounds of 0 and 5, which are 1 - low and"
+            " 1 + high)",
+            {"cispo.cispo_eps_clip_low": 1.0, "cispo.cispo_eps_clip_high": 4.0},
+        ),
     },
     options=parse_options(
         """

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from adapters.contract.batch.altered import PAINTED, SELECTED, Attached, elsewhere
 from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
+from adapters.contract.training import TRAINING
 from adapters.toolkit.worlds import of_all_ranks
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class ForwardPasses(Recorder["NDArray[np.int64]"]):
     def note(self, ids: torch.Tensor) -> None:
         """Record a forward pass of the adapter's model, if it is for training."""
         if torch.is_grad_enabled():
+            TRAINING.note_pass()
             self.append(ids.detach().cpu().numpy().reshape(-1))
 
 

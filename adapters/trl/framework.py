@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import Assumed, Documented, parse_departures
+from adapters.contract.description import Assumed, Documented, documented, parse_departures
 from adapters.contract.framework import Configurable, Framework, Settings, parse_options
 from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
@@ -256,6 +256,16 @@ GRPO = Framework(
         "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         **grpo.ASSUMED,
     },
+    defaults=documented(
+        f"{CONFIG} (docstring of GRPOConfig)",
+        {
+            "epsilon": 0.2,
+            "sapo_temperature_pos": 1.0,
+            "sapo_temperature_neg": 1.05,
+            "vllm_importance_sampling_mode": "sequence_mask",
+            "vllm_importance_sampling_clip_max": 3.0,
+        },
+    ),
     options=parse_options(
         """
         loss_type | the mode, and the policy loss | left out, `arguments`; `luspo` with

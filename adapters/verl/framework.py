@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from adapters.contract.description import Assumed, Documented, FixedMode
+from adapters.contract.description import Assumed, Documented, FixedMode, documented
 from adapters.contract.framework import Configurable, Framework, Settings, parse_options
 from adapters.contract.job import Setting
 from adapters.contract.layout import Option
@@ -222,6 +222,26 @@ VERL = Framework(
             "metrics of the policy loss are means over micro-batches, padding-only ones included"
         ),
     },
+    defaults=documented(
+        "docs/ascend_tutorial/dev_guide/model_dev/parameter_and_metrics.md",
+        {
+            "clip_ratio_low": 0.2,
+            "clip_ratio_high": 0.2,
+            "clip_ratio_c": 3.0,
+            "tau_pos": 1.0,
+            "tau_neg": 1.05,
+            "kl_loss_coef": 0.001,
+            "policy_loss.clip_cov_lb": 1.0,
+            "policy_loss.clip_cov_ub": 5.0,
+            "policy_loss.kl_cov_ratio": 0.0002,
+            "policy_loss.ppo_kl_coef": 0.1,
+            "critic.cliprange_value": 0.5,
+            "algorithm.gamma": 1.0,
+            "algorithm.lam": 1.0,
+            "algorithm.kl_ctrl.kl_coef": 0.001,
+            "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+        },
+    ),
     options=parse_options(
         """
         loss_agg_mode | the mode | with other divisors `seq-mean-token-sum-norm`, and with one over

@@ -77,6 +77,18 @@ ROLLOUTS = (
         ),
     ),
     Case(
+        name="groups_of_one",
+        catches="a batch without any group: as many prompts as samples",
+        source="ROLL's docs for REINFORCE and TOPR, with one sample for each prompt",
+        steps=(
+            _step(
+                "111 11 1 1101 11111 11 111 01",
+                [0.7, 0.1, 1, 0.4, 0.2, 0.9, 0.3, 0.5],
+                groups="01234567",
+            ),
+        ),
+    ),
+    Case(
         name="several_samples",
         catches="statistics over samples where a rollout of several samples counts once",
         source="miles pull request 2369: rewards are normalised over rollouts",

@@ -75,6 +75,9 @@ class Check(StrEnum):
     LAWS = "laws"
     """Gradients and all logged numbers of two steps that differ in what must not matter."""
 
+    DEFAULTS = "defaults"
+    """Documented default values: those of the configuration, and gradients with them."""
+
     SHARDING = "sharding"
     """The tokens that each rank trains on."""
 

@@ -118,13 +118,17 @@ def verdict_alone(measurements: Sequence[Measurement], error_of: ErrorOf, _: Wro
 
 def _judged(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Those that can be wrong: a skipped step without active tokens cannot."""
-    return [one for one in measurements if not one.context.is_skipped or one.expected.any()]
+    return [
+        one for one in measurements if not one.context.is_skipped or one.context.step.mask.any()
+    ]
 
 
 def _worst(measurements: Sequence[Measurement], error_of: ErrorOf, wrong: Wrong) -> Judgement:
     worst, judged = Judgement(verdict=Verdict.CONFORMS), _judged(measurements)
     for one in judged:
-        error = error_of(one)
+        # Where all advantages are 0, a skipped step has the right gradient by accident.
+        is_lost = one.context.is_skipped and one.is_per_token
+        error = None if is_lost else error_of(one)
         if error is None or not error <= one.tolerance:
             elsewhere = any(each.context is one.context and each.observed.any() for each in judged)
             worst = replace(

@@ -171,6 +171,9 @@ class CheckSpec:
     law: Law | None = None
     """The change that must not matter."""
 
+    is_of_defaults: bool = False
+    """Whether options that its objective sets elsewhere have their defaults."""
+
     def takes(self, case: Case) -> bool:
         """Whether a case tells something here; of one that is not of the corpus, its masks say."""
         if case in ALL_CASES:
@@ -182,7 +185,7 @@ class CheckSpec:
     def is_looked_at_once(self) -> bool:
         """Whether it is looked at on one layout or two, and not wherever its objective is."""
         is_altered = self.poisoned is not None or self.attached is not None
-        return is_altered or self.law is not None
+        return is_altered or self.law is not None or self.is_of_defaults
 
     @property
     def is_of_gradient(self) -> bool:
@@ -469,7 +472,20 @@ LAWFUL = tuple(
 """Each law with every kind of numbers that it is about; those of one objective share steps."""
 
 
-ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED, *LAWFUL)
+DEFAULTED = tuple(
+    CheckSpec(
+        check=Check.DEFAULTS,
+        name=objective,
+        objective=objective,
+        cases=(usual_case(objective),),
+        is_of_defaults=True,
+    )
+    for objective in Objective
+)
+"""Each objective, for records of frameworks that document defaults of its options."""
+
+
+ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED, *LAWFUL, *DEFAULTED)
 
 
 def check_spec(slug: str) -> CheckSpec:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Job, Layout
-from adapters.contract.job import Column, Configuration
+from adapters.contract.job import Column, Configuration, Defaults
 from adapters.contract.objective import WITH_REJECTION, Objective
 from conformance.findings.finding import GENERATED
 from conformance.findings.verdict import Check
@@ -41,7 +41,7 @@ class MatrixCell:
     def job_id(self) -> str:
         """Names what runs for the cell; cells of one name share a job."""
         plain = f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
-        if self.spec.attached or self.spec.law:
+        if self.spec.attached or self.spec.law or self.spec.is_of_defaults:
             return f"{plain}/{self.spec.slug}"
         return f"{plain}/{self.spec.poisoned}" if self.spec.poisoned else plain
 
@@ -66,6 +66,7 @@ class MatrixCell:
             configuration=Configuration(distils=self.spec.attached is Column.TEACHER_LOG_PROBS),
             poison=self.spec.poisoned,
             attached=self.spec.attached,
+            defaults=Defaults.LEFT_OUT if self.spec.is_of_defaults else None,
         )
 
 

@@ -15,6 +15,7 @@ from conformance.findings.verdict import Check
 from conformance.plan.checks import (
     ATTACHED,
     CHECK_SPECS,
+    DEFAULTED,
     LAWFUL,
     POISONED,
     CheckSpec,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from adapters.contract import Adapter
+    from adapters.contract.objective import Objective
     from conformance.plan.quick import Combination
 
 
@@ -74,6 +76,9 @@ class Plan:
     mode_of_advantages: Mode = Mode.SAMPLE_MEAN
     """The only mode in which advantages are looked at, as no mode changes them."""
 
+    with_defaults: frozenset[Objective] = frozenset()
+    """The objectives with options whose defaults the framework documents."""
+
     fills_up: bool = False
     """Whether steps may have fewer samples than all ranks have micro-batches."""
 
@@ -119,6 +124,7 @@ class Plan:
             cells += [
                 *self._altered_cells(),
                 *self._lawful_cells(),
+                *self._default_cells(),
                 *self._startup_cells(),
                 *self._log_cells(),
                 *self._generated_cells(),
@@ -235,6 +241,19 @@ class Plan:
             for mode in [spec.law.mode or self.mode_of_advantages]
             if mode in self.aggregations
             for layout in [*filter(spec.law.fits, by_size)][:1]
+            for case in spec.cases
+            if self._runs(case, layout)
+        ]
+
+    def _default_cells(self) -> list[MatrixCell]:
+        """In one mode, each on the smallest layout."""
+        if self.depth is not Depth.STEP:
+            return []
+        layout = min(self.layouts, key=lambda one: (one.world_size, one.micro_batches != 1))
+        return [
+            self._cell(self.mode_of_advantages, case, layout, spec)
+            for spec in DEFAULTED
+            if spec.objective in self.with_defaults
             for case in spec.cases
             if self._runs(case, layout)
         ]

@@ -3,6 +3,9 @@
 An adapter is made for some versions of its framework. Where another version asks a stub for an
 attribute that it lacks, or has no option of a name that the adapter sets, the framework did nothing
 wrong: this version is not driven.
+
+A refusal comes before training. Where a micro-batch of the job has been trained already, an error
+in words breaks the step off, often over rows that the framework added itself.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from adapters.contract import Adapter
+from adapters.contract.training import TRAINING
 from adapters.toolkit.imports import is_stub
 from conformance.findings.sanitize import sanitize, sanitized_traceback
 from conformance.findings.verdict import Verdict
@@ -148,7 +152,8 @@ def _verdict(error: BaseException, stack: _Stack) -> Verdict:
         return Verdict.NOT_DRIVEN
     if _asked_too_much(error, stack):
         return Verdict.NOT_DRIVEN
-    return Verdict.REFUSED if _is_deliberate(error, stack) else Verdict.CRASHED
+    is_refusal = _is_deliberate(error, stack) and not TRAINING.has_begun
+    return Verdict.REFUSED if is_refusal else Verdict.CRASHED
 
 
 def _asked_too_much(error: BaseException, stack: _Stack) -> bool:

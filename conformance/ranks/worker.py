@@ -22,6 +22,7 @@ from adapters.contract.batch.altered import painting
 from adapters.contract.batch.probed_batch import AlteredBatch
 from adapters.contract.logged import LOGGED
 from adapters.contract.objective import Objective
+from adapters.contract.training import TRAINING
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import preload
 from conformance.ranks.blame import blame
@@ -95,6 +96,7 @@ def _forget_output() -> None:
 
 
 def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
+    TRAINING.begin()
     try:
         with painting(job.painted):
             if job.is_recorded:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.contract.batch.formulas import estimator_conventions
-from adapters.contract.job import DEFAULT_CONFIGURATION, Column, Place
+from adapters.contract.job import DEFAULT_CONFIGURATION, Column, Defaults, Place
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_ROLLOUTS,
@@ -30,6 +30,7 @@ from conformance.judging.altered import (
     judge_poisoned_crash,
 )
 from conformance.judging.conventions import judge_by_conventions
+from conformance.judging.defaults import judge_defaults
 from conformance.judging.gradients import (
     judge_advantages,
     judge_combined,
@@ -85,6 +86,8 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
             return judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
         case MatrixCell() if cell.spec.law:
             return judge_law(cell, jobs.outcome(cell), jobs, partial(judge_outcome, jobs=jobs))
+        case MatrixCell() if cell.spec.is_of_defaults:
+            return judge_default_step(cell, jobs)
         case MatrixCell() if cell.spec.attached:
             return judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
     return judge_outcome(cell, jobs.outcome(cell), jobs)
@@ -144,11 +147,17 @@ def judge_outcome(
         return unjudged(Verdict.NOT_DRIVEN, _not_read(cell))
     judgement = named_after_option(judgement, cell.job, description)
     judgement = _but_for_rescaling(judgement, cell.job, jobs)
-    if not cell.spec.is_of_gradient:
-        return judgement
+    return (
+        _with_behaviour(judgement, cell, outcome, jobs) if cell.spec.is_of_gradient else judgement
+    )
+
+
+def _with_behaviour(
+    judgement: Judgement, cell: MatrixCell, outcome: Ran, jobs: SharedJobs
+) -> Judgement:
     is_logging = any(one.logged for one in outcome.observations)
     names = jobs.steady_numbers(cell.job) if is_logging else ()
-    given = behaviour(cell.job, outcome.observations, description, names)
+    given = behaviour(cell.job, outcome.observations, jobs.description, names)
     return replace(judgement, behaviour=given)
 
 
@@ -242,6 +251,22 @@ def judge_poison(
     if isinstance(outcome, Declined) or outcome.verdict is not Verdict.CRASHED:
         return unjudged(Verdict(outcome.verdict), outcome.message)
     return judge_poisoned_crash(spec, outcome, jobs.description)
+
+
+def judge_default_step(cell: MatrixCell, jobs: SharedJobs) -> Judgement:
+    """Whether a step without options is that with their documented defaults."""
+    left_out = jobs.outcome(cell)
+    typed = jobs.run(replace(cell.job, defaults=Defaults.TYPED))
+    for outcome in (left_out, typed):
+        if not isinstance(outcome, Ran):
+            place = outcome.place if isinstance(outcome, Crashed) else None
+            return _not_trained(cell, outcome, place, jobs.description)
+    assert isinstance(left_out, Ran)
+    assert isinstance(typed, Ran)
+    judgement = judge_defaults(
+        cell.job, left_out.observations, typed.observations, jobs.description
+    )
+    return _with_behaviour(judgement, cell, left_out, jobs)
 
 
 def judge_no_gradient(job: Job, outcome: Ran | Declined | Crashed, jobs: SharedJobs) -> Judgement:

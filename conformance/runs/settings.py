@@ -98,6 +98,7 @@ class Settings:
             examples=examples,
             seed=seed,
             mode_of_advantages=mode_of_advantages(chosen, aggregations),
+            with_defaults=frozenset(chosen.framework.with_defaults if chosen.framework else ()),
             fills_up=chosen.fills_up,
             case=None if case_file is None else case_files.load(case_file),
         )

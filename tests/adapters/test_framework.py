@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from adapters.contract import Job, Layout, Option, Unsupported
-from adapters.contract.description import Description
+from adapters.contract.description import DefaultValue, Description, documented
 from adapters.contract.framework import (
     Configurable,
     Framework,
@@ -15,7 +15,7 @@ from adapters.contract.framework import (
     nested,
     parse_options,
 )
-from adapters.contract.job import Configuration, Setting
+from adapters.contract.job import Configuration, Defaults, Setting
 from adapters.contract.objective import Metric, Objective
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
@@ -78,6 +78,28 @@ def test_configuration_comes_last_and_an_empty_text_leaves_an_option_out() -> No
 
     assert RECORD.settings(configured) == {"lr": 0.0, "batch.number": 2, "batch.size": 3}
     assert described().configurations == {Setting.MODE: ("per_token",), Setting.BATCH_SIZE: ()}
+
+
+def test_documented_defaults_are_left_out_or_typed_by_the_first_objective_that_sets_them() -> None:
+    whole = {"loss.clip_c": 3.0, "loss.reject": "token", "loss.other": 1}
+    record = replace(
+        RECORD,
+        objectives={**RECORD.objectives, Objective.GSPO: {"loss.clip_c": 3.0}},
+        defaults=documented("a page", whole),
+    )
+    clipped = job(objective=Objective.DUAL_CLIP)
+    typed = replace(clipped, defaults=Defaults.TYPED)
+    found = record.description(lambda _: True, (), {"loss.clip_c": 2.0}.get)
+
+    assert record.with_defaults == {
+        Objective.DUAL_CLIP: ["loss.clip_c"],
+        Objective.REJECTION: ["loss.reject"],
+    }
+    assert record.settings(typed) == record.settings(clipped)
+    assert "loss.clip_c" not in record.settings(replace(typed, defaults=Defaults.LEFT_OUT))
+    assert found.defaults[Objective.DUAL_CLIP] == (
+        DefaultValue("loss.clip_c", record.defaults["loss.clip_c"], 2.0),
+    )
 
 
 def test_record_of_a_version_has_nothing_to_choose_that_needs_an_option_it_lacks() -> None:

@@ -8,6 +8,7 @@ from adapters.contract.objective import Objective
 from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
 from conformance.comparing.diff import difference
+from conformance.comparing.refused import newly_refused, no_longer_refused
 from conformance.findings.finding import Behaviour, Diagnosis, Finding
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
@@ -132,6 +133,23 @@ def advising(*names: str) -> Report:
         for one in OLD.findings
     ]
     return Report.assemble(HEADER, findings, Selection(selected=len(findings), deselected=0))
+
+
+def test_refusals_that_come_and_go_are_told_once() -> None:
+    first, *_, third = sorted(STEPS)
+    why = "ValueError: 3 samples are no multiple of 2"
+    refused = {"verdict": Verdict.REFUSED, "message": f"{why}\nrank 0 raised", "behaviour": None}
+    findings = [one.model_copy(update=refused if one.id != third else {}) for one in OLD.findings]
+    found = Selection(selected=len(findings), deselected=0)
+    refusing = Report.assemble(HEADER, findings, found)
+
+    assert [*newly_refused(difference(OLD, refusing))] == [
+        f"refused now: {first} and 1 more: {why}"
+    ]
+    assert [*no_longer_refused(difference(refusing, OLD))] == [
+        f"no longer refused: {first} and 1 more: {why}"
+    ]
+    assert not [*newly_refused(difference(refusing, refusing))]
 
 
 def test_advice_that_comes_and_goes_is_told_once() -> None:

@@ -212,6 +212,8 @@ def test_corpus_has_no_step_in_which_rounding_hides_a_mistake(objective: Objecti
     for case in IRREGULAR[objective]:
         of_case = estimate(objective, case)
         sizes = np.abs(of_case.advantages)
+        if case.name == "groups_of_one":  # all are 0
+            continue
         bound = ratio_bound("float32", len(sizes)) * (sizes + of_case.rounding)
         typical = np.median(bound) / np.median(sizes[sizes > 0])
         assert typical < (1e-1 if case.name == "large_rewards" else 1e-3)

@@ -14,6 +14,7 @@ from tests.drifting.adapter import (
     OURS,
     DriftingAdapter,
     Refusing,
+    RefusingAfterAMicroBatch,
     RefusingOnOneRank,
     RefusingTooLate,
 )
@@ -89,10 +90,11 @@ def test_a_deliberate_error_is_a_refusal_that_fails_nothing(tmp_path: Path) -> N
         (Refusing(), Verdict.REFUSED),
         (RefusingOnOneRank(), Verdict.REFUSED),
         (RefusingTooLate(), Verdict.CRASHED),
+        (RefusingAfterAMicroBatch(), Verdict.CRASHED),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_refusal_is_one_unless_other_ranks_have_made_the_step(
+def test_a_refusal_is_one_unless_some_of_the_step_has_been_made(
     adapter: Adapter, verdict: Verdict
 ) -> None:
     with RankPool(adapter, None, size=2, time_limit=LIMIT) as pool:

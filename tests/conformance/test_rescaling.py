@@ -19,10 +19,11 @@ import torch
 from adapters.contract import Description, Job, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import ADVANTAGES
-from adapters.contract.objective import Metric
+from adapters.contract.objective import Metric, Objective
 from adapters.toolkit.probe import GradientReader
 from conformance import cli
 from conformance.findings.verdict import Verdict
+from conformance.judging.gradients import judge_advantages
 from conformance.judging.metrics import judge_logged
 from conformance.judging.rescaling import trial
 from conformance.judging.weights import judge_weights
@@ -213,6 +214,16 @@ def test_skipped_step_with_active_tokens_is_a_mismatch_of_that_name() -> None:
     assert judgement.diagnosis.name == "step_skipped"
     assert "4 active tokens are not trained on" in judgement.diagnosis.explanation
     assert judgement.clues.explanations == [[["policy_loss/step_skipped"]]]
+
+
+def test_a_skipped_step_is_no_step_whose_advantages_are_all_0() -> None:
+    step = replace(ONE, rewards=np.array([0.5, 0.5]), groups=np.array([0, 0]))
+    given = replace(job(step), objective=Objective.GROUP_NORMALISED)
+    trained = Observation(token_weights=(np.zeros(4),))
+    skipped = replace(trained, skipped_steps=frozenset({0}))
+
+    assert judge_advantages(given, [trained], Description()).verdict is Verdict.CONFORMS
+    assert judge_advantages(given, [skipped], Description()).diagnosis.name == "step_skipped"
 
 
 def test_nan_that_is_logged_of_a_skipped_step_has_the_same_cause() -> None:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from adapters.contract import Description, Job, Observation, Rank
 from adapters.native.adapter import NativeAdapter
 from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.probe import ForwardPasses
 from tests.drifting import framework
 
 
@@ -193,6 +194,15 @@ class RefusingOnOneRank(Refusing):
     def observe(self, job: Job, rank: Rank) -> Observation:
         if rank.index:
             return NativeAdapter.observe(self, job, rank)
+        return super().observe(job, rank)
+
+
+class RefusingAfterAMicroBatch(Refusing):
+    """Both ranks have trained a micro-batch, and the error is over the second."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        for ids in torch.arange(4).split(2):
+            ForwardPasses().note(ids)
         return super().observe(job, rank)
 
 

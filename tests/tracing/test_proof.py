@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from adapters.contract import Depth, Job, Layout
-from adapters.contract.job import Configuration, Operand, Replacement
+from adapters.contract.job import Configuration
 from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import MatrixCell
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from conformance.runs.check import judge_outcome
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing.proof import Prover

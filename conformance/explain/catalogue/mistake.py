@@ -181,6 +181,7 @@ known(
         "masked_values_read": "values of masked tokens change other numbers",
         "masked_values_crash": "a step crashes because of values of masked tokens",
         "never_made": "a batch that the framework itself never produces crashes",
+        "another_default": "an option's default is another than documented",
         "not_logged": "a number that this version logs for other steps is missing",
         "unexplained": "no known mistake explains it",
     },

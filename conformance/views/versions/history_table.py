@@ -14,6 +14,7 @@ from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, said
 from conformance.comparing.cause_changes import Fate, cause_changes, difference_in_common
 from conformance.comparing.diff import ChangeKind, difference
+from conformance.comparing.refused import newly_refused, no_longer_refused
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.badness import failure
 from conformance.findings.sanitize import printable
@@ -172,13 +173,14 @@ def _changes(rows: Sequence[Row]) -> Iterator[list[CauseChange]]:
 
 
 def _behaviours(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Yields advice and numbers that differ from those of the last complete run before."""
+    """Yields refusals, advice and numbers that differ from the last complete run before."""
     for row, last in zip(rows, _complete_before(rows), strict=True):
         if row.report is None or last is None:
             yield []
         else:
-            advice = advised.said(difference_in_common(last, row.report))
-            yield [*advice, *said(BehaviourChange(last, row.report))]
+            found = difference_in_common(last, row.report)
+            refusals = [*newly_refused(found), *no_longer_refused(found)]
+            yield [*refusals, *advised.said(found), *said(BehaviourChange(last, row.report))]
 
 
 def _complete_before(rows: Sequence[Row]) -> Iterator[Report | None]:

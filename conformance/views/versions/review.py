@@ -13,6 +13,7 @@ from adapters.toolkit.source import SHORT
 from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
 from conformance.comparing.cause_changes import Fate
+from conformance.comparing.refused import no_longer_refused
 from conformance.explain.conditions.findings import NEGATIVE
 from conformance.explain.conditions.wording import OBJECTIVES
 from conformance.explain.reach import options
@@ -88,6 +89,7 @@ def _lines(found: Reviewed, changed: Collection[str]) -> Iterator[str]:
     yield from (f"as it may: {words}" for words in _refused(found.declined, found))
     if same:
         yield f"as before: {same} cause{'s' if same > 1 else ''}"
+    yield from no_longer_refused(found.difference)
     yield from advised.said(found.difference)
     yield from said(behaviour(found))
     known = found.difference.old.new_options or ()

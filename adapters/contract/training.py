@@ -1,0 +1,27 @@
+"""Whether a job has trained anything yet, which tells a refusal from a step that breaks off."""
+
+from __future__ import annotations
+
+
+class Training:
+    """Counts the forward passes of a job that are for training."""
+
+    def __init__(self) -> None:
+        self._passes = 0
+
+    def begin(self) -> None:
+        """Begin a job, of which nothing is trained yet."""
+        self._passes = 0
+
+    def note_pass(self) -> None:
+        """Count a forward pass, whose backward pass comes before the next one."""
+        self._passes += 1
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a micro-batch has been trained, before the one that the job is at."""
+        return self._passes > 1
+
+
+TRAINING = Training()
+"""That of this process, which trains one job at a time."""
