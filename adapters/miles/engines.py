@@ -17,10 +17,11 @@ from adapters.contract.job import Depth, Job, Observation, PendingReduction, Ref
 from adapters.contract.layout import Layout, Option, grids
 from adapters.engines.shells import cuts
 from adapters.miles import driving
-from adapters.miles.driving import decline_in_fetch, engine, import_miles, module
+from adapters.miles.driving import engine, import_miles, module
 from adapters.miles.framework import (
     FSDP,
     KEEPERS,
+    LOG_PROBS,
     LOSSES,
     MEGATRON,
     STATED,
@@ -32,6 +33,7 @@ from adapters.slime_family.driving import (
     LOG,
     OBJECT_STORE,
     actor,
+    decline_in_fetch,
     of_single_samples,
     of_steps,
     replace_advantages,
@@ -63,7 +65,7 @@ class MilesMegatronAdapter(MegatronAdapter):
     tree = ("miles",)
 
     framework = MEGATRON
-    log_probs = "backends.training_utils.loss_hub.logit_processors"
+    log_probs = LOG_PROBS
     losses, keepers, stated = LOSSES, KEEPERS, STATED
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
@@ -76,7 +78,7 @@ class MilesMegatronAdapter(MegatronAdapter):
         self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
         actors = self.module("backends.megatron_utils.actor")
         actors.ray = OBJECT_STORE
-        decline_in_fetch(actors)
+        decline_in_fetch(actors, actors.MegatronTrainRayActor)
         # Older versions exchange a critic's values here, between processes; they are given.
         actors.sync_actor_critic_data = lambda *_: None
 
@@ -106,19 +108,14 @@ class MilesMegatronAdapter(MegatronAdapter):
             self.join(self.arguments(driving.ALONE))
             return driving.aggregate(entries)
 
-    def join(self, args: Any) -> None:
-        """Initialise miles' state from Megatron's process groups, as its actor does."""
-        from megatron.core import mpu
+    def join(self, args: Any, chunks: Sequence[Any] | None = None) -> None:
+        """Initialise miles' state as well where functions look for it."""
+        driving.share(super().join(args, chunks))
 
-        parallel = self.module("backends.megatron_utils.parallel")
-        parallel.get_args = lambda: args
-        mpu.get_data_parallel_group_gloo = mpu.get_data_parallel_group  # gloo already
-        create = parallel.create_megatron_parallel_state
-        groups = {}
-        if "indep_dp" in inspect.signature(create).parameters:
-            group_info = self.module("utils.ft_utils.process_group_utils").GroupInfo
-            groups["indep_dp"] = group_info(0, 1, None)
-        self.module("backends.training_utils.parallel").set_parallel_state(create(**groups))
+    def other_groups(self) -> Mapping[str, Any]:
+        """One group of replicas that train apart, in versions that have them."""
+        replicas = self.found("utils.ft_utils.process_group_utils:GroupInfo")
+        return {"indep_dp": replicas(0, 1, None)} if replicas else {}
 
 
 class MilesFsdpAdapter(LineageAdapter):
@@ -158,7 +155,7 @@ class MilesFsdpAdapter(LineageAdapter):
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
         # It reads server options, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
-        decline_in_fetch(engine("actor"))
+        decline_in_fetch(engine("actor"), engine("actor").FSDPTrainRayActor)
 
     def bare_parser(self) -> argparse.ArgumentParser:
         """A parser of no options: miles' own has them all."""
@@ -237,8 +234,7 @@ def _join(args: Any, rank: Rank) -> None:
         distributed.GLOO_GROUP = None  # the previous world's
         distributed.init_gloo_group()
         rank.cache["parallel_state"] = engine("parallel").create_fsdp_parallel_state(args)
-    parallel = module("backends.training_utils.parallel")
-    parallel.set_parallel_state(rank.cache["parallel_state"])
+    driving.share(rank.cache["parallel_state"])
 
 
 def _actor(args: Any, trained: Policy) -> Any:

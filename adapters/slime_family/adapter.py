@@ -6,7 +6,6 @@ identifiers in that code, or if an option's documentation says so.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from abc import abstractmethod
@@ -57,7 +56,7 @@ class LineageAdapter(Adapter):
     framework: ClassVar[Framework] = FAMILY
 
     depths: ClassVar[frozenset[Depth]] = frozenset(Depth)
-    losses: ClassVar[str]  # the module of loss functions
+    losses: ClassVar[tuple[str, ...]]  # the module of loss functions, by version
     keepers: ClassVar[tuple[str, ...]]
     """Functions that may enforce rules of configurations and logs, in the order of their calls."""
     stated: ClassVar[Mapping[str, str]] = {}
@@ -75,9 +74,9 @@ class LineageAdapter(Adapter):
     def bare_parser(self) -> argparse.ArgumentParser:
         """A parser of the options that are not the framework's own."""
 
-    def module(self, path: str) -> Any:
-        """A module of the framework."""
-        return importlib.import_module(f"{self.package}.{path}")
+    def module(self, *paths: str) -> Any:
+        """A module of the framework, by the paths that it has had, newest first."""
+        return importing.home(self.package, *paths)
 
     def found(self, path: str) -> Any:
         """A module, or what is in one, as in ``utils.data:Sample``; None if a version lacks it."""
@@ -100,7 +99,7 @@ class LineageAdapter(Adapter):
 
     def missing(self) -> set[Objective]:
         """The objectives that the framework does not have, although their options exist."""
-        return without_critic(self.module(self.losses))
+        return without_critic(self.module(*self.losses))
 
     def describe(self) -> Description:
         """Describe the framework by the options of its argument parser."""
