@@ -5,14 +5,20 @@ from __future__ import annotations
 import inspect
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Assumed, Depth, Job, Layout, LogEntry
+from adapters.contract import Assumed, Depth, Documented, Job, Layout, LogEntry
 from adapters.contract.objective import Objective
 from adapters.miles.framework import LOG_PROBS, LOSSES, TRAIN_DATA
 from adapters.slime_family import driving, importing, user_code
-from adapters.slime_family.adapter import conventions, sample_unit, without_critic
+from adapters.slime_family.adapter import (
+    OF_TRAINED_TOKENS,
+    conventions,
+    sample_unit,
+    without_critic,
+)
 from adapters.slime_family.driving import LOG, OBJECT_STORE
 from adapters.slime_family.framework import TOGETHER
 from adapters.slime_family.user_code import CpUtils
@@ -25,7 +31,6 @@ from reference.step import Sample, Step
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.description import Convention
@@ -122,6 +127,9 @@ def references(
     )
 
 
+TESTS = "tests/fast/backends/training_utils"
+
+
 def declared(
     parser: argparse.ArgumentParser, unit: Convention | None = None
 ) -> dict[str, Convention]:
@@ -129,15 +137,20 @@ def declared(
 
     The version decides the sample unit, unless the engine counts something else.
     """
-    estimators = found("miles.backends.training_utils.loss_hub.math_utils")
-    tested = "tests/fast/backends/training_utils/test_rollout_mask_sums.py"
+    of_version = sample_unit(rollout_field(), f"{TESTS}/test_rollout_mask_sums.py")
     partitions = found(f"miles.{TRAIN_DATA}:_prompt_group_partitions")
-    compared = Compared.LONGEST_SAMPLES if _compares_rollouts() else Compared.SAMPLES
+    of_values = f"{TESTS}/test_ppo_gae_masks.py"
     return {
-        **conventions(parser, estimators, sample_unit(rollout_field(), tested), unit),
+        **conventions(parser, of_version, unit),
         "whole_groups": Assumed(partitions is not None),
-        "compared": Assumed(compared),
+        "compared": Assumed(Compared.LONGEST_SAMPLES),
+        **({"of_values": Documented(OF_TRAINED_TOKENS, of_values)} if _has(of_values) else {}),
     }
+
+
+def _has(document: str) -> bool:
+    """Whether a version's repository has a file."""
+    return (Path(module("utils.types").__file__).parents[2] / document).exists()
 
 
 def _compares_rollouts() -> bool:

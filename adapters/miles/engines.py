@@ -19,6 +19,7 @@ from adapters.engines.shells import cuts
 from adapters.miles import driving
 from adapters.miles.driving import engine, import_miles, module
 from adapters.miles.framework import (
+    CORRECTIONS,
     FSDP,
     KEEPERS,
     LOG_PROBS,
@@ -61,12 +62,13 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     name = "miles"
     package = "miles"
-    versions = "miles since 0.1.0"
+    versions = "commits since 12 January 2026"
     tree = ("miles",)
 
     framework = MEGATRON
     log_probs = LOG_PROBS
-    losses, keepers, stated = LOSSES, KEEPERS, STATED
+    losses, corrections = LOSSES, CORRECTIONS
+    keepers, stated = KEEPERS, STATED
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
     padded_layouts = tuple(cuts(grids(largest=8), "bshd", micro_batches=(1, 2)))
@@ -74,8 +76,9 @@ class MilesMegatronAdapter(MegatronAdapter):
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
         import_miles(source, megatron=True)
-        # sglang's debug dumper, which is off, reads its settings with one of sglang's classes.
-        self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
+        dumper = self.found("utils.dumper_utils")
+        if dumper is not None:  # it is off, and reads its settings with one of sglang's classes
+            dumper._get_phase_override_configs = lambda *_: {"enable": False}
         actors = self.module("backends.megatron_utils.actor")
         actors.ray = OBJECT_STORE
         decline_in_fetch(actors, actors.MegatronTrainRayActor)
@@ -130,12 +133,13 @@ class MilesFsdpAdapter(LineageAdapter):
 
     name = "miles"
     package = "miles"
-    versions = "miles since 0.1.0"
+    versions = "commits since 12 January 2026"
     tree = ("miles",)
     engine = "fsdp"
     framework = FSDP
     depths = frozenset({Depth.LOSS, Depth.STEP})
-    losses, keepers, stated = LOSSES, KEEPERS, STATED
+    losses, corrections = LOSSES, CORRECTIONS
+    keepers, stated = KEEPERS, STATED
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
 

@@ -27,6 +27,7 @@ HUB = "backends.training_utils.loss_hub"
 BEFORE_HUB = "backends.training_utils.loss"
 LOSSES = (f"{HUB}.losses", BEFORE_HUB)
 LOG_PROBS = (f"{HUB}.logit_processors", f"{HUB}.logits", BEFORE_HUB)
+CORRECTIONS = (f"{HUB}.corrections", BEFORE_HUB)
 AGGREGATION = "backends.training_utils.log_utils:aggregate_train_losses"
 VALIDATION = (
     "utils.arguments:_validate_loss_aggregation_args",

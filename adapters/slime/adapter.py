@@ -71,11 +71,12 @@ class SlimeAdapter(MegatronAdapter):
 
     name = "slime"
     package = "slime"
-    versions = "slime since 0.2.2"
+    versions = "slime since 0.2.1, of December 2025"
     tree = ("slime",)
 
     framework = SLIME
-    log_probs = losses = ("backends.training_utils.loss", "backends.megatron_utils.loss")
+    losses = ("backends.training_utils.loss", "backends.megatron_utils.loss")
+    log_probs = corrections = losses
     keepers = (
         "utils.arguments:slime_validate_args",
         f"{MANAGER}._convert_samples_to_train_data",
@@ -131,7 +132,7 @@ class SlimeAdapter(MegatronAdapter):
     def declared(self) -> Mapping[str, Convention]:
         """slime's conventions; prompt groups may be split over ranks."""
         unit = sample_unit(self.rollout_field(), "docs/en/get_started/agent.md, rollout_id")
-        return conventions(self.parser, self.found("utils.ppo_utils"), unit)
+        return conventions(self.parser, unit)
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Call slime's function, if it exists; with the per-token option it divides by counts."""
