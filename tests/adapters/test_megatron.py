@@ -153,9 +153,9 @@ def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
 
 def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered() -> None:
     by_rollout, by_sample = Assumed(SampleUnit.ROLLOUT), Assumed(SampleUnit.SAMPLE)
-    older = adapter.conventions(parser(), None, by_rollout)
-    of_samples = adapter.conventions(parser(), None, by_rollout, by_sample)
-    newer = adapter.conventions(parser("--loss-aggregation"), None, by_sample)
+    older = adapter.conventions(parser(), by_rollout)
+    of_samples = adapter.conventions(parser(), by_rollout, by_sample)
+    newer = adapter.conventions(parser("--loss-aggregation"), by_sample)
     stated = Documented(AuxiliaryAggregation.SAMPLE_MEAN, "the documentation of --loss-aggregation")
 
     assert older["entropy"] == Assumed(AuxiliaryAggregation.WITH_TOKEN_MEAN)
