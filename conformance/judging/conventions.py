@@ -108,18 +108,25 @@ def judge_by_conventions(
     """Judge by the declared conventions, and by others that may be right as well.
 
     Where no document says over which mask a term is averaged, both conform; the other one than that
-    of known versions is advice.
+    of known versions is advice. What nothing explains may be a mistake beside other tokens of an
+    estimator than the assumed ones.
     """
-    judgement = _by_declared(judge, spec, job, observations, description)
+
+    def under(declared: dict[str, Convention]) -> Judgement:
+        changed = replace(description, declared={**description.declared, **declared})
+        return _by_declared(judge, spec, job, observations, changed)
+
+    judgement = under({})
     found = [judgement]
     for masks in _other_masks(spec, description):
         if judgement.verdict is not Verdict.MISMATCH:
             break
-        changed = replace(description, declared={**description.declared, **masks})
-        other = _by_declared(judge, spec, job, observations, changed)
+        other = under(masks)
         if other.verdict is not Verdict.MISMATCH:
             return replace(_of_masks(other, masks, description), expected=judgement.expected)
         found.append(other)
+    if judgement.verdict is Verdict.MISMATCH and _names(judgement.diagnosis) == [UNEXPLAINED]:
+        found += [under(tokens) for _, tokens in _tokens_of_estimators(spec, description)]
     likeliest = min(found, key=_doubt)
     return judgement if likeliest is judgement else replace(likeliest, expected=judgement.expected)
 
@@ -373,21 +380,28 @@ def _other_tokens(
     under: Under,
 ) -> Judgement | None:
     """Advice on other tokens of an estimator than the assumed ones, if all is right by them."""
+    for others, declared in _tokens_of_estimators(spec, description):
+        if under(declared, verdict_alone).verdict is Verdict.CONFORMS:
+            return Judgement(
+                verdict=Verdict.ADVICE,
+                diagnosis=_of_tokens(others),
+                expected=judgement.expected,
+            )
+    return None
+
+
+def _tokens_of_estimators(
+    spec: CheckSpec, description: Description
+) -> Iterator[tuple[dict[str, TokenSet], dict[str, Convention]]]:
+    """Yield the sets of tokens that are not the assumed ones, the fewest first, as declared."""
     name = "of_values" if spec.objective in OF_VALUES else "of_returns"
     convention = description.declared.get(name)
     if spec.objective not in OF_TRANSITIONS or not isinstance(convention, Assumed):
-        return None
+        return
     for size in range(1, len(TOKENS) + 1):
         for chosen in combinations(TOKENS, size):
             others = {one: OTHER_SET[getattr(convention.value, one)] for one in chosen}
-            answer = Assumed(replace(convention.value, **others))
-            if under({name: answer}, verdict_alone).verdict is Verdict.CONFORMS:
-                return Judgement(
-                    verdict=Verdict.ADVICE,
-                    diagnosis=_of_tokens(others),
-                    expected=judgement.expected,
-                )
-    return None
+            yield others, {name: Assumed(replace(convention.value, **others))}
 
 
 def _of_tokens(others: dict[str, TokenSet]) -> Diagnosis:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -377,13 +378,23 @@ def estimated(
 ) -> Judgement:
     """The judgement of advantages by other conventions than those of trained tokens alone."""
     name = "of_values" if objective in OF_VALUES else "of_returns"
+    declared = {name: convention(OF_TRAINED)}
+    return judged_by(objective, declared, advantages_of(objective, observed))
+
+
+def advantages_of(objective: Objective, conventions: EstimatorConventions) -> NDArray[np.float64]:
+    return ESTIMATORS[objective](ProbedBatch((WITH_HOLES,), objective).rollouts, conventions)
+
+
+def judged_by(
+    objective: Objective, declared: Mapping[str, Convention], advantages: NDArray[np.float64]
+) -> Judgement:
+    """The judgement of the gradient of these advantages on one rank."""
     spec = check_spec(f"advantages.{objective}")
     job = job_of(WITH_HOLES, mode=Mode.SAMPLE_MEAN, objective=objective)
-    rollouts = ProbedBatch(job.steps, objective).rollouts
-    advantages = ESTIMATORS[objective](rollouts, observed)
-    seen = [Observation(token_weights=(token_weights(WITH_HOLES, job.aggregation) * advantages,))]
-    description = Description(declared={name: convention(OF_TRAINED)})
-    return judge_by_conventions(judge(spec), spec, job, seen, description)
+    weights = token_weights(WITH_HOLES, job.aggregation) * advantages
+    seen = [Observation(token_weights=(weights,))]
+    return judge_by_conventions(judge(spec), spec, job, seen, Description(declared=declared))
 
 
 WITH_HOLES = step_of([1, 0, 1, 1, 0], [1, 1, 0], groups=[0, 1])
@@ -421,6 +432,18 @@ def test_masked_tokens_that_matter_for_advantages_are_advice_unless_a_document_s
     assert estimated(objective, Assumed, OF_TRAINED).verdict is Verdict.CONFORMS
     documented = partial(Documented, where="a page")
     assert estimated(objective, documented, observed).verdict is Verdict.MISMATCH
+
+
+def test_mistake_beside_other_tokens_than_the_assumed_ones_is_named() -> None:
+    objective = Objective.REINFORCE_PP
+    estimator = ESTIMATORS[objective]
+    unwhitened = replace(estimator, whitens=False)
+    with mock.patch.dict(ESTIMATORS, {objective: unwhitened}):
+        advantages = advantages_of(objective, replace(OF_TRAINED, penalised=TokenSet.RESPONSE))
+    found = judged_by(objective, {"of_returns": Assumed(OF_TRAINED)}, advantages)
+
+    assert found.verdict is Verdict.MISMATCH
+    assert found.diagnosis.name == "not_whitened"
 
 
 def test_micro_batches_that_weigh_the_same_are_advice_where_samples_are_assumed_to_count() -> None:
