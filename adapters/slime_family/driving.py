@@ -118,15 +118,28 @@ def of_single_samples(job: Job) -> Job:
     """
     if all(len(np.unique(step.rollouts)) == step.size for step in job.steps):
         return job
-    parts = job.layout.micro_batches if isinstance(job.layout.micro_batches, int) else 1
-    is_uneven = any(step.size % (job.layout.dp * parts) for step in job.steps)
-    if is_uneven or job.aggregation.mode is Mode.PROMPT_MEAN or job.objective in FROM_REWARDS:
+    if is_uneven(job) or job.aggregation.mode is Mode.PROMPT_MEAN or job.objective in FROM_REWARDS:
         raise Unsupported("no rollouts of several samples")
     alone = [
         replace(step, groups=np.arange(step.size), rollouts=np.arange(step.size))
         for step in job.steps
     ]
     return replace(job, steps=tuple(alone))
+
+
+def require_even(job: Job) -> None:
+    """Raise `Unsupported` for steps that are no multiple of their micro-batches.
+
+    Versions without rollouts give the batch size to Megatron when they start, which declines these.
+    """
+    if is_uneven(job):
+        raise Unsupported("global batch size is not divisible by micro batch size times ranks")
+
+
+def is_uneven(job: Job) -> bool:
+    """Whether a step's samples cannot be cut into micro-batches of one size."""
+    parts = job.layout.micro_batches if isinstance(job.layout.micro_batches, int) else 1
+    return any(step.size % (job.layout.dp * parts) for step in job.steps)
 
 
 def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch) -> None:

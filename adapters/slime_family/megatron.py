@@ -105,6 +105,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
 
         if self.rollout_field() is None:
             job = driving.of_single_samples(job)
+            driving.require_even(job)
         batch = ProbedBatch.of(job)
         model.SEAM.start(batch)
         LOG.start()

@@ -183,5 +183,18 @@ def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
             driving.of_single_samples(uneven)
 
 
+def test_steps_that_megatron_declines_to_cut_are_unsupported_where_it_would_cut_them() -> None:
+    driving.require_even(job("two_steps"))
+    for layout in (Layout(micro_batches=2), Layout(dp=2)):
+        with pytest.raises(Unsupported, match="not divisible"):
+            driving.require_even(replace(job("unequal_groups"), layout=layout))
+
+
+def test_modules_are_looked_for_where_versions_have_had_them() -> None:
+    assert importing.home("adapters", "slime_family.moved.away", "slime_family.model", "native")
+    with pytest.raises(ModuleNotFoundError, match=r"adapters\.of_the_oldest"):
+        importing.home("adapters", "slime_family.newer", "of_the_oldest")
+
+
 def test_functions_are_offered_only_what_they_know() -> None:
     assert call_supported(lambda a, *, b=2: (a, b), 1, b=3, c=4) == (1, 3)
