@@ -57,6 +57,8 @@ SLIME = replace(
             """
             stubbed: the accelerator: CUDA without probing the machine, in versions that choose one
                 it names devices and communication backends; without a GPU, tensors are on the CPU
+            stubbed: get_data_parallel_group_gloo, in January 2026: the data-parallel group itself
+                with gloo both groups are the same, and with NCCL the sums are
             stubbed: the rollout manager: made without its init, which starts servers
                 its conversion of samples and its split over ranks are its own
             """
