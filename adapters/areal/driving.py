@@ -101,8 +101,7 @@ class ArealAdapter(Adapter):
     @cached_property
     def _record(self) -> Framework:
         """The record of the loaded version."""
-        loss = module("utils.functional").ppo_actor_loss_fn
-        return of_version(self.framework, importing.offers, loss.__code__.co_varnames)
+        return of_version(self.framework, importing.offers)
 
     def _engine(self, config: Any, job: Job, rank: Rank, size: int) -> Any:
         """AReaL's engine for the job; the jobs of a world share those that fit them."""

@@ -29,7 +29,7 @@ from reference.aggregation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -176,8 +176,10 @@ AREAL = Framework(
     # and that a sample's reward is at its last token, was read off `PPOActor._compute_advantages`.
     # That a loss is divided by the tokens of the mask before rejection sampling was read off
     # `ppo_actor_loss_fn`, and that M2PO compares the tokens of a micro-batch off `grpo_loss_fn`.
+    # Statistics go over rejected tokens too since pull request 1572.
     conventions={
         "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
+        "diagnostics_mask": Assumed(DenominatorMask.ORIGINAL),
         "selected": Assumed(ComparedTokens.MICRO_BATCH),
         "diagnostics": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
         "logged_policy_loss": Documented(AuxiliaryAggregation.TOKEN_MEAN, METRICS),
@@ -327,24 +329,9 @@ OF_ANY_GROUPS: dict[str, Convention] = {
 """Conventions of versions that know the samples of each prompt (pull requests 1443 and 1546)."""
 
 
-OF_ALL_TOKENS: dict[str, Convention] = {
-    "diagnostics_mask": Documented(
-        DenominatorMask.ORIGINAL, "areal/utils/functional/functional.py, ppo_actor_loss_fn"
-    )
-}
-"""Conventions of versions whose statistics are not narrowed by rejection (pull request 1572)."""
-
-
-def of_version(
-    record: Framework, offers: Callable[[Settings], bool], names_of_loss: Collection[str]
-) -> Framework:
-    """Returns the record of a version: what it offers, and the conventions of its modes.
-
-    ``names_of_loss`` are the local variables of `ppo_actor_loss_fn`.
-    """
+def of_version(record: Framework, offers: Callable[[Settings], bool]) -> Framework:
+    """Returns the record of a version: what it offers, and the conventions of its modes."""
     version = record.narrowed(offers)
-    if "stat_loss_mask" in names_of_loss:
-        version = replace(version, conventions={**version.conventions, **OF_ALL_TOKENS})
     if not offers({MODE: "seq_mean"}):
         return version
     of_modes = OF_FIXED_GROUPS if offers({"group_size": 1}) else OF_ANY_GROUPS

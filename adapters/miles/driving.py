@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Assumed, Depth, Job, Layout, LogEntry
+from adapters.contract import Assumed, Depth, Documented, Job, Layout, LogEntry
 from adapters.contract.objective import Objective
-from adapters.miles.framework import LOSSES, TRAIN_DATA
+from adapters.miles.framework import LOG_PROBS, LOSSES, TRAIN_DATA
 from adapters.slime_family import driving, importing, user_code
-from adapters.slime_family.adapter import conventions, sample_unit, without_critic
+from adapters.slime_family.adapter import (
+    OF_TRAINED_TOKENS,
+    conventions,
+    sample_unit,
+    without_critic,
+)
 from adapters.slime_family.driving import LOG, OBJECT_STORE
 from adapters.slime_family.framework import TOGETHER
 from adapters.slime_family.user_code import CpUtils
-from adapters.toolkit.calls import call_supported, refusals
-from adapters.toolkit.imports import found, import_from, modules_of
+from adapters.toolkit.calls import call_supported
+from adapters.toolkit.imports import found, import_from
 from adapters.toolkit.settings import require_prompts_together
 from reference.aggregation import Aggregation, Compared, Mode
 from reference.step import Sample, Step
@@ -26,25 +31,16 @@ from reference.step import Sample, Step
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
-    from types import ModuleType
 
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.description import Convention
 
-module = modules_of("miles")
+module = partial(importing.home, "miles")
 
 
 def engine(name: str) -> Any:
     """Import a module of the FSDP engine, which some versions keep in ``experimental``."""
-    stable = importlib.util.find_spec("miles.backends.fsdp_utils")
-    place = "backends" if stable else "backends.experimental"
-    return module(f"{place}.fsdp_utils.{name}")
-
-
-def decline_in_fetch(actors: ModuleType) -> None:
-    """Let the actors of a module decline a job when they fetch their share of the data."""
-    actors.get_rollout_data = refusals()(actors.get_rollout_data)  # type: ignore[attr-defined]
+    return module(f"backends.fsdp_utils.{name}", f"backends.experimental.fsdp_utils.{name}")
 
 
 def import_miles(source: Path | None, *, megatron: bool) -> None:
@@ -54,8 +50,7 @@ def import_miles(source: Path | None, *, megatron: bool) -> None:
     importing.install("miles", megatron=megatron)
     import_from("miles", [source] if source else [])
     importing.drop_server_options("miles")
-    for name in ("ray.rollout.train_data_conversion", "utils.data"):
-        holder = module(name)
+    for holder in (module(TRAIN_DATA, "ray.rollout"), module("utils.data")):
         if hasattr(holder, "ray"):
             holder.ray = OBJECT_STORE
         if hasattr(holder, "object_store"):
@@ -63,7 +58,7 @@ def import_miles(source: Path | None, *, megatron: bool) -> None:
             holder.object_store.get_instance = lambda store=store: store
     LOG.listen(module("backends.training_utils.log_utils"))
     CpUtils.module = module("backends.training_utils.cp_utils")
-    processors = module("backends.training_utils.loss_hub.logit_processors")
+    processors = module(*LOG_PROBS)
     processors.calculate_log_probs_and_entropy = seam_around(
         processors.calculate_log_probs_and_entropy
     )
@@ -92,14 +87,24 @@ def rollout_field() -> str | None:
     return "rollout_id" if "rollout_id" in known else None
 
 
+def share(state: Any) -> None:
+    """Let miles' functions know the state of parallelism; older versions pass it to each."""
+    CpUtils.state = state
+    setter = found("miles.backends.training_utils.parallel:set_parallel_state")
+    if setter is not None:
+        setter(state)
+
+
 def references(
     args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
 ) -> Any:
     """References to the ranks' data; given all sizes, miles also makes micro-batches."""
-    conversion = module(TRAIN_DATA)
     if not _compares_rollouts():
         require_prompts_together(job, TOGETHER)
-
+    conversion, sample = found(f"miles.{TRAIN_DATA}"), module("utils.types").Sample
+    if conversion is None:  # before June 2026
+        manager = found(f"miles.{driving.MANAGER}")
+        return driving.references_of_manager(manager, args, job, batch, sample, rollout_field())
     convert = partial(
         call_supported,
         conversion.convert_samples_to_train_data,
@@ -107,7 +112,7 @@ def references(
         custom_convert_samples_to_train_data_func=None,
         custom_reward_post_process_func=None,
     )
-    sent = driving.samples(batch, module("utils.types").Sample, rollout_field())
+    sent = driving.samples(batch, sample, rollout_field())
     data = convert(
         args,
         user_code.samples_to_convert(sent, job),
@@ -122,6 +127,9 @@ def references(
     )
 
 
+TESTS = "tests/fast/backends/training_utils"
+
+
 def declared(
     parser: argparse.ArgumentParser, unit: Convention | None = None
 ) -> dict[str, Convention]:
@@ -129,15 +137,20 @@ def declared(
 
     The version decides the sample unit, unless the engine counts something else.
     """
-    estimators = found("miles.backends.training_utils.loss_hub.math_utils")
-    tested = "tests/fast/backends/training_utils/test_rollout_mask_sums.py"
+    of_version = sample_unit(rollout_field(), f"{TESTS}/test_rollout_mask_sums.py")
     partitions = found(f"miles.{TRAIN_DATA}:_prompt_group_partitions")
-    compared = Compared.LONGEST_SAMPLES if _compares_rollouts() else Compared.SAMPLES
+    of_values = f"{TESTS}/test_ppo_gae_masks.py"
     return {
-        **conventions(parser, estimators, sample_unit(rollout_field(), tested), unit),
+        **conventions(parser, of_version, unit),
         "whole_groups": Assumed(partitions is not None),
-        "compared": Assumed(compared),
+        "compared": Assumed(Compared.LONGEST_SAMPLES),
+        **({"of_values": Documented(OF_TRAINED_TOKENS, of_values)} if _has(of_values) else {}),
     }
+
+
+def _has(document: str) -> bool:
+    """Whether a version's repository has a file."""
+    return (Path(module("utils.types").__file__).parents[2] / document).exists()
 
 
 def _compares_rollouts() -> bool:
@@ -149,11 +162,13 @@ def missing() -> set[Objective]:
     """The objectives that miles does not have, although their options exist."""
     validation = inspect.getsource(module("utils.arguments").miles_validate_args)
     declared = "does not support reward-level KL" in validation
-    return without_critic(module(LOSSES)) | ({Objective.PENALISED_GAE} if declared else set())
+    return without_critic(module(*LOSSES)) | ({Objective.PENALISED_GAE} if declared else set())
 
 
 def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:
     """Aggregate entries with miles' own function."""
     make = module("backends.training_utils.log_utils").aggregate_train_losses
     knows_normalizers = "normalizers" in make.__code__.co_consts
-    return make(driving.as_dictionaries(entries, with_normalizers=knows_normalizers))
+    dictionaries = driving.as_dictionaries(entries, with_normalizers=knows_normalizers)
+    log: Mapping[str, float] = call_supported(make, dictionaries, parallel_state=CpUtils.state)
+    return log

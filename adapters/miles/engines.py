@@ -17,10 +17,12 @@ from adapters.contract.job import Depth, Job, Observation, PendingReduction, Ref
 from adapters.contract.layout import Layout, Option, grids
 from adapters.engines.shells import cuts
 from adapters.miles import driving
-from adapters.miles.driving import decline_in_fetch, engine, import_miles, module
+from adapters.miles.driving import engine, import_miles, module
 from adapters.miles.framework import (
+    CORRECTIONS,
     FSDP,
     KEEPERS,
+    LOG_PROBS,
     LOSSES,
     MEGATRON,
     STATED,
@@ -32,6 +34,7 @@ from adapters.slime_family.driving import (
     LOG,
     OBJECT_STORE,
     actor,
+    decline_in_fetch,
     of_single_samples,
     of_steps,
     replace_advantages,
@@ -59,12 +62,13 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     name = "miles"
     package = "miles"
-    versions = "miles since 0.1.0"
+    versions = "commits since 12 January 2026"
     tree = ("miles",)
 
     framework = MEGATRON
-    log_probs = "backends.training_utils.loss_hub.logit_processors"
-    losses, keepers, stated = LOSSES, KEEPERS, STATED
+    log_probs = LOG_PROBS
+    losses, corrections = LOSSES, CORRECTIONS
+    keepers, stated = KEEPERS, STATED
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
     padded_layouts = tuple(cuts(grids(largest=8), "bshd", micro_batches=(1, 2)))
@@ -72,11 +76,12 @@ class MilesMegatronAdapter(MegatronAdapter):
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
         import_miles(source, megatron=True)
-        # sglang's debug dumper, which is off, reads its settings with one of sglang's classes.
-        self.module("utils.dumper_utils")._get_phase_override_configs = lambda *_: {"enable": False}
+        dumper = self.found("utils.dumper_utils")
+        if dumper is not None:  # it is off, and reads its settings with one of sglang's classes
+            dumper._get_phase_override_configs = lambda *_: {"enable": False}
         actors = self.module("backends.megatron_utils.actor")
         actors.ray = OBJECT_STORE
-        decline_in_fetch(actors)
+        decline_in_fetch(actors, actors.MegatronTrainRayActor)
         # Older versions exchange a critic's values here, between processes; they are given.
         actors.sync_actor_critic_data = lambda *_: None
 
@@ -106,19 +111,14 @@ class MilesMegatronAdapter(MegatronAdapter):
             self.join(self.arguments(driving.ALONE))
             return driving.aggregate(entries)
 
-    def join(self, args: Any) -> None:
-        """Initialise miles' state from Megatron's process groups, as its actor does."""
-        from megatron.core import mpu
+    def join(self, args: Any, chunks: Sequence[Any] | None = None) -> None:
+        """Initialise miles' state as well where functions look for it."""
+        driving.share(super().join(args, chunks))
 
-        parallel = self.module("backends.megatron_utils.parallel")
-        parallel.get_args = lambda: args
-        mpu.get_data_parallel_group_gloo = mpu.get_data_parallel_group  # gloo already
-        create = parallel.create_megatron_parallel_state
-        groups = {}
-        if "indep_dp" in inspect.signature(create).parameters:
-            group_info = self.module("utils.ft_utils.process_group_utils").GroupInfo
-            groups["indep_dp"] = group_info(0, 1, None)
-        self.module("backends.training_utils.parallel").set_parallel_state(create(**groups))
+    def other_groups(self) -> Mapping[str, Any]:
+        """One group of replicas that train apart, in versions that have them."""
+        replicas = self.found("utils.ft_utils.process_group_utils:GroupInfo")
+        return {"indep_dp": replicas(0, 1, None)} if replicas else {}
 
 
 class MilesFsdpAdapter(LineageAdapter):
@@ -133,12 +133,13 @@ class MilesFsdpAdapter(LineageAdapter):
 
     name = "miles"
     package = "miles"
-    versions = "miles since 0.1.0"
+    versions = "commits since 12 January 2026"
     tree = ("miles",)
     engine = "fsdp"
     framework = FSDP
     depths = frozenset({Depth.LOSS, Depth.STEP})
-    losses, keepers, stated = LOSSES, KEEPERS, STATED
+    losses, corrections = LOSSES, CORRECTIONS
+    keepers, stated = KEEPERS, STATED
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
 
@@ -158,7 +159,7 @@ class MilesFsdpAdapter(LineageAdapter):
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
         # It reads server options, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
-        decline_in_fetch(engine("actor"))
+        decline_in_fetch(engine("actor"), engine("actor").FSDPTrainRayActor)
 
     def bare_parser(self) -> argparse.ArgumentParser:
         """A parser of no options: miles' own has them all."""
@@ -237,8 +238,7 @@ def _join(args: Any, rank: Rank) -> None:
         distributed.GLOO_GROUP = None  # the previous world's
         distributed.init_gloo_group()
         rank.cache["parallel_state"] = engine("parallel").create_fsdp_parallel_state(args)
-    parallel = module("backends.training_utils.parallel")
-    parallel.set_parallel_state(rank.cache["parallel_state"])
+    driving.share(rank.cache["parallel_state"])
 
 
 def _actor(args: Any, trained: Policy) -> Any:

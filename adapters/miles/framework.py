@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework
 
 TRAIN_DATA = "ray.rollout.train_data_conversion"
-LOSSES = "backends.training_utils.loss_hub.losses"
+HUB = "backends.training_utils.loss_hub"
+BEFORE_HUB = "backends.training_utils.loss"
+LOSSES = (f"{HUB}.losses", BEFORE_HUB)
+LOG_PROBS = (f"{HUB}.logit_processors", f"{HUB}.logits", BEFORE_HUB)
+CORRECTIONS = (f"{HUB}.corrections", BEFORE_HUB)
 AGGREGATION = "backends.training_utils.log_utils:aggregate_train_losses"
 VALIDATION = (
     "utils.arguments:_validate_loss_aggregation_args",
@@ -34,7 +38,7 @@ KEEPERS = (
     *VALIDATION,
     f"{TRAIN_DATA}:convert_samples_to_train_data",
     f"{TRAIN_DATA}:_prompt_group_partitions",
-    f"{LOSSES}:get_pg_loss_reducer",
+    f"{HUB}.losses:get_pg_loss_reducer",
     AGGREGATION,
 )
 """Functions that may enforce rules of configurations and logs."""

@@ -11,14 +11,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import defaultdict
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import Assumed, Description, code_location
+from adapters.contract.description import Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Metric
@@ -29,7 +28,7 @@ from adapters.skyrl.importing import STUBBED, module, ppo_utils
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, has_kl_term, trained_model
 from adapters.toolkit.worlds import observation
-from reference.aggregation import MicroBatchWeight, Mode
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,15 +146,6 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
         return cuts(ON_FOUR, "bshd", "thd")
-
-    def describe(self) -> Description:
-        """Add how micro-batches are weighed: newer versions pass each its weight."""
-        found = super().describe()
-        worker = module("backends.skyrl_train.workers.worker").PolicyWorkerBase
-        parameters = inspect.signature(worker._forward_backward_micro).parameters
-        weighed = "microbatch_weight" in parameters
-        weight = MicroBatchWeight.BY_SAMPLES if weighed else MicroBatchWeight.EQUAL
-        return replace(found, declared={**found.declared, "micro_batch_weight": Assumed(weight)})
 
 
 class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):

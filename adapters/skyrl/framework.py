@@ -31,6 +31,7 @@ from reference.aggregation import (
     EstimatorConventions,
     LoggedMean,
     Lone,
+    MicroBatchWeight,
     Mode,
     Rejected,
     TokenSet,
@@ -327,6 +328,11 @@ SKYRL = Framework(
 
 FSDP = replace(
     SKYRL,
+    # Older versions weigh micro-batches equally.
+    conventions={
+        **SKYRL.conventions,
+        "micro_batch_weight": Assumed(MicroBatchWeight.BY_SAMPLES),
+    },
     objectives={
         **SKYRL.objectives,
         Objective.GAE: GAE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,10 @@ from adapters.contract.layout import Layout
 from adapters.contract.objective import Objective
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit
-from adapters.slime_family.driving import LOG, as_dictionaries
+from adapters.slime_family.driving import LOG, MANAGER, as_dictionaries
 from adapters.slime_family.framework import BOUNDED, CORRECTION, ON_MEGATRON, TOGETHER
 from adapters.slime_family.megatron import MegatronAdapter
-from adapters.toolkit.calls import call_supported, refusals
+from adapters.toolkit.calls import call_supported
 from adapters.toolkit.imports import import_from
 from adapters.toolkit.settings import require_prompts_together
 
@@ -31,14 +30,17 @@ if TYPE_CHECKING:
     from adapters.contract.job import Job, LogEntry
 
 
-MANAGER = "ray.rollout:RolloutManager.__ray_metadata__.modified_class"
-"""The rollout manager's class without Ray's wrapper."""
+UNIFIED_LOGS = "backends.training_utils.log_utils"
+"""The module of logs in January 2026, when code of all engines was in one place (1373 to 1442)."""
 
-LOGS = tuple(
-    f"{home}:reduce_train_step_metrics"
-    for home in ("observability.train_metric_utils", "backends.megatron_utils.cp_utils")
+CP_UTILS = ("backends.training_utils.cp_utils", "backends.megatron_utils.cp_utils")
+
+LOGS = (
+    "observability.train_metric_utils:reduce_train_step_metrics",
+    "backends.megatron_utils.cp_utils:reduce_train_step_metrics",
+    f"{UNIFIED_LOGS}:aggregate_train_losses",
 )
-"""The function that aggregates logs, in newer versions and in older ones."""
+"""The function that aggregates logs, by version."""
 
 SLIME = replace(
     ON_MEGATRON,
@@ -55,6 +57,8 @@ SLIME = replace(
             """
             stubbed: the accelerator: CUDA without probing the machine, in versions that choose one
                 it names devices and communication backends; without a GPU, tensors are on the CPU
+            stubbed: get_data_parallel_group_gloo, in January 2026: the data-parallel group itself
+                with gloo both groups are the same, and with NCCL the sums are
             stubbed: the rollout manager: made without its init, which starts servers
                 its conversion of samples and its split over ranks are its own
             """
@@ -69,11 +73,12 @@ class SlimeAdapter(MegatronAdapter):
 
     name = "slime"
     package = "slime"
-    versions = "slime since 0.2.2"
+    versions = "slime since 0.2.1, of December 2025"
     tree = ("slime",)
 
     framework = SLIME
-    log_probs = losses = "backends.megatron_utils.loss"
+    losses = ("backends.training_utils.loss", "backends.megatron_utils.loss")
+    log_probs = corrections = losses
     keepers = (
         "utils.arguments:slime_validate_args",
         f"{MANAGER}._convert_samples_to_train_data",
@@ -94,16 +99,15 @@ class SlimeAdapter(MegatronAdapter):
         import_from("slime", [source] if source else [])
         self._choose_accelerator()
         importing.drop_server_options("slime")
-        LOG.listen(self.module("backends.megatron_utils.model"))
+        LOG.listen(self.module(UNIFIED_LOGS, "backends.megatron_utils.model"))
         actors = self.module("backends.megatron_utils.actor")
         # Versions before 0.3 exchange a critic's values here, between processes; they are given.
         actors.sync_actor_critic_data = lambda *_: None
-        of_actor = actors.MegatronTrainRayActor
-        of_actor._get_rollout_data = refusals()(of_actor._get_rollout_data)
+        driving.decline_in_fetch(actors, actors.MegatronTrainRayActor)
         for name in ("ray.rollout", "utils.data"):
             self.module(name).ray = driving.OBJECT_STORE
-        user_code.CpUtils.module = self.module("backends.megatron_utils.cp_utils")
-        loss = self.module(self.losses)
+        user_code.CpUtils.module = self.module(*CP_UTILS)
+        loss = self.module(*self.losses)
         loss.calculate_log_probs_and_entropy = seam_around(loss.calculate_log_probs_and_entropy)
 
     def validated(self, args: Any, layout: Layout) -> None:
@@ -116,39 +120,31 @@ class SlimeAdapter(MegatronAdapter):
         """``rollout_id``, in older versions ``index``, in the oldest None."""
         if "rollout_id" in inspect.signature(self.module("utils.types").Sample).parameters:
             return "rollout_id"
-        reducer = self.module("backends.megatron_utils.cp_utils").get_sum_of_sample_mean
+        reducer = self.module(*CP_UTILS).get_sum_of_sample_mean
         return "index" if "sample_denoms" in inspect.signature(reducer).parameters else None
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References made by a rollout manager on this rank."""
         require_prompts_together(job, TOGETHER)
-        manager = object.__new__(self.found(MANAGER))
-        manager.args = args
-        manager.custom_reward_post_process_func = None
-        manager.custom_convert_samples_to_train_data_func = None
-        manager.train_parallel_config = driving.train_parallel_config(job.layout)
-        own = copy(manager)
-        manager.custom_convert_samples_to_train_data_func = user_code.conversion(
-            job, lambda args, samples: own._convert_samples_to_train_data(samples)
+        manager, sample = self.found(MANAGER), self.module("utils.types").Sample
+        return driving.references_of_manager(
+            manager, args, job, batch, sample, self.rollout_field()
         )
-        samples = driving.samples(batch, self.module("utils.types").Sample, self.rollout_field())
-        data = manager._convert_samples_to_train_data(user_code.samples_to_convert(samples, job))
-        if hasattr(manager, "_split_train_data_by_dp"):
-            return call_supported(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
-        return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
 
     def declared(self) -> Mapping[str, Convention]:
         """slime's conventions; prompt groups may be split over ranks."""
         unit = sample_unit(self.rollout_field(), "docs/en/get_started/agent.md, rollout_id")
-        return conventions(self.parser, self.found("utils.ppo_utils"), unit)
+        return conventions(self.parser, unit)
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Call slime's function, if it exists; with the per-token option it divides by counts."""
         make = next(filter(None, map(self.found, LOGS)), None)
         if make is None:
             raise Unsupported("no function that aggregates logs: the train step does it itself")
-        log: Mapping[str, float] = make(
+        log: Mapping[str, float] = call_supported(
+            make,
             as_dictionaries(entries, with_normalizers=False),
+            parallel_state=SimpleNamespace(dp_cp_group=None, cp_size=1),
             calculate_per_token_loss=True,
             step_global_batch_size=1,
             cp_size=1,

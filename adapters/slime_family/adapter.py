@@ -6,7 +6,6 @@ identifiers in that code, or if an option's documentation says so.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from abc import abstractmethod
@@ -19,7 +18,9 @@ from adapters.contract import Adapter, Assumed, Depth, Documented, code_location
 from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.slime_family import importing
 from adapters.slime_family.framework import (
+    BOUNDED,
     COMPARING,
+    CORRECTION,
     DIVISOR,
     FAMILY,
     MODE,
@@ -57,7 +58,8 @@ class LineageAdapter(Adapter):
     framework: ClassVar[Framework] = FAMILY
 
     depths: ClassVar[frozenset[Depth]] = frozenset(Depth)
-    losses: ClassVar[str]  # the module of loss functions
+    losses: ClassVar[tuple[str, ...]]  # the module of loss functions, by version
+    corrections: ClassVar[tuple[str, ...]]  # that of corrections for another rollout policy
     keepers: ClassVar[tuple[str, ...]]
     """Functions that may enforce rules of configurations and logs, in the order of their calls."""
     stated: ClassVar[Mapping[str, str]] = {}
@@ -75,9 +77,9 @@ class LineageAdapter(Adapter):
     def bare_parser(self) -> argparse.ArgumentParser:
         """A parser of the options that are not the framework's own."""
 
-    def module(self, path: str) -> Any:
-        """A module of the framework."""
-        return importlib.import_module(f"{self.package}.{path}")
+    def module(self, *paths: str) -> Any:
+        """A module of the framework, by the paths that it has had, newest first."""
+        return importing.home(self.package, *paths)
 
     def found(self, path: str) -> Any:
         """A module, or what is in one, as in ``utils.data:Sample``; None if a version lacks it."""
@@ -96,11 +98,14 @@ class LineageAdapter(Adapter):
         version = of_version(self.framework, partial(importing.has, self.parser))
         missing = self.missing()
         kept = {one: chosen for one, chosen in version.objectives.items() if one not in missing}
+        if Objective.ICEPOP in kept:
+            home = self.module(*self.corrections).__name__
+            kept[Objective.ICEPOP] = {**BOUNDED, CORRECTION: f"{home}.icepop_function"}
         return replace(version, objectives=kept)
 
     def missing(self) -> set[Objective]:
         """The objectives that the framework does not have, although their options exist."""
-        return without_critic(self.module(self.losses))
+        return without_critic(self.module(*self.losses))
 
     def describe(self) -> Description:
         """Describe the framework by the options of its argument parser."""
@@ -193,6 +198,10 @@ def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[st
     return [option for option in options if option in parser._option_string_actions][:1]
 
 
+OF_TRAINED_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE)
+"""The convention of GAE that masked tokens matter for nothing."""
+
+
 def without_critic(losses: Any) -> set[Objective]:
     """The critic's loss, if a module of loss functions does not have it."""
     return set() if hasattr(losses, "value_loss_function") else {*OF_CRITIC}
@@ -207,7 +216,6 @@ def sample_unit(rollout_field: str | None, where: str) -> Convention:
 
 def conventions(
     parser: argparse.ArgumentParser,
-    estimators: Any,
     of_version: Convention,
     of_engine: Convention | None = None,
 ) -> dict[str, Convention]:
@@ -215,8 +223,9 @@ def conventions(
 
     ``of_version`` is the sample unit, ``of_engine`` that of an engine that has another one. The
     option for the four modes is documented to apply only to the policy loss: everything else is a
-    mean over samples. The module ``estimators`` has the functions that compute advantages; None if
-    there is none.
+    mean over samples. Frameworks and versions differ in whether masked tokens matter for
+    advantages, and masks are assumed to hold: pull requests mend that, slime's 1372 and miles' 1383
+    and 1827.
     """
     sample_unit = of_engine or of_version
     auxiliary: Convention = (
@@ -230,8 +239,8 @@ def conventions(
         **dict.fromkeys(("entropy", "kl", "diagnostics"), auxiliary),
         "compared": Assumed(Compared.SAMPLES),
         **COMPARING,
-        "of_returns": _of_returns(getattr(estimators, "get_reinforce_plus_plus_returns", None)),
-        "of_values": _of_values(getattr(estimators, "get_advantages_and_returns_batch", None)),
+        "of_returns": Assumed(EstimatorConventions()),
+        "of_values": Assumed(OF_TRAINED_TOKENS),
     }
 
 
@@ -252,18 +261,3 @@ def _denominator_mask(of_version: Convention, of_engine: Convention) -> dict[str
             DenominatorMask.ORIGINAL if by_rollout else DenominatorMask.MODIFIED
         )
     }
-
-
-def _of_returns(function: Any) -> Convention:
-    """Newer versions of slime mask the divergence; all put the reward at the last active token."""
-    masks = function is None or "masked_kl" in function.__code__.co_varnames
-    return Assumed(EstimatorConventions(penalised=TokenSet.ACTIVE if masks else TokenSet.RESPONSE))
-
-
-def _of_values(function: Any) -> Convention:
-    """Newer versions of miles test that GAE passes only through trainable tokens."""
-    masks = function is not None and "loss_masks" in inspect.signature(function).parameters
-    tokens = TokenSet.ACTIVE if masks else TokenSet.RESPONSE
-    of_tokens = EstimatorConventions(transitions=tokens, penalised=tokens, rewarded=tokens)
-    where = "tests/fast/backends/training_utils/test_ppo_gae_masks.py"
-    return Documented(of_tokens, where) if masks else Assumed(of_tokens)

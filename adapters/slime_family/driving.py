@@ -7,6 +7,7 @@ starts CUDA and loads checkpoints, and get a model, an optimizer and bookkeeping
 from __future__ import annotations
 
 import sys
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,9 @@ from adapters.contract.objective import (
     WITH_REJECTION,
     Objective,
 )
+from adapters.slime_family import user_code
 from adapters.slime_family.user_code import CpUtils
-from adapters.toolkit.calls import call_supported
+from adapters.toolkit.calls import call_supported, refusals
 from adapters.toolkit.worlds import numbers
 from reference.aggregation import Mode
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import ModuleType
 
-    import torch
     from numpy.typing import NDArray
 
     from adapters.contract.batch.probed_batch import ProbedBatch
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
     Columns = dict[str, Any]
 
+
+MANAGER = "ray.rollout:RolloutManager.__ray_metadata__.modified_class"
+"""The rollout manager's class without Ray's wrapper."""
 
 OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
 TRACKERS = ("logging_utils", "tracking", "tracking_utils")
@@ -73,6 +77,38 @@ def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) ->
     ]
 
 
+def references_of_manager(
+    manager_class: type,
+    args: Any,
+    job: Job,
+    batch: ProbedBatch,
+    sample_class: Any,
+    rollout_field: str | None,
+) -> Any:
+    """References to the ranks' data, made by a rollout manager without its init."""
+    manager: Any = object.__new__(manager_class)
+    manager.args = args
+    manager.custom_reward_post_process_func = None
+    manager.custom_convert_samples_to_train_data_func = None
+    manager.train_parallel_config = train_parallel_config(job.layout)
+    own = copy(manager)
+    manager.custom_convert_samples_to_train_data_func = user_code.conversion(
+        job, lambda args, samples: own._convert_samples_to_train_data(samples)
+    )
+    sent = samples(batch, sample_class, rollout_field)
+    data = manager._convert_samples_to_train_data(user_code.samples_to_convert(sent, job))
+    if hasattr(manager, "_split_train_data_by_dp"):
+        return call_supported(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)
+    return SimpleNamespace(inner=data)  # a training rank of older versions takes its share
+
+
+def decline_in_fetch(actors: ModuleType, actor_class: Any) -> None:
+    """Let actors decline a job when they fetch their share of the data."""
+    is_method = hasattr(actor_class, "_get_rollout_data")
+    holder, name = (actor_class, "_get_rollout_data") if is_method else (actors, "get_rollout_data")
+    setattr(holder, name, refusals()(getattr(holder, name)))
+
+
 def of_single_samples(job: Job) -> Job:
     """Returns the job for a version without rollouts of several samples.
 
@@ -82,15 +118,28 @@ def of_single_samples(job: Job) -> Job:
     """
     if all(len(np.unique(step.rollouts)) == step.size for step in job.steps):
         return job
-    parts = job.layout.micro_batches if isinstance(job.layout.micro_batches, int) else 1
-    is_uneven = any(step.size % (job.layout.dp * parts) for step in job.steps)
-    if is_uneven or job.aggregation.mode is Mode.PROMPT_MEAN or job.objective in FROM_REWARDS:
+    if is_uneven(job) or job.aggregation.mode is Mode.PROMPT_MEAN or job.objective in FROM_REWARDS:
         raise Unsupported("no rollouts of several samples")
     alone = [
         replace(step, groups=np.arange(step.size), rollouts=np.arange(step.size))
         for step in job.steps
     ]
     return replace(job, steps=tuple(alone))
+
+
+def require_even(job: Job) -> None:
+    """Raise `Unsupported` for steps that are no multiple of their micro-batches.
+
+    Versions without rollouts give the batch size to Megatron when they start, which declines these.
+    """
+    if is_uneven(job):
+        raise Unsupported("global batch size is not divisible by micro batch size times ranks")
+
+
+def is_uneven(job: Job) -> bool:
+    """Whether a step's samples cannot be cut into micro-batches of one size."""
+    parts = job.layout.micro_batches if isinstance(job.layout.micro_batches, int) else 1
+    return any(step.size % (job.layout.dp * parts) for step in job.steps)
 
 
 def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch) -> None:
@@ -102,10 +151,10 @@ def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch) -> None
     current = actors.compute_advantages_and_returns
     original = getattr(current, "original", current)
 
-    def compute_advantages_and_returns(args: Any, rollout_data: Columns, *others: Any) -> None:
-        add_columns(args, rollout_data, _columns(job, batch), batch)
+    def compute_advantages_and_returns(args: Any, *given: Any) -> None:
+        add_columns(args, columns_among(given), _columns(job, batch), batch)
         if batch.objective in FROM_REWARDS:
-            original(args, rollout_data, *others)
+            original(args, *given)
 
     compute_advantages_and_returns.original = original  # type: ignore[attr-defined]
     actors.compute_advantages_and_returns = compute_advantages_and_returns  # type: ignore[attr-defined]
@@ -122,29 +171,14 @@ def add_columns(
     for name, values in columns.items():
         table = by_token_id(batch, values).to(share["tokens"][0].device)
         share[name] = [
-            _sliced(args, table[ids[total - response :]], total, response, width)
+            CpUtils.sliced(args, table[ids[total - response :]], total, response, width)
             for ids, total, response, width in zip(share["tokens"], *lengths, widths, strict=True)
         ]
 
 
-def _sliced(
-    args: Any, values: torch.Tensor, total: int, response: int, width: int | None
-) -> torch.Tensor:
-    """The values of a response that are on this context-parallel rank, as the framework slices.
-
-    ``total`` and ``response`` are the lengths of sample and response, ``width`` that of a padded
-    row.
-    """
-    sliced: torch.Tensor = call_supported(
-        CpUtils.module.slice_log_prob_with_cp,
-        values,
-        total,
-        response,
-        qkv_format=getattr(args, "qkv_format", "thd"),
-        max_token_len=width,
-        max_seq_len=width,
-    )
-    return sliced
+def columns_among(given: Sequence[Any]) -> Columns:
+    """The columns among a function's arguments, which come after a state of parallelism or not."""
+    return next(one for one in given if isinstance(one, dict))
 
 
 def of_steps(gradients: list[Any], job: Job) -> list[Any]:
@@ -212,6 +246,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
         with_ref=False,
         with_opd_teacher=False,
         _active_model_tag="actor",
+        parallel_state=CpUtils.state,
         _actor_critic_groups=None,
         _flops_args=None,
         _ft_test_action_executor=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import importlib.util
 import inspect
 import tempfile
 import textwrap
@@ -57,6 +58,19 @@ def install(package: str, *, megatron: bool) -> None:
     stubbed = kernels if megatron else []  # modules, by version, with nothing but GPU kernels
     stub(stubbed)
     STUBBED.extend([*stub_missing([*PACKAGES, f"{package}_plugins"]), *stubbed])
+
+
+def home(package: str, *paths: str) -> Any:
+    """The first of these modules that a version has: some have moved."""
+    newer = (path for path in paths[:-1] if _exists(f"{package}.{path}"))
+    return importlib.import_module(f"{package}.{next(newer, paths[-1])}")
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that it would be in
+        return False
 
 
 def drop_server_options(package: str) -> None:

@@ -27,7 +27,7 @@ from adapters.toolkit.calls import call_supported, refusals, refusals_of_configu
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -41,7 +41,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
 
     engine = "megatron"
     framework: ClassVar[Framework] = ON_MEGATRON
-    log_probs: ClassVar[str]  # the module that computes log-probabilities
+    log_probs: ClassVar[tuple[str, ...]]  # the module that computes them, by version
     padded_layouts: ClassVar[Sequence[Layout]]  # layouts in bshd
 
     def layouts(self) -> Sequence[Layout]:
@@ -70,8 +70,28 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References to the data of training ranks, converted and split by the framework."""
 
-    def join(self, args: Any) -> None:
-        """Initialise the framework's own state from Megatron's process groups, if it has one."""
+    def join(self, args: Any, chunks: Sequence[Any] | None = None) -> Any:
+        """The framework's own state of parallelism, made from Megatron's process groups.
+
+        ``chunks`` are those of the model. Returns None if a version has no state of its own.
+        """
+        from megatron.core import mpu
+
+        parallel = self.found("backends.megatron_utils.parallel")
+        if parallel is None:
+            return None
+        parallel.get_args = lambda: args
+        mpu.get_data_parallel_group_gloo = mpu.get_data_parallel_group  # gloo already
+        make = getattr(parallel, "create_megatron_parallel_state", None)
+        state = call_supported(
+            make or parallel.MegatronParallelState, model=chunks, **self.other_groups()
+        )
+        CpUtils.state = state
+        return state
+
+    def other_groups(self) -> Mapping[str, Any]:
+        """The groups of that state that Megatron does not have, by their names."""
+        return {}
 
     def bare_parser(self) -> argparse.ArgumentParser:
         """A parser of Megatron's options."""
@@ -85,6 +105,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
 
         if self.rollout_field() is None:
             job = driving.of_single_samples(job)
+            driving.require_even(job)
         batch = ProbedBatch.of(job)
         model.SEAM.start(batch)
         LOG.start()
@@ -92,8 +113,8 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
             args = self.arguments(job)
             per_token = args.calculate_per_token_loss
             megatron_core.join_grid(job.layout, rank)
-            self.join(args)
             trained = model.cached_policy(job, batch.probe_size, rank, per_token=per_token)
+            self.join(args, trained.chunks)
             gradients = self.train(args, job, trained, batch)
         return Observation(
             token_weights=batch.weights_of_steps(driving.of_steps(gradients, job)),
@@ -141,9 +162,10 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     def reducing(self, loss_function: Any) -> Any:
         """The framework's loss function, with the loss replaced by its reducer's result."""
 
-        def reduce(args: Any, batch: Any, num_microbatches: int, *rest: Any, **named: Any) -> Any:
-            _, *others = loss_function(args, batch, num_microbatches, *rest, **named)
-            losses = self.token_losses(args, batch, logits=rest[-1])
+        def reduce(args: Any, *given: Any, **named: Any) -> Any:
+            _, *others = loss_function(args, *given, **named)
+            batch = driving.columns_among(given)
+            losses = self.token_losses(args, batch, logits=given[-1])
             return self.reducer(args, batch)(losses), *others
 
         return reduce
@@ -153,9 +175,10 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         import torch
 
         log_probs = call_supported(
-            self.module(self.log_probs).get_log_probs_and_entropy,
+            self.module(*self.log_probs).get_log_probs_and_entropy,
             logits,
             args=args,
+            parallel_state=CpUtils.state,
             with_entropy=False,
             **_lengths(batch),
             unconcat_tokens=batch["unconcat_tokens"],
@@ -170,6 +193,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         shared = call_supported(
             CpUtils.module.get_sum_of_sample_mean,
             loss_masks=masks,
+            parallel_state=CpUtils.state,
             calculate_per_token_loss=args.calculate_per_token_loss,
             qkv_format=getattr(args, "qkv_format", "thd"),
             divisor=getattr(args, "pg_loss_divisor", None),
@@ -177,7 +201,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
             denominators=batch.get("rollout_mask_sums"),
             **_lengths(batch),
         )
-        chooser = self.found(f"{self.losses}:get_pg_loss_reducer")
+        chooser = getattr(self.module(*self.losses), "get_pg_loss_reducer", None)
         if chooser is None:
             return shared
         return call_supported(

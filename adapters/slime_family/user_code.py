@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract import Job, Unsupported
 from adapters.contract.framework import StandIn
 from adapters.contract.job import REDUCER_DIVISOR, FaultInjection
+from adapters.toolkit.calls import call_supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,9 +32,40 @@ MASK_SUMS, GROUP_INDICES = "prompt_mask_sums", "prompt_group_indices"
 
 
 class CpUtils:
-    """The framework's own functions for context parallelism, which custom functions call."""
+    """The framework's own functions for context parallelism, which custom functions call.
+
+    Versions of early 2026 pass their ``state`` of parallelism to each.
+    """
 
     module: ModuleType
+    state: Any = None
+
+    @classmethod
+    def gathered(
+        cls, args: Any, values: torch.Tensor, total: int, response: int, width: int | None
+    ) -> torch.Tensor:
+        """The values of a whole response, of a sample in a row of ``width``, if it is padded."""
+        return cls._called("all_gather_with_cp", args, values, total, response, width)
+
+    @classmethod
+    def sliced(
+        cls, args: Any, values: torch.Tensor, total: int, response: int, width: int | None
+    ) -> torch.Tensor:
+        """The values of a response that are on this context-parallel rank."""
+        return cls._called("slice_log_prob_with_cp", args, values, total, response, width)
+
+    @classmethod
+    def _called(cls, name: str, args: Any, *values: Any) -> torch.Tensor:
+        *given, width = values
+        found: torch.Tensor = call_supported(
+            getattr(cls.module, name),
+            *given,
+            parallel_state=cls.state,
+            qkv_format=getattr(args, "qkv_format", "thd"),
+            max_token_len=width,
+            max_seq_len=width,
+        )
+        return found
 
 
 def path(function: Callable[..., Any]) -> StandIn:
@@ -60,13 +92,12 @@ def reject(
     lengths = total_lengths, response_lengths, max_seq_lens or repeat(None, len(loss_masks))
     per_sample = zip(train_log_probs, rollout_log_probs, loss_masks, *lengths, strict=True)
     for train, rollout, mask, total, response, width in per_sample:
-        padding = () if width is None else (args.qkv_format, width)
         with torch.no_grad():
-            whole = CpUtils.module.all_gather_with_cp(train - rollout, total, response, *padding)
+            whole = CpUtils.gathered(args, train - rollout, total, response, width)
         keep = (whole.exp() <= LARGEST_RATIO).to(mask.dtype)
         masks.append(mask * keep)
         taken = (mask * (1 - keep)).to(pg_loss.dtype)
-        rejected.append(CpUtils.module.slice_log_prob_with_cp(taken, total, response, *padding))
+        rejected.append(CpUtils.sliced(args, taken, total, response, width))
     return pg_loss, masks, {"rejected": torch.cat(rejected)}
 
 
@@ -84,8 +115,13 @@ def reducer(
     calculate_per_token_loss: bool,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a custom reducer: the framework's masked sum divided by `REDUCER_DIVISOR`."""
-    masked_sum = CpUtils.module.get_sum_of_sample_mean(
-        total_lengths, response_lengths, loss_masks, calculate_per_token_loss=True
+    masked_sum = call_supported(
+        CpUtils.module.get_sum_of_sample_mean,
+        total_lengths,
+        response_lengths,
+        loss_masks,
+        calculate_per_token_loss=True,
+        parallel_state=CpUtils.state,
     )
     return lambda losses: masked_sum(losses) / REDUCER_DIVISOR
 

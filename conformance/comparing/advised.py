@@ -22,13 +22,21 @@ def said(difference: Difference) -> Iterator[str]:
 
 
 def _said(fate: str, pairs: list[tuple[Finding, Finding]]) -> Iterator[str]:
-    """Yield each mistake that the first of a pair is advised of, and that the second conforms."""
+    """Yield each mistake that the first of a pair is advised of, and the second is not."""
     alike: dict[str, list[Finding]] = defaultdict(list)
     for advised, other in pairs:
-        if advised.verdict is Verdict.ADVICE and other.verdict is Verdict.CONFORMS:
-            assert advised.diagnosis is not None
-            alike[advised.diagnosis.name].append(advised)
+        if advised.verdict is not Verdict.ADVICE:
+            continue
+        assert advised.diagnosis is not None
+        name = advised.diagnosis.name
+        if other.verdict is Verdict.CONFORMS or _is_advice_on_another(other, name):
+            alike[name].append(advised)
     for name, [first, *others] in alike.items():
         more = f" and {len(others)} more" if others else ""
         assert first.diagnosis is not None
         yield f"{fate}: {first.id}{more}: {first.diagnosis.explanation} [{name}]"
+
+
+def _is_advice_on_another(finding: Finding, name: str) -> bool:
+    diagnosis = finding.diagnosis
+    return finding.verdict is Verdict.ADVICE and diagnosis is not None and diagnosis.name != name

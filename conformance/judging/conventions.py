@@ -18,9 +18,17 @@ import numpy as np
 from adapters.contract import Assumed, Documented
 from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.objective import OF_GROUPS, OF_ROLLOUTS, SELECTING, Metric, Objective
+from adapters.contract.objective import (
+    OF_GROUPS,
+    OF_ROLLOUTS,
+    OF_VALUES,
+    SELECTING,
+    Metric,
+    Objective,
+)
 from conformance.expected import loss_terms
 from conformance.explain.catalogue import groups
+from conformance.explain.catalogue.advantages import OTHER_SET
 from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind, doubt
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis
@@ -31,6 +39,7 @@ from reference.aggregation import (
     ComparedTokens,
     DenominatorMask,
     EmptyUnits,
+    MicroBatchWeight,
     Mode,
     SampleUnit,
 )
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
     from conformance.judging.advice import Judge
     from conformance.judging.weights import Judging
     from conformance.plan.checks import CheckSpec
+    from reference.aggregation import TokenSet
 
     Under = Callable[[dict[str, Convention], Judging], Judgement]
     """Judges with other conventions declared."""
@@ -59,6 +69,11 @@ OF_THE_STEP = {
 }
 """The aggregation of the whole step that each mean over micro-batches approximates."""
 
+TOKENS = ("penalised", "transitions", "rewarded")
+"""The sets of tokens that discounted returns and GAE depend on, in `EstimatorConventions`."""
+
+OF_TRANSITIONS = (Objective.REINFORCE_PP, *OF_VALUES)
+
 LOSSES = (Metric.POLICY_LOSS, Metric.LOSS)
 """Metrics that the mode says how to reduce: they are the number that is trained."""
 
@@ -67,6 +82,7 @@ ANSWERS: dict[str, tuple[StrEnum, ...]] = {
     "empty_units": (*EmptyUnits,),
     "denominator_mask": (*DenominatorMask,),
     "selected": (*ComparedTokens,),
+    "micro_batch_weight": (*MicroBatchWeight,),
     **{name: (*answers,) for name, answers in groups.ANSWERS.items()},
 }
 """The conventions that weights and advantages show, with the answers that frameworks give."""
@@ -91,20 +107,38 @@ def judge_by_conventions(
 ) -> Judgement:
     """Judge by the declared conventions, and by others that may be right as well.
 
-    Where no document says over which mask a term is averaged, both conform.
+    Where no document says over which mask a term is averaged, both conform; the other one than that
+    of known versions is advice. What nothing explains may be a mistake beside other tokens of an
+    estimator than the assumed ones.
     """
-    judgement = _by_declared(judge, spec, job, observations, description)
+
+    def under(declared: dict[str, Convention]) -> Judgement:
+        changed = replace(description, declared={**description.declared, **declared})
+        return _by_declared(judge, spec, job, observations, changed)
+
+    judgement = under({})
     found = [judgement]
     for masks in _other_masks(spec, description):
         if judgement.verdict is not Verdict.MISMATCH:
             break
-        changed = replace(description, declared={**description.declared, **masks})
-        other = _by_declared(judge, spec, job, observations, changed)
+        other = under(masks)
         if other.verdict is not Verdict.MISMATCH:
-            return replace(other, expected=judgement.expected)
+            return replace(_of_masks(other, masks, description), expected=judgement.expected)
         found.append(other)
+    if judgement.verdict is Verdict.MISMATCH and _names(judgement.diagnosis) == [UNEXPLAINED]:
+        found += [under(tokens) for _, tokens in _tokens_of_estimators(spec, description)]
     likeliest = min(found, key=_doubt)
     return judgement if likeliest is judgement else replace(likeliest, expected=judgement.expected)
+
+
+def _of_masks(
+    other: Judgement, masks: dict[str, Convention], description: Description
+) -> Judgement:
+    """A judgement by other masks, as advice if the adapter declares the mask of a term."""
+    changed = next((masks[name] for name in masks if name in description.declared), None)
+    if changed is None or other.verdict is not Verdict.CONFORMS:
+        return other
+    return replace(other, verdict=Verdict.ADVICE, diagnosis=_of_answer("term_mask", changed.value))
 
 
 def _doubt(judgement: Judgement) -> tuple[int, float]:
@@ -161,6 +195,7 @@ def _by_declared(
             or _pooled(judgement, spec, description, under)
             or _mean_of_means(judgement, spec, description)
             or _other_answer(judgement, description, under)
+            or _other_tokens(judgement, spec, description, under)
             or judgement
         )
     return judgement
@@ -336,6 +371,43 @@ def _other_answer(
                 expected=judgement.expected,
             )
     return None
+
+
+def _other_tokens(
+    judgement: Judgement,
+    spec: CheckSpec,
+    description: Description,
+    under: Under,
+) -> Judgement | None:
+    """Advice on other tokens of an estimator than the assumed ones, if all is right by them."""
+    for others, declared in _tokens_of_estimators(spec, description):
+        if under(declared, verdict_alone).verdict is Verdict.CONFORMS:
+            return Judgement(
+                verdict=Verdict.ADVICE,
+                diagnosis=_of_tokens(others),
+                expected=judgement.expected,
+            )
+    return None
+
+
+def _tokens_of_estimators(
+    spec: CheckSpec, description: Description
+) -> Iterator[tuple[dict[str, TokenSet], dict[str, Convention]]]:
+    """Yield the sets of tokens that are not the assumed ones, the fewest first, as declared."""
+    name = "of_values" if spec.objective in OF_VALUES else "of_returns"
+    convention = description.declared.get(name)
+    if spec.objective not in OF_TRANSITIONS or not isinstance(convention, Assumed):
+        return
+    for size in range(1, len(TOKENS) + 1):
+        for chosen in combinations(TOKENS, size):
+            others = {one: OTHER_SET[getattr(convention.value, one)] for one in chosen}
+            yield others, {name: Assumed(replace(convention.value, **others))}
+
+
+def _of_tokens(others: dict[str, TokenSet]) -> Diagnosis:
+    names = [f"{name}_{tokens}" for name, tokens in others.items()]
+    said = [MISTAKES[name].says.removesuffix(f", {ASSUMED}") for name in names]
+    return Diagnosis(name=names[0], explanation=f"{'; '.join(said)}, {ASSUMED}")
 
 
 def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]:

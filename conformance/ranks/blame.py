@@ -148,12 +148,26 @@ class _Stack:
 
 
 def _verdict(error: BaseException, stack: _Stack) -> Verdict:
+    if _lacks_its_own_module(error, stack):
+        return Verdict.CRASHED
     if isinstance(error, (ImportError, SyntaxError)) or stack.is_raised_by_ours():
         return Verdict.NOT_DRIVEN
     if _asked_too_much(error, stack):
         return Verdict.NOT_DRIVEN
     is_refusal = _is_deliberate(error, stack) and not TRAINING.has_begun
     return Verdict.REFUSED if is_refusal else Verdict.CRASHED
+
+
+def _lacks_its_own_module(error: BaseException, stack: _Stack) -> bool:
+    """Whether a function of the framework imports a module of the framework that does not exist.
+
+    Modules that import others when they are loaded may wait for files that an installation makes.
+    """
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return False
+    entry = stack.entries[0]
+    is_its_own = stack.is_of_framework(_module(entry)) and stack.is_of_framework(error.name)
+    return is_its_own and entry.tb_frame.f_code.co_name != "<module>"
 
 
 def _asked_too_much(error: BaseException, stack: _Stack) -> bool:

@@ -153,9 +153,9 @@ def test_probes_of_earlier_stages_have_the_gradient_of_the_last_one_s() -> None:
 
 def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered() -> None:
     by_rollout, by_sample = Assumed(SampleUnit.ROLLOUT), Assumed(SampleUnit.SAMPLE)
-    older = adapter.conventions(parser(), None, by_rollout)
-    of_samples = adapter.conventions(parser(), None, by_rollout, by_sample)
-    newer = adapter.conventions(parser("--loss-aggregation"), None, by_sample)
+    older = adapter.conventions(parser(), by_rollout)
+    of_samples = adapter.conventions(parser(), by_rollout, by_sample)
+    newer = adapter.conventions(parser("--loss-aggregation"), by_sample)
     stated = Documented(AuxiliaryAggregation.SAMPLE_MEAN, "the documentation of --loss-aggregation")
 
     assert older["entropy"] == Assumed(AuxiliaryAggregation.WITH_TOKEN_MEAN)
@@ -181,6 +181,19 @@ def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
     ):
         with pytest.raises(Unsupported, match="no rollouts of several samples"):
             driving.of_single_samples(uneven)
+
+
+def test_steps_that_megatron_declines_to_cut_are_unsupported_where_it_would_cut_them() -> None:
+    driving.require_even(job("two_steps"))
+    for layout in (Layout(micro_batches=2), Layout(dp=2)):
+        with pytest.raises(Unsupported, match="not divisible"):
+            driving.require_even(replace(job("unequal_groups"), layout=layout))
+
+
+def test_modules_are_looked_for_where_versions_have_had_them() -> None:
+    assert importing.home("adapters", "slime_family.moved.away", "slime_family.model", "native")
+    with pytest.raises(ModuleNotFoundError, match=r"adapters\.of_the_oldest"):
+        importing.home("adapters", "slime_family.newer", "of_the_oldest")
 
 
 def test_functions_are_offered_only_what_they_know() -> None:

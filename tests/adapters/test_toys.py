@@ -1,5 +1,6 @@
 """The adapters of slime and miles, end to end on toys of the two: right, older and broken ones."""
 
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from adapters.contract.objective import CORRECTIONS, POLICY_LOSSES, Objective
 from conformance.findings.finding import Finding
 from conformance.findings.verdict import Check
 from tests import command
-from tests.toys import Edit, checkout
+from tests.toys import TOYS, Edit, checkout
 
 TELLING_CASES = (
     "uneven_lengths or fully_masked or short_responses or split_groups or unequal_groups"
@@ -147,6 +148,99 @@ def test_depths_below_the_step_conform(tmp_path: Path, toy: str, depth: str) -> 
 
     assert verdicts(found) == {"conforms"}
     assert {finding.depth for finding in found} == {depth}
+
+
+def moved(package: Path, old: str, new: str) -> None:
+    """Move a module of a toy, and change all imports of it."""
+    (package / new).parent.mkdir(exist_ok=True)
+    (package / old).rename(package / new)
+    names = [path.removesuffix(".py").replace("/", ".") for path in (old, new)]
+    for file in package.rglob("*.py"):
+        file.write_text(file.read_text().replace(*names))
+
+
+def test_miles_of_may_2026_is_driven_where_it_kept_its_modules(tmp_path: Path) -> None:
+    package = checkout(tmp_path / "miles", "miles") / "miles"
+    hub = "backends/training_utils/loss_hub"
+    moved(package, f"{hub}/logit_processors.py", f"{hub}/logits.py")
+    shutil.rmtree(package / "ray/rollout")
+    of_slime = (TOYS / "slime/ray/rollout.py").read_text()
+    of_miles = of_slime.replace("slime", "miles").replace("rollout_id", "index")
+    (package / "ray/rollout.py").write_text(of_miles)
+    layouts = ["dp2-cp2-mb2-thd"]
+    found = find(tmp_path, "miles", package.parent, layouts, "uneven_lengths or fully_masked")
+
+    assert verdicts(found) == {"conforms"}
+
+
+ACTOR, CP_UTILS = (f"backends/megatron_utils/{name}.py" for name in ("actor", "cp_utils"))
+LENGTHS = "total_length: int, response_length: int"
+
+OF_JANUARY = (
+    Edit(
+        ACTOR,
+        "class MegatronTrainRayActor:",
+        """
+def get_rollout_data(args: Namespace, references: list[Any], state: Any) -> lineage.Data:
+    return lineage.to_device(fetch(references, megatron_grid().dp.rank))
+
+
+class MegatronTrainRayActor:
+    parallel_state: Any
+""",
+    ),
+    Edit(ACTOR, "def _get_rollout_data", "def _of_later_versions"),
+    Edit(
+        ACTOR,
+        "self._get_rollout_data(rollout_data_ref)",
+        "get_rollout_data(self.args, rollout_data_ref, self.parallel_state)",
+    ),
+    Edit(ACTOR, "(args: Namespace, rollout_data:", "(args: Namespace, state: Any, rollout_data:"),
+    Edit(ACTOR, "returns(self.args, data)", "returns(self.args, self.parallel_state, data)"),
+    *(
+        Edit(CP_UTILS, old, new)
+        for old, new in (
+            (
+                f"log_prob: torch.Tensor, {LENGTHS}",
+                f"log_prob: torch.Tensor, {LENGTHS}, parallel_state: object",
+            ),
+            (
+                f"    tensor: torch.Tensor, {LENGTHS}",
+                f"    tensor: torch.Tensor, {LENGTHS}, parallel_state: object",
+            ),
+            ("(log_prob, lineage.megatron_grid().cp)", "(log_prob, parallel_state.cp)"),
+            ("response_length, lineage.megatron_grid().cp", "response_length, parallel_state.cp"),
+        )
+    ),
+)
+"""slime's pull request 1373, which 1442 took back: functions are given the state of parallelism."""
+
+STATE = """
+from typing import Any
+
+from slime.lineage import megatron_grid
+
+
+class MegatronParallelState:
+    def __init__(self, model: Any = None) -> None:
+        self.cp = megatron_grid().cp
+"""
+
+
+def test_slime_of_january_2026_is_given_its_state_of_parallelism(tmp_path: Path) -> None:
+    package = checkout(tmp_path / "slime", "slime", *OF_JANUARY) / "slime"
+    for name in ("loss", "cp_utils"):
+        moved(package, f"backends/megatron_utils/{name}.py", f"backends/training_utils/{name}.py")
+    (package / "backends/training_utils/log_utils.py").write_text(
+        "from slime.utils import logging_utils\n"
+    )
+    (package / "backends/megatron_utils/parallel.py").write_text(STATE)
+    subjects = "[weights/ or [rejection/ or [metric/"
+    cases, layouts = "fully_masked or rejected_tokens", ["dp1-cp2-mb2-thd"]
+    found = find(tmp_path, "slime", package.parent, layouts, cases, subjects=subjects)
+
+    assert verdicts(found) - {"refused", "advice"} == {"conforms"}
+    assert {f.check for f in found if f.verdict == "conforms"} >= {"weights", "metric"}
 
 
 def test_toy_that_declines_an_ordinary_step_is_listed_with_its_words(tmp_path: Path) -> None:

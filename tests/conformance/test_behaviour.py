@@ -119,7 +119,7 @@ def test_reports_without_behaviour_say_nothing() -> None:
     assert not [*said(BehaviourChange(without, OLD))]
 
 
-def advising(*names: str) -> Report:
+def advising(*names: str, mistake: str = "depends_on_cut") -> Report:
     """A report whose findings of these names are advice."""
     findings = [
         one
@@ -127,7 +127,7 @@ def advising(*names: str) -> Report:
         else one.model_copy(
             update={
                 "verdict": Verdict.ADVICE,
-                "diagnosis": Diagnosis(name="depends_on_cut", explanation="`loss` changes"),
+                "diagnosis": Diagnosis(name=mistake, explanation="`loss` changes"),
             }
         )
         for one in OLD.findings
@@ -163,3 +163,8 @@ def test_advice_that_comes_and_goes_is_told_once() -> None:
         f"advice gone: {first}: `loss` changes [depends_on_cut]"
     ]
     assert not [*advised.said(difference(after, after))]
+    other = advising(first, mistake="depends_on_order")
+    assert [*advised.said(difference(advising(first), other))] == [
+        f"new advice: {first}: `loss` changes [depends_on_order]",
+        f"advice gone: {first}: `loss` changes [depends_on_cut]",
+    ]

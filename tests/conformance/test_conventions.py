@@ -1,15 +1,25 @@
 """Numbers that are right by a documented convention, or by an assumed one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from adapters.contract import Assumed, Description, Documented, Layout, Observation
+from adapters.contract.batch.formulas import ESTIMATORS
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Convention
-from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Metric, Objective
+from adapters.contract.objective import (
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    OF_VALUES,
+    Metric,
+    Objective,
+)
 from conformance.expected.loss_terms import quantities
 from conformance.explain.causes import causes
 from conformance.findings.finding import Diagnosis, Finding
@@ -24,8 +34,11 @@ from reference.aggregation import (
     Conventions,
     DenominatorMask,
     EmptyUnits,
+    EstimatorConventions,
+    MicroBatchWeight,
     Mode,
     SampleUnit,
+    TokenSet,
 )
 from reference.step import Sample, Step
 from reference.weights import token_weights
@@ -295,10 +308,17 @@ POOLED_ALONE = Documented(POOLED, "a page")
 
 
 def test_either_mask_of_rejection_is_right_where_nothing_is_documented() -> None:
-    for declared in ({}, {"entropy_mask": Assumed(DenominatorMask.ORIGINAL)}):
-        assert logged_of_kept(declared, AFTER).verdict is Verdict.CONFORMS
-        assert logged_of_kept(declared, BEFORE).verdict is Verdict.CONFORMS
+    for weights in (AFTER, BEFORE):
+        assert logged_of_kept({}, weights).verdict is Verdict.CONFORMS
     assert logged_of_kept({}, SUMMED).diagnosis.name == "rejected_tokens_weigh"
+
+
+def test_another_mask_than_that_of_known_versions_is_advice() -> None:
+    declared = {"entropy_mask": Assumed(DenominatorMask.ORIGINAL)}
+
+    assert logged_of_kept(declared, BEFORE).verdict is Verdict.CONFORMS
+    assert logged_of_kept(declared, AFTER).verdict is Verdict.ADVICE
+    assert logged_of_kept(declared, AFTER).diagnosis.name == "term_mask_modified"
 
 
 @pytest.mark.parametrize(
@@ -349,3 +369,94 @@ def test_the_masks_that_leave_the_fewest_mistakes_are_those_of_a_wrong_sum() -> 
 
     [[mistake]] = judgement.clues.explanations
     assert "policy_loss/rejection_left_out" in mistake
+
+
+def estimated(
+    objective: Objective,
+    convention: Callable[[EstimatorConventions], Convention],
+    observed: EstimatorConventions,
+) -> Judgement:
+    """The judgement of advantages by other conventions than those of trained tokens alone."""
+    name = "of_values" if objective in OF_VALUES else "of_returns"
+    declared = {name: convention(OF_TRAINED)}
+    return judged_by(objective, declared, advantages_of(objective, observed))
+
+
+def advantages_of(objective: Objective, conventions: EstimatorConventions) -> NDArray[np.float64]:
+    return ESTIMATORS[objective](ProbedBatch((WITH_HOLES,), objective).rollouts, conventions)
+
+
+def judged_by(
+    objective: Objective, declared: Mapping[str, Convention], advantages: NDArray[np.float64]
+) -> Judgement:
+    """The judgement of the gradient of these advantages on one rank."""
+    spec = check_spec(f"advantages.{objective}")
+    job = job_of(WITH_HOLES, mode=Mode.SAMPLE_MEAN, objective=objective)
+    weights = token_weights(WITH_HOLES, job.aggregation) * advantages
+    seen = [Observation(token_weights=(weights,))]
+    return judge_by_conventions(judge(spec), spec, job, seen, Description(declared=declared))
+
+
+WITH_HOLES = step_of([1, 0, 1, 1, 0], [1, 1, 0], groups=[0, 1])
+
+OF_TRAINED = EstimatorConventions(transitions=TokenSet.ACTIVE)
+OF_ALL = EstimatorConventions(penalised=TokenSet.RESPONSE, rewarded=TokenSet.RESPONSE)
+
+
+@pytest.mark.parametrize(
+    ("objective", "observed", "name", "words"),
+    [
+        (
+            Objective.REINFORCE_PP,
+            replace(OF_TRAINED, transitions=TokenSet.RESPONSE),
+            "transitions_response",
+            "returns pass through masked tokens, which the framework does not document",
+        ),
+        (
+            Objective.PENALISED_GAE,
+            OF_ALL,
+            "penalised_response",
+            "the divergence of masked tokens is penalised too; returns pass through masked tokens;"
+            " the reward is at the last token, masked or not, which the framework does not"
+            " document",
+        ),
+    ],
+)
+def test_masked_tokens_that_matter_for_advantages_are_advice_unless_a_document_says_otherwise(
+    objective: Objective, observed: EstimatorConventions, name: str, words: str
+) -> None:
+    found = estimated(objective, Assumed, observed)
+
+    assert found.verdict is Verdict.ADVICE
+    assert (found.diagnosis.name, found.diagnosis.explanation) == (name, words)
+    assert estimated(objective, Assumed, OF_TRAINED).verdict is Verdict.CONFORMS
+    documented = partial(Documented, where="a page")
+    assert estimated(objective, documented, observed).verdict is Verdict.MISMATCH
+
+
+def test_mistake_beside_other_tokens_than_the_assumed_ones_is_named() -> None:
+    objective = Objective.REINFORCE_PP
+    estimator = ESTIMATORS[objective]
+    unwhitened = replace(estimator, whitens=False)
+    with mock.patch.dict(ESTIMATORS, {objective: unwhitened}):
+        advantages = advantages_of(objective, replace(OF_TRAINED, penalised=TokenSet.RESPONSE))
+    found = judged_by(objective, {"of_returns": Assumed(OF_TRAINED)}, advantages)
+
+    assert found.verdict is Verdict.MISMATCH
+    assert found.diagnosis.name == "not_whitened"
+
+
+def test_micro_batches_that_weigh_the_same_are_advice_where_samples_are_assumed_to_count() -> None:
+    spec = check_spec("auxiliary.entropy")
+    job = job_of(STEP, layout=Layout(micro_batches=2), objective=Objective.ENTROPY)
+    weighs = {"micro_batch_weight": Assumed(MicroBatchWeight.BY_SAMPLES)}
+    declared = {"entropy": Documented(MEANS, "a page"), **weighs}
+    verdicts = []
+    for weights in ([2 / 9] * 3 + [1 / 3], OF_MICRO_BATCHES):
+        passes = (PASSES.astype(np.int32),)
+        seen = [Observation(token_weights=(np.array(weights),), forward_passes=passes)]
+        description = Description(declared=declared)
+        verdicts.append(judge_by_conventions(judge(spec), spec, job, seen, description))
+
+    assert [one.verdict for one in verdicts] == [Verdict.CONFORMS, Verdict.ADVICE]
+    assert verdicts[1].diagnosis.name == "micro_batch_weight_equal"

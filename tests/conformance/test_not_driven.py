@@ -68,10 +68,10 @@ def test_a_single_step_that_crashes_is_a_crash_with_its_place(tmp_path: Path) ->
     [cause] = result.report.causes
     assert result.status == pytest.ExitCode.TESTS_FAILED
     assert finding.verdict is Verdict.CRASHED
-    assert finding.place == "tests/drifting/framework.py:72 (concatenate)"
+    assert finding.place == "tests/drifting/framework.py:77 (concatenate)"
     assert cause.statement == (
         "RuntimeError: zero-dimensional tensor (at position 0) cannot be concatenated, at"
-        " tests/drifting/framework.py:72 (concatenate)"
+        " tests/drifting/framework.py:77 (concatenate)"
     )
 
 

@@ -45,6 +45,11 @@ def import_new_package() -> None:
     import werkzeug_of_a_later_release  # type: ignore[import-not-found] # noqa: F401
 
 
+def import_moved_module() -> None:
+    """Import a module of its own by the name that it had."""
+    import tests.drifting.framework.moved  # type: ignore[import-not-found] # noqa: F401
+
+
 def refuse(mode: str) -> None:
     """Decline in clear words."""
     raise ValueError(

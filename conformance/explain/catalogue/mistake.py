@@ -162,6 +162,20 @@ known(
             f"tokens are selected by a comparison within their micro-batch, {ASSUMED}"
         ),
         "selected_step": f"tokens are selected by a comparison over the step, {ASSUMED}",
+        "micro_batch_weight_equal": (
+            f"micro-batches of different sizes weigh the same in a mean over them, {ASSUMED}"
+        ),
+        "micro_batch_weight_by_samples": (
+            f"micro-batches weigh by their samples in a mean over them, {ASSUMED}"
+        ),
+        "term_mask_modified": f"a term is averaged over the tokens that are kept, {ASSUMED}",
+        "term_mask_original": f"a term is averaged over rejected tokens too, {ASSUMED}",
+        "transitions_active": f"returns skip masked tokens, {ASSUMED}",
+        "transitions_response": f"returns pass through masked tokens, {ASSUMED}",
+        "penalised_active": f"the divergence of masked tokens is not penalised, {ASSUMED}",
+        "penalised_response": f"the divergence of masked tokens is penalised too, {ASSUMED}",
+        "rewarded_active": f"the reward is at the last token that is trained, {ASSUMED}",
+        "rewarded_response": f"the reward is at the last token, masked or not, {ASSUMED}",
         "several_divisors": "tokens of one step are divided by different numbers",
         "tokens_missing": "active tokens weigh nothing",
         "reducer_ignored": "a custom reducer is not used",
