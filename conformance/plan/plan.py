@@ -122,9 +122,7 @@ class Plan:
         cells: list[AnyMatrixCell] = [*self._chosen()]
         if self.case is None:
             cells += [
-                *self._altered_cells(),
-                *self._lawful_cells(),
-                *self._default_cells(),
+                *self.cells_apart,
                 *self._startup_cells(),
                 *self._log_cells(),
                 *self._generated_cells(),
@@ -212,6 +210,11 @@ class Plan:
         return MatrixCell(
             aggregation=aggregation, case=case, layout=layout, depth=self.depth, spec=spec
         )
+
+    @property
+    def cells_apart(self) -> list[MatrixCell]:
+        """Those that are looked at on one layout or two, whatever the size."""
+        return [*self._altered_cells(), *self._lawful_cells(), *self._default_cells()]
 
     def _altered_cells(self) -> list[MatrixCell]:
         """On the first layout, and in a full plan on the first with context parallelism as well."""

@@ -41,6 +41,10 @@ WORDS = {
     Check.ADVANTAGES: r"advantage|\bgae\b|reward|return|whiten|normali[sz]|baseline|rloo|discount",
     Check.ROLLOUTS: r"rollout|response_length|reward|advantage",
     Check.OTHER_LOSSES: r"value|critic|\bsft\b|distill|teacher",
+    Check.LAWS: r"metric|log_dict|\blog_|stats|wandb|report|track|ratio|\.(mean|std|sum)\(",
+    Check.POISON: r"masked_fill|isfinite|isnan|nan_to_num|\b(nan|inf)\b|where\(|\* *\w*mask|clamp",
+    Check.NO_GRADIENT: r"detach|no_grad|requires_grad|stop_gradient",
+    Check.DEFAULTS: r"default|: *(float|int|str|bool)( \| None)? *=",
 }
 """Words of changed lines that each check can tell something of."""
 
@@ -97,7 +101,7 @@ def telling(
     )
     cells = [
         cell
-        for cell in plan.cells_of_cases
+        for cell in (*plan.cells_of_cases, *plan.cells_apart)
         if cell.spec.check in checks and _is_offered(cell, adapter)
     ]
     most = max(counts.values(), default=0) or 1
@@ -107,7 +111,10 @@ def telling(
         for fact in _facts(cell):
             weight = weights.get(cell.spec.check, 1)
             facts[cell.job_id].update((*fact, number) for number in range(weight))
-    ids = {*list(covering(facts))[:JOBS]}
+    checks_of = {cell.job_id: cell.spec.check for cell in cells}
+    ordered = list(covering(facts))
+    first_of_checks = {checks_of[one]: one for one in reversed(ordered)}.values()
+    ids = {*ordered[:JOBS], *first_of_checks}
     kept = tuple(cell for cell in cells if cell.job_id in ids)
     return Telling(layouts=chosen, cells=kept, touched=tuple(touched))
 
@@ -117,8 +124,15 @@ def _count(lines: Iterable[str], words: str) -> int:
 
 
 def _facts(cell: MatrixCell) -> Iterator[tuple[object, ...]]:
-    """Yield what a cell tells: its mode on its layout above all, and of the loss, every case."""
+    """Yield what a cell tells: its mode on its layout above all, and of the loss, every case.
+
+    Each law, and each column that is altered, counts as two.
+    """
     slug, mode, case = cell.spec.slug, cell.aggregation.mode, cell.case.name
+    if cell.spec.is_looked_at_once:
+        what = cell.spec.law.name if cell.spec.law else slug
+        yield from ((what, cell.spec.check), (what,), (cell.spec.objective, cell.spec.check))
+        return
     yield slug, mode, cell.layout
     yield slug, mode, cell.layout.micro_batches
     yield slug, case

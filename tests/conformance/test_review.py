@@ -81,6 +81,8 @@ def of(lines: str, adapter: str = "slime") -> Telling:
         ("advantages = whiten(rewards)", Check.ADVANTAGES),
         ("keep = reject(rollout_log_probs)", Check.REJECTION),
         ("kl_loss = kl_coef * kl", Check.AUXILIARY),
+        ("loss = torch.masked_fill(loss, bad, 0)", Check.POISON),
+        ("old = old.detach()", Check.NO_GRADIENT),
     ],
 )
 def test_what_a_change_touches_is_looked_at_more_than_otherwise(lines: str, check: Check) -> None:
@@ -89,7 +91,14 @@ def test_what_a_change_touches_is_looked_at_more_than_otherwise(lines: str, chec
 
     assert of(lines).touched[0] is check
     assert count(of(lines)) > count(of(""))
-    assert len({cell.job_id for cell in of(lines).cells}) == JOBS
+    assert len({cell.job_id for cell in of(lines).cells}) >= JOBS
+
+
+def test_every_check_that_a_framework_has_is_looked_at_in_each_review() -> None:
+    checks = {cell.spec.check for cell in of("reduce(loss)").cells}
+
+    assert {Check.LAWS, Check.POISON, Check.WEIGHTS, Check.ADVANTAGES, Check.SHARDING} <= checks
+    assert len({cell.job_id for cell in of("reduce(loss)").cells}) <= JOBS + len(Check)
 
 
 def test_of_two_layouts_one_is_where_most_shows_and_one_what_most_users_have() -> None:
