@@ -57,17 +57,16 @@ def traced(mistake: Mistake, folder: Path) -> str:
                 adapter = jobs.pool.adapter
                 trace = Trace.of(cell.id, job, adapter.package, jobs.pool.source)
                 of_cause = [cell, *islice(wrong, MOST_PROVEN_WITH)]
-                proven = Prover(jobs, adapter.package).proven(trace, of_cause)
+                lines = Prover(jobs, adapter.package).proven(trace, of_cause)
                 places = [
                     place
-                    for place, one in enumerate([*proven, *trace.suspects], 1)
+                    for place, one in enumerate(lines, 1)
                     if one.line.file.endswith(mistake.edit.file)
                     and first <= one.line.number <= last
                 ]
-                hit = places[0] if places else 0
-                words = f"{hit} of {len(proven)} proven" if proven else f"{hit or 'not'} suspected"
-                shown = [f"    {trace.place(one.line)}: {one.why}" for one in proven]
-                return "\n".join([f"{mistake.name}: {words}, {cell.id}", *shown])
+                hit = f"{places[0]}" if places else "not suspected"
+                shown = [f"    {trace.place(one.line)}: {one.why}" for one in lines]
+                return "\n".join([f"{mistake.name}: {hit}, {cell.id}", *shown])
     return f"{mistake.name}: makes no weight wrong"
 
 

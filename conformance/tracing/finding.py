@@ -114,8 +114,9 @@ def traces_of_causes(
                 [*traces] if is_inferred(cause) else _most_telling(traces, settings, are_computed)
             )
             for cell, trace in chosen:
-                proven = prover.proven(trace, [cell, *(one for one in of_cause if one is not cell)])
-                found[cell.id] = trace.with_proven(proven).of_cause
+                others = [one for one in of_cause if one is not cell]
+                lines = prover.proven(trace, [cell, *others])
+                found[cell.id] = replace(trace, suspects=lines).of_cause
         except StartError:  # after a crash the framework could not be loaded again
             return found
     return found

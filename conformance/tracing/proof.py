@@ -20,7 +20,7 @@ from conformance.tracing.hypotheses import (
     counts_of_token,
     hypotheses,
 )
-from conformance.tracing.suspects.reasons import Suspect
+from conformance.tracing.suspects.reasons import Suspect, of_lines
 from conformance.tracing.suspects.wrong_weight import WrongWeight
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from adapters.contract import Observation
     from adapters.contract.job import Replacement
     from conformance.expected.step_context import StepContext
+    from conformance.findings.trace import Line
     from conformance.plan.matrix import MatrixCell
     from conformance.runs.jobs import SharedJobs
     from conformance.tracing.hypotheses import Hypothesis
@@ -96,28 +97,46 @@ class Prover:
     _runs: dict[str, _Run | None] = field(default_factory=dict)
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
-        """The lines with which the findings conform; the first of ``cells`` is the traced one."""
-        if trace.chain is None:
-            return []
-        found: list[Suspect] = []
-        first, *others = (self._run(one) for one in cells if len(one.case.steps) == 1)
+        """The lines of a trace, those with which the findings conform first.
+
+        The first of ``cells`` is the traced one. Where the weight is off by a number of ranks or
+        micro-batches, any line of the chain can make that good: then lines are only proven that are
+        suspected, and they stay where they are.
+        """
+        first, *others = map(self._run, cells)
+        if trace.chain is None or first is None:
+            return trace.suspects
         weight = WrongWeight(trace.job, trace.chain, self.package)
-        suspected = [one.line for one in trace.suspects]
-        for one in hypotheses(weight, suspected)[:MOST_TRIED]:
-            if first is None or any(one.line == each.line for each in found):
-                continue
-            for name, entries in self._needed(one, first).items():
-                if not self._conforms(one, first, entries):
-                    continue
-                shown = [self._shows(one, name, run) for run in others[:MOST_SHOWN] if run]
-                if all(shown):
-                    found.append(_proven(one, name, 1 + len(shown)))
-                    break
-            if len(found) == MOST_PROVEN:
+        suspected = {one.line: one for one in trace.suspects}
+        is_of_size = weight.right.is_size(weight.off)
+        several = [
+            one
+            for one in hypotheses(weight, [*suspected])
+            if not is_of_size or one.line in suspected
+        ]
+        runs = [one for one in others if one is not None][:MOST_SHOWN]
+        proven: dict[Line, Suspect] = {}
+        for one in several[:MOST_TRIED]:
+            name = None if one.line in proven else self._name(one, first, runs)
+            if name is not None:
+                proven[one.line] = _proven(one, name, 1 + len(runs))
+            if len(proven) == MOST_PROVEN:
                 break
-        return found
+        return of_lines((({} if is_of_size else proven) | suspected | proven).values())
+
+    def _name(self, one: Hypothesis, first: _Run, others: Sequence[_Run]) -> str | None:
+        """The count with which all of some findings conform."""
+        for name, entries in self._needed(one, first).items():
+            if self._conforms(one, first, entries) and all(
+                self._shows(one, name, run) for run in others
+            ):
+                return name
+        return None
 
     def _run(self, cell: MatrixCell) -> _Run | None:
+        """The ordinary run of a finding's job; None if that has several steps, or does not run."""
+        if len(cell.case.steps) > 1:
+            return None
         if cell.job_id not in self._runs:
             self._runs[cell.job_id] = None
             ran = self.jobs.observations(cell.job)

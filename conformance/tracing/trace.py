@@ -102,10 +102,6 @@ class Trace:
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
         return replace(trace, suspects=of_lines(ordered))
 
-    def with_proven(self, proven: Sequence[Suspect]) -> Trace:
-        """The trace with lines that runs have shown to be wrong, before those to look at."""
-        return replace(self, suspects=of_lines([*proven, *self.suspects]))
-
     @property
     def of_cause(self) -> CauseTrace:
         """What a report keeps of it; factors of 1 are left out."""

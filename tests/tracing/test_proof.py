@@ -81,7 +81,7 @@ def test_the_line_is_proven_with_which_all_findings_conform(
     of_cause = wrong(way, jobs)
     traced = trace(of_cause[0].job, jobs.pool)
     assert isinstance(traced, TracedJob)
-    found = Prover(jobs, None).proven(Trace.of(way, traced, None, None), of_cause)
+    found = Prover(jobs, None).proven(Trace.of(way, traced, None, None), [*of_cause])
 
     lines = [linecache.getline(one.line.file, one.line.number) for one in found]
     assert text in lines[0]
