@@ -16,6 +16,7 @@ from conformance.findings.errors import ConformanceError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import FrameType
 
 USAGE_ERROR = 2
 
@@ -25,6 +26,9 @@ INTERRUPTED = 128 + signal.SIGINT
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status, 2 if the command cannot be carried out."""
     options = parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     try:
         return _print(options.lines(options))
     except StartError as error:
@@ -39,6 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
         return 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End as by Ctrl-C, with the runs that a terminal would have sent a signal as well."""
+    from conformance.runs.versions import history
+
+    history.end_all()
+    raise KeyboardInterrupt
 
 
 def _print(lines: Iterator[str]) -> int:

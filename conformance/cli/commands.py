@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,12 +167,22 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
     adapter = prepared.adapter
     expected = options.expect and expectations_of(options.expect, adapter.name, adapter.engine)
     yield from view.begins(prepared)
+    yield f"ends after at most {options.budget:g} s (--budget)"
     with TwoBars("base", "head", total=len(prepared.telling.cells)) as bars:
-        rows = runs.run(prepared, options.reports, bars.show)
+        start = time.monotonic()
+        rows, is_interrupted = runs.run(prepared, options.reports, options.budget, bars.show)
     may_decline = {cell.id for cell in prepared.telling.cells if may_be_declined(cell)}
     found = Reviewed.of(*runs.reports(rows), may_decline, expected)
     lines = [*view.as_text(found, prepared.changed)]
+    if any(row.is_cut_short for row in rows):
+        made, planned = len(found.head.findings), len(prepared.telling.cells)
+        lines[-1] += (
+            f" That is after {time.monotonic() - start:.0f} s and {made} of {planned} findings of"
+            " each; a larger --budget looks at the rest."
+        )
     yield from ("", *lines)
+    if is_interrupted:
+        raise KeyboardInterrupt
     if (path := os.environ.get(GITHUB_SUMMARY)) is not None:
         report_formats.add_summary(found.head, lines, Path(path))
         objections = [found.objection] if found.objection else []

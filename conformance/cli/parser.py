@@ -42,6 +42,10 @@ HELP = {
 """All commands, each named after a function of `commands`."""
 
 
+BUDGET = 120.0
+"""Seconds that a review may take by default."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that names the nearest choice to one that does not exist."""
 
@@ -131,6 +135,13 @@ def _add_review(parser: argparse.ArgumentParser) -> None:
         "source",
         required=True,
         help="the version: a working tree, a commit, a pull request's ref, or a release",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=BUDGET,
+        metavar="SECONDS",
+        help="end both runs after this time, and compare what they have looked at (120)",
     )
     parser.add_argument(
         "--base",

@@ -67,7 +67,10 @@ LARGEST_WEIGHT = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Telling:
-    """Layouts, cells to run on them, and the checks that a change is about, most lines first."""
+    """Layouts, cells to run on them, and the checks that a change is about, most lines first.
+
+    Cells that tell most come first, those of one job together.
+    """
 
     layouts: tuple[Layout, ...]
     cells: tuple[MatrixCell, ...]
@@ -115,7 +118,10 @@ def telling(
     ordered = list(covering(facts))
     first_of_checks = {checks_of[one]: one for one in reversed(ordered)}.values()
     ids = {*ordered[:JOBS], *first_of_checks}
-    kept = tuple(cell for cell in cells if cell.job_id in ids)
+    order = {one: place for place, one in enumerate(dict.fromkeys([*ordered, *ids]))}
+    kept = tuple(
+        sorted((one for one in cells if one.job_id in ids), key=lambda one: order[one.job_id])
+    )
     return Telling(layouts=chosen, cells=kept, touched=tuple(touched))
 
 

@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Turn every cell into a test of its own."""
     if {"cell", "find"} <= set(metafunc.fixturenames):
-        cells = settings_of(metafunc.config).plan.cells()
+        cells = options.in_order(metafunc.config, settings_of(metafunc.config).plan.cells())
         metafunc.parametrize("cell", cells, ids=[cell.id for cell in cells])
 
 

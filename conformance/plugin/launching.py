@@ -102,7 +102,7 @@ def _launch(config: pytest.Config) -> Launch | None:
 
 
 class EndingSignals:
-    """Has SIGTERM end a run as Ctrl-C does: the ranks end and the report is written.
+    """Has SIGTERM and SIGHUP end a run as Ctrl-C does: ranks end and the report is written.
 
     Python drops what a handler raises during a weak reference's callback, as on an import. So it is
     raised again before the next test.
@@ -113,6 +113,8 @@ class EndingSignals:
 
         self._ending: BaseException | None = None
         signal.signal(signal.SIGTERM, self._end)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # as it is not with nohup
+            signal.signal(signal.SIGHUP, self._end)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and is not ignored
             signal.signal(signal.SIGINT, self._end)
         # Stopping a process that is ending anyway would leave its temporary folders.
@@ -147,4 +149,5 @@ def too_late() -> Iterator[None]:
 
 def _ignore() -> dict[signal.Signals, Any]:
     """Ignore what ends a run; returns the handlers before."""
-    return {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return {sign: signal.signal(sign, signal.SIG_IGN) for sign in ending}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,10 @@ from conformance.plugin import launching
 from conformance.runs.options import OPTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from conformance.plan.matrix import AnyMatrixCell
     from conformance.runs.settings import Settings
 
 DEFAULT_ADAPTER = "native"
@@ -90,6 +93,13 @@ def _plan_size(config: pytest.Config) -> str:
     if option("adapter") and option("keyword"):
         named = True
     return str(option("plan") or (PlanSize.FULL if named else PlanSize.QUICK))
+
+
+def in_order(config: pytest.Config, cells: Sequence[AnyMatrixCell]) -> list[AnyMatrixCell]:
+    """Cells whose findings are named with ``-k`` in the order in which they are, then others."""
+    named = re.findall(r"\[([^][]*)\]", config.getoption("keyword") or "")
+    order = {name: place for place, name in enumerate(named)}
+    return sorted(cells, key=lambda cell: order.get(cell.id, len(order)))
 
 
 def _given_path(config: pytest.Config, name: str) -> Path | None:

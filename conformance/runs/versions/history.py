@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
 
 EXIT = "_pytest.outcomes.Exit: "
 """What pytest puts before the words with which a run was ended."""
+
+
+CUT_SHORT = (2, *(128 + one for one in (signal.SIGTERM, signal.SIGHUP)))
+"""The exit statuses of runs that were ended, or interrupted as pytest says."""
+
+RUNNING: set[subprocess.Popen[str]] = set()
+"""The runs that are under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,8 @@ class Row:
     commit: Commit
     report: Report | None = None
     problem: str | None = None
+    is_cut_short: bool = False
+    """Whether the run was ended before its last finding, as its time was over."""
 
 
 def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
@@ -106,33 +117,59 @@ def _report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
     return folder / f"{'-'.join(filter(None, names))}.json"
 
 
-def run_one(selection: CommitRuns, commit: Commit, report: Path, scratch: str) -> Row:
-    """Run one commit from an empty folder; its report is left where it is asked for."""
+def run_one(
+    selection: CommitRuns, commit: Commit, report: Path, scratch: str, until: float | None = None
+) -> Row:
+    """Run one commit from an empty folder; its report is left where it is asked for.
+
+    ``until`` is when the run is ended that is still under way, by `time.monotonic`.
+    """
     report.resolve().unlink(missing_ok=True)
-    result = _pytest(scratch, *selection.arguments(commit, report))
+    result = _pytest(scratch, *selection.arguments(commit, report), until=until)
     try:
         loaded = report_file.load(report)
     except ReportFileError:
-        return Row(commit=commit, problem=_last_words(result.stdout))
+        words, is_cut_short = _last_words(result.stdout), result.returncode in CUT_SHORT
+        return Row(commit=commit, problem=words, is_cut_short=is_cut_short)
     if loaded.fault is not None:
         return Row(commit=commit, problem=f"fault of the harness: {loaded.fault}")
     problem = f"not driven: {loaded.not_driven}" if loaded.not_driven else None
-    if not loaded.complete:
+    is_cut_short = not loaded.complete and until is not None and result.returncode in CUT_SHORT
+    if not loaded.complete and not is_cut_short:
         problem = f"stopped early: {_last_words(result.stdout)}"
-    return Row(commit=commit, report=loaded, problem=problem)
+    return Row(commit=commit, report=loaded, problem=problem, is_cut_short=is_cut_short)
 
 
-def _pytest(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def end_all() -> None:
+    """Have all runs that are under way write their reports and end."""
+    for process in [*RUNNING]:
+        process.terminate()
+
+
+def _pytest(
+    folder: str, *arguments: str, until: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run pytest in a folder without settings for it, and without its summary on GitHub."""
-    return subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
         env={name: value for name, value in os.environ.items() if name != GITHUB_SUMMARY},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
     )
+    RUNNING.add(process)
+    try:
+        with process:
+            try:
+                left = None if until is None else max(until - time.monotonic(), 0)
+                output, _ = process.communicate(timeout=left)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                output, _ = process.communicate()
+    finally:
+        RUNNING.discard(process)
+    return subprocess.CompletedProcess(process.args, process.returncode, output)
 
 
 def _last_words(output: str) -> str:
