@@ -96,7 +96,7 @@ PRIME_RL = Framework(
         "of_groups": Documented(
             EstimatorConventions(std_epsilon=0.0), "docs/algorithms.md, the table of types"
         ),
-        "compared": Assumed(Compared.SAMPLES),
+        "compared": Documented(Compared.LAST_SAMPLES, "docs/algorithms.md, Default Advantage"),
         "lone_reward": Assumed(Lone.ZERO),
         "kl_estimator": Documented(
             DivergenceEstimator.K1_BY_RATIO, "docs/algorithms.md, Loss Components, ref_kl"
@@ -135,8 +135,8 @@ PRIME_RL = Framework(
     ),
     departures=parse_departures(
         """
-        not_run: the orchestrator, except the algorithms `grpo` and `max_rl` where advantages are
-        looked at: rollouts, filters of zero advantages
+        not_run: the orchestrator, except that it scores a group of rollouts by the algorithms
+        `grpo` and `max_rl` where advantages are looked at: rollouts, filters of zero advantages
             samples are given; `prepare_batch` is entered with the options that its packer passes
         not_run: `clean_exit` around the trainer
             it ends the process after an error
@@ -180,8 +180,6 @@ PRIME_RL = Framework(
             logits, as with fused_lm_head_token_chunk_size=disabled
         stubbed: the weight broadcast, and the counter of operations per second
             no inference engine listens, and speed is not checked
-        stubbed: in versions before August 2026, the orchestrator's configuration
-            the trainer reads one per run from a file, and the only run here has none
         stubbed: kernels of models, of expert parallelism and of inference engines
             they run only on GPUs, and the model has no layers
         stubbed: ring_flash_attn, which replaces the attention of models

@@ -27,8 +27,10 @@ GPU_PACKAGES = ("dion", "fla", "ring_flash_attn", "torchtitan")
 SERVICES = (
     "openai",
     "prime_cli",
+    "prometheus_client",
     "renderers",
     "setproctitle",
+    "tenacity",
     "verifiers",
     "wandb",
     "wandb_gql",
@@ -37,12 +39,6 @@ SERVICES = (
 
 RUNS = ("tomli", "tomli_w")
 """What versions before August 2026 read and write the configurations of runs with."""
-
-ORCHESTRATOR = ("prime_rl.configs.orchestrator",)
-"""The configuration of an orchestrator, which versions before August 2026 read for each run."""
-
-SCORING = ("prime_rl.configs.algorithm", "prime_rl.orchestrator.utils", "prime_rl.utils.client")
-"""What the orchestrator's algorithms import besides: configurations and clients of servers."""
 
 KERNELS = (
     "prime_rl.trainer.distributed.expert_parallel",
@@ -93,8 +89,22 @@ SCORED = ("grpo", "max_rl")
 
 def algorithms() -> Any:
     """The orchestrator's classes of algorithms by type; empty in versions that have none."""
-    registry = found("prime_rl.orchestrator.algo")
-    return getattr(registry, "ALGORITHM_CLASSES", {})
+    return found("prime_rl.orchestrator.algo:ALGORITHM_CLASSES") or {}
+
+
+def advantages_config(kind: str) -> Any:
+    """The configuration of an algorithm by its type, which has its defaults.
+
+    Before June 27, 2026, there was that of `grpo` alone, by another name.
+    """
+    from pydantic import TypeAdapter
+
+    if not algorithms():
+        return module("configs.orchestrator").DefaultAdvantageConfig()
+    configs = module("configs.algorithm")
+    if hasattr(configs, "AlgoConfig"):
+        return TypeAdapter(configs.AlgoConfig).validate_python({"type": kind})
+    return configs.AlgorithmConfig(advantage={"type": kind})
 
 
 def configured(settings: Settings) -> Any:
@@ -113,7 +123,7 @@ def offers(settings: Settings) -> bool:
     from pydantic import ValidationError
 
     if (kind := settings.get("orchestrator.algo.type")) is not None:
-        return has_streams() and (kind not in SCORED or kind in algorithms())
+        return kind in (algorithms() or ("grpo",)) if kind in SCORED else has_streams()
     try:
         module(CONFIGS).TrainerConfig(**nested(settings))
     except ValidationError:
@@ -163,12 +173,11 @@ def _prepare() -> None:
 
     cuda_on_cpu.install()
     worlds.sum_gradients_of_all_gather()
-    own = [*KERNELS, *ORCHESTRATOR, *SCORING]
-    stub(own)
-    STUBBED.extend([*stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS]), *own])
-    if "verifiers" in STUBBED:  # versions of August 2026 have classes that are generic in it
+    stub(KERNELS)
+    STUBBED.extend([*stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS]), *KERNELS])
+    if "verifiers" in STUBBED:  # versions since June 2026 have classes that are generic in these
         task: Any = importlib.import_module("verifiers.v1.task")
-        task.DataT = TypeVar("DataT")
+        task.DataT, task.TaskT = TypeVar("DataT"), TypeVar("TaskT")
 
 
 def _is_without_gpu() -> bool:

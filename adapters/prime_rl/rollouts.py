@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from itertools import chain
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adapters.contract.job import Unsupported
 from adapters.contract.objective import KL_COEFFICIENT, OF_LOG_PROBS, Objective
+from adapters.prime_rl import orchestrator
 from adapters.prime_rl.framework import PRIME_RL
 from adapters.prime_rl.importing import has_streams, module, transport
 from adapters.toolkit.calls import call_supported
@@ -19,7 +19,7 @@ from adapters.toolkit.probe import CERTAIN_LOGIT, logits_head, probable_head
 from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -42,7 +42,9 @@ class Rollouts:
 
     def __init__(self, batch: ProbedBatch, job: Job, seq_len: int) -> None:
         self._batch, self._job, self._seq_len = batch, job, seq_len
-        self._advantages = batch.advantages if gives_advantages(job) else [*self._scored()]
+        self._advantages = batch.advantages
+        if not gives_advantages(job):
+            self._advantages = self._scored()
         self._grids = [self._packed(samples) for samples in self._samples_of_steps()]
 
     def send(self, folder: Path) -> None:
@@ -77,42 +79,39 @@ class Rollouts:
 
     def _samples_of_steps(self) -> Iterator[list[Any]]:
         """The training samples of each optimizer step."""
-        made = self._sample if has_streams() else self._sample_in_two_parts
-        samples = map(made, range(len(self._batch.responses)))
+        samples = (
+            self._sample(index, self._signal(index)) for index in range(len(self._batch.responses))
+        )
         for step in self._job.steps:
             yield [next(samples) for _ in range(step.size)]
 
-    def _sample(self, index: int) -> Any:
-        """A prompt and its response; masks and log-probabilities cover both."""
-        batch, prompt = self._batch, self._batch.prompts[index]
-        ids = np.concatenate([prompt, batch.responses[index]]) + FIRST_ID
+    def _sample(self, index: int, signal: Mapping[str, NDArray[np.float64]]) -> Any:
+        """A prompt and its response, in one part or in the two that they were before July 2026.
+
+        Masks and log-probabilities of one part cover both.
+        """
+        batch, prompt = self._batch, self._batch.prompts[index] + FIRST_ID
+        response, mask = batch.responses[index] + FIRST_ID, batch.original_masks[index]
+        log_probs = self._log_probs(index)
 
         def whole(values: NDArray[Any]) -> list[Any]:
             return np.concatenate([np.zeros(len(prompt), values.dtype), values]).tolist()
 
-        return transport("types").TrainingSample(
-            token_ids=ids.tolist(),
-            mask=whole(batch.original_masks[index]),
-            logprobs=whole(self._log_probs(index)),
-            temperatures=[1.0] * len(ids),
-            env_name="corpus",
-            **{name: whole(values) for name, values in self._signal(index).items()},
-        )
-
-    def _sample_in_two_parts(self, index: int) -> Any:
-        """A prompt and its response apart, with one advantage for all tokens."""
-        batch = self._batch
-        prompt, response = (ids[index] + FIRST_ID for ids in (batch.prompts, batch.responses))
         return call_supported(
             transport("types").TrainingSample,
+            token_ids=[*prompt.tolist(), *response.tolist()],
+            mask=whole(mask),
+            logprobs=whole(log_probs),
+            temperatures=[1.0] * (len(prompt) + len(response)),
             prompt_ids=prompt.tolist(),
             prompt_mask=[False] * len(prompt),
             completion_ids=response.tolist(),
-            completion_mask=batch.original_masks[index].tolist(),
-            completion_logprobs=self._log_probs(index).tolist(),
+            completion_mask=mask.tolist(),
+            completion_logprobs=log_probs.tolist(),
             completion_temperatures=[1.0] * len(response),
             env_name="corpus",
             advantage=1.0,
+            **{name: whole(values) for name, values in signal.items()},
         )
 
     def _log_probs(self, index: int) -> NDArray[np.float64]:
@@ -133,40 +132,39 @@ class Rollouts:
             streams["ref_logprobs"] = self._batch.reference_log_probs[index] - CERTAIN_LOGIT
         return streams
 
-    def _scored(self) -> Iterator[NDArray[np.float64]]:
-        """The advantages of tokens by the orchestrator's algorithm, which compares a prompt's."""
-        kind = PRIME_RL.settings(self._job)["orchestrator.algo.type"]
-        options = SimpleNamespace(type=kind, action_loss_type="rl", length_penalty=None)
-        algorithm, groups = (
-            module("orchestrator.algo").build_algorithm(options, None),
-            defaultdict(list),
-        )
-        if not all(mask.any() for mask in self._batch.original_masks):
-            raise Unsupported(
-                "a trace without sampled tokens is left out before rewards are compared"
-            )
-        traces = [self._trace(index) for index in range(len(self._batch.responses))]
-        for group, trace in zip(self._batch.groups.tolist(), traces, strict=True):
-            groups[group].append(SimpleNamespace(traces=[trace]))
-        for episodes in groups.values():
-            asyncio.run(algorithm.finalize_group(episodes))
-        for trace, mask in zip(traces, self._batch.original_masks, strict=True):
-            [node] = trace.nodes
-            found = np.zeros(len(mask))
-            found[mask] = 0.0 if node.advantages is None else node.advantages
-            yield found
+    def _scored(self) -> list[NDArray[np.float64]]:
+        """The advantages of tokens by the orchestrator, which compares the rewards of a prompt."""
+        kind = str(PRIME_RL.settings(self._job)["orchestrator.algo.type"])
+        found: dict[int, NDArray[np.float64]] = {}
+        for rollouts in self._rollouts_of_groups():
+            finished = [self._finished(samples) for samples in rollouts]
+            orchestrator.score(finished, kind, self._seq_len)
+            for samples, rollout in zip(rollouts, finished, strict=True):
+                found |= zip(samples, orchestrator.advantages(rollout), strict=True)
+        return [found[index] for index in sorted(found)]
 
-    def _trace(self, index: int) -> Any:
-        """A sample as one turn of an environment's trace."""
-        mask, ids = self._batch.original_masks[index], self._batch.responses[index]
-        node = SimpleNamespace(mask=mask.tolist(), token_ids=ids.tolist(), advantages=None)
-        return SimpleNamespace(
-            id=index,
-            has_error=False,
-            agent=SimpleNamespace(trainable=True),
-            reward=float(self._batch.rewards[index]),
-            nodes=[node],
+    def _rollouts_of_groups(self) -> Iterator[list[list[int]]]:
+        """Yields the samples of each rollout of a prompt, for one prompt after another."""
+        groups: defaultdict[int, defaultdict[int, list[int]]] = defaultdict(
+            lambda: defaultdict(list)
         )
+        ids = zip(self._batch.groups.tolist(), self._batch.trajectories.tolist(), strict=True)
+        for index, (group, rollout) in enumerate(ids):
+            groups[group][rollout].append(index)
+        yield from ([*rollouts.values()] for rollouts in groups.values())
+
+    def _finished(self, samples: Sequence[int]) -> Any:
+        """A rollout as it comes back from its environment; raises `Unsupported`."""
+        batch = self._batch
+        if len({float(batch.rewards[index]) for index in samples}) > 1:
+            raise Unsupported("a rollout has one reward for all of its samples")
+        if not any(batch.original_masks[index].any() for index in samples):
+            raise Unsupported("a rollout without sampled tokens is left out")
+        turns = [
+            (self._sample(index, {}), batch.responses[index], batch.original_masks[index])
+            for index in samples
+        ]
+        return orchestrator.finished(turns, float(batch.rewards[samples[0]]))
 
     def _packed(self, samples: list[Any]) -> list[list[Any]]:
         """The micro-batches of each rank, as prime-rl's packer has them made."""
@@ -187,7 +185,7 @@ class Rollouts:
         """The same micro-batches, with token advantages instead of sample advantages."""
         advantages = np.zeros(self._batch.probe_size + FIRST_ID)
         ids = np.concatenate(self._batch.responses) + FIRST_ID
-        advantages[ids] = np.concatenate(self._batch.advantages)
+        advantages[ids] = np.concatenate(self._advantages)
         for micro_batch in chain.from_iterable(grid):
             micro_batch.advantages = advantages[micro_batch.input_ids].tolist()
         return grid

@@ -163,6 +163,11 @@ class _Stub(metaclass=_StubType):
         """Be as generic as a package's class."""
         return cls
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: object) -> dict[str, str]:
+        """Be the type of a field of a pydantic model, which takes anything."""
+        return {"type": "any"}
+
     def __call__(self, decorated: object) -> object:
         if not callable(decorated):
             raise TypeError(f"{type(self).__name__} is a stub and cannot be called")

@@ -8,17 +8,20 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import platformdirs
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from reference import ConformanceError
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 RELEASE = "pypi:"
 VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
+PROJECT = "pyproject.toml"
 # Digits by which a commit is called that no ref names.
 SHORT = 10
 
@@ -198,6 +202,14 @@ def _installed(adapter: Adapter) -> Source:
     return Source(kind="installed", version=version)
 
 
+def python_required(source: Path) -> str | None:
+    """What a source's pyproject.toml requires of Python; None if this Python satisfies it."""
+    file = source / PROJECT
+    project = tomllib.loads(file.read_text("utf-8")).get("project", {}) if file.is_file() else {}
+    required = project.get("requires-python", "")
+    return None if platform.python_version() in SpecifierSet(required) else required
+
+
 def _unpack(requirement: str, folder: Path) -> None:
     """Fetch a wheel with pip. Unlike a source distribution, it runs no code of its own."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
@@ -274,16 +286,17 @@ def _revision(repository: Path, ref: str) -> str:
 def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
     """The folder of the commit's files in the cache, extracted once.
 
-    Its name lists the extracted folders, because another version of the adapter may need more.
+    Its name lists what is extracted, because another version of the adapter may need more.
     """
-    name = "-".join([revision, *adapter.tree]).replace("/", "-")
+    needed = [*adapter.tree, PROJECT] if adapter.tree else []
+    name = "-".join([revision, *needed]).replace("/", "-")
     folder = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name / name
     if folder.is_dir():  # without calling git
         return folder
     listing = ("ls-tree", "--name-only", revision, "--")
     if adapter.tree and not git(repository, *listing, *_packages(adapter)):
         raise SourceError(f"{revision} of {repository} holds no package {adapter.package!r}")
-    paths = git(repository, *listing, *adapter.tree).splitlines()
+    paths = git(repository, *listing, *needed).splitlines()
 
     def extract(new: Path) -> None:
         with tempfile.NamedTemporaryFile(suffix=".tar") as file:

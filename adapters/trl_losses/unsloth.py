@@ -40,6 +40,9 @@ class UnslothAdapter(LossAdapter):
     name = "unsloth"
     package = "unsloth_zoo"
     distribution = "unsloth_zoo"
+    versions = (
+        "unsloth_zoo since 2026.8.17, and earlier releases only where torch has an accelerator"
+    )
     tree = ("unsloth_zoo",)
     default_mode = Mode.SAMPLE_MEAN
     departures = DEPARTURES

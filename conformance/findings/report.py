@@ -21,7 +21,7 @@ from adapters.contract.description import answers
 from conformance.findings.badness import failure
 from conformance.findings.cause import Cause, Clues
 from conformance.findings.finding import Finding, FrozenModel
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import Verdict, driven_instead
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
@@ -220,8 +220,8 @@ class Report(Header):
         )
         if not reasons:
             return None
-        drives = f"; the adapter drives {self.versions}" if self.versions else ""
-        return f"{reasons.most_common(1)[0][0]}{drives}"
+        reason = reasons.most_common(1)[0][0]
+        return "; ".join(filter(None, (reason, driven_instead(self.versions, reason))))
 
     def clues_of(self, finding: Finding) -> Clues | None:
         """What one of its findings says about the known mistakes."""

@@ -39,6 +39,12 @@ JUDGED = (Verdict.CONFORMS, Verdict.REFUSED, *WRONG)
 """Verdicts on whether the framework keeps a promise; totals count these only."""
 
 
+def driven_instead(versions: str, reason: str) -> str:
+    """Which versions an adapter drives; empty if it is not the version why one is not driven."""
+    is_of_environment = "ModuleNotFoundError: " in reason or " requires Python " in reason
+    return f"the adapter drives {versions}" if versions and not is_of_environment else ""
+
+
 class Check(StrEnum):
     """A property of a framework that is checked."""
 

@@ -30,6 +30,7 @@ from packaging.utils import canonicalize_name
 from adapters.contract import Adapter
 from adapters.contract.training import TRAINING
 from adapters.toolkit.imports import is_stub
+from adapters.toolkit.source import python_required
 from conformance.findings.sanitize import sanitize, sanitized_traceback
 from conformance.findings.verdict import Verdict
 from conformance.ranks.messages import Raised
@@ -53,7 +54,7 @@ def blame(error: BaseException, adapter: Adapter, source: Path | None) -> Raised
     place = stack.place()
     return Raised(
         verdict=_verdict(error, stack),
-        words=sanitize(telling_line(error) + _remedy(error, adapter.name), source),
+        words=sanitize(telling_line(error) + _remedy(stack, source), source),
         place=None if place is None else sanitize(place, source),
         traceback=sanitized_traceback(error, source),
     )
@@ -70,16 +71,21 @@ def telling_line(error: BaseException) -> str:
     return f"{name}: {telling}" if telling else name
 
 
-def _remedy(error: BaseException, framework: str) -> str:
+def _remedy(stack: _Stack, source: Path | None) -> str:
     """What to do about a package that is missing or a file of a newer Python; often nothing."""
-    if isinstance(error, SyntaxError):
-        return f"; this is Python {sys.version_info.major}.{sys.version_info.minor}"
-    if not isinstance(error, ModuleNotFoundError) or error.name is None:
-        return ""
-    extras = _extras_with(error.name.partition(".")[0])
-    if canonicalize_name(framework) in extras:
-        extras = [canonicalize_name(framework)]
-    return f"; pip install 'rl-loss-conformance[{extras[0]}]'" if extras else ""
+    error = stack.error
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        extras, own = _extras_with(error.name.partition(".")[0]), stack.adapter.name
+        if canonicalize_name(own) in extras:
+            extras = [canonicalize_name(own)]
+        return f"; pip install 'rl-loss-conformance[{extras[0]}]'" if extras else ""
+    if source is not None and stack.is_importing() and (required := python_required(source)):
+        return f"; its pyproject.toml requires Python {required}, and {_this_python()}"
+    return f"; {_this_python()}" if isinstance(error, SyntaxError) else ""
+
+
+def _this_python() -> str:
+    return f"this is Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _extras_with(package: str) -> list[str]:
@@ -125,6 +131,11 @@ class _Stack:
         modules = map(_module, self.entries)
         owned = (one for one in modules if self.is_ours(one) or self.is_of_framework(one))
         return self.is_ours(next(owned, "adapters"))
+
+    def is_importing(self) -> bool:
+        """Whether a module of the framework could not be imported."""
+        modules = (_module(one) for one in self.entries if _function(one) == "<module>")
+        return isinstance(self.error, SyntaxError) or any(map(self.is_of_framework, modules))
 
     def place(self) -> str | None:
         """The innermost line of the framework, or function of the adapter if that raised.

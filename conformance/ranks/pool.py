@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.errors import StartError
 from conformance.findings.sanitize import sanitize
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import Verdict, driven_instead
 from conformance.ranks.hardware import ON_CPU, Device
 from conformance.ranks.messages import (
     Answered,
@@ -363,7 +363,7 @@ def _not_loaded(adapter: Adapter, failed: Crashed) -> StartError:
     """The error of a version that the adapter cannot load."""
     words, _, details = failed.message.partition("\n")
     place = "" if failed.place is None else f", at {failed.place}"
-    hint = f"the adapter drives {adapter.versions}" if adapter.versions else ""
+    hint = driven_instead(adapter.versions, words)
     return StartError(f"{adapter.name} cannot be loaded: {words}{place}", hint, details)
 
 

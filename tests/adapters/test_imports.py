@@ -5,9 +5,10 @@ import sys
 from abc import ABC
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+from pydantic import create_model
 
 from adapters.toolkit.imports import (
     WrongSourceError,
@@ -74,6 +75,15 @@ def test_stub_can_be_imported_and_subclassed_but_not_used() -> None:
         Derived().compute()
     with pytest.raises(AttributeError):
         module.__wrapped__  # noqa: B018
+
+
+def test_stub_is_the_type_of_a_field_of_a_configuration() -> None:
+    stub_missing(["toy_h"])
+    kind = importlib.import_module("toy_h").RendererConfig
+
+    model: Any = create_model("Config", renderer=(kind, kind()), kind=(str, "auto"))
+
+    assert model(kind="own").kind == "own"
 
 
 def reduced(config: SimpleNamespace, kind: str) -> str:

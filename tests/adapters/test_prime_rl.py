@@ -32,6 +32,10 @@ COMMIT = "559b44772e471d1538537b8805cc77f3824a5e64"
 
 CLONE = Path(os.environ.get(command.SOURCES, "")) / "prime_rl"
 
+OTHER_ORCHESTRATORS = ("02bdca2e4", "7f7771388", "07e6bec87", "d1046b876")
+"""Of March, with a function of all rewards; of June, with one of rollouts; of July and August, with
+algorithms."""
+
 BY_TOKENS = "dp2-cp1-mbtokens-thd"
 
 weights_error = partial(steps.weights_error, conventions=conventions_of(PRIME_RL.conventions))
@@ -90,6 +94,20 @@ def test_rewards_are_compared_by_the_orchestrators_algorithm(pool: RankPool) -> 
     """MaxRL divides by the mean of a prompt's rewards, without an epsilon."""
     given = job("equal_rewards", objective=Objective.MEAN_NORMALISED)
     outcome = pool.run(given)
+
+    assert isinstance(outcome, Ran), outcome
+    judged = judge_advantages(given, outcome.observations, description())
+    assert judged.verdict is Verdict.CONFORMS
+
+
+@pytest.mark.usefixtures("other_release")
+@pytest.mark.parametrize("commit", OTHER_ORCHESTRATORS)
+def test_orchestrators_of_all_versions_compare_the_rewards_of_rollouts(commit: str) -> None:
+    """Some rollouts have several samples, which count once in the mean of their prompt."""
+    given = job("several_samples", "dp1-cp1-mbtokens-thd", Objective.GROUP_CENTRED)
+    adapter = PrimeRLAdapter()
+    with RankPool(adapter, resolve(adapter, f"{CLONE}@{commit}").path, 1) as one_rank:
+        outcome = one_rank.run(given)
 
     assert isinstance(outcome, Ran), outcome
     judged = judge_advantages(given, outcome.observations, description())

@@ -77,8 +77,9 @@ ELSEWHERE = {
         roll.importing.import_roll skyrl.importing.import_skyrl toolkit.changes._package
         toolkit.source._checkout
         toolkit.source._extracted toolkit.source._install_data toolkit.source._made_once
-        toolkit.source._packages toolkit.source.released trl.driving.GrpoTraining.configured
-        trl.model. trl_losses.liger.LigerAdapter.load verl.importing._defaults
+        toolkit.source._packages toolkit.source.python_required toolkit.source.released
+        trl.driving.GrpoTraining.configured trl.model. trl_losses.liger.LigerAdapter.load
+        verl.importing._defaults
     """,
     "the words of a refusal": "ms_swift.megatron.Training._trainer.Trainer.get_local_rollout_batch",
     "micro-batches of all ranks": "slime_family.driving.of_single_samples",
@@ -114,8 +115,7 @@ ELSEWHERE = {
     "steps of a batch": "openrlhf.driving._dealt",
     "as many of what no step reads as there are samples": "open_instruct.driving.Data._generated",
     "the number of a data-parallel rank": "prime_rl.adapter.PrimeRLAdapter.observe",
-    "a list of temperatures": "prime_rl.rollouts.Rollouts._sample",
-    "a mask of nothing, and temperatures": "prime_rl.rollouts.Rollouts._sample_in_two_parts",
+    "a mask of nothing, and temperatures": "prime_rl.rollouts.Rollouts._sample",
     "the mask, as the framework's workers apply it": "roll.driving.StubCluster.compute_log_probs",
     "a list of nothing": "toolkit.worlds.of_all_ranks slime_family.driving.add_columns",
     "a bound as the framework is told": "roll.framework.",

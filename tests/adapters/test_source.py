@@ -8,7 +8,7 @@ import platformdirs
 import pytest
 
 from adapters.native.adapter import NativeAdapter
-from adapters.toolkit.source import SourceError, find_commits, resolve
+from adapters.toolkit.source import SourceError, find_commits, python_required, resolve
 
 VERSION = Path("toyframework") / "__init__.py"
 
@@ -137,6 +137,28 @@ def test_commit_is_extracted_again_for_an_adapter_that_needs_more_of_it(
     assert not (less / "more").exists()
     assert more is not None
     assert (more / "more" / "file.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("project", "required"),
+    [
+        ('[project]\nrequires-python = ">=3.99"\n', ">=3.99"),
+        ('[project]\nrequires-python = ">=3.11"\n', None),
+        ("[tool.other]\n", None),
+    ],
+)
+def test_commit_says_which_python_it_requires_if_not_this_one(
+    checkout: Path, git: Callable[..., str], project: str, required: str | None
+) -> None:
+    (checkout / "pyproject.toml").write_text(project)
+    git("add", ".")
+    git("commit", "-m", "project")
+    newer, older = (resolve(ToyAdapter(), f"{checkout}@{ref}").path for ref in ("main", "v1"))
+
+    assert newer is not None
+    assert older is not None
+    assert python_required(newer) == required
+    assert python_required(older) is None, "without a pyproject.toml"
 
 
 def test_folder_with_an_at_sign_is_a_folder(checkout: Path) -> None:

@@ -1,11 +1,13 @@
 """Whose failure an exception is."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import Verdict, driven_instead
 from conformance.ranks.blame import blame
+from tests.drifting import framework
 from tests.drifting.adapter import CRASHES, OURS, REFUSALS, DriftingAdapter
 
 
@@ -29,3 +31,27 @@ def test_an_exception_has_the_verdict_of_the_one_at_fault_in_a_line(
 
     assert raised.verdict is verdict
     assert f"{raised.words}, at {raised.place}" == words
+
+
+@pytest.mark.parametrize(
+    "code", ["class Rollout[T]: ...; 1 +", "from typing import Later", "1 + ''"]
+)
+def test_a_module_that_another_python_imports_names_the_python_that_the_source_requires(
+    code: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99"\n')
+
+    with pytest.raises((ImportError, SyntaxError, TypeError)) as caught:
+        exec(compile(code, "new.py", "exec"), {"__name__": framework.__name__})
+    words = blame(caught.value, DriftingAdapter(), tmp_path).words
+
+    assert "; its pyproject.toml requires Python >=3.99, and this is Python 3." in words
+
+
+def test_a_missing_package_is_no_matter_of_versions() -> None:
+    missing = "ModuleNotFoundError: No module named 'torchdata'"
+
+    assert not driven_instead("commits since March", missing)
+    assert driven_instead("commits since March", "KeyError: 'a'") == (
+        "the adapter drives commits since March"
+    )
