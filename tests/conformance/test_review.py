@@ -7,14 +7,16 @@ import pytest
 
 from adapters.contract import Layout
 from adapters.toolkit.changes import changed_lines, versions
-from adapters.toolkit.source import SourceError
+from adapters.toolkit.source import Commit, SourceError
 from conformance import cli
 from conformance.comparing.reviewed import Reviewed
 from conformance.findings.cause import SuspectedLine
+from conformance.findings.errors import NothingToCompareError
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.telling import JOBS, Telling, telling
 from conformance.runs import registry
 from conformance.runs.versions import history as histories
+from conformance.runs.versions import review as reviews
 from conformance.views.versions.review import as_text, sentence
 from tests.causes.test_changes import A, B, report, with_verdict
 from tests.causes.test_find import CP, EMPTY, Said, right, wrong
@@ -227,7 +229,7 @@ def test_a_version_that_cannot_be_run_leaves_no_verdict(
 ) -> None:
     import subprocess
 
-    def ends(*_: object) -> subprocess.CompletedProcess[str]:
+    def ends(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess([], 6, stdout="not driven: no module torchless")
 
     monkeypatch.setattr(histories, "_pytest", ends)
@@ -235,3 +237,37 @@ def test_a_version_that_cannot_be_run_leaves_no_verdict(
 
     assert cli.main(arguments) == cli.USAGE_ERROR
     assert "no verdict, as the base, " in capsys.readouterr().err
+
+
+def test_runs_that_are_cut_short_are_compared_by_what_both_have_looked_at() -> None:
+    base, head = report(right(A), right(B)), report(wrong(A, CP))
+    commit = Commit(ref="change", revision="0" * 40, date="", subject="")
+    rows = reviews.Rows(
+        histories.Row(commit=commit, report=base),
+        histories.Row(
+            commit=commit, report=head.model_copy(update={"complete": False}), is_cut_short=True
+        ),
+    )
+    before, after = reviews.reports(rows)
+
+    assert [one.id for one in before.findings] == [one.id for one in after.findings] == [A]
+    assert sentence(Reviewed.of(before, after), {}).startswith(f"A{FACTOR}")
+
+
+def test_a_run_that_is_ended_before_its_first_finding_leaves_no_verdict() -> None:
+    commit = Commit(ref="change", revision="", date="", subject="")
+    row = histories.Row(commit=commit, problem="ended", is_cut_short=True)
+
+    with pytest.raises(NothingToCompareError, match="--budget=SECONDS"):
+        reviews.reports(reviews.Rows(row, row))
+
+
+@pytest.mark.processes
+def test_a_review_without_time_ends_both_runs(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["review", "--adapter=slime", f"--source={repository}@change", "--budget=0"]
+
+    assert cli.main(arguments) == cli.USAGE_ERROR
+    assert "was ended before its first finding" in capsys.readouterr().err
+    assert not histories.RUNNING

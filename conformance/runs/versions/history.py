@@ -28,8 +28,9 @@ EXIT = "_pytest.outcomes.Exit: "
 """What pytest puts before the words with which a run was ended."""
 
 
-CUT_SHORT = (2, *(128 + one for one in (signal.SIGTERM, signal.SIGHUP)))
-"""The exit statuses of runs that were ended, or interrupted as pytest says."""
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+CUT_SHORT = (2, *(128 + one for one in ENDING), *(-one for one in ENDING))
+"""The exit statuses of runs that were interrupted or ended, the last before they could say so."""
 
 RUNNING: set[subprocess.Popen[str]] = set()
 """The runs that are under way."""
