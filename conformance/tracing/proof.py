@@ -157,11 +157,11 @@ class Prover:
         return entries is not None and self._conforms(one, run, entries)
 
     def _conforms(self, one: Hypothesis, run: _Run, entries: Entries) -> bool:
-        """Whether a finding conforms where the line computes with what it had to."""
+        """Whether a finding breaks no promise where the line computes with what it had to."""
         replaced = replace(one.replacement, entries=entries)
         outcome = self.jobs.run(replace(run.cell.job, replaced=replaced))
         judged = judge_outcome(run.cell, outcome, self.jobs)
-        return judged.verdict is Verdict.CONFORMS
+        return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
 
     def _needed(self, one: Hypothesis, run: _Run) -> Mapping[str, Entries]:
         """What had to be at a line, by the name of the count that it then is."""
