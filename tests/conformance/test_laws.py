@@ -254,7 +254,7 @@ def test_where_tokens_are_rejected_other_values_reject_one_more() -> None:
     assert np.array_equal(*map(np.concatenate, (before.original_masks, after.original_masks)))
 
 
-@pytest.mark.parametrize("name", MASKED_TOKENS)
+@pytest.mark.parametrize("name", sorted(MASKED_TOKENS))
 def test_one_more_masked_token_makes_all_other_rows_shorter_than_the_longest(name: str) -> None:
     before, after = STEP.response_lengths, LAWS[name].changed(JOB).steps[0].response_lengths
 

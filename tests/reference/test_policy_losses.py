@@ -303,6 +303,7 @@ def test_derivatives_are_those_of_the_losses(objective: Objective, given: Policy
         advantages=torch.from_numpy(given.advantages),
         old_log_probs=torch.from_numpy(old),
         reference_log_probs=none,
+        teacher_log_probs=none,
         rollout_log_probs=torch.from_numpy(old - given.rollout_log_ratios),
         old_values=none,
         returns=none,
