@@ -20,7 +20,6 @@ from typing import Protocol
 from adapters.toolkit.source import resolve
 from conformance.comparing.cause_changes import CauseChange, cause_changes
 from conformance.comparing.diff import difference
-from conformance.findings.finding import FindingId
 from conformance.findings.report import Report
 from conformance.findings.verdict import Verdict
 from conformance.plan.checks import LAWFUL
@@ -196,7 +195,7 @@ def _laws_of_broken(found: Report) -> dict[str, str]:
     """The law of each finding that sees it broken, by the finding's id."""
     laws = {spec.slug: spec.law.name for spec in LAWFUL if spec.law}
     wrong = (one for one in found.findings if one.verdict in (Verdict.ADVICE, Verdict.MISMATCH))
-    return {one.id: laws[FindingId.parse(one.id).slug] for one in wrong}
+    return {one.id: laws[one.identity.slug] for one in wrong}
 
 
 def report(mistake: Mistake, source: Path, folder: Path) -> Report:
