@@ -1,4 +1,4 @@
-"""Mistakes put into copies of frameworks' real code, and the causes they must give.
+"""Mistakes put into copies of frameworks' real code, and the causes or broken laws they must give.
 
 ``RL_LOSS_CONFORMANCE_SOURCES=FOLDER python -m tests.mistakes_in_real_code [NAME …]`` prints what
 changes in the causes when each mistake is made; FOLDER has clones of miles, slime, prime_rl,
@@ -21,6 +21,8 @@ from adapters.toolkit.source import resolve
 from conformance.comparing.cause_changes import CauseChange, cause_changes
 from conformance.comparing.diff import difference
 from conformance.findings.report import Report
+from conformance.findings.verdict import Verdict
+from conformance.plan.checks import LAWFUL
 from conformance.runs import registry
 from tests import command
 from tests.toys import commit
@@ -117,6 +119,9 @@ MISTAKES = tuple(_read("mistake"))
 TRACED = tuple(_read("traced"))
 """Others, which give several causes: only their lines are looked for."""
 
+OF_LAWS = tuple(_read("law"))
+"""Others, by the laws that they break; the cause is what these laws call their mistake."""
+
 INSTALLED = ("ms_swift", "skyrl", "trl", "tunix", "verl")
 """Frameworks that are on the package index."""
 
@@ -175,6 +180,22 @@ def changes(mistake: Mistake, folder: Path) -> list[CauseChange]:
     mistake.edit.apply(source / packages(mistake)[0])
     after = report(mistake, source, folder)
     return cause_changes(difference(before, after))
+
+
+def broken_laws(mistake: Mistake, folder: Path) -> set[str]:
+    """The laws that findings see broken with the mistake, and not without it."""
+    source = copied(mistake, folder / "source")
+    before = _laws_of_broken(report(mistake, source, folder))
+    mistake.edit.apply(source / packages(mistake)[0])
+    after = _laws_of_broken(report(mistake, source, folder))
+    return {law for finding, law in after.items() if finding not in before}
+
+
+def _laws_of_broken(found: Report) -> dict[str, str]:
+    """The law of each finding that sees it broken, by the finding's id."""
+    laws = {spec.slug: spec.law.name for spec in LAWFUL if spec.law}
+    wrong = (one for one in found.findings if one.verdict in (Verdict.ADVICE, Verdict.MISMATCH))
+    return {one.id: laws[one.identity.slug] for one in wrong}
 
 
 def report(mistake: Mistake, source: Path, folder: Path) -> Report:

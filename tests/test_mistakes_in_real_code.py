@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from conformance.comparing.cause_changes import Fate
+from conformance.laws.law import LAWS
 from tests import command
-from tests.mistakes_in_real_code import INSTALLED, MISTAKES, RELEASED, Mistake, changes
+from tests.mistakes_in_real_code import (
+    INSTALLED,
+    MISTAKES,
+    OF_LAWS,
+    RELEASED,
+    Mistake,
+    broken_laws,
+    changes,
+)
 
 
 @pytest.mark.soak
@@ -21,3 +30,12 @@ def test_a_mistake_in_real_code_gives_one_cause(tmp_path: Path, mistake: Mistake
     assert [(one.fate, one.new.name, one.new.condition) for one in found if one.new] == [
         (Fate.NEW, mistake.cause, [*mistake.condition])
     ]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mistake", OF_LAWS, ids=lambda mistake: mistake.name)
+def test_a_mistake_in_real_code_breaks_its_law_alone(tmp_path: Path, mistake: Mistake) -> None:
+    """A mistake in masked tokens breaks the laws of all their places."""
+    broken = broken_laws(mistake, tmp_path)
+    assert broken == {*mistake.name.split("+")}
+    assert {LAWS[law].mistake for law in broken} == {mistake.cause}
