@@ -48,7 +48,10 @@ def judge_law(
     is_right = judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
     if not is_right and _is_right_before(cell, before, of_gradient):
         return judged
-    if not isinstance(after, Ran) or not law.is_invariance:
+    if not law.is_invariance:
+        words = "without the change the gradient is wrong as well"
+        return judged if is_right else unjudged(Verdict.UNSUPPORTED, words)
+    if not isinstance(after, Ran):
         return judged
     runs = (job, before.observations), (cell.job, after.observations)
     tolerance = judged.tolerance or 0.0
