@@ -148,7 +148,8 @@ class Replacement:
     """Values that are put in place of a framework's own, wherever a line asks for an operation.
 
     They are in the result, or in the tensor or the number of Python that is at ``position`` among
-    the operands of its kind. ``columns`` are those of the expression, None if they are not known.
+    the operands of its kind. ``columns`` are those of the expression, None if they are not known,
+    and ``caller`` is the line that has to have called its function, None if any may have.
     ``entries`` are by rank, and by how often the line has asked on it; of what they lack nothing is
     replaced. None multiplies each entry by a mark of its own, or puts that in place of a 0.
     """
@@ -159,6 +160,7 @@ class Replacement:
     operation: str
     operand: Operand
     position: int = 0
+    caller: tuple[str, int] | None = None
     entries: tuple[tuple[tuple[float, ...], ...], ...] | None = None
 
 

@@ -132,24 +132,31 @@ def _of_masks(weight: WrongWeight) -> Iterator[Hypothesis]:
 
 
 def _hypothesis(weight: WrongWeight, one: _Needed) -> Iterator[Hypothesis]:
-    """Yield a hypothesis, if a line has asked for the operation."""
+    """Yield a hypothesis, if a line has asked for the operation.
+
+    It is about the line that calls its function if others do so too, and are right.
+    """
     operation = weight.operation(one.node)
-    if operation.line is not None and operation.name not in UNSEEN:
-        replacement = Replacement(
-            file=operation.line.file,
-            line=operation.line.number,
-            columns=operation.line.columns,
-            operation=operation.name,
-            operand=one.operand,
-            position=one.position,
-        )
-        yield Hypothesis(
-            line=operation.line,
-            had=one.had,
-            needed=one.needed,
-            replacement=replacement,
-            depth=one.depth,
-        )
+    if operation.line is None or operation.name in UNSEEN:
+        return
+    line, *callers = operation.stack
+    is_shared = len(weight.callers_of[line]) > 1
+    replacement = Replacement(
+        file=line.file,
+        line=line.number,
+        columns=line.columns,
+        operation=operation.name,
+        operand=one.operand,
+        position=one.position,
+        caller=(callers[0].file, callers[0].number) if is_shared else None,
+    )
+    yield Hypothesis(
+        line=callers[0] if is_shared else line,
+        had=one.had,
+        needed=one.needed,
+        replacement=replacement,
+        depth=one.depth,
+    )
 
 
 def _replaced(weight: WrongWeight, one: _Needed) -> Node:

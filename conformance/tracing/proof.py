@@ -100,8 +100,8 @@ class Prover:
         """The lines of a trace, those with which the findings conform first.
 
         The first of ``cells`` is the traced one. Where the weight is off by a number of ranks or
-        micro-batches, any line of the chain can make that good: then lines are only proven that are
-        suspected, and they stay where they are.
+        micro-batches, any line of the chain can make that good, so that none is proven: it is said
+        of suspected ones, which stay where they are.
         """
         first, *others = map(self._run, cells)
         if trace.chain is None or first is None:
@@ -112,14 +112,15 @@ class Prover:
         several = [
             one
             for one in hypotheses(weight, [*suspected])
-            if not is_of_size or one.line in suspected
+            if not is_of_size or (one.line in suspected and weight.is_own(one.line))
         ]
         runs = [one for one in others if one is not None][:MOST_SHOWN]
+        said = _made_good if is_of_size else _proven
         proven: dict[Line, Suspect] = {}
         for one in several[:MOST_TRIED]:
             name = None if one.line in proven else self._name(one, first, runs)
             if name is not None:
-                proven[one.line] = _proven(one, name, 1 + len(runs))
+                proven[one.line] = said(one, name, 1 + len(runs))
             if len(proven) == MOST_PROVEN:
                 break
         return of_lines((({} if is_of_size else proven) | suspected | proven).values())
@@ -278,12 +279,26 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:
-    value = f"{one.needed:g} ({name})" if one.needed else name
-    count = "1" if name == NO_FACTOR else value
+    """A line that is proven."""
+    meant = (
+        "a mask of other tokens"
+        if name == ACTIVE
+        else f"{one.had:.6g} where {_count(one, name)} is meant"
+    )
+    return Suspect(one.line, f"proven: {_shown(one, name, findings)}", meant)
+
+
+def _made_good(one: Hypothesis, name: str, findings: int) -> Suspect:
+    """A line that is suspected, and can make good what any other could."""
+    return Suspect(one.line, f"{_shown(one, name, findings)}, as with a factor elsewhere")
+
+
+def _shown(one: Hypothesis, name: str, findings: int) -> str:
     instead = "" if name == ACTIVE else f" instead of {one.had:.6g}"
     shown = f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"
-    return Suspect(
-        one.line,
-        f"proven: with {count}{instead}, {shown}",
-        "a mask of other tokens" if name == ACTIVE else f"{one.had:.6g} where {count} is meant",
-    )
+    return f"with {_count(one, name)}{instead}, {shown}"
+
+
+def _count(one: Hypothesis, name: str) -> str:
+    value = f"{one.needed:g} ({name})" if one.needed else name
+    return "1" if name == NO_FACTOR else value

@@ -69,8 +69,6 @@ def wrong(way: str, jobs: SharedJobs) -> list[OfWay]:
 @pytest.mark.parametrize(
     ("way", "text", "words"),
     [
-        ("averaged", "self.gradient.div_(", "with 1 instead of 2"),
-        ("times_ranks", "count * dist.get_world_size()", "(active tokens of the step / ranks)"),
         ("clamped", "torch.clamp_min(mask.sum(), 1)", "active tokens of a sample in"),
         ("in_python_on_all", "dist.all_reduce(count)", "(active tokens of the step)"),
     ],
@@ -85,6 +83,29 @@ def test_the_line_is_proven_with_which_all_findings_conform(
 
     lines = [linecache.getline(one.line.file, one.line.number) for one in found]
     assert text in lines[0]
+    assert found[0].why.startswith("proven: ")
     assert words in found[0].why
     extent = f"{len(of_cause)} of its findings conform" if len(of_cause) > 1 else "its only finding"
     assert extent in found[0].why
+
+
+@pytest.mark.parametrize(
+    ("way", "text", "words"),
+    [
+        ("averaged", "self.gradient.div_(", "with 1 instead of 2, 3 of its findings conform"),
+        ("times_ranks", "count * dist.get_world_size()", "(active tokens of the step / ranks)"),
+    ],
+)
+def test_a_factor_that_any_line_could_make_good_is_said_of_suspected_lines_alone(
+    jobs: SharedJobs, way: str, text: str, words: str
+) -> None:
+    of_cause = wrong(way, jobs)
+    traced = trace(of_cause[0].job, jobs.pool)
+    assert isinstance(traced, TracedJob)
+    before = Trace.of(way, traced, None, None)
+    after = Prover(jobs, None).proven(before, [*of_cause])
+
+    assert [one.line for one in after] == [one.line for one in before.suspects]
+    assert text in linecache.getline(after[0].line.file, after[0].line.number)
+    assert words in after[0].why
+    assert not any("proven" in one.why for one in after)

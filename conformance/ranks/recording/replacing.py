@@ -16,7 +16,7 @@ from conformance.ranks.recording.frames import Functions, asked
 from conformance.ranks.recording.memory import part, plain, wraps_others
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from adapters.contract.job import Replacement
     from conformance.findings.trace import Line
@@ -61,7 +61,7 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_asked_for(self) -> bool:
         stack = asked(self._functions, self._thread).stack
-        return bool(stack) and _is_at(self._replaced, stack[0])
+        return bool(stack) and _is_at(self._replaced, stack)
 
     def _is_derivative(self) -> bool:
         """Whether a backward pass differentiates an operation whose operand was replaced."""
@@ -137,8 +137,9 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return others[0] if others and len(others[0]) == len(entries) else entries
 
 
-def _is_at(replaced: Replacement, line: Line) -> bool:
+def _is_at(replaced: Replacement, stack: Sequence[Line]) -> bool:
+    line, *callers = stack
     is_there = (line.file, line.number) == (replaced.file, replaced.line)
-    return is_there and (
-        None in (replaced.columns, line.columns) or replaced.columns == line.columns
-    )
+    is_expression = None in (replaced.columns, line.columns) or replaced.columns == line.columns
+    called_by = [(one.file, one.number) for one in callers[:1]]
+    return is_there and is_expression and replaced.caller in (None, *called_by)

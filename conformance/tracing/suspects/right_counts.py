@@ -9,7 +9,7 @@ from conformance.tracing.graph import is_close
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -25,14 +25,23 @@ class RightCounts:
         self._parts = [*_parts(context, place, context.step.mask)]
         self._masks = [*self._parts, *_parts(context, place, context.step.mask_before_rejection)]
         self._factors = [*_factors(context, place)]
+        self._sizes = _sizes(context, place)
         in_unit = context.unit == context.unit[context.sample[place]]
         self._samples = context.counted[in_unit] if in_unit.sum() > 1 else ()
 
     @property
     def named(self) -> list[tuple[float, str]]:
         """What the right divisor is made of, with ranks and micro-batches, each with its name."""
-        factors = [(1 / size, f"1 / {words}") for size, words in self._factors]
-        return [*self._ingredients, *self._products, *self._factors, *factors]
+        counts = [
+            (count, WHOLE if words == IN_ALL else words) for count, words in self._ingredients
+        ]
+        sizes = self._sizes
+        return [
+            *counts,
+            *_products(counts, sizes),
+            *sizes,
+            *((1 / size, f"1 / {words}") for size, words in sizes),
+        ]
 
     @property
     def tokens(self) -> float:
@@ -45,16 +54,7 @@ class RightCounts:
 
     def needed(self, number: float) -> str | None:
         """The same, which may be multiplied or divided by a number of ranks or micro-batches."""
-        return _words(number, [*self._ingredients, *self._products])
-
-    @property
-    def _products(self) -> list[tuple[float, str]]:
-        return [
-            (count * size, f"{words} {sign} {factor}")
-            for (count, words), (factor_size, factor) in product(self._ingredients, self._factors)
-            for size, sign in ((factor_size, "·"), (1 / factor_size, "/"))
-            if count != 1
-        ]
+        return _words(number, [*self._ingredients, *_products(self._ingredients, self._factors)])
 
     def part(self, number: float) -> str | None:
         """The part of the step that has as many active tokens, such as a micro-batch."""
@@ -83,6 +83,18 @@ class RightCounts:
         return _words(number, self._factors) or _words(inverse, self._factors)
 
 
+def _products(
+    counts: Sequence[tuple[float, str]], sizes: Sequence[tuple[float, str]]
+) -> list[tuple[float, str]]:
+    """Counts that are multiplied or divided by sizes."""
+    return [
+        (count * size, f"{words} {sign} {factor}")
+        for (count, words), (factor_size, factor) in product(counts, sizes)
+        for size, sign in ((factor_size, "·"), (1 / factor_size, "/"))
+        if count != 1
+    ]
+
+
 def _words(number: float, counted: Iterable[tuple[float, str]]) -> str | None:
     return next((words for value, words in counted if is_close(value, number)), None)
 
@@ -100,8 +112,12 @@ def _ingredients(context: StepContext, place: int) -> Iterator[tuple[float, str]
     if mode is not Mode.TOKEN_MEAN:
         yield float(context.units), UNITS[mode]
     if weight := float(context.expected[place]):
-        yield 1 / weight, "in all"
+        yield 1 / weight, IN_ALL
 
+
+IN_ALL = "in all"
+WHOLE = "the whole divisor"
+"""What a token's loss is divided by in all, alone and among other counts."""
 
 WHOSE = {
     Mode.TOKEN_MEAN: "the step",
@@ -139,19 +155,24 @@ def _parts(
 
 
 def _factors(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
+    """Yield each size with one name."""
+    yield from dict(reversed(_sizes(context, place))).items()
+
+
+def _sizes(context: StepContext, place: int) -> list[tuple[float, str]]:
+    """The sizes of the layout above 1, those of several names once for each."""
     layout, held = context.layout, context.placement
-    sizes = {
-        layout.dp: "data-parallel ranks",
-        layout.cp: "context-parallel ranks",
-        layout.dp * layout.cp: "ranks",
-    }
+    sizes = [
+        (layout.dp * layout.cp, "ranks"),
+        (layout.cp, "context-parallel ranks"),
+        (layout.dp, "data-parallel ranks"),
+    ]
     if held is not None:
         micro_batches, own = context.most_micro_batches, int(held.micro_batches[place])
-        sizes = {
-            own * layout.dp: "micro-batches of its rank on all",
-            own: "micro-batches of its rank",
-            micro_batches * layout.dp: "micro-batches of all",
-            micro_batches: "micro-batches",
-            **sizes,
-        }
-    yield from ((float(size), words) for size, words in sizes.items() if size > 1)
+        sizes += [
+            (micro_batches, "micro-batches"),
+            (micro_batches * layout.dp, "micro-batches of all"),
+            (own, "micro-batches of its rank"),
+            (own * layout.dp, "micro-batches of its rank on all"),
+        ]
+    return [(float(size), words) for size, words in sizes if size > 1]

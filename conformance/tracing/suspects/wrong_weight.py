@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from adapters.contract.objective import Metric
@@ -65,6 +67,16 @@ class WrongWeight:
     def files(self) -> frozenset[str]:
         """The files of the framework that ranks have imported."""
         return own_files(self.traced, self.package)
+
+    @cached_property
+    def callers_of(self) -> dict[Line, set[Line]]:
+        """The lines that called the function of each line which asked for an operation."""
+        found: dict[Line, set[Line]] = defaultdict(set)
+        for trace in self.traced.traces:
+            for operation in trace.operations:
+                for line, caller in pairwise(operation.stack[:2]):
+                    found[line].add(caller)
+        return found
 
     def operation(self, node: Node) -> Operation:
         """The operation of a node."""
