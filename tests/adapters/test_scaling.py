@@ -60,6 +60,8 @@ ELSEWHERE = {
     "values and gradients of painted tokens, in traced jobs alone": """
         contract.batch.altered.painted contract.batch.altered.sizes_given toolkit.probe.selected
     """,
+    "marks of values that are replaced, in experiments alone": "contract.job.mark",
+    "a second reward function, a quarter of the first": "trl.driving.quarters",
     "a bound on rewards": "areal.estimators._reward_clip",
     "the sign with which a number is logged": "contract.framework.Framework.reported",
     "ranks to start": """
@@ -72,7 +74,7 @@ ELSEWHERE = {
     "layers of the model": "engines.megatron_core.transformer_config",
     "chunks of the model": "engines.megatron_core.probed_model",
     "a path": """
-        engines.deepspeed.import_deepspeed nemo_rl.importing._example
+        engines.deepspeed.import_deepspeed miles.driving._has nemo_rl.importing._example
         prime_rl.driving.Training.__init__ prime_rl.importing.import_prime_rl
         roll.importing.import_roll skyrl.importing.import_skyrl toolkit.changes._package
         toolkit.source._checkout
@@ -82,7 +84,7 @@ ELSEWHERE = {
         verl.importing._defaults
     """,
     "the words of a refusal": "ms_swift.megatron.Training._trainer.Trainer.get_local_rollout_batch",
-    "micro-batches of all ranks": "slime_family.driving.of_single_samples",
+    "micro-batches of all ranks": "slime_family.driving.is_uneven",
     "sizes that the framework is told": """
         areal.framework._budget
         ms_swift.driving.Rollouts.infer ms_swift.driving.Training._trainer

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.contract.training import TRAINING
 from conformance.findings.verdict import Verdict, driven_instead
 from conformance.ranks.blame import blame
 from tests.drifting import framework
@@ -25,6 +26,7 @@ def _cases() -> Iterator[object]:
 def test_an_exception_has_the_verdict_of_the_one_at_fault_in_a_line(
     failure: Callable[[], object], verdict: Verdict, words: str
 ) -> None:
+    TRAINING.begin()
     with pytest.raises(Exception) as caught:  # noqa: PT011 - each raises another
         failure()
     raised = blame(caught.value, DriftingAdapter(), None)

@@ -171,14 +171,14 @@ def test_run_is_not_compared_with_a_baseline_that_a_fault_stopped(faulty_report:
 def test_history_shows_the_fault_in_the_place_of_findings(
     faulty_report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(line: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def stopped(_: str, *line: str, **__: object) -> subprocess.CompletedProcess[str]:
         [path] = (word.removeprefix("--report=") for word in line if word.startswith("--report="))
         Path(path).write_bytes(faulty_report.read_bytes())
         return subprocess.CompletedProcess(line, 3, stdout="9 failed, 10 passed in 2 s")
 
     commit = Commit(ref="v1", revision="1" * 40, date="2026-01-01", subject="Fix")
     with monkeypatch.context() as patched:
-        patched.setattr(subprocess, "run", stopped)
+        patched.setattr(history, "_pytest", stopped)
         rows = [*history.run(history.CommitRuns(adapter="toy"), [commit], None)]
 
     assert [*history_table.as_text(rows)] == [
