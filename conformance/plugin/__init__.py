@@ -112,7 +112,7 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
         yield jobs
         if (controller := request.config.pluginmanager.get_plugin(CONTROLLER)) is not None:
             controller.experiment(jobs)
-            controller.trace(pool)
+            controller.trace(jobs)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from conformance.comparing.gate import Gate
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
-    from conformance.ranks.pool import RankPool
     from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingMessage, FindingRecorder
 
@@ -71,14 +70,14 @@ class Controller:
         """Keep what a run is stopped by, and what will know its exit status."""
         self._session = session
 
-    def trace(self, pool: RankPool) -> None:
+    def trace(self, jobs: SharedJobs) -> None:
         """Trace the causes of a run that came to its end, on ranks such as made its findings."""
         from conformance.tracing.finding import traces_of_causes
 
         is_asked = self._came_to_its_end and not self._config.getoption("no_trace")
         if self._recorder is not None and is_asked:
             causes = self._recorder.causes()
-            self._recorder.traces = traces_of_causes(causes, self._recorder.settings, pool)
+            self._recorder.traces = traces_of_causes(causes, self._recorder.settings, jobs)
 
     @property
     def _came_to_its_end(self) -> bool:
@@ -102,8 +101,9 @@ class Controller:
                 settings.time_limit,
                 settings.hardware,
             ) as pool:
-                self.experiment(SharedJobs(pool))
-                self.trace(pool)
+                jobs = SharedJobs(pool)
+                self.experiment(jobs)
+                self.trace(jobs)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(

@@ -17,7 +17,6 @@ from conformance.findings.verdict import Check
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.hardware import MAX_RANKS, RankBudget
 from conformance.ranks.pool import Ran, RankPool
-from conformance.runs.jobs import SharedJobs
 from conformance.runs.laws import changed_by_law
 from conformance.runs.settings import Settings
 from conformance.tracing import tracer
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from conformance.plan.matrix import AnyMatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed
+    from conformance.runs.jobs import SharedJobs
 
 
 TRACED = (Severity.GRADIENT, Severity.LOGGED)
@@ -75,7 +75,7 @@ def trace_finding(
 
 
 def traces_of_causes(
-    causes: Iterable[Cause], settings: Settings, pool: RankPool
+    causes: Iterable[Cause], settings: Settings, jobs: SharedJobs
 ) -> dict[str, CauseTrace]:
     """The traces of wrong gradients and logs, by the ids of findings.
 
@@ -89,7 +89,7 @@ def traces_of_causes(
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
     found: dict[str, CauseTrace] = {}
-    prover = Prover(SharedJobs(pool), settings.adapter.package)
+    prover = Prover(jobs, settings.adapter.package)
     several = [*causes]
     laws = {
         cell.id: cell for cell in plan.cells() if cell.spec.law and isinstance(cell, MatrixCell)
@@ -97,7 +97,7 @@ def traces_of_causes(
     for cause in several:
         broken = next((laws[name] for name in cause.findings if name in laws), None)
         if broken is not None and cause.severity not in TRACED:
-            found |= _of_law(broken, settings, prover.jobs)
+            found |= _of_law(broken, settings, jobs)
     for cause in (one for one in several if one.severity in TRACED):
         of_cause = sorted(
             (cells[name] for name in cause.findings if name in cells),
@@ -108,7 +108,7 @@ def traces_of_causes(
         )
         are_computed = any(cell.spec.check is Check.ADVANTAGES for cell in of_cause[:1])
         tried = of_cause[: MOST_OF_ADVANTAGES if are_computed else MOST_OF_A_CAUSE]
-        traces = _traces(tried, settings, pool)
+        traces = _traces(tried, settings, jobs.pool)
         try:
             chosen = (
                 [*traces] if is_inferred(cause) else _most_telling(traces, settings, are_computed)

@@ -6,6 +6,7 @@ In: the trace of a wrong weight. Out: where a run can put another value in place
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -64,6 +65,7 @@ class _Needed(NamedTuple):
     position: int = 0
 
 
+@lru_cache(maxsize=4096)
 def counts_of_token(context: StepContext, place: int) -> Named:
     """What a token's weight may rightly be made of, by name."""
     return {NO_FACTOR: 1.0, **{words: value for value, words in RightCounts(context, place).named}}

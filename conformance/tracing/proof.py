@@ -127,9 +127,13 @@ class Prover:
 
     def _name(self, one: Hypothesis, first: _Run, others: Sequence[_Run]) -> str | None:
         """The count with which all of some findings conform."""
+        counts = counts_of_step(first.context)
         for name, entries in self._needed(one, first).items():
-            if self._conforms(one, first, entries) and all(
-                self._shows(one, name, run) for run in others
+            is_other = one.needed and name in counts and not _is_close(counts[name], one.needed)
+            if (
+                not is_other
+                and self._conforms(one, first, entries)
+                and all(self._shows(one, name, run) for run in others)
             ):
                 return name
         return None
