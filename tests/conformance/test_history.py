@@ -212,7 +212,7 @@ def test_the_watch_runs_main_and_the_newest_release_of_each_framework(
 ) -> None:
     """One that has no clone, or cannot be loaded, leaves the others to be run."""
     monkeypatch.setattr(
-        histories, "_pytest", lambda *arguments: forked(*arguments, "-k", "/odd_groups/")
+        histories, "_pytest", lambda *arguments, **_: forked(*arguments, "-k", "/odd_groups/")
     )
     monkeypatch.setattr(committed, "REPORTS", repository)
     git(repository, "tag", "v0.10.0", "broken")
