@@ -10,7 +10,7 @@ class Training:
         self._passes = 0
 
     def begin(self) -> None:
-        """Begin a job, of which nothing is trained yet."""
+        """Begin a job: no micro-batch has been trained."""
         self._passes = 0
 
     def note_pass(self) -> None:

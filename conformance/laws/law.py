@@ -38,7 +38,7 @@ OF_LOSSES = (
 """Every kind of numbers that frameworks log of losses: their terms, corrections and rejection."""
 
 OF_ROLLOUTS = (Objective.GROUP_NORMALISED, Objective.REINFORCE_PP, Objective.GAE)
-"""The same of rewards, advantages and a critic."""
+"""Numbers that frameworks log of rewards, advantages and a critic."""
 
 OF_REWARDS = (
     Objective.GROUP_NORMALISED,
@@ -88,7 +88,7 @@ class Law:
     """The layouts that it can be seen on."""
 
     objectives: tuple[Objective, ...] = (*OF_LOSSES, *OF_ROLLOUTS)
-    """What is trained where it is looked at."""
+    """The objectives that are trained to look at it."""
 
     mode: Mode | None = None
     """The only mode that it holds in."""
@@ -128,7 +128,7 @@ def _other_values(rows: Rows) -> Rows:
 
 
 def _one_more_rejected(rows: Rows) -> Rows:
-    """Rows of which some have rejected tokens, with one more in a sample that has several."""
+    """Rows with one more rejected token, if any are rejected."""
     kept = [row.mask.sum() > 1 and np.array_equal(row.mask, row.original_mask) for row in rows]
     if not any(kept) or all(np.array_equal(row.mask, row.original_mask) for row in rows):
         return rows
@@ -298,7 +298,7 @@ def rewards_shifted(rows: Rows) -> Rows:
     is_invariance=False,
 )
 def rewards_scaled(rows: Rows) -> Rows:
-    """As of rewards that are scaled down, next to which what is added to a variance is large."""
+    """As where rewards are so small that an epsilon in a variance is large beside them."""
     return [replace(row, reward=row.reward / 64.0) for row in rows]
 
 

@@ -69,7 +69,7 @@ LARGEST_WEIGHT = 5
 class Telling:
     """Layouts, cells to run on them, and the checks that a change is about, most lines first.
 
-    Cells that tell most come first, those of one job together.
+    Cells of the most telling jobs come first; cells of one job stay together.
     """
 
     layouts: tuple[Layout, ...]

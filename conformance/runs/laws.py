@@ -43,7 +43,7 @@ def judge_law(
     if law.is_repetition:
         jobs.run(with_other_values(LAWS["longer_prompt"].changed(job)))
         after = jobs.run(job)
-    # What is expected of a changed step is not what is expected of the case.
+    # The case has other expected weights than the changed step.
     judged = replace(of_gradient(cell, after), expected=())
     is_right = judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
     if not is_right and _is_right_before(cell, before, of_gradient):

@@ -75,9 +75,11 @@ def counts_of_step(context: StepContext) -> Named:
     """The counts that are the same for all tokens of a step."""
     _, firsts = np.unique(context.sample[context.expected != 0], return_index=True)
     places = np.flatnonzero(context.expected)[firsts]
-    first, *others = (counts_of_token(context, int(place)) for place in places)
+    several = [counts_of_token(context, int(place)) for place in places]
     return {
-        name: one for name, one in first.items() if all(each.get(name) == one for each in others)
+        name: count
+        for name, count in (several[0] if several else {}).items()
+        if all(each.get(name) == count for each in several)
     }
 
 
@@ -168,7 +170,7 @@ def _replaced(weight: WrongWeight, one: _Needed) -> Node:
 
 
 def _is_mask(weight: WrongWeight, node: Node) -> bool:
-    """Whether a tensor has several entries, each of which is 0 or 1."""
+    """Whether a tensor has several entries, all of them 0 or 1."""
     held = weight.operation(node).contents
     return held.size > 1 and held.largest == 1 and held.total == held.nonzero
 

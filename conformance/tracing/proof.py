@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -56,7 +56,7 @@ PARTS = (
     "active tokens of a micro-batch on its rank",
     "active tokens of a sample in a micro-batch on its rank",
 )
-"""What counts that are added up have to be of."""
+"""The parts of a step whose tokens are counted before the counts are added up."""
 
 CLOSE = 1e-4
 """The largest relative difference of two counts that are one, after all roundings of a step."""
@@ -99,11 +99,11 @@ class Prover:
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The lines of a trace, those with which the findings conform first.
 
-        The first of ``cells`` is the traced one. Where the weight is off by a number of ranks or
-        micro-batches, any line of the chain can make that good, so that none is proven: it is said
-        of suspected ones, which stay where they are.
+        The first of ``cells`` is the traced one. If the weight is off by a number of ranks or
+        micro-batches, a factor at any line corrects it, which proves none. Then only suspected
+        lines are tried, and their order stays.
         """
-        first, *others = map(self._run, cells)
+        first = None if trace.chain is None else self._run(cells[0])
         if trace.chain is None or first is None:
             return trace.suspects
         weight = WrongWeight(trace.job, trace.chain, self.package)
@@ -114,7 +114,8 @@ class Prover:
             for one in hypotheses(weight, [*suspected])
             if not is_of_size or (one.line in suspected and weight.is_own(one.line))
         ]
-        runs = [one for one in others if one is not None][:MOST_SHOWN]
+        others = filter(None, map(self._run, cells[1:]))
+        runs = [*islice(others, MOST_SHOWN)] if several else []
         said = _made_good if is_of_size else _proven
         proven: dict[Line, Suspect] = {}
         for one in several[:MOST_TRIED]:

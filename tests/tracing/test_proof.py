@@ -66,6 +66,12 @@ def wrong(way: str, jobs: SharedJobs) -> list[OfWay]:
     return [cell for cell, one in judged if one.verdict is Verdict.MISMATCH]
 
 
+def traced(cell: OfWay, jobs: SharedJobs) -> Trace:
+    found = trace(cell.job, jobs.pool)
+    assert isinstance(found, TracedJob)
+    return Trace.of(cell.way, found, None, None)
+
+
 @pytest.mark.parametrize(
     ("way", "text", "words"),
     [
@@ -77,9 +83,7 @@ def test_the_line_is_proven_with_which_all_findings_conform(
     jobs: SharedJobs, way: str, text: str, words: str
 ) -> None:
     of_cause = wrong(way, jobs)
-    traced = trace(of_cause[0].job, jobs.pool)
-    assert isinstance(traced, TracedJob)
-    found = Prover(jobs, None).proven(Trace.of(way, traced, None, None), [*of_cause])
+    found = Prover(jobs, None).proven(traced(of_cause[0], jobs), of_cause)
 
     lines = [linecache.getline(one.line.file, one.line.number) for one in found]
     assert text in lines[0]
@@ -100,10 +104,8 @@ def test_a_factor_that_any_line_could_make_good_is_said_of_suspected_lines_alone
     jobs: SharedJobs, way: str, text: str, words: str
 ) -> None:
     of_cause = wrong(way, jobs)
-    traced = trace(of_cause[0].job, jobs.pool)
-    assert isinstance(traced, TracedJob)
-    before = Trace.of(way, traced, None, None)
-    after = Prover(jobs, None).proven(before, [*of_cause])
+    before = traced(of_cause[0], jobs)
+    after = Prover(jobs, None).proven(before, of_cause)
 
     assert [one.line for one in after] == [one.line for one in before.suspects]
     assert text in linecache.getline(after[0].line.file, after[0].line.number)

@@ -103,7 +103,7 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tree_map(replace, given)
 
     def _as_before(self, one: Any) -> Any:
-        """An operand of a derivative, in place of which another was used before."""
+        """The operand of a derivative, replaced as it was in the forward pass."""
         if isinstance(one, torch.Tensor):
             held = part(plain(one))
             kept = None if held is None else self._tensors.get(held.storage)
@@ -124,7 +124,7 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _instead(self, entries: tuple[float, ...]) -> tuple[float, ...]:
-        """What is to be in place of entries, which are remembered."""
+        """Remember the entries, and return what replaces them."""
         start, times = sum(map(len, self.held)), len(self.held)
         self.held.append(entries)
         if self._replaced.entries is None:
