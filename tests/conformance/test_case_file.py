@@ -113,8 +113,9 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_given_step_is_run_and_nothing_else_and_can_be_run_again(tmp_path: Path) -> None:
     written(tmp_path, GIVEN)
     chosen = ("--case-file=case.json", "--layout=dp2-cp1-mb2-thd", "--layout=dp1-cp1-mb1-bshd")
-    result = command.run(tmp_path, "native", *chosen)
-    wrong = command.run(tmp_path, "onetokenshort", *chosen, "--modes=token_mean", "--tb=short")
+    result = command.run(tmp_path, "native", *chosen, "--checks=weights,auxiliary")
+    options = ("--checks=weights", "--modes=token_mean", "--no-trace", "--tb=short")
+    wrong = command.run(tmp_path, "onetokenshort", *chosen, *options)
 
     assert result.status == 0, result.output
     ids = {finding.id for finding in result.report.findings}

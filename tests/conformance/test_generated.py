@@ -23,7 +23,7 @@ from reference.aggregation import Mode
 from reference.step import Step
 from tests import broken, command
 
-GENERATED = ("--examples=40", "-k", "generated")
+GENERATED = ("--examples=40", "--no-trace", "-k", "generated")
 
 ONE_CELL = (*GENERATED, "--modes=token_mean", "--layout=dp2-cp1-mb1-bshd")
 
@@ -152,7 +152,7 @@ def test_divisor_is_the_one_asked_for_or_one_of_many(tmp_path: Path) -> None:
 
 
 def test_part_of_a_run_finds_the_same(tmp_path: Path) -> None:
-    few = ("--examples=15", "-k", "generated", "--layout=dp2-cp1-mb1-bshd")
+    few = ("--examples=15", "--no-trace", "-k", "generated", "--layout=dp2-cp1-mb1-bshd")
     alone = command.run(tmp_path / "alone", "groupsofthree", *few, "--modes=token_mean")
     both = "--modes=sample_mean,token_mean"
     among_others = command.run(tmp_path / "others", "groupsofthree", *few, both)
