@@ -13,10 +13,11 @@ from urllib.parse import urlencode
 
 import pytest
 
+from conformance.comparing.report_file import load
 from conformance.findings.badness import LEGEND, off_by
 from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
 from conformance.findings.errors import PagePathError
-from conformance.findings.finding import Finding, slug
+from conformance.findings.finding import Finding, Logged, slug
 from conformance.findings.report import Provenance, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.options import command
@@ -36,6 +37,8 @@ from tests.conformance.pages import (
     traced,
 )
 from tests.conformance.test_journal import HEADER
+
+REPORTS = Path(__file__).parents[2] / "reports"
 
 WRONG = finding_of("a", error=1.0)
 RIGHT = finding_of("a", verdict=Verdict.CONFORMS, error=0.0)
@@ -119,7 +122,7 @@ CONFORM = "✓ 1 conform or are rightly refused"
     [
         ([WRONG, UNSUPPORTED, finding_of("c", verdict=Verdict.CRASHED)], "wrong: ✕ 2 of 2 wrong"),
         ([RIGHT, UNSUPPORTED], f"right: {CONFORM}"),
-        ([UNSUPPORTED], "none: unsupported"),
+        ([UNSUPPORTED], "none: –"),
         ([UNSUPPORTED, finding_of("c", verdict=Verdict.NOT_DRIVEN)], "none: not driven"),
         ([REFUSED], "none: ⊘ 1 refused"),
         ([RIGHT, REFUSED], f"right: {CONFORM} ⊘ 1 refused"),
@@ -131,7 +134,7 @@ def test_a_cell_counts_what_is_wrong_of_what_was_run_and_links_to_it(
     findings: list[Finding], cell: str
 ) -> None:
     page = Page(render([report_of(findings)]))
-    shown = [f"{kind}: {' '.join(words)}" for kind, words in page.cells if "–" not in words]
+    shown = [f"{kind}: {' '.join(words)}" for kind, words in page.cells if words]
     [check] = {str(one.check) for one in findings}
     link = f"#framework=toy+torch&version=1&check={check}&mode=token_mean"
 
@@ -208,6 +211,38 @@ def test_a_cause_that_was_gone_before_the_last_two_versions_is_gone() -> None:
     assert [(one.change.fate, one.counts) for one in causes] == [("gone", {"1": 1})]
 
 
+BAD_NUMBER: dict[str, Any] = {"check": Check.METRIC, "logged": Logged(expected=1.0)}
+
+
+def test_the_first_sentence_counts_each_mistake_once_and_says_how_many_are_in_gradients() -> None:
+    logged = of("not_divided", "c", **BAD_NUMBER)
+    twice = report_of([of("not_divided"), of("tokens_lost", "b"), logged], adapter="skyrl")
+    page = render([twice, twice.model_copy(update={"engine": "other"}), report_of([RIGHT])])
+
+    assert "mistakes in 1 framework: 2 in the gradient, 2 of these with default options" in page
+    assert "No mistake was found." in render([report_of([RIGHT])])
+
+
+def test_the_engine_with_the_worst_mistake_comes_first() -> None:
+    of_number = report_of([of("not_divided", **BAD_NUMBER)], adapter="a")
+    of_gradient = report_of([of("not_divided")], adapter="b")
+    page = render([of_number, report_of([RIGHT], adapter="c"), of_gradient])
+    places = [page.index(f"<h3><b>{name} torch") for name in "bac"]
+
+    assert places == sorted(places)
+
+
+def test_a_cause_links_its_line_its_report_and_what_became_of_it() -> None:
+    report = load(REPORTS / "skyrl" / "v0.3.0.json.gz")
+    causes = page_causes(name_versions([report]))
+    [known] = [one for one in causes if one.group.cause.name == "penalty_not_divided"]
+    address = {("skyrl fsdp", known.group.cause.statement): "issues/it.md"}
+    links = Page(render([report], issues=address)).links()
+
+    assert known.entry is not None
+    assert {"issues/it.md", known.entry.link, known.entry.address} <= {*links}
+
+
 def test_advice_is_folded_apart_from_what_is_wrong() -> None:
     page = render([report_of([of("depends_on_cut", verdict=Verdict.ADVICE)])])
 
@@ -267,7 +302,7 @@ def test_stopped_runs_and_pages_without_findings_are_said_to_be() -> None:
 
     assert "stopped at 1 of 3 findings" in render([stopped])
     assert "no findings" in render([report_of([])])
-    assert "0 findings of 0 reports" in render([])
+    assert "0 comparisons in 0 reports" in render([])
 
 
 def test_data_are_what_findings_say() -> None:
@@ -360,8 +395,10 @@ def test_numbers_that_json_does_not_have_are_words(value: float) -> None:
 def test_nothing_hostile_becomes_an_element() -> None:
     named = [{"name": f"n{n}", "explanation": ""} for n in range(len(HOSTILE))]
     findings = [finding_of(f"c{n}", place="p", diagnosis=one) for n, one in enumerate(named)]
-    harmless = Page(render([report_of(findings)]))
-    page = Page(render([hostile()]))
+    attack = hostile()
+    drawn = [one.model_copy(update={"picture": attack.findings[0].picture}) for one in findings]
+    harmless = Page(render([report_of(drawn)]))
+    page = Page(render([attack]))
 
     assert [tag for tag, _ in page.elements] == [tag for tag, _ in harmless.elements]
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
@@ -395,8 +432,8 @@ def test_verdicts_that_are_left_out_are_counted_and_neither_listed_nor_linked() 
 
     assert (data["count"], data["total"]) == (1, 3)
     assert column(data, "verdict") == ["mismatch"]
-    assert "3 findings of 1 report." in text
-    assert "Those that say “conforms” are counted here, and only the reports list them." in text
+    assert "3 comparisons in 1 report." in text
+    assert "Findings that say “conforms” are counted here, and only the reports list them." in text
     assert page.counts == ["✕ 1 of 2 wrong", CONFORM]
     assert not [link for link in page.links() if link.endswith("&verdict=any")]
 

@@ -220,8 +220,13 @@ def _lines(lines: Iterable[str]) -> str:
 
 def web_page(found: Sequence[CommittedReport]) -> dict[Path, str]:
     """Returns the web page of the newest versions, which lists what is wrong, refused or advice."""
+    issues = {
+        (f"{shown.report.adapter} {shown.report.engine}", shown.cause.statement): str(one.path)
+        for one in _below(WEB_PAGE.parent, accusations(newest(found)))
+        for shown in one.shown
+    }
     reports = [one.report for one in newest(found)]
-    return {WEB_PAGE: render(reports, left_out=[Verdict.CONFORMS, Verdict.UNSUPPORTED])}
+    return {WEB_PAGE: render(reports, [Verdict.CONFORMS, Verdict.UNSUPPORTED], issues)}
 
 
 def issues(found: Sequence[CommittedReport]) -> dict[Path, str]:

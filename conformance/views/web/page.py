@@ -11,17 +11,18 @@ import base64
 import gzip
 import hashlib
 import json
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, product
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conformance.comparing.cause_changes import cause_histories
+from conformance.comparing.cause_changes import Fate, cause_histories
 from conformance.comparing.known import entry_of
 from conformance.comparing.report_file import require_regular
 from conformance.findings.badness import explain
-from conformance.findings.cause import Severity
+from conformance.findings.cause import Harm, Severity
 from conformance.findings.errors import PagePathError
 from conformance.findings.verdict import WRONG, Check
 from conformance.runs.options import command
@@ -31,11 +32,12 @@ from conformance.views.web.page_data import Version, document, name_versions
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.expectations import KnownFailure, KnownMistake
     from conformance.explain.groups import FindingGroup, SharedCause
+    from conformance.findings.finding import Finding
     from conformance.findings.report import Report
     from conformance.findings.verdict import Verdict
 
@@ -84,6 +86,9 @@ class PageCause:
     """A cause of a framework, as it is in the last version that has it."""
 
     group: FindingGroup
+    run: int
+    """The place of that version's report on the page."""
+
     change: CauseChange
     """What became of it."""
 
@@ -102,6 +107,26 @@ class PageCause:
     entry: KnownMistake | KnownFailure | None
     """What was worked out by hand of it."""
 
+    issue: str | None = None
+    """The address of its bug report."""
+
+    @property
+    def where(self) -> str:
+        """The line that was worked out by hand, or else the first that is suspected."""
+        line = getattr(self.entry, "line", None)
+        return PurePosixPath(line).name if line else self.group.cause.where
+
+    @property
+    def drawn(self) -> Finding | None:
+        """The first of its findings that has a picture."""
+        return next((one for one in self.group.findings if one.picture is not None), None)
+
+    @property
+    def by_size(self) -> tuple[int, int]:
+        """A sort key of causes that are drawn: the worst first, then by samples."""
+        picture = None if self.drawn is None else self.drawn.picture
+        return self.group.cause.harm.rank, len(picture.samples) if picture else 0
+
     @property
     def is_named_rightly(self) -> bool:
         """Whether nothing that was worked out by hand has another name for it first."""
@@ -114,24 +139,96 @@ class PageCause:
         return self.group.cause.severity is Severity.ADVICE
 
 
-def page_causes(versions: Sequence[Version]) -> list[PageCause]:
-    """Returns the causes of a framework's versions, each once, the worst of the last one first."""
+@dataclass(frozen=True, kw_only=True)
+class PageFramework:
+    """A framework's engine, with its versions in the order given."""
+
+    name: str
+    versions: list[Version]
+    causes: list[PageCause]
+    """Those of the versions, each once, the worst of the last one first."""
+
+    @property
+    def mistakes(self) -> list[PageCause]:
+        """Causes that break a promise."""
+        return [one for one in self.causes if not one.is_advice]
+
+    @property
+    def advice(self) -> list[PageCause]:
+        """Causes that break none."""
+        return [one for one in self.causes if one.is_advice]
+
+    @property
+    def rank(self) -> int:
+        """A sort key: what users lose by the worst mistake, those without any last."""
+        return min((one.group.cause.harm.rank for one in self.mistakes), default=len(Harm))
+
+
+def headline(frameworks: Iterable[PageFramework]) -> str:
+    """How many mistakes there are, and how many of them every user meets in a gradient.
+
+    What one entry describes is one mistake, on however many engines.
+    """
+    harms: dict[tuple[str, object], set[Harm]] = defaultdict(set)
+    for framework in frameworks:
+        for one in framework.mistakes:
+            if one.change.fate is not Fate.GONE and getattr(one.entry, "deliberate", None) is None:
+                adapter = framework.versions[-1].report.adapter
+                harms[adapter, one.entry or one.group.cause.mistake].add(one.group.cause.harm)
+    if not harms:
+        return "No mistake was found."
+    several = len({adapter for adapter, _ in harms})
+    of_gradients = {Harm.GRADIENT_BY_DEFAULT, Harm.GRADIENT_WITH_OPTION, Harm.GRADIENT_AT_EDGE}
+    wrong = sum(bool(of_gradients & one) for one in harms.values())
+    default = sum(Harm.GRADIENT_BY_DEFAULT in one for one in harms.values())
+    return (
+        f"{_counted(len(harms), 'mistake')} in {_counted(several, 'framework')}:"
+        f" {wrong or 'none'} in the gradient,"
+        f" {default or 'none'} of these with default options and an ordinary batch."
+    )
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def lead(frameworks: Iterable[PageFramework]) -> PageCause | None:
+    """The mistake whose picture is drawn first: of the worst, the one that fewest samples show."""
+    drawn = [one for framework in frameworks for one in framework.mistakes if one.drawn]
+    return min(drawn, key=lambda one: one.by_size, default=None)
+
+
+def page_causes(
+    versions: Sequence[Version], issues: Mapping[tuple[str, str], str] | None = None
+) -> list[PageCause]:
+    """Returns the causes of a framework's versions, each once, the worst of the last one first.
+
+    ``issues`` are the addresses of bug reports, by engine and cause.
+    """
     histories = cause_histories([one.report for one in versions])
-    return [_page_cause(shared, versions, change) for shared, change in histories]
+    return [_page_cause(shared, versions, change, issues or {}) for shared, change in histories]
 
 
-def _page_cause(shared: SharedCause, versions: Sequence[Version], change: CauseChange) -> PageCause:
+def _page_cause(
+    shared: SharedCause,
+    versions: Sequence[Version],
+    change: CauseChange,
+    issues: Mapping[tuple[str, str], str],
+) -> PageCause:
     group, version = shared.newest, versions[next(iter(shared.groups))]
     query = {"framework": version.framework, "cause": group.cause.statement}
     address = f"{version.run}/{group.example.id}"
+    engine = f"{version.report.adapter} {version.report.engine}"
     return PageCause(
         group=group,
+        run=version.run,
         change=change,
         counts={versions[at].name: len(found.findings) for at, found in shared.groups.items()},
         query=query | ({} if group.example.verdict in WRONG else {"verdict": "any"}),
         link={"verdict": "any", "finding": address},
         command=command(version.report, group.smallest),
         entry=entry_of(version.report, group.cause),
+        issue=issues.get((engine, group.cause.statement)),
     )
 
 
@@ -161,15 +258,25 @@ def _path_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str:
+def render(
+    reports: Sequence[Report],
+    left_out: Collection[Verdict] = (),
+    issues: Mapping[tuple[str, str], str] | None = None,
+) -> str:
     """Returns the page; reports of one framework's engine are a timeline in the order given.
 
-    Findings with a verdict of ``left_out`` are counted in the tables, and not listed.
+    Findings with a verdict of ``left_out`` are counted in the tables, and not listed. ``issues``
+    are the addresses of bug reports, by engine and cause.
     """
     versions = name_versions(reports)
-    frameworks: dict[str, list[Version]] = {}
+    named: dict[str, list[Version]] = {}
     for version in versions:
-        frameworks.setdefault(version.framework, []).append(version)
+        named.setdefault(version.framework, []).append(version)
+    found = [
+        PageFramework(name=name, versions=several, causes=page_causes(several, issues))
+        for name, several in named.items()
+    ]
+    frameworks = sorted(found, key=lambda one: one.rank)
     style = _part("style.css")
     script = "".join(map(_part, SCRIPTS))
     data = document(versions, left_out)
@@ -186,7 +293,8 @@ def render(reports: Sequence[Report], left_out: Collection[Verdict] = ()) -> str
         modes=list(Mode),
         cell=cell,
         judged_cells=judged_cells,
-        page_causes=page_causes,
+        headline=headline(frameworks),
+        lead=lead(frameworks),
         unfolded=max(UNFOLDED // max(len(frameworks), 1), LEAST_UNFOLDED),
     )
 

@@ -256,3 +256,13 @@ addEventListener("beforeprint", () => {
 
 if (location.hash) follow();
 else read();
+
+// The picture beside the headline.
+
+const lead = document.getElementById("lead");
+const ofLead = findings.find((finding) => addressOf(finding) === lead?.dataset.finding);
+if (ofLead !== undefined) {
+  const href = `#verdict=any&finding=${encodeURIComponent(addressOf(ofLead))}`;
+  lead.prepend(element("a", { href }, smallPictureOf(ofLead)));
+  lead.hidden = false;
+}

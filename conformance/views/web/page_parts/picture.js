@@ -29,7 +29,7 @@ function pictureOf(finding) {
   const kept = at("picture", finding);
   if (!kept) return null;
   const [step, size, steps] = kept;
-  const samples = summed(steps).map(sampleOf).sort((one, other) => one.order - other.order);
+  const samples = samplesOf(steps);
   const runs = samples.flatMap((sample) => sample.runs);
   const summary = `Of the tokens drawn, ${summaryOf(runs)}.`;
   return element(
@@ -41,6 +41,19 @@ function pictureOf(finding) {
     legend(runs),
     table(samples),
   );
+}
+
+/** The two samples of a finding's picture that have most different things wrong. */
+function smallPictureOf(finding) {
+  const [, , steps] = at("picture", finding);
+  const kindsOf = ({ runs }) => distinct(runs.map(({ kind }) => kind)).length;
+  const moreFirst = (one, other) => kindsOf(other) - kindsOf(one) || other.tokens - one.tokens;
+  const samples = samplesOf(steps).sort(moreFirst).slice(0, 2);
+  return svgOf(samples, `Of the tokens drawn, ${summaryOf(samples.flatMap(({ runs }) => runs))}.`);
+}
+
+function samplesOf(steps) {
+  return summed(steps).map(sampleOf).sort((one, other) => one.order - other.order);
 }
 
 function sampleOf(number) {
