@@ -22,6 +22,7 @@ from reference.aggregation import AdvantageUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
     from torch import nn
@@ -68,10 +69,17 @@ class Step:
     """What a trainer is given for one optimizer step on one rank.
 
     ``samples`` are those of this rank, to be cut into ``micro_batches`` of equal numbers of
-    samples; ``batch`` those of all ``dp`` ranks.
+    samples; ``batch`` those of all ``dp`` ranks. ``watched`` is entered while a step is watched.
     """
 
-    def __init__(self, job: Job, index: int, rank: int, unit: AdvantageUnit) -> None:
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        rank: int,
+        unit: AdvantageUnit,
+        watched: AbstractContextManager[Any],
+    ) -> None:
         self.micro_batches, self.dp, self.rank = int(job.layout.micro_batches), job.layout.dp, rank
         with painting(job.painted):
             self._probed = ProbedBatch.of(job)
@@ -85,6 +93,7 @@ class Step:
         self._gradients: list[NDArray[np.float32]] = []
         self._others_stepped = False
         self._logged: dict[Metric, float] = {}
+        self._watched = watched
         self.batch = [self._sample(i) for i in range(self._of_step.start, self._of_step.stop)]
         size = len(self.batch) // self.dp
         self.samples = self.batch[rank * size : (rank + 1) * size]
@@ -165,7 +174,8 @@ class Step:
 
         hook = register_optimizer_step_pre_hook(read)
         try:
-            yield
+            with self._watched:
+                yield
         finally:
             hook.remove()
 

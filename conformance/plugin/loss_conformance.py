@@ -57,7 +57,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     """End the copies of this process that a check has made, if a test leaves its loop early."""
     if loss_conformance.__name__ not in pyfuncitem.fixturenames:
         return (yield)
-    from conformance.own_trainer.outcome import LEFT_EARLY
+    from conformance.own_trainer.outcome import LEFT_EARLY, WrongLossError
 
     error: BaseException | None = None
     result = None
@@ -67,6 +67,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         error = raised
     for check in pyfuncitem.stash.get(CHECKS, ()):
         shown = check.left(error)
+        if isinstance(shown, WrongLossError):
+            raise pytest.fail.Exception(str(shown), pytrace=False) from None
         if shown is not None and shown is not error:
             raise shown from error
         if error is None and check.is_unfinished:
