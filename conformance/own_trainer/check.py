@@ -113,8 +113,8 @@ class OwnTrainerCheck:
     def __init__(self, asked: Asked, root: Path, time_limit: float = 60.0) -> None:
         self.outcome: Outcome | None = None
         self.is_first_rank = True
-        self.is_unfinished = False
-        """Whether the loop has begun, and was not told the outcome, or what to change."""
+        self.is_unfinished = True
+        """Whether the loop was not told the outcome, or what to change."""
 
         self._asked, self._root, self._time_limit = asked, root, time_limit
         self._ranks: Copies | Launched | None = None
@@ -132,7 +132,6 @@ class OwnTrainerCheck:
             WrongLossError: the trainer does not weigh tokens as its mode says.
             WrongUseError: a step was not used as it has to be.
         """
-        self.is_unfinished = True
         self._around = {(one.filename, one.name) for one in traceback.extract_stack()}
         if (size := launched()) is not None:
             self._asked = replace(self._asked, dp=(size,))

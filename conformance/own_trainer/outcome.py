@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 LEFT_EARLY = (
-    "the loop was left before its last step, so that nothing was judged; let it go through all"
-    " steps"
+    "the loop was left before its last step, or never begun, so that nothing was judged; let it go"
+    " through all steps"
 )
 
 

@@ -25,10 +25,8 @@ def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[S
     to try. ``packed`` says that micro-batches are packed rows; ``cases`` are names of the corpus,
     and ``time_limit`` the seconds that a rank may wait for another.
     """
-    from conformance.findings.errors import WrongUseError
     from conformance.own_trainer.check import OwnTrainerCheck
     from conformance.own_trainer.jobs import TELLING, asked
-    from conformance.own_trainer.outcome import WrongLossError
 
     def steps(
         *,
@@ -40,16 +38,23 @@ def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[S
         cases: Sequence[str] = TELLING,
         time_limit: float = 60.0,
     ) -> Iterator[Step]:
-        __tracebackhide__ = True
         what = asked(mode, divisor, dp, micro_batches, packed, cases)
         check = OwnTrainerCheck(what, request.config.rootpath, time_limit)
         request.node.stash.setdefault(CHECKS, []).append(check)
-        try:
-            yield from check.steps()
-        except (WrongLossError, WrongUseError) as error:
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        return _steps_of(check)
 
     return steps
+
+
+def _steps_of(check: OwnTrainerCheck) -> Iterator[Step]:
+    __tracebackhide__ = True
+    from conformance.findings.errors import WrongUseError
+    from conformance.own_trainer.outcome import WrongLossError
+
+    try:
+        yield from check.steps()
+    except (WrongLossError, WrongUseError) as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @pytest.hookimpl(wrapper=True)

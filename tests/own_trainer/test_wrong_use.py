@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import conformance
 from tests.own_trainer.trainers.plain import GRPOTrainer, Rollout
 
 
@@ -119,12 +120,13 @@ def test_what_is_asked_for_may_be_wrong(loss_conformance, asked, words):
         next(iter(loss_conformance(**asked)))
 
 
-def test_a_loop_that_is_left_early_judges_nothing(pytester):
+@pytest.mark.parametrize("left", ["for step in steps: break", "pass", "[*zip(steps, [])]"])
+def test_a_loop_that_is_left_early_judges_nothing(pytester, left):
     pytester.makepyfile(
-        """
+        f"""
         def test_loss(loss_conformance):
-            for step in loss_conformance(mode="token_mean"):
-                break
+            steps = loss_conformance(mode="token_mean")
+            {left}
         """
     )
 
@@ -132,3 +134,11 @@ def test_a_loop_that_is_left_early_judges_nothing(pytester):
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*left before its last step*let it go through all steps*"])
+
+
+def test_a_script_that_takes_no_step_is_wrong(capsys):
+    with conformance.check(mode="token_mean") as steps:
+        pass
+
+    assert steps.is_wrong
+    assert "never begun, so that nothing was judged" in capsys.readouterr().out
