@@ -66,6 +66,10 @@ class _Answer(NamedTuple):
 MOST_TRACED = 6
 """Causes that are traced."""
 
+ROUNDED = "float16"
+"""The precision by which weights are judged where the trainer rounds its own advantages, and adds
+an ε to what it divides by."""
+
 PROOF_BROKE = "the trainer is wrong, as the first rank says"
 """Words of another rank whose step broke where values were replaced."""
 
@@ -214,6 +218,8 @@ class OwnTrainerCheck:
         The worst cause comes first.
         """
         traces: list[tuple[Trace, list[MatrixCell]]] = []
+        if self._asked.advantages is not None:  # no token alone can have one
+            return traces
         for cause in (one for one in found if one.severity is Severity.GRADIENT):
             of_cause = [cells[one] for one in cause.findings if one in cells]
             for cell in of_cause if len(traces) < MOST_TRACED else ():
@@ -292,7 +298,8 @@ class OwnTrainerCheck:
         with nullcontext() if recorder is None else recorder:
             for index in range(len(job.steps)):
                 unit = self._unit or AdvantageUnit.TOKEN
-                step = Step(job, index, rank, unit, watched=replacing or nullcontext())
+                watched = replacing or nullcontext()
+                step = Step(job, index, rank, unit, watched, self._asked.advantages)
                 yield step
                 shown.append(step.shown())
         return _Answer(
@@ -318,7 +325,8 @@ class OwnTrainerCheck:
             )
         [unit] = units
         self._unit = unit
-        self._loop.description = self._asked.description(unit, shown[0].dtype)
+        dtype = shown[0].dtype if self._asked.advantages is None else ROUNDED
+        self._loop.description = self._asked.description(unit, dtype)
 
     def _require_use(self, job: Job) -> None:
         """Require a job to show that what it was given was used.
@@ -327,7 +335,7 @@ class OwnTrainerCheck:
             WrongUseError: it was not.
         """
         observations = self._loop.outcomes[job].observations
-        words = misuse(job, observations, self._loop.description)
+        words = misuse(job, observations, self._loop.description, self._asked.advantages)
         if words is not None:
             raise WrongUseError(words)
 
@@ -348,13 +356,14 @@ def check(
     packed: bool = False,
     cases: Sequence[str] = TELLING,
     time_limit: float = 60.0,
+    advantages: str | None = None,
 ) -> Iterator[Steps]:
     """Yields steps to train in a script or a notebook, and prints what a failing test would.
 
     The arguments are those of the fixture `loss_conformance`. Several data-parallel ranks are those
     that torchrun started.
     """
-    what = asked(mode, divisor, 1, micro_batches, packed, cases)
+    what = asked(mode, divisor, 1, micro_batches, packed, cases, advantages)
     steps = Steps(OwnTrainerCheck(what, Path.cwd(), time_limit))
     try:
         yield steps

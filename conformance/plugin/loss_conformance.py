@@ -23,7 +23,8 @@ def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[S
     ``mode`` is `sample_mean`, `prompt_mean`, `token_mean`, or `constant` with its ``divisor``.
     ``dp`` and ``micro_batches`` are numbers of data-parallel ranks, and of micro-batches on each,
     to try. ``packed`` says that micro-batches are packed rows; ``cases`` are names of the corpus,
-    and ``time_limit`` the seconds that a rank may wait for another.
+    and ``time_limit`` the seconds that a rank may wait for another. ``advantages`` is the estimator
+    of a trainer that makes advantages of rewards itself.
     """
     from conformance.own_trainer.check import OwnTrainerCheck
     from conformance.own_trainer.jobs import TELLING, asked
@@ -37,8 +38,9 @@ def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[S
         packed: bool = False,
         cases: Sequence[str] = TELLING,
         time_limit: float = 60.0,
+        advantages: str | None = None,
     ) -> Iterator[Step]:
-        what = asked(mode, divisor, dp, micro_batches, packed, cases)
+        what = asked(mode, divisor, dp, micro_batches, packed, cases, advantages)
         check = OwnTrainerCheck(what, request.config.rootpath, time_limit)
         request.node.stash.setdefault(CHECKS, []).append(check)
         return _steps_of(check)
