@@ -22,7 +22,7 @@ from conformance.findings.cause import Severity
 from conformance.findings.errors import RankFailedError, WrongUseError
 from conformance.own_trainer.divisors import with_divisor
 from conformance.own_trainer.jobs import METRIC_SPECS, TELLING, Asked, asked
-from conformance.own_trainer.misuse import misuse
+from conformance.own_trainer.misuse import clipped, misuse
 from conformance.own_trainer.model import SCALE
 from conformance.own_trainer.outcome import LEFT_EARLY, Outcome, WrongLossError
 from conformance.own_trainer.step import Step, observation
@@ -185,6 +185,9 @@ class OwnTrainerCheck:
         for cell in cells:
             yield from self._run(cell.job)
             self._require_use(cell.job)
+        ran = ((cell.job, self._loop.outcomes[cell.job].observations) for cell in cells)
+        if (words := clipped(ran, self._loop.description)) is not None:
+            raise WrongUseError(words)
         for cell in self._with_metrics(cells):
             judgement = yield from self._answered(partial(self._judged, cell))
             finding = judgement.finding(cell.id, cell.depth)

@@ -11,9 +11,10 @@ import numpy as np
 from adapters.contract.batch.probed_batch import ProbedBatch
 from conformance.judging.weights import final_weights, step_context
 from conformance.own_trainer.estimators import ESTIMATORS, estimated
+from conformance.own_trainer.model import SCALE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,6 +27,9 @@ SAME = 1e-3
 
 ROUGH = 1e-2
 """The same for advantages that a trainer computes, with an ε of its own."""
+
+CLIPPING_EPSILON = 1e-6
+"""What torch adds to a norm that it divides by."""
 
 NOT_HELD = (
     "{lost} of {total} active tokens are in no forward pass: step.samples are already those of one"
@@ -52,6 +56,10 @@ ESTIMATED = (
 SCALED = (
     "the trainer changes advantages: it divides them by the standard deviation of each prompt's;"
     " turn that off, as no estimator of loss_conformance(advantages=…) scales without centring"
+)
+CLIPPED = (
+    "gradients are clipped to a norm of {bound:.2g}, and those of the step's model are far smaller"
+    " than a policy's; set the trainer's max_grad_norm to 1 or so for the test"
 )
 OTHER_ESTIMATOR = (
     "gradients have the advantages of {found}, and {stated} is stated; say"
@@ -89,6 +97,32 @@ def misuse(
         _other_advantages(weights, expected, advantages, batch.sample),
     )
     return next(chain(*several), None)
+
+
+def clipped(
+    ran: Iterable[tuple[Job, Sequence[Observation]]], description: Description
+) -> str | None:
+    """What to change if the gradients of steps of different norms are clipped to one norm.
+
+    Those of the stand-in model are so small that few bounds do.
+    """
+    norms, left, bounds = [], [0.0], []
+    for job, observations in ran:
+        [weights, *_] = final_weights(observations, 0, job, description.conventions)
+        expected = step_context(job, 0, observations, description).expected
+        advantages = np.concatenate(ProbedBatch.of(job, description.conventions).raw_advantages)
+        ratios = weights[expected > 0] / expected[expected > 0]
+        norm = float(np.linalg.norm(expected * advantages)) * SCALE + CLIPPING_EPSILON
+        if not len(ratios) or not 0 < ratios[0] < 1 + SAME or np.ptp(ratios) > SAME * ratios[0]:
+            return None
+        if ratios[0] > 1 - SAME:
+            left.append(norm)
+        else:
+            norms.append(norm)
+            bounds.append(float(ratios[0]) * norm)
+    is_one = bool(bounds) and np.ptp(bounds) <= ROUGH * bounds[0] < np.ptp(norms)
+    is_bound = is_one and max(left) <= bounds[0] * (1 + ROUGH)
+    return CLIPPED.format(bound=bounds[0]) if is_bound else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -258,6 +258,11 @@ class Step:
                 "the step's model made no forward pass with gradients; let the trainer train"
                 " step.model(), and not a model of its own"
             )
+        if stand_in.is_frozen:
+            return (
+                "the step's model is frozen, as peft freezes what it adapts; leave adapters out of"
+                " the test: they change no token's weight"
+            )
         if self._unit is None and self._estimator is not None:
             return "the step's rewards were not asked for; train on step.rewards"
         if self._unit is None:
