@@ -91,6 +91,8 @@ def test_wheel_runs_in_an_empty_environment_from_an_empty_folder(
     command = python.with_name("rl-loss-conformance")
     page = run(command, "html", "reports/latest/native.json", "-o", "page.html", cwd=empty)
 
+    what_is_known = "from conformance.comparing.known import known; print(known('skyrl', 'fsdp'))"
+    assert "Expectations(" in run(python, "-c", what_is_known, cwd=empty)
     assert "report: " in output
     assert page == "page: page.html\n"
     assert "License-Expression: Apache-2.0" in run(

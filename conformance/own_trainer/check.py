@@ -8,29 +8,33 @@ loop runs it, and the judge begins anew, with all that was run before at hand.
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, contextmanager
+import traceback
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from adapters.contract.batch.altered import painting
 from adapters.contract.batch.probed_batch import ProbedBatch
 from conformance.explain.causes import causes
 from conformance.findings.cause import Severity
 from conformance.findings.errors import RankFailedError, WrongUseError
+from conformance.own_trainer.divisors import with_divisor
 from conformance.own_trainer.jobs import METRIC_SPECS, TELLING, Asked, asked
-from conformance.own_trainer.misuse import misuse
+from conformance.own_trainer.misuse import clipped, misuse
 from conformance.own_trainer.model import SCALE
 from conformance.own_trainer.outcome import LEFT_EARLY, Outcome, WrongLossError
 from conformance.own_trainer.step import Step, observation
 from conformance.own_trainer.worlds import Copies, Launched, launched
 from conformance.ranks.pool import Ran
 from conformance.ranks.recording.recorder import Recorder
+from conformance.ranks.recording.replacing import Replacing
 from conformance.ranks.recording.stacks import LIBRARIES
 from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing import tracer
+from conformance.tracing.proof import Prover
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob
 from reference.aggregation import AdvantageUnit
@@ -46,9 +50,28 @@ if TYPE_CHECKING:
     from conformance.own_trainer.step import Shown
     from conformance.plan.matrix import MatrixCell
     from conformance.ranks.pool import RankPool
+    from conformance.tracing.suspects.reasons import Suspect
 
 _Made = TypeVar("_Made")
-_Answer = tuple[list["Shown"], "RankTrace | None"]
+
+
+class _Answer(NamedTuple):
+    """What one rank has of a job."""
+
+    shown: list[Shown]
+    trace: RankTrace | None
+    held: tuple[tuple[float, ...], ...]
+
+
+MOST_TRACED = 6
+"""Causes that are traced."""
+
+ROUNDED = "float16"
+"""The precision by which weights are judged where the trainer rounds its own advantages, and adds
+an ε to what it divides by."""
+
+PROOF_BROKE = "the trainer is wrong, as the first rank says"
+"""Words of another rank whose step broke where values were replaced."""
 
 RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "IPython", "ipykernel"})
 """Packages below the user's frames."""
@@ -94,12 +117,16 @@ class OwnTrainerCheck:
     def __init__(self, asked: Asked, root: Path, time_limit: float = 60.0) -> None:
         self.outcome: Outcome | None = None
         self.is_first_rank = True
-        self.is_unfinished = False
-        """Whether the loop has begun, and was not told the outcome, or what to change."""
+        self.is_unfinished = True
+        """Whether the loop was not told the outcome, or what to change."""
 
         self._asked, self._root, self._time_limit = asked, root, time_limit
         self._ranks: Copies | Launched | None = None
         self._unit: AdvantageUnit | None = None
+        self._is_proving = False
+        self._around: set[tuple[str, str]] = set()
+        """The functions around the loop, by file and name, which all of its calls are below."""
+
         self._loop = _LoopRanks(asked.description(AdvantageUnit.TOKEN, "float32"))
 
     def steps(self) -> Iterator[Step]:
@@ -109,7 +136,7 @@ class OwnTrainerCheck:
             WrongLossError: the trainer does not weigh tokens as its mode says.
             WrongUseError: a step was not used as it has to be.
         """
-        self.is_unfinished = True
+        self._around = {(one.filename, one.name) for one in traceback.extract_stack()}
         if (size := launched()) is not None:
             self._asked = replace(self._asked, dp=(size,))
             self._ranks = Launched(size, self._time_limit)
@@ -146,6 +173,9 @@ class OwnTrainerCheck:
             return error
         shown = ranks.left(error)
         ranks.drop()
+        if isinstance(error, Exception) and self._is_proving:
+            self.is_unfinished = False
+            return WrongLossError(str(self.outcome or PROOF_BROKE))
         return shown
 
     def _all(self) -> Generator[Step, None, None]:
@@ -155,6 +185,9 @@ class OwnTrainerCheck:
         for cell in cells:
             yield from self._run(cell.job)
             self._require_use(cell.job)
+        ran = ((cell.job, self._loop.outcomes[cell.job].observations) for cell in cells)
+        if (words := clipped(ran, self._loop.description)) is not None:
+            raise WrongUseError(words)
         for cell in self._with_metrics(cells):
             judgement = yield from self._answered(partial(self._judged, cell))
             finding = judgement.finding(cell.id, cell.depth)
@@ -163,8 +196,14 @@ class OwnTrainerCheck:
                 clues.append(judgement.clues)
             findings.append(finding)
         found = causes(findings, clues, {})
-        trace = yield from self._trace(found, cells)
-        self.outcome = Outcome(cells=tuple(cells), findings=findings, causes=found, trace=trace)
+        traced = yield from self._traces(found, {cell.id: cell for cell in cells})
+        told = partial(Outcome.of, tuple(cells), findings, found)
+        self.outcome = told([trace for trace, _ in traced])
+        for worst, of_cause in traced[:1]:
+            with suppress(RankFailedError):  # values that a proof replaces may break a step
+                proven = yield from self._answered(partial(self._proven, worst, of_cause))
+                others = [trace for trace, _ in traced[1:]]
+                self.outcome = told([replace(worst, suspects=proven), *others])
 
     def _with_metrics(self, cells: list[MatrixCell]) -> Iterator[MatrixCell]:
         yield from cells
@@ -174,19 +213,41 @@ class OwnTrainerCheck:
                 if metric in reported:
                     yield replace(cell, spec=spec)
 
-    def _trace(
-        self, found: list[Cause], cells: list[MatrixCell]
-    ) -> Generator[Step, None, Trace | None]:
-        """The trace of the worst wrong gradient, at its smallest step."""
-        by_id = {cell.id: cell for cell in cells}
-        wrong = [one for one in found if one.severity is Severity.GRADIENT]
-        for name in (name for cause in wrong for name in cause.findings if name in by_id):
-            job = by_id[name].job
-            traced = yield from self._answered(partial(tracer.trace, job, self._as_pool))
-            if isinstance(traced, TracedJob):
-                trace = Trace.of(name, traced, str(self._root).strip("/"), self._root)
-                return without_scale(trace)
-        return None
+    def _traces(
+        self, found: list[Cause], cells: dict[str, MatrixCell]
+    ) -> Generator[Step, None, list[tuple[Trace, list[MatrixCell]]]]:
+        """A trace for each cause of wrong gradients, of its smallest step, with all its findings.
+
+        The worst cause comes first.
+        """
+        traces: list[tuple[Trace, list[MatrixCell]]] = []
+        if self._asked.advantages is not None:  # no token alone can have one
+            return traces
+        for cause in (one for one in found if one.severity is Severity.GRADIENT):
+            of_cause = [cells[one] for one in cause.findings if one in cells]
+            for cell in of_cause if len(traces) < MOST_TRACED else ():
+                traced = yield from self._answered(partial(tracer.trace, cell.job, self._as_pool))
+                if isinstance(traced, TracedJob):
+                    trace = Trace.of(cell.id, traced, self._package, self._root)
+                    others = [one for one in of_cause if one is not cell]
+                    trace = with_divisor(without_scale(trace), self._package)
+                    ordered = sorted(trace.suspects, key=self._is_around)
+                    traces.append((replace(trace, suspects=ordered), [cell, *others]))
+                    break
+        return traces
+
+    def _proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
+        """The suspects of a trace, with those first that runs have proven."""
+        return Prover(SharedJobs(self._as_pool), self._package).proven(trace, cells)
+
+    def _is_around(self, one: Suspect) -> bool:
+        """Whether a line is of the user's test, and not of the trainer."""
+        return (one.line.file, one.line.function) in self._around
+
+    @property
+    def _package(self) -> str:
+        """The folder whose lines are the user's own."""
+        return str(self._root).strip("/")
 
     def _judged(self, cell: MatrixCell) -> Judgement:
         return make(cell, SharedJobs(self._as_pool, [cell]))
@@ -214,12 +275,12 @@ class OwnTrainerCheck:
         ranks.run(dp, (job, self._unit))
         answer = yield from self._train(job)
         answers: list[_Answer] = ranks.gather(dp, answer)
-        self._require_use_of(job, [shown for rank in answers for shown in rank[0]])
+        self._require_use_of(job, [shown for rank in answers for shown in rank.shown])
         with painting(job.painted):
             batch = ProbedBatch.of(job, self._loop.description.conventions)
-            observations = tuple(observation(batch, shown) for shown, _ in answers)
-        traces = tuple(trace for _, trace in answers if trace is not None)
-        self._loop.outcomes[job] = Ran(observations, traces)
+            observations = tuple(observation(batch, one.shown) for one in answers)
+        traces = tuple(one.trace for one in answers if one.trace is not None)
+        self._loop.outcomes[job] = Ran(observations, traces, tuple(one.held for one in answers))
 
     def _serve(self) -> Generator[Step, None, None]:
         """On another rank than the first: train what that one says, until it ends."""
@@ -233,16 +294,22 @@ class OwnTrainerCheck:
     def _train(self, job: Job) -> Generator[Step, None, _Answer]:
         """Hand this rank's part of a job's steps to the loop."""
         assert self._ranks is not None
+        rank, shown = self._ranks.rank, []
         recorder = Recorder(self._passes_by) if job.is_recorded else None
-        shown = []
-        with ExitStack() as stack:
-            if recorder is not None:
-                stack.enter_context(recorder)
+        replacing = Replacing(job.replaced, rank, self._passes_by) if job.replaced else None
+        self._is_proving = replacing is not None
+        with nullcontext() if recorder is None else recorder:
             for index in range(len(job.steps)):
-                step = Step(job, index, self._ranks.rank, self._unit or AdvantageUnit.TOKEN)
+                unit = self._unit or AdvantageUnit.TOKEN
+                watched = replacing or nullcontext()
+                step = Step(job, index, rank, unit, watched, self._asked.advantages)
                 yield step
                 shown.append(step.shown())
-        return shown, recorder.trace if recorder is not None else None
+        return _Answer(
+            shown=shown,
+            trace=None if recorder is None else recorder.trace,
+            held=() if replacing is None else tuple(replacing.held),
+        )
 
     def _require_use_of(self, job: Job, shown: list[Shown]) -> None:
         """Require all ranks to have used their steps as they have to.
@@ -261,7 +328,8 @@ class OwnTrainerCheck:
             )
         [unit] = units
         self._unit = unit
-        self._loop.description = self._asked.description(unit, shown[0].dtype)
+        dtype = shown[0].dtype if self._asked.advantages is None else ROUNDED
+        self._loop.description = self._asked.description(unit, dtype)
 
     def _require_use(self, job: Job) -> None:
         """Require a job to show that what it was given was used.
@@ -270,7 +338,7 @@ class OwnTrainerCheck:
             WrongUseError: it was not.
         """
         observations = self._loop.outcomes[job].observations
-        words = misuse(job, observations, self._loop.description)
+        words = misuse(job, observations, self._loop.description, self._asked.advantages)
         if words is not None:
             raise WrongUseError(words)
 
@@ -291,13 +359,14 @@ def check(
     packed: bool = False,
     cases: Sequence[str] = TELLING,
     time_limit: float = 60.0,
+    advantages: str | None = None,
 ) -> Iterator[Steps]:
     """Yields steps to train in a script or a notebook, and prints what a failing test would.
 
     The arguments are those of the fixture `loss_conformance`. Several data-parallel ranks are those
     that torchrun started.
     """
-    what = asked(mode, divisor, 1, micro_batches, packed, cases)
+    what = asked(mode, divisor, 1, micro_batches, packed, cases, advantages)
     steps = Steps(OwnTrainerCheck(what, Path.cwd(), time_limit))
     try:
         yield steps
@@ -305,8 +374,10 @@ def check(
         steps.told = str(error)
         steps.check.left(error)
     except BaseException as error:
-        steps.check.left(error)
-        raise
+        shown = steps.check.left(error)
+        if not isinstance(shown, WrongLossError):
+            raise
+        steps.told = str(shown)
     if steps.check.is_unfinished:
         steps.told = LEFT_EARLY
         steps.check.left(None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from adapters.contract import Depth, Job, Layout, Observation, PendingReduction
 from conformance.findings.errors import WrongUseError
@@ -95,13 +97,16 @@ def watch(
     advantages: Sequence[Any],
     groups: Sequence[int] | None = None,
     divisor: float | None = None,
+    cu_seqlens: Sequence[Any] | None = None,
 ) -> Iterator[Seen]:
     """Watch the train step in the context, and print what its tokens weigh.
 
     ``log_probs`` names the function whose result is [rows, columns] or [columns], such as
-    ``(trainer, "log_probs")``. Its rows are those of ``masks`` and ``advantages``, in the order in
-    which this rank trains them: masks are bool with an entry for each column, and advantages
-    numbers, or arrays of the same form. ``groups`` name the prompt of each row.
+    ``(trainer, "log_probs")``; it may be in a tuple or dict with others, such as entropies. Its
+    rows are those of ``masks`` and ``advantages``, in the order in which this rank trains them:
+    masks are bool with an entry for each column, and advantages numbers, or arrays of the same
+    form. Packed rows have ``cu_seqlens``, the ends of the sequences in each after a 0, and
+    advantages may have a number for each sequence. ``groups`` name the prompt of each sequence.
 
     Raises:
         WrongUseError: the function was not called, or with other rows.
@@ -115,7 +120,7 @@ def watch(
         yield seen
     finally:
         setattr(owner, name, original)
-    mine = _rows(recorded, masks, advantages, groups)
+    mine = _rows(recorded, masks, advantages, groups, cu_seqlens)
     aggregation = Aggregation(mode, divisor)  # type: ignore[arg-type]  # which it checks
     _judge(seen, _of_all_ranks(mine), aggregation, _reduction(model))
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -128,12 +133,17 @@ def _recording(function: Callable[..., Any], recorded: list[torch.Tensor]) -> Ca
     @wraps(function)
     def recording(*arguments: Any, **named: Any) -> Any:
         result = function(*arguments, **named)
-        if result.requires_grad:
-            result.retain_grad()
-            recorded.append(result)
+        for found in islice(filter(_may_be_log_probs, tree_leaves(result)), 1):
+            found.retain_grad()
+            recorded.append(found)
         return result
 
     return recording
+
+
+def _may_be_log_probs(one: Any) -> bool:
+    """Whether it is a tensor that is trained, and has no value that entropies alone have."""
+    return isinstance(one, torch.Tensor) and one.requires_grad and not bool((one > 0).any())
 
 
 def _rows(
@@ -141,6 +151,7 @@ def _rows(
     masks: Sequence[Any],
     advantages: Sequence[Any],
     groups: Sequence[int] | None,
+    cu_seqlens: Sequence[Any] | None,
 ) -> _Rows:
     passes, gradients = [], []
     for index, log_probs in enumerate(recorded):
@@ -150,32 +161,78 @@ def _rows(
             gradients.append(row)
     if not gradients:
         raise WrongUseError(
-            "the function of log_probs was not called with gradients in the context",
+            "the function of log_probs was not called with gradients in the context, or returned"
+            " no log-probabilities",
             "name the one that the loss calls, as (owner, 'name')",
         )
     if len(gradients) != len(masks):
         raise WrongUseError(
             f"the step trained {len(gradients)} rows, and there are {len(masks)} masks",
-            "give the masks of the rows that this rank trains, in their order",
+            "give the masks of the rows that this rank trains, in their order; of packed rows one"
+            " mask for each row, with cu_seqlens",
         )
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    rows = _Rows(masks=[], groups=[], weights=[], passes=passes)
+    rows = _Rows(masks=[], groups=[], weights=[], passes=[])
     for index, gradient in enumerate(gradients):
-        active = _as_wide(masks[index], len(gradient)).astype(bool)
-        weights = _weights(gradient, _as_wide(advantages[index], len(gradient)))
-        first = int(np.argmax(active))
-        rows.masks.append(active[first:])
-        rows.weights.append(weights[first:])
-        rows.groups.append(rank * len(masks) + index if groups is None else int(groups[index]))
+        width = len(gradient)
+        parts = [*_parts([0, width] if cu_seqlens is None else _ends(cu_seqlens, index), width)]
+        active = _as_wide(masks[index], width).astype(bool)
+        weights = _weights(gradient, _advantages(advantages[index], parts, width))
+        for part in parts:
+            first = part.start + int(np.argmax(active[part]))
+            rows.masks.append(active[first : part.stop])
+            rows.weights.append(weights[first : part.stop])
+            rows.passes.append(passes[index])
+    size = len(rows.masks)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    rows.groups.extend(
+        range(rank * size, (rank + 1) * size) if groups is None else map(int, groups)
+    )
+    if len(rows.groups) != size:
+        raise WrongUseError(
+            f"the step trained {size} sequences, and there are {len(rows.groups)} groups",
+            "name the prompt of each",
+        )
     return rows
+
+
+def _ends(cu_seqlens: Sequence[Any], row: int) -> list[int]:
+    ends = [int(end) for end in cu_seqlens[row]] if row < len(cu_seqlens) else []
+    if len(ends) < 2 or ends[0] or ends != sorted({*ends}):
+        raise WrongUseError(
+            f"packed row {row} has no ends of sequences",
+            "give cu_seqlens for each row, as [0, end of the first sequence, end of the next, …]",
+        )
+    return ends
+
+
+def _parts(ends: Sequence[int], width: int) -> Iterator[slice]:
+    """The columns of each sequence of a row; log-probabilities may lack that of the first token."""
+    shift = int(width == ends[-1] - 1)
+    for start, end in pairwise(ends):
+        is_last = end == ends[-1]
+        yield slice(max(start - shift, 0), width if is_last else end - shift)
+
+
+def _advantages(given: Any, parts: Sequence[slice], width: int) -> NDArray[np.float64]:
+    """The advantages of a row's columns, given for these, for its sequences, or for all of it."""
+    several = _as_array(given)
+    if several.shape != (len(parts),) or len(parts) == width:
+        return _as_wide(several, width)
+    return np.repeat(several, [part.stop - part.start for part in parts])
 
 
 def _as_wide(values: Any, width: int) -> NDArray[np.float64]:
     """Values of a row in a number of columns: one value for all, or the first ones, and then 0."""
-    given = np.asarray(values, np.float64)
+    given = _as_array(values)
     if given.ndim == 0:
         return np.full(width, given)
     return np.pad(given, (0, max(width - len(given), 0)))[:width]
+
+
+def _as_array(values: Any) -> NDArray[np.float64]:
+    if isinstance(values, torch.Tensor):  # perhaps in bfloat16, or on a GPU
+        values = values.detach().double().cpu()
+    return np.asarray(values, np.float64)
 
 
 def _weights(gradient: NDArray[np.float64], advantages: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Description, Layout
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Assumed
 from adapters.contract.objective import Metric, Objective
 from conformance.corpus.cases import CASES_BY_NAME
 from conformance.findings.errors import WrongUseError
 from conformance.findings.verdict import Check
+from conformance.own_trainer.estimators import require_known, rewards_over_advantages
 from conformance.plan.checks import CHECK_SPECS
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.quick import quick_jobs
@@ -42,12 +44,15 @@ class Asked:
     micro_batches: tuple[int, ...] = (1, 2)
     packed: bool = False
     cases: tuple[str, ...] = TELLING
+    advantages: str | None = None
+    """The estimator by which the trainer makes advantages of rewards; None if it is given them."""
 
     def cells(self) -> list[MatrixCell]:
         """The cells of the quick plan, those on few ranks first.
 
         Raises:
-            WrongUseError: a case is unknown, or every case has fewer samples than micro-batches.
+            WrongUseError: a case is unknown, has samples without an advantage, or every case has
+                fewer samples than micro-batches.
         """
         if unknown := [*{*self.cases} - CASES_BY_NAME.keys()]:
             raise WrongUseError(
@@ -65,6 +70,11 @@ class Asked:
                 f"no case has samples for dp={self.dp} and micro_batches={self.micro_batches}",
                 "their product must divide the 8 samples of a step",
             )
+        if self.advantages is not None:
+            for cell in every:
+                batch = ProbedBatch(cell.case.steps, advantage_unit=AdvantageUnit.SAMPLE)
+                groups = cell.case.steps[0].groups
+                rewards_over_advantages(self.advantages, batch.sample_advantages, groups)
         chosen = quick_jobs(every)
         return [cell for cell in every if cell.job_id in chosen]
 
@@ -97,18 +107,22 @@ def asked(
     micro_batches: int | Sequence[int],
     packed: bool,
     cases: Sequence[str],
+    advantages: str | None = None,
 ) -> Asked:
     """What a user asks for, with numbers alone or in sequences.
 
     Raises:
         InvalidAggregationError: the mode is unknown, or its divisor is missing or too much.
+        WrongUseError: the estimator of advantages is unknown.
     """
+    require_known(advantages)
     return Asked(
         aggregation=Aggregation(Mode(mode) if mode in [*Mode] else mode, divisor),  # type: ignore[arg-type]
         dp=_several(dp),
         micro_batches=_several(micro_batches),
         packed=packed,
         cases=tuple(cases),
+        advantages=advantages,
     )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from adapters.contract.batch.probed_batch import ProbedBatch
 from conformance.judging.weights import final_weights, step_context
+from conformance.own_trainer.estimators import ESTIMATORS, estimated
+from conformance.own_trainer.model import SCALE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,6 +24,12 @@ if TYPE_CHECKING:
 
 SAME = 1e-3
 """The largest relative difference of numbers that count as equal here."""
+
+ROUGH = 1e-2
+"""The same for advantages that a trainer computes, with an ε of its own."""
+
+CLIPPING_EPSILON = 1e-6
+"""What torch adds to a norm that it divides by."""
 
 NOT_HELD = (
     "{lost} of {total} active tokens are in no forward pass: step.samples are already those of one"
@@ -39,8 +49,34 @@ CHANGED = (
 )
 
 
-def misuse(job: Job, observations: Sequence[Observation], description: Description) -> str | None:
-    """What to change if a step was not trained as it was given; None if it may have been."""
+ESTIMATED = (
+    "the trainer changes advantages: gradients have those of {estimator}; give it step.rewards, and"
+    " say loss_conformance(advantages={estimator!r}), or turn off what centres or normalises them"
+)
+SCALED = (
+    "the trainer changes advantages: it divides them by the standard deviation of each prompt's;"
+    " turn that off, as no estimator of loss_conformance(advantages=…) scales without centring"
+)
+CLIPPED = (
+    "gradients are clipped to a norm of {bound:.2g}, and those of the step's model are far smaller"
+    " than a policy's; set the trainer's max_grad_norm to 1 or so for the test"
+)
+OTHER_ESTIMATOR = (
+    "gradients have the advantages of {found}, and {stated} is stated; say"
+    " loss_conformance(advantages={found!r}), or mend the trainer"
+)
+
+
+def misuse(
+    job: Job,
+    observations: Sequence[Observation],
+    description: Description,
+    estimator: str | None = None,
+) -> str | None:
+    """What to change if a step was not trained as it was given; None if it may have been.
+
+    ``estimator`` is that of a trainer which makes its advantages itself.
+    """
     held = np.any([one.forward_passes[0] >= 0 for one in observations], axis=0)
     active = job.steps[0].mask
     if not held[active].all():
@@ -52,7 +88,110 @@ def misuse(job: Job, observations: Sequence[Observation], description: Descripti
     advantages = np.concatenate(batch.raw_advantages)
     if not weights[active].any() or not np.isfinite(weights).all():
         return None
-    return next(_other_advantages(weights, expected, advantages, batch.sample), None)
+    groups = job.steps[0].groups
+    estimates = _OfSamples.of(weights, expected, advantages, batch.sample, groups)
+    if estimator is not None:
+        return next(estimates.other_than(estimator), None)
+    several = (
+        estimates.changes(),
+        _other_advantages(weights, expected, advantages, batch.sample),
+    )
+    return next(chain(*several), None)
+
+
+def clipped(
+    ran: Iterable[tuple[Job, Sequence[Observation]]], description: Description
+) -> str | None:
+    """What to change if the gradients of steps of different norms are clipped to one norm.
+
+    Those of the stand-in model are so small that few bounds do.
+    """
+    norms, left, bounds = [], [0.0], []
+    for job, observations in ran:
+        [weights, *_] = final_weights(observations, 0, job, description.conventions)
+        expected = step_context(job, 0, observations, description).expected
+        advantages = np.concatenate(ProbedBatch.of(job, description.conventions).raw_advantages)
+        ratios = weights[expected > 0] / expected[expected > 0]
+        norm = float(np.linalg.norm(expected * advantages)) * SCALE + CLIPPING_EPSILON
+        if not len(ratios) or not 0 < ratios[0] < 1 + SAME or np.ptp(ratios) > SAME * ratios[0]:
+            return None
+        if ratios[0] > 1 - SAME:
+            left.append(norm)
+        else:
+            norms.append(norm)
+            bounds.append(float(ratios[0]) * norm)
+    is_one = bool(bounds) and np.ptp(bounds) <= ROUGH * bounds[0] < np.ptp(norms)
+    is_bound = is_one and max(left) <= bounds[0] * (1 + ROUGH)
+    return CLIPPED.format(bound=bounds[0]) if is_bound else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _OfSamples:
+    """What samples were given and trained with, as far as a step shows: [samples] each.
+
+    ``is_of_whole`` says whether all tokens of each sample were trained alike.
+    """
+
+    given: Array
+    trained: Array
+    groups: NDArray[np.int64]
+    names: NDArray[np.int64]
+    is_whole: bool
+
+    @classmethod
+    def of(
+        cls,
+        weights: Array,
+        expected: Array,
+        advantages: Array,
+        sample: NDArray[np.int64],
+        groups: NDArray[np.int64],
+    ) -> Self:
+        """Those of the active tokens of a step."""
+        active = expected > 0
+        given, of_active = advantages[active], sample[active]
+        trained = weights[active] * given / expected[active]
+        names, first = np.unique(of_active, return_index=True)
+        rewards = advantages[np.unique(sample, return_index=True)[1]]
+        is_whole = np.allclose(
+            trained[first][np.searchsorted(names, of_active)], trained, rtol=SAME
+        )
+        return cls(
+            given=rewards,
+            trained=trained[first],
+            groups=groups,
+            names=names,
+            is_whole=is_whole and bool((rewards[of_active] == given).all()),
+        )
+
+    def changes(self) -> Iterator[str]:
+        """Yield how a trainer changes given advantages within groups, with one factor for all."""
+        if not self.is_whole:
+            return
+        for name in ESTIMATORS:
+            if self._are_alike(self._made(name)):
+                yield ESTIMATED.format(estimator=name)
+        centred, normalised = self._made("group_centred"), self._made("group_normalised")
+        scales = np.divide(normalised, centred, out=np.ones(len(centred)), where=centred != 0)
+        if np.ptp(scales) > SAME and self._are_alike(self.given[self.names] * scales):
+            yield SCALED
+
+    def other_than(self, stated: str) -> Iterator[str]:
+        """Yield the estimator of the trainer's advantages if it is not the stated one."""
+        trained = self.trained / self.given[self.names] * self._made(stated)
+        for name in ESTIMATORS:
+            made = self._made(name)
+            is_close = np.allclose(trained, made, rtol=ROUGH)
+            if is_close and not np.allclose(made, self._made(stated), rtol=ROUGH):
+                yield OTHER_ESTIMATOR.format(found=name, stated=stated)
+
+    def _made(self, estimator: str) -> Array:
+        return estimated(estimator, self.given, self.groups)[self.names]
+
+    def _are_alike(self, made: Array) -> bool:
+        """Whether advantages are those that were trained, times a number that is not 0."""
+        ratios = self.trained / np.where(made, made, np.inf)
+        return bool(ratios[0] > 0 and np.ptp(ratios) <= ROUGH * ratios[0])
 
 
 def _other_advantages(

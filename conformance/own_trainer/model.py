@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.outputs import FORMS, head
@@ -20,6 +21,10 @@ HUGGING_FACE = "hugging_face"
 SCALE = 2.0**-16
 """What gradients are multiplied by: trainers clip norms at 1 or so, and even that of a painted
 token stays far below. It is a power of two, so that nothing is rounded."""
+
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The usual names of a layer's linear maps."""
 
 
 class StandIn:
@@ -44,7 +49,8 @@ class StandIn:
         self.passes = ForwardPasses()
         capacity = vocabulary or probe_capacity(size)
         form = "dict" if returns == HUGGING_FACE else returns
-        self._probed = ProbedModel(capacity, self.passes, _scaled(head(form)))
+        probed = ProbedModel(capacity, self.passes, _scaled(head(form)))
+        self._probed = _with_projections(probed)
         self.module = (
             _pretrained(self._probed, capacity) if returns == HUGGING_FACE else self._probed
         )
@@ -54,6 +60,11 @@ class StandIn:
         """The parameter, which FSDP replaces by one of its own."""
         return self._probed.layer.probe
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its parameter is not to be trained."""
+        return not self.probe.requires_grad
+
     def gradient(self) -> NDArray[np.float32] | None:
         """The whole of the probe's gradient, [capacity]; None if it has none."""
         gradient = self.probe.grad
@@ -61,11 +72,39 @@ class StandIn:
 
 
 def _scaled(head: Any) -> Any:
-    return lambda input_ids, probe: head(input_ids, probe * SCALE)
+    """The head, of a probe that has a gradient even if what adapts the model has frozen it."""
+
+    def scaled(input_ids: torch.Tensor, probe: torch.Tensor) -> Any:
+        if not probe.requires_grad:
+            probe = probe.detach().requires_grad_()
+        return head(input_ids, probe * SCALE)
+
+    return scaled
+
+
+def _with_projections(probed: ProbedModel) -> ProbedModel:
+    """The model with linear maps of the usual names, which no forward pass uses.
+
+    They are for what looks for maps to adapt, and have no parameters that a loop over all of these
+    would find without a gradient.
+    """
+    import torch
+    from torch import nn
+
+    class Projection(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(1, 1, bias=False)
+            del self.weight
+            self.register_buffer("weight", torch.ones(1, 1), persistent=False)
+
+    for name in PROJECTIONS:
+        probed.layer.add_module(name, Projection())
+    return probed
 
 
 def _pretrained(probed: ProbedModel, vocabulary: int) -> nn.Module:
     """The model as a Hugging Face one, whose output has logits, and a loss if it gets labels."""
+    from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutput
 
@@ -73,10 +112,21 @@ def _pretrained(probed: ProbedModel, vocabulary: int) -> nn.Module:
         config_class = PretrainedConfig
         main_input_name = "input_ids"
         _no_split_modules = probed._no_split_modules
+        supports_gradient_checkpointing = True
+        gradient_checkpointing = False
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             self.probed = probed
+            self.embeddings = nn.Identity()
+
+        @property
+        def model(self) -> Any:
+            """Where a transformer has its layers."""
+            return SimpleNamespace(layers=[probed.layer])
+
+        def get_input_embeddings(self) -> nn.Module:
+            return self.embeddings
 
         def forward(self, input_ids: torch.Tensor, **others: Any) -> Any:
             return CausalLMOutput(logits=self.probed(input_ids)["logits"])

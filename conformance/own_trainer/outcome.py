@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from conformance.explain.causes import with_traces
 from conformance.findings.badness import explain
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import WRONG
@@ -12,7 +13,7 @@ from conformance.views.formatting import SYMBOLS
 from conformance.views.traces import as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 
 LEFT_EARLY = (
-    "the loop was left before its last step, so that nothing was judged; let it go through all"
-    " steps"
+    "the loop was left before its last step, or never begun, so that nothing was judged; let it go"
+    " through all steps"
 )
 
 
@@ -38,6 +39,24 @@ class Outcome:
     findings: list[Finding]
     causes: list[Cause]
     trace: Trace | None
+
+    @classmethod
+    def of(
+        cls,
+        cells: tuple[MatrixCell, ...],
+        findings: list[Finding],
+        causes: list[Cause],
+        traces: Sequence[Trace],
+    ) -> Self:
+        """That of causes with their traces, which tell causes that are one; the worst is shown."""
+        told = {trace.finding: trace.of_cause for trace in traces}
+        by_id = {finding.id: finding for finding in findings}
+        return cls(
+            cells=cells,
+            findings=findings,
+            causes=with_traces(causes, told, by_id),
+            trace=next(iter(traces), None),
+        )
 
     @property
     def is_wrong(self) -> bool:

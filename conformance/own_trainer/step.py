@@ -16,12 +16,14 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Metric
 from adapters.toolkit.probe import CERTAIN_LOGIT
 from conformance.findings.errors import WrongUseError
+from conformance.own_trainer.estimators import ESTIMATORS, rewards_over_advantages
 from conformance.own_trainer.jobs import METRIC_SPECS
 from conformance.own_trainer.model import StandIn
 from reference.aggregation import AdvantageUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
     from torch import nn
@@ -68,10 +70,19 @@ class Step:
     """What a trainer is given for one optimizer step on one rank.
 
     ``samples`` are those of this rank, to be cut into ``micro_batches`` of equal numbers of
-    samples; ``batch`` those of all ``dp`` ranks.
+    samples; ``batch`` those of all ``dp`` ranks. ``watched`` is entered while a step is watched.
+    ``estimator`` is that of a trainer which makes advantages of ``rewards``.
     """
 
-    def __init__(self, job: Job, index: int, rank: int, unit: AdvantageUnit) -> None:
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        rank: int,
+        unit: AdvantageUnit,
+        watched: AbstractContextManager[Any],
+        estimator: str | None = None,
+    ) -> None:
         self.micro_batches, self.dp, self.rank = int(job.layout.micro_batches), job.layout.dp, rank
         with painting(job.painted):
             self._probed = ProbedBatch.of(job)
@@ -85,6 +96,8 @@ class Step:
         self._gradients: list[NDArray[np.float32]] = []
         self._others_stepped = False
         self._logged: dict[Metric, float] = {}
+        self._watched = watched
+        self._estimator = estimator
         self.batch = [self._sample(i) for i in range(self._of_step.start, self._of_step.stop)]
         size = len(self.batch) // self.dp
         self.samples = self.batch[rank * size : (rank + 1) * size]
@@ -123,8 +136,13 @@ class Step:
         """The advantages of samples, this rank's by default: float32 [R] for each, or [samples].
 
         Raises:
-            WrongUseError: ``per`` is neither ``token`` nor ``sample``.
+            WrongUseError: ``per`` is neither ``token`` nor ``sample``, or an estimator is stated.
         """
+        if self._estimator is not None:
+            raise WrongUseError(
+                f"the trainer is to make its advantages itself, by {self._estimator}",
+                "give it step.rewards, or leave advantages= out",
+            )
         if per not in UNITS:
             raise WrongUseError(f"advantages per {per!r} are unknown", "say token or sample")
         self._unit = UNITS[per]
@@ -134,6 +152,39 @@ class Step:
         if self._unit is AdvantageUnit.TOKEN:
             return [torch.from_numpy(one.copy()).float() for one in of_tokens]
         return torch.tensor([float(max(one, key=abs)) for one in of_tokens])
+
+    @property
+    def rewards(self) -> torch.Tensor:
+        """The rewards of this rank's samples, [samples], of which the trainer makes advantages.
+
+        Raises:
+            WrongUseError: it was not stated by which estimator.
+        """
+        if self._estimator is None:
+            raise WrongUseError(
+                "it is not known what the trainer makes of rewards",
+                f"state it, as loss_conformance(advantages={next(iter(ESTIMATORS))!r})",
+            )
+        self._unit = AdvantageUnit.SAMPLE
+        rewards = self._rewards
+        return torch.from_numpy(rewards[self.batch.index(self.samples[0]) :][: len(self.samples)])
+
+    @property
+    def _rewards(self) -> NDArray[np.float32]:
+        """The rewards of all samples: what would be their advantages, [N]."""
+        of_samples = self._of_unit(AdvantageUnit.SAMPLE)
+        return np.array([max(one, key=abs) for one in of_samples], np.float32)
+
+    def _as_given(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The gradient as if rewards had been given for advantages."""
+        if self._estimator is None:
+            return gradient
+        rewards = self._rewards.astype(np.float64)
+        groups = np.array([sample.group for sample in self.batch])
+        factors = rewards_over_advantages(self._estimator, rewards, groups)
+        for sample, factor in zip(self.batch, factors, strict=True):
+            gradient[sample.response.numpy()] *= factor
+        return gradient
 
     def _of_unit(self, unit: AdvantageUnit) -> Sequence[NDArray[np.float64]]:
         if unit is AdvantageUnit.SAMPLE and not self._is_painted:
@@ -161,11 +212,12 @@ class Step:
             if any(one is stand_in.probe for one in held):
                 gradient = stand_in.gradient()
                 if gradient is not None:
-                    self._gradients.append(gradient)
+                    self._gradients.append(self._as_given(gradient))
 
         hook = register_optimizer_step_pre_hook(read)
         try:
-            yield
+            with self._watched:
+                yield
         finally:
             hook.remove()
 
@@ -176,8 +228,8 @@ class Step:
             WrongUseError: another number is given.
         """
         for name, number in numbers.items():
-            if name not in [*METRIC_SPECS]:
-                taken = ", ".join(map(str, METRIC_SPECS))
+            if name not in [*METRIC_SPECS] or self._estimator is not None:
+                taken = ", ".join(map(str, METRIC_SPECS)) if self._estimator is None else "none"
                 raise WrongUseError(
                     f"{name} is no number that is compared",
                     f"leave it out of step.logged(), which takes {taken}",
@@ -206,6 +258,13 @@ class Step:
                 "the step's model made no forward pass with gradients; let the trainer train"
                 " step.model(), and not a model of its own"
             )
+        if stand_in.is_frozen:
+            return (
+                "the step's model is frozen, as peft freezes what it adapts; leave adapters out of"
+                " the test: they change no token's weight"
+            )
+        if self._unit is None and self._estimator is not None:
+            return "the step's rewards were not asked for; train on step.rewards"
         if self._unit is None:
             return "the step's advantages were not asked for; train on step.advantages(per=…)"
         if len(self._gradients) > 1:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from adapters.contract import Depth, Layout
+from conformance.corpus.case import fewest_micro_batches
 from conformance.corpus.cases import ALL_CASES, Case
 from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
@@ -157,24 +158,30 @@ class Plan:
         cells = () if self.size is PlanSize.FULL else self.chosen_of_cases
         return Substitutes(cell for cell in cells if is_offered(cell))
 
-    def require_something_to_run(self) -> None:
-        """Require a given case, or one of those named, to fit a chosen layout.
+    def require_something_to_run(self, named: Sequence[Layout]) -> None:
+        """Require a chosen case to fit each layout that a user named, and something to be made.
 
         Raises:
-            InvalidSettingsError: it fits none.
+            InvalidSettingsError: nothing would be looked at.
         """
-        if self.cases and not self.cells():
+        if self.case is not None:
+            cases = [self.case]
+        else:
+            cases = [one for one in ALL_CASES if not self.cases or one.name in self.cases]
+        fitted = [any(self._runs(case, layout) for case in cases) for layout in self.layouts]
+        for layout, is_fitted in zip(self.layouts, fitted, strict=True):
+            if not is_fitted and (layout in named or not any(fitted)):
+                raise InvalidSettingsError(
+                    f"nothing to run: no chosen case fits layout {layout}, which needs a sample for"
+                    f" each of {layout.dp * fewest_micro_batches(layout)} micro-batches",
+                    "choose a smaller --layout or another --case, or give a larger step with"
+                    " --case-file",
+                )
+        if not self.cells():
             raise InvalidSettingsError(
-                "nothing to run: no chosen case is meant for, or large enough for, a chosen layout",
+                "nothing to run: no chosen check is made in a chosen mode, on a chosen case and"
+                " layout",
                 "choose others",
-            )
-        if self.case is not None and not any(
-            self._runs(self.case, layout) for layout in self.layouts
-        ):
-            raise InvalidSettingsError(
-                f"case {self.case.name} has a step of {self.case.fewest_samples} samples, and each"
-                " chosen layout needs more, one for every micro-batch of every rank",
-                "choose a smaller --layout",
             )
 
     @property

@@ -23,12 +23,11 @@ def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[S
     ``mode`` is `sample_mean`, `prompt_mean`, `token_mean`, or `constant` with its ``divisor``.
     ``dp`` and ``micro_batches`` are numbers of data-parallel ranks, and of micro-batches on each,
     to try. ``packed`` says that micro-batches are packed rows; ``cases`` are names of the corpus,
-    and ``time_limit`` the seconds that a rank may wait for another.
+    and ``time_limit`` the seconds that a rank may wait for another. ``advantages`` is the estimator
+    of a trainer that makes advantages of rewards itself.
     """
-    from conformance.findings.errors import WrongUseError
     from conformance.own_trainer.check import OwnTrainerCheck
     from conformance.own_trainer.jobs import TELLING, asked
-    from conformance.own_trainer.outcome import WrongLossError
 
     def steps(
         *,
@@ -39,17 +38,25 @@ def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[S
         packed: bool = False,
         cases: Sequence[str] = TELLING,
         time_limit: float = 60.0,
+        advantages: str | None = None,
     ) -> Iterator[Step]:
-        __tracebackhide__ = True
-        what = asked(mode, divisor, dp, micro_batches, packed, cases)
+        what = asked(mode, divisor, dp, micro_batches, packed, cases, advantages)
         check = OwnTrainerCheck(what, request.config.rootpath, time_limit)
         request.node.stash.setdefault(CHECKS, []).append(check)
-        try:
-            yield from check.steps()
-        except (WrongLossError, WrongUseError) as error:
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        return _steps_of(check)
 
     return steps
+
+
+def _steps_of(check: OwnTrainerCheck) -> Iterator[Step]:
+    __tracebackhide__ = True
+    from conformance.findings.errors import WrongUseError
+    from conformance.own_trainer.outcome import WrongLossError
+
+    try:
+        yield from check.steps()
+    except (WrongLossError, WrongUseError) as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,7 +64,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     """End the copies of this process that a check has made, if a test leaves its loop early."""
     if loss_conformance.__name__ not in pyfuncitem.fixturenames:
         return (yield)
-    from conformance.own_trainer.outcome import LEFT_EARLY
+    from conformance.own_trainer.outcome import LEFT_EARLY, WrongLossError
 
     error: BaseException | None = None
     result = None
@@ -67,6 +74,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         error = raised
     for check in pyfuncitem.stash.get(CHECKS, ()):
         shown = check.left(error)
+        if isinstance(shown, WrongLossError):
+            raise pytest.fail.Exception(str(shown), pytrace=False) from None
         if shown is not None and shown is not error:
             raise shown from error
         if error is None and check.is_unfinished:

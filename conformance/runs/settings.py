@@ -102,7 +102,7 @@ class Settings:
             fills_up=chosen.fills_up,
             case=None if case_file is None else case_files.load(case_file),
         )
-        plan.require_something_to_run()
+        plan.require_something_to_run(plan.layouts if layouts else ())
         hardware = Hardware.of(device, backend, min(plan.ranks, rank_budget.here), dtype)
         _require_drivable("device", hardware.device, chosen, chosen.devices)
         _require_drivable("dtype", hardware.dtype, chosen, chosen.dtypes)

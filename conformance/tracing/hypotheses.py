@@ -33,6 +33,9 @@ NO_FACTOR = "no factor"
 UNSEEN = (GIVEN, OUTSIDE, BUILT, LISTED)
 """What is no operation of torch, so that no run can change what it makes."""
 
+COPYING = ("aten.empty", "c10d.allgather", "c10d.broadcast")
+"""Operations that make no value. Wrappers of models ask for them too, and compare what they got."""
+
 Named = dict[str, float]
 """Counts of the reference's by their names."""
 
@@ -141,7 +144,7 @@ def _hypothesis(weight: WrongWeight, one: _Needed) -> Iterator[Hypothesis]:
     It is about the line that calls its function if others do so too, and are right.
     """
     operation = weight.operation(one.node)
-    if operation.line is None or operation.name in UNSEEN:
+    if operation.line is None or operation.name in UNSEEN or operation.name.startswith(COPYING):
         return
     line, *callers = operation.stack
     is_shared = len(weight.callers_of[line]) > 1

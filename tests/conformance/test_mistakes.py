@@ -83,6 +83,12 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (TOKEN, "empty_samples_counted", [[11.0] * 10]),
         (TOKEN, "masked_tokens_counted", [[14.0] * 10]),
         (TOKEN, "prompt_tokens_counted", [[22.0] * 10]),
+        # Responses, and sequences, of four micro-batches: 4, 2, 5, 3 tokens, and 7, 3, 8, 4.
+        (
+            TOKEN,
+            "packed_length_as_divisor",
+            [of_samples(16, 16, 20, 12), of_samples(28, 28, 32, 16)],
+        ),
         # The third sample, of two tokens in the second group, is left out, and counted before.
         (replace(TOKEN, layout=FILTERED), "truncated_samples_counted", [[12.0] * 10]),
         (replace(PROMPT, layout=FILTERED), "truncated_samples_counted", [of_samples(9, 9, 18, 9)]),
@@ -171,7 +177,7 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (BEFORE_SAMPLE, "rejection_left_out", [[18.0] * 3 + [6.0] * 2 + [24.0] * 4 + [18.0] * 3]),
         # Ranks hold 3 samples, 2 prompts, 3 tokens; 2 samples, 2 prompts, 7 tokens.
         (SAMPLE, "tokens_counted_per_rank", [of_samples(10, 5, 20, 15)]),
-        (SAMPLE, "denominators_per_rank", [of_samples(20, 10, 40, 30), of_samples(12, 6, 16, 12)]),
+        (SAMPLE, "denominators_per_rank", [of_samples(12, 6, 16, 12)]),
         (TOKEN, "tokens_counted_per_rank", [of_samples(3, 3, 7, 7)]),
         (TOKEN, "denominators_per_rank", [of_samples(6, 6, 14, 14)] * 2),
         (PROMPT, "units_counted_per_rank", [of_samples(12, 12, 16, 12)]),

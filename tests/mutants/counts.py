@@ -183,11 +183,23 @@ class MeanOfPaddedRows(Mutant, diagnosis="padded_width_as_divisor", modes=TOKEN)
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
         means = len(parts) * self.job.layout.dp
-        sizes = [means * len(part) * max(len(sample.ids) for sample in part) for part in parts]
+        sizes = [means * self.entries([len(sample.ids) for sample in part]) for part in parts]
         return [
             with_denominators(part, [size] * len(part))
             for part, size in zip(parts, sizes, strict=True)
         ]
+
+    def entries(self, lengths: list[int]) -> int:
+        """How many entries a micro-batch has."""
+        return len(lengths) * max(lengths)
+
+
+class MeanOfPackedRow(MeanOfPaddedRows, diagnosis="packed_length_as_divisor", modes=TOKEN):
+    """`mean()` over the packed row of a micro-batch, and the mean of micro-batches."""
+
+    def entries(self, lengths: list[int]) -> int:
+        """How many tokens the row has, those of prompts too."""
+        return sum(lengths)
 
 
 class EmptySamplesLeftOut(

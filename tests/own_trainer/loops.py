@@ -8,11 +8,15 @@ from tests.own_trainer.trainers.plain import Rollout
 
 def plain_loop(loss_conformance, trainer_class=plain.GRPOTrainer):
     for step in loss_conformance(mode="token_mean", dp=(1, 2), micro_batches=(1, 2, 4)):
-        trainer = trainer_class(step.model(returns="logits"), accumulation_steps=step.micro_batches)
-        rollouts = [Rollout(s.prompt, s.response, s.old_log_probs, s.mask) for s in step.samples]
-        with step.watch(trainer.optimizer):
-            log = trainer.train_step(rollouts, step.advantages(per="sample"))
-        step.logged(policy_loss=log["loss"])
+        plain_step(step, trainer_class)
+
+
+def plain_step(step, trainer_class):
+    trainer = trainer_class(step.model(returns="logits"), accumulation_steps=step.micro_batches)
+    rollouts = [Rollout(s.prompt, s.response, s.old_log_probs, s.mask) for s in step.samples]
+    with step.watch(trainer.optimizer):
+        log = trainer.train_step(rollouts, step.advantages(per="sample"))
+    step.logged(policy_loss=log["loss"])
 
 
 def ddp_loop(loss_conformance, trainer_class):

@@ -122,6 +122,117 @@ def test_what_is_watched_must_be_trained():
         watch_rows(rows(1.0), [[True]])
 
 
+class Returning:
+    """The loss takes two rows of log-probabilities out of what a function returns."""
+
+    def __init__(self, returned, scale=1 / 4):
+        self.returned, self.scale = returned, scale
+
+    def log_probs(self):
+        self.used = -torch.ones(2, 3, requires_grad=True) * 1.0
+        return self.returned(self.used, -2.0 * self.used)
+
+    def step(self):
+        self.log_probs()
+        (-self.used * torch.tensor([True, True, False]) * self.scale).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda log_probs, entropy: (log_probs, entropy),
+        lambda log_probs, entropy: (entropy, log_probs),
+        lambda log_probs, entropy: {"entropy": entropy.detach(), "log_probs": log_probs},
+        lambda log_probs, entropy: (None, [log_probs], 0.5),
+    ],
+)
+def test_log_probabilities_may_be_returned_with_others(returned, capsys):
+    seen = watch_rows(Returning(returned), [[True, True, False]] * 2)
+
+    assert seen.judgement.verdict == "conforms"
+    assert seen.weights.sum() == 1.0
+
+
+def test_what_returns_no_log_probabilities_is_told_after_the_step():
+    with pytest.raises(ValueError, match="or returned no log-probabilities"):
+        watch_rows(Returning(lambda _, entropy: (entropy, 0.5)), [[True, True, False]] * 2)
+
+
+class Packed:
+    """Two packed rows, of sequences of 3 and 4, and of 2 and 5 tokens, the first without a loss.
+
+    Log-probabilities have an entry for each token, or for all but the first of the row.
+    """
+
+    ends = ((0, 3, 7), (0, 2, 7))
+
+    def __init__(self, weigh, shift):
+        self.weigh, self.shift = weigh, shift
+        starts = [torch.tensor([1, 0, 0, 1, 0, 0, 0]), torch.tensor([1, 0, 1, 0, 0, 0, 0])]
+        self.masks = [(1 - start).bool()[shift:] for start in starts]
+
+    def log_probs(self, row):
+        return -torch.ones(1, 7 - self.shift, requires_grad=True) * 1.0
+
+    def step(self):
+        for row, mask in enumerate(self.masks):
+            losses = -self.log_probs(row)[0] * mask
+            for start, end in zip(self.ends[row], self.ends[row][1:], strict=False):
+                part = slice(max(start - self.shift, 0), end - self.shift)
+                (losses[part].sum() * self.weigh(int(mask[part].sum()))).backward(retain_graph=True)
+
+
+def watch_packed(trainer, mode, **given):
+    with conformance.watch(
+        nn.Linear(1, 1),
+        log_probs=(trainer, "log_probs"),
+        mode=mode,
+        masks=trainer.masks,
+        **({"cu_seqlens": trainer.ends, "advantages": [1.0, 1.0]} | given),
+    ) as seen:
+        trainer.step()
+    return seen
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize(
+    ("mode", "weigh"),
+    [
+        ("token_mean", lambda tokens: 1 / 10),
+        ("sample_mean", lambda tokens: 1 / (4 * tokens)),
+        ("prompt_mean", lambda tokens: 1 / (2 * 5)),  # 2 and 3, 1 and 4 tokens
+    ],
+)
+def test_packed_rows_are_watched(mode, weigh, shift, capsys):
+    right = watch_packed(Packed(weigh, shift), mode, groups=[0, 0, 1, 1])
+    wrong = watch_packed(Packed(lambda tokens: weigh(tokens) * tokens, shift), mode)
+
+    assert right.judgement.verdict == "conforms"
+    assert wrong.judgement.verdict == "mismatch"
+    assert [line.split()[:2] for line in right.lines if line[:1].isdigit()] == [
+        ["0", "2"],
+        ["1", "3"],
+        ["2", "1"],
+        ["3", "4"],
+    ]
+
+
+def test_sequences_of_packed_rows_have_advantages_of_their_own(capsys):
+    advantages = [torch.ones(2, dtype=torch.bfloat16), torch.ones(7, 1)[:, 0]]
+
+    seen = watch_packed(Packed(lambda tokens: 1 / 10, 0), "token_mean", advantages=advantages)
+
+    assert seen.judgement.verdict == "conforms"
+
+
+def test_packed_rows_need_their_ends_and_groups():
+    packed = Packed(lambda tokens: 1 / 10, 0)
+    with pytest.raises(ValueError, match="packed row 1 has no ends of sequences; give cu_seqlens"):
+        watch_packed(packed, "token_mean", cu_seqlens=[[0, 3, 7]])
+    with pytest.raises(ValueError, match="trained 4 sequences, and there are 2 groups"):
+        watch_packed(packed, "token_mean", groups=[0, 1])
+
+
 class Untrained:
     def log_probs(self):
         return torch.zeros(1)

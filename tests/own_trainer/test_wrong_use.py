@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import conformance
 from tests.own_trainer.trainers.plain import GRPOTrainer, Rollout
 
 
@@ -87,6 +88,48 @@ def test_one_line_says_what_to_change(loss_conformance, changed, words):
     assert len(str(failure.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("bound", [3e-6, 1e-6, 1e-9])
+def test_a_bound_that_clips_the_tiny_gradients_of_the_test_is_told(
+    loss_conformance, bound, monkeypatch
+):
+    clip = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda parameters, _: clip(parameters, bound)
+    )
+
+    with pytest.raises(pytest.fail.Exception, match=f"clipped to a norm of {bound:.2g}, and"):
+        train_all(loss_conformance)
+
+
+@pytest.mark.parametrize("adapted", ["all-linear", ["q_proj", "v_proj"]])
+def test_adapters_freeze_the_model(loss_conformance, adapted):
+    peft = pytest.importorskip("peft")
+    steps = loss_conformance(mode="token_mean")
+    step = next(iter(steps))
+    config = peft.LoraConfig(target_modules=adapted, r=2)
+    model = peft.get_peft_model(step.model(returns="hugging_face"), config)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad])
+    [advantage, *_] = step.advantages(per="sample")
+    with step.watch(optimizer):
+        logits = model(input_ids=step.samples[0].response[None]).logits
+        (logits.log_softmax(-1)[0, 0, 0] * advantage).backward()
+        optimizer.step()
+
+    with pytest.raises(pytest.fail.Exception, match="leave adapters out of the test"):
+        next(steps)
+
+
+def test_a_model_has_what_trainers_of_transformers_look_for(loss_conformance):
+    for step in loss_conformance(mode="token_mean", micro_batches=1, cases=["padded_widths"]):
+        model = step.model(returns="hugging_face")
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+        [layer] = model.model.layers
+        assert type(layer).__name__ in model._no_split_modules
+        assert [*layer.parameters()] == [*model.parameters()]
+        train(step)
+
+
 def test_an_optimizer_that_steps_outside_is_not_watched(loss_conformance):
     with pytest.raises(pytest.fail.Exception, match="make the train step inside"):
         train_outside(loss_conformance)
@@ -119,12 +162,13 @@ def test_what_is_asked_for_may_be_wrong(loss_conformance, asked, words):
         next(iter(loss_conformance(**asked)))
 
 
-def test_a_loop_that_is_left_early_judges_nothing(pytester):
+@pytest.mark.parametrize("left", ["for step in steps: break", "pass", "[*zip(steps, [])]"])
+def test_a_loop_that_is_left_early_judges_nothing(pytester, left):
     pytester.makepyfile(
-        """
+        f"""
         def test_loss(loss_conformance):
-            for step in loss_conformance(mode="token_mean"):
-                break
+            steps = loss_conformance(mode="token_mean")
+            {left}
         """
     )
 
@@ -132,3 +176,11 @@ def test_a_loop_that_is_left_early_judges_nothing(pytester):
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*left before its last step*let it go through all steps*"])
+
+
+def test_a_script_that_takes_no_step_is_wrong(capsys):
+    with conformance.check(mode="token_mean") as steps:
+        pass
+
+    assert steps.is_wrong
+    assert "never begun, so that nothing was judged" in capsys.readouterr().out

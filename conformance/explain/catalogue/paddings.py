@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from conformance.expected.step_context import StepContext
 
 known({"padding_counted": "padding up to the longest response or sequence is counted"}, rank=10)
-known({"padded_width_as_divisor": "the divisor is the padded width of a micro-batch"}, rank=12)
+known(
+    {
+        "padded_width_as_divisor": "the divisor is the padded width of a micro-batch",
+        "packed_length_as_divisor": (
+            "each micro-batch is divided by all its tokens, not the active ones alone"
+        ),
+    },
+    rank=12,
+)
 
 
 def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
@@ -85,6 +93,13 @@ def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> It
             name="padded_width_as_divisor",
             words=f"a micro-batch is divided by its rows times the longest {words}",
             weights=context.weights(divisors.astype(np.float64), 1.0),
+        )
+    for words, lengths in _lengths(context):
+        packed = np.bincount(micro_batch, weights=lengths)[micro_batch].astype(np.float64)
+        yield Prediction(
+            name="packed_length_as_divisor",
+            words=f"each micro-batch is divided by all tokens of its {words}s",
+            weights=context.weights(packed * len(np.unique(micro_batch)), 1.0),
         )
 
 

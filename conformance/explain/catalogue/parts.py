@@ -331,12 +331,18 @@ def _units_with_tokens(
 def _of_tokens_held(
     context: StepContext, part: _Part, tokens: NDArray[np.float64]
 ) -> Iterator[Prediction]:
-    """Counts tokens per part and units in the step; the parts' means are added or averaged."""
+    """Counts tokens per part and units in the step; the parts' means are added or averaged.
+
+    Where no part cuts a sample or prompt, the average is a plain factor, which has its own name.
+    """
+    added = context.weights(tokens)
     yield Prediction(
         name=f"tokens_counted_per_{part.name}",
-        weights=context.weights(tokens),
+        weights=added,
         causes=part.causes("tokens_counted"),
     )
+    if context.mode is not Mode.TOKEN_MEAN and np.array_equal(added, context.weights()):
+        return
     for count in {int(part.count.max()), part.slices} - {1}:
         yield Prediction(
             name=f"denominators_per_{part.name}",

@@ -117,11 +117,10 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.numel() > MARKS or (is_marked and tensor.dtype is torch.bool):
             return tensor
         entries = self._instead(tuple(tensor.detach().reshape(-1).double().tolist()))
-        return (
-            torch.tensor(entries, dtype=torch.float64, device=tensor.device)
-            .to(tensor.dtype)
-            .reshape(tensor.shape)
-        )
+        other = torch.tensor(entries, dtype=torch.float64, device=tensor.device)
+        is_exact = tensor.is_floating_point() or not (other % 1).any()
+        dtype = tensor.dtype if is_exact else torch.get_default_dtype()
+        return other.to(dtype).reshape(tensor.shape)
 
     def _instead(self, entries: tuple[float, ...]) -> tuple[float, ...]:
         """Remember the entries, and return what replaces them."""

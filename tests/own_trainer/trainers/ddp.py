@@ -82,3 +82,30 @@ class PaddedWidth(Trainer):
 class DividedTwice(Trainer):
     def aggregate(self, losses, mask, count):
         return super().aggregate(losses, mask, count) / self.micro_batches  # bug
+
+
+class AveragedTwice(Trainer):
+    def aggregate(self, losses, mask, count):
+        return (losses * mask).sum() / count  # bug
+
+
+class SampleMean(Trainer):
+    """Its only count is a number of Python's."""
+
+    def token_count(self, masks):
+        self.samples = len(masks) * dist.get_world_size()
+
+    def aggregate(self, losses, mask, count):
+        means = (losses * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+        return means.sum() / self.samples * dist.get_world_size()
+
+
+class SampleMeanAveragedTwice(SampleMean):
+    def aggregate(self, losses, mask, count):
+        means = (losses * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+        return means.sum() / self.samples  # bug
+
+
+class SampleMeanDividedTwice(SampleMean):
+    def aggregate(self, losses, mask, count):
+        return super().aggregate(losses, mask, count) / self.micro_batches  # bug

@@ -92,3 +92,16 @@ class PaddedWidth(PackedTrainer):
 class DividedTwice(PackedTrainer):
     def loss(self, token_loss, packed):
         return super().loss(token_loss, packed) / self.num_micro_batches  # bug
+
+
+class PackedMean(PackedTrainer):
+    def loss(self, token_loss, packed):
+        mean = (token_loss * packed["mask"]).mean()  # bug
+        return mean / self.num_micro_batches / dist.get_world_size()
+
+
+class PackedRowAsDivisor(PackedTrainer):
+    def loss(self, token_loss, packed):
+        row = sum(packed["cu_seqlens"].diff())  # bug
+        summed = (token_loss * packed["mask"]).sum()
+        return summed / row / self.num_micro_batches / dist.get_world_size()

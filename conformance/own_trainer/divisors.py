@@ -1,0 +1,50 @@
+"""Names the line that divides by a count of all ranks where a wrapper averages over ranks as well.
+
+A trace sees that the average is too much, whose line is a call of `backward`. What a user changes
+is the division.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from conformance.tracing.graph import NEGLIGIBLE, is_close
+from conformance.tracing.suspects.reasons import Suspect, of_lines
+from conformance.tracing.suspects.wrong_weight import WrongWeight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.tracing.trace import Trace
+
+
+def with_divisor(trace: Trace, package: str) -> Trace:
+    """The trace with the line first that divides, where gradients are averaged once too often."""
+    return replace(trace, suspects=of_lines([*_divisor(trace, package), *trace.suspects]))
+
+
+def _divisor(trace: Trace, package: str) -> Iterator[Suspect]:
+    """Yield the last line of the user's own that divides before gradients are averaged."""
+    dp = trace.job.job.layout.dp
+    if trace.chain is None or dp == 1:
+        return
+    weight = WrongWeight(trace.job, trace.chain, package)
+    operations = [(one.value, weight.operation(one.node)) for one in weight.factors]
+    is_averaged = any(
+        is_close(value, 1 / dp) and operation.backward_pass is not None
+        for value, operation in operations
+    )
+    dividing = [
+        (value, operation.line)
+        for value, operation in operations
+        if value < 1 - NEGLIGIBLE and operation.backward_pass is None
+        if operation.line is not None and weight.is_own(operation.line)
+    ]
+    if is_averaged and dividing and is_close(weight.off, 1 / dp):
+        value, line = dividing[-1]
+        yield Suspect(
+            line,
+            f"divides by {1 / value:.6g}, and gradients are averaged over {dp} ranks after it:"
+            f" multiply by {dp} as well",
+        )

@@ -1,0 +1,77 @@
+"""The advantages that a trainer may make of rewards itself, by the reference's estimators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from conformance.findings.errors import WrongUseError
+from reference import advantages
+from reference.aggregation import Deviation, EstimatorConventions
+from reference.losses.constants import AdvantageConstants
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+_UNBIASED = EstimatorConventions()
+_BIASED = replace(_UNBIASED, deviation=Deviation.BIASED)
+
+ESTIMATORS = {
+    "group_normalised": (advantages.group_normalised, _UNBIASED),
+    "group_normalised_biased": (advantages.group_normalised, _BIASED),
+    "group_centred": (advantages.group_centred, _UNBIASED),
+    "leave_one_out": (advantages.leave_one_out, _UNBIASED),
+}
+"""What `loss_conformance(advantages=…)` takes."""
+
+_NONE = AdvantageConstants(discount=1.0, trace=1.0, penalty=0.0, buffer=1, overlong=0.0)
+
+
+def require_known(estimator: str | None) -> None:
+    """Require an estimator to be one of those, if one is stated.
+
+    Raises:
+        WrongUseError: it is not.
+    """
+    if estimator not in (None, *ESTIMATORS):
+        raise WrongUseError(
+            f"advantages={estimator!r} is unknown", f"choose one of {', '.join(ESTIMATORS)}"
+        )
+
+
+def estimated(estimator: str, rewards: Values, groups: NDArray[np.int64]) -> Values:
+    """The advantages of samples, [N]."""
+    of_samples = np.arange(len(rewards))
+    none = np.zeros(len(rewards))
+    rollouts = advantages.Rollouts(
+        rewards=rewards,
+        groups=groups,
+        trajectories=of_samples,
+        rejected=none.astype(bool),
+        sample=of_samples,
+        mask=~none.astype(bool),
+        values=none,
+        divergences=none,
+    )
+    function, conventions = ESTIMATORS[estimator]
+    found: Values = function(rollouts, _NONE, conventions)
+    return found
+
+
+def rewards_over_advantages(estimator: str, rewards: Values, groups: NDArray[np.int64]) -> Values:
+    """What gradients are multiplied by to be those of rewards that are taken for advantages: [N].
+
+    Raises:
+        WrongUseError: a sample has no advantage, so that nothing is seen of it.
+    """
+    made = estimated(estimator, rewards, groups)
+    if not made.all():
+        raise WrongUseError(
+            f"sample {int(np.argmin(np.abs(made)))} has an advantage of 0 by {estimator}",
+            "choose cases in which each prompt has several samples",
+        )
+    return rewards / made
