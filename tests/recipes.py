@@ -1,7 +1,7 @@
 """The frameworks' own example recipes, by path in their repositories: ``python -m tests.recipes``.
 
-``recipes.toml`` has, for each, the words that its script hands to the framework in the end, and what
-the answer must begin with. Nothing of an example is committed: scripts are read from clones below
+``recipes.toml`` has, for each, the words that its script hands to the framework in the end, and
+what the answer must have. Nothing of an example is committed: scripts are read from clones below
 ``RL_LOSS_CONFORMANCE_SOURCES``, and only the options of their commands are taken.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -20,34 +19,39 @@ from typing import Any
 
 TABLE = Path(__file__).with_name("recipes.toml")
 
-ASSIGNED = re.compile(r"""^\s*(?:export\s+)?(\w+)=("[^"]*"|'[^']*'|[^\s#;&|()]*)\s*(?:#.*)?$""")
-DEFAULTED = re.compile(r"""^\s*:\s*"\$\{(\w+):=(.*)\}"\s*(?:#.*)?$""")
-USED = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
+PRINTING = """#!/bin/bash
+[ "$#" -gt 1 ] && printf '%s\\n' "$@" >> "$WORDS"
+exit 0
+"""
+"""Stands in for every program that a script starts: it notes the words that it is given."""
+
+PROGRAMS = ("accelerate", "deepspeed", "nohup", "python", "python3", "ray", "torchrun", "uv")
+OTHERS = ("awk", "basename", "cat", "date", "dirname", "hostname", "mkdir", "nvidia-smi", "pip")
+QUIET = "#!/bin/bash\nexit 0\n"
 
 
 def words_of_script(text: str, option: str) -> list[str]:
-    """The words of a script that an option pattern matches, with its own variables filled in."""
-    variables: dict[str, str] = {"HOME": "/root"}
-    joined = re.sub(r"\\\s*\n", " ", text)
+    """The words that a script hands to the programs that it starts and that match a pattern.
 
-    def filled(line: str) -> str:
-        def value(found: re.Match[str]) -> str:
-            return variables.get(found[1] or found[3], found[2] or "")
-
-        return USED.sub(value, line)
-
-    words: list[str] = []
-    for line in joined.splitlines():
-        if defaulted := DEFAULTED.match(line):
-            variables.setdefault(defaulted[1], filled(defaulted[2].strip("\"'")))
-        elif assigned := ASSIGNED.match(line):
-            variables[assigned[1]] = filled(assigned[2].strip("\"'"))
-        elif not line.lstrip().startswith("#"):
-            try:
-                words += shlex.split(filled(line), comments=True)
-            except ValueError:
-                continue
-    return [word for word in words if re.fullmatch(option, word)]
+    The script is run by a restricted shell which finds no program but those that stand in for them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        programs, words = Path(folder) / "bin", Path(folder) / "words"
+        programs.mkdir()
+        words.touch()
+        for name in (*PROGRAMS, *OTHERS):
+            (program := programs / name).write_text(PRINTING if name in PROGRAMS else QUIET)
+            program.chmod(0o755)
+        (script := Path(folder) / "script.sh").write_text(text, "utf-8")
+        subprocess.run(
+            ["/bin/bash", "-r", str(script)],
+            env={"PATH": str(programs), "HOME": folder, "WORDS": str(words)},
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        said = words.read_text("utf-8").splitlines()
+    return [word for word in said if re.fullmatch(option, word)]
 
 
 def main(names: list[str]) -> int:

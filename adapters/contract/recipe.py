@@ -13,11 +13,13 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from adapters.contract.layout import Option
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from adapters.contract.framework import Settings
+    from adapters.contract.framework import Framework, Settings
     from adapters.contract.layout import Layout
 
 
@@ -118,3 +120,15 @@ def nested_yaml(file: Path | None) -> Any:
     if not isinstance(found, dict):
         raise RecipeRefused(f"{file} has no options by name")
     return found
+
+
+def options_of(record: Framework, values: Settings, defaults: Settings) -> tuple[Option, ...]:
+    """The options of layouts that a recipe chooses: all that set them has exactly these values."""
+    found = []
+    for part, chosen in record.layout.items():
+        constant = {name: one for name, one in chosen.items() if not callable(one)}
+        is_chosen = all(values.get(name) == one for name, one in constant.items())
+        is_default = all(defaults.get(name) == one for name, one in constant.items())
+        if part in [*Option] and constant and is_chosen and not is_default:
+            found.append(Option(part))
+    return tuple(found)

@@ -235,7 +235,9 @@ def _keys(cause: Cause, run: Run) -> list[str]:
 def _reached(cause: Cause, run: Run) -> Reached:
     """What is said of a cause."""
     audited = known(run.report.adapter, run.report.engine)
-    entry = audited.of(cause) if audited else None
+    # A law's break is told by the numbers that change, and entries are of others of its name too.
+    is_of_laws = all(one.startswith(f"{Check.LAWS}.") for one in cause.findings)
+    entry = audited.of(cause) if audited and not is_of_laws else None
     [example] = [one for one in run.report.findings if one.id == cause.findings[0]]
     is_of_gradient = any(map(_is_gradient, cause.findings))
     sized = effect(cause.name, run.recipe, run.match, run.report.conventions)

@@ -122,14 +122,13 @@ def _nearest(
 ) -> tuple[Objective | None, dict[str, tuple[Any, Any]]]:
     """The objective whose options are most like a recipe's, and how they differ.
 
-    Each option counts that some of the objectives set, and not all: one that leaves it out has its
+    Each option counts that has not one value in all objectives; one that leaves it out has its
     default.
     """
     offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
     of_modes = {name for _, chosen in record.modes.values() for name in chosen}
-    of_all = set.intersection(*map(set, offered.values())) if offered else set()
-    names = {name for chosen in offered.values() for name in chosen}
-    names -= recipe.ours | others | of_all
+    names = {name for chosen in offered.values() for name in chosen} - recipe.ours - others
+    names -= {name for name in names if _is_alike(name, offered.values())}
     found: tuple[Objective | None, dict[str, tuple[Any, Any]]] = (None, {})
     for objective, chosen in offered.items():
         compared = {name for name in names if name in chosen or name not in of_modes}
@@ -141,6 +140,11 @@ def _nearest(
         if found[0] is None or len(different) < len(found[1]):
             found = objective, different
     return found
+
+
+def _is_alike(name: str, offered: Iterable[Settings]) -> bool:
+    """Whether an option has one value in all objectives, and so tells none from another."""
+    return len({repr(chosen.get(name, chosen)) for chosen in offered}) == 1
 
 
 def _is_same(value: Any, of_recipe: Any) -> bool:
