@@ -126,7 +126,8 @@ def _named(config: Any) -> Iterator[tuple[str, Any]]:
     """Yield all options by the names of the record."""
     from omegaconf import OmegaConf
 
-    for path, value in _leaves(OmegaConf.to_container(config), ""):
+    whole: Any = OmegaConf.to_container(config)
+    for path, value in _leaves(whole, ""):
         yield path.removeprefix(f"{ACTOR}."), value
 
 

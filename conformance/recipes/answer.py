@@ -17,7 +17,7 @@ from conformance.findings.finding import FrozenModel
 from conformance.findings.verdict import UNJUDGED, Check, Verdict
 from conformance.plan.checks import CHECK_SPECS
 from conformance.recipes import words
-from conformance.recipes.matching import looked_at
+from conformance.recipes.matching import looked_at, of_match
 from conformance.recipes.running import BUDGET, MOST_RANKS, Run, run
 from conformance.recipes.size import effect
 from conformance.runs import registry
@@ -167,6 +167,7 @@ def answer(run: Run) -> Answer:
     reached = [_reached(cause, run) for cause in report.causes]
     absent = [*_absent(run)]
     known_options = looked_at(record)
+    telling = of_match(record, run.match)
     values, chosen = run.recipe.values, run.recipe.chosen
     return Answer(
         sentence=_sentence(run, reached),
@@ -180,7 +181,7 @@ def answer(run: Run) -> Answer:
         defaults={
             n: str(values[n])
             for n in sorted(known_options)
-            if n in values and n not in chosen and values[n] is not None
+            if n in values and n not in chosen and (n in telling or _is_switch(values[n]))
         },
         ran=_ran(run),
         reached=reached,
@@ -193,6 +194,11 @@ def answer(run: Run) -> Answer:
         ],
         not_looked_at=dict(run.match.not_looked_at),
     )
+
+
+def _is_switch(value: object) -> bool:
+    """Whether a default says which of several losses is trained, and is no number of another."""
+    return isinstance(value, str | bool)
 
 
 def _judged(run: Run) -> list[Finding]:

@@ -175,6 +175,13 @@ def looked_at(record: Framework) -> set[str]:
     }
 
 
+def of_match(record: Framework, found: Match) -> set[str]:
+    """The options that choose and tune what a recipe trains."""
+    chosen = (found.policy, found.estimator, *found.terms)
+    settings = [record.objectives.get(one, {}) for one in chosen if one is not None]
+    return {name for each in (record.modes[found.reduction][1], *settings) for name in each}
+
+
 def _not_looked_at(record: Framework, recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yield the options of a recipe that the record names and no job sets, with what is said."""
     known = looked_at(record) | record.always.keys() | recipe.sizes
