@@ -26,12 +26,19 @@ exit 0
 """Stands in for every program that a script starts: it notes the words that it is given."""
 
 PROGRAMS = ("accelerate", "deepspeed", "nohup", "python", "python3", "ray", "torchrun", "uv")
-OTHERS = ("awk", "basename", "cat", "date", "dirname", "hostname", "mkdir", "nvidia-smi", "pip")
-QUIET = "#!/bin/bash\nexit 0\n"
+
+PRELUDE = """
+command_not_found_handle() { :; }
+source() { :; }
+set() { :; }
+"""
+"""So that a script goes on without other programs and files."""
 
 
-def words_of_script(text: str, option: str) -> list[str]:
+def words_of_script(text: str, option: str = ".*", after: str | None = None) -> list[str]:
     """The words that a script hands to the programs that it starts and that match a pattern.
+
+    They are those behind the last word that ``after`` matches, if it is given.
 
     The script is run by a restricted shell which finds no program but those that stand in for them.
     """
@@ -39,19 +46,20 @@ def words_of_script(text: str, option: str) -> list[str]:
         programs, words = Path(folder) / "bin", Path(folder) / "words"
         programs.mkdir()
         words.touch()
-        for name in (*PROGRAMS, *OTHERS):
-            (program := programs / name).write_text(PRINTING if name in PROGRAMS else QUIET)
+        for name in PROGRAMS:
+            (program := programs / name).write_text(PRINTING)
             program.chmod(0o755)
-        (script := Path(folder) / "script.sh").write_text(text, "utf-8")
+        (script := Path(folder) / "script.sh").write_text(f"{PRELUDE}{text}", "utf-8")
         subprocess.run(
             ["/bin/bash", "-r", str(script)],
-            env={"PATH": str(programs), "HOME": folder, "WORDS": str(words)},
+            env={"PATH": str(programs), "HOME": folder, "WORDS": str(words), "WANDB_KEY": "none"},
             capture_output=True,
             check=False,
             timeout=60,
         )
         said = words.read_text("utf-8").splitlines()
-    return [word for word in said if re.fullmatch(option, word)]
+    starts = [place for place, word in enumerate(said) if after and re.fullmatch(after, word)]
+    return [word for word in said[starts[-1] + 1 if starts else 0 :] if re.fullmatch(option, word)]
 
 
 def main(names: list[str]) -> int:
@@ -82,8 +90,9 @@ def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "conformance.cli", "recipe", f"--adapter={entry['adapter']}"]
     command += entry.get("options", [])
     words = entry.get("words", [])
-    if "option" in entry:
-        words = [*words_of_script(text, entry["option"]), *words]
+    if entry["path"].endswith(".sh"):
+        how = {name: entry[name] for name in ("option", "after") if name in entry}
+        words = [*words_of_script(text, **how), *words]
     else:
         (file := folder / Path(entry["path"]).name).write_text(text, "utf-8")
         command.append(str(file))

@@ -73,6 +73,9 @@ class Recipe:
     sizes: frozenset[str] = frozenset()
     """Options that layout, samples and steps follow from."""
 
+    unread: frozenset[str] = frozenset()
+    """Options that only a package knows that is not installed here."""
+
     @property
     def chosen(self) -> dict[str, Any]:
         """The options that differ from the framework's defaults."""
@@ -101,6 +104,16 @@ def refusals_of_recipes() -> Iterator[None]:
         said = lines[-1] if isinstance(error, SystemExit) else " ".join(lines)
         kind = "" if isinstance(error, SystemExit) else f"{type(error).__name__}: "
         raise RecipeRefused(f"{kind}{said}") from error
+
+
+def require_words(typed: Typed, title: str) -> None:
+    """Require a recipe to be words of a command line.
+
+    Raises:
+        RecipeRefused: it is a file.
+    """
+    if typed.file is not None:
+        raise RecipeRefused(f"{title} reads no file: type its options after --")
 
 
 def nested_yaml(file: Path | None) -> Any:

@@ -19,6 +19,7 @@ from conformance.plan.checks import CHECK_SPECS
 from conformance.recipes import words
 from conformance.recipes.matching import looked_at, of_match
 from conformance.recipes.running import BUDGET, MOST_RANKS, Run, run
+from conformance.recipes.scaling import ORDER
 from conformance.recipes.size import effect
 from conformance.runs import registry
 
@@ -276,17 +277,23 @@ def _absent(run: Run) -> Iterator[NotReached]:
     for entry in audited.mistakes:
         if entry in met:
             continue
-        shown = sorted(
+        shown = [
             finding
             for finding, mistake in run.excluded
             if finding in right and mistake in entry.names and entry.covers(finding)
-        )
+        ]
+        shown.sort(key=_plainest)
         yield NotReached(
             mistake=" or ".join(entry.names),
             says=entry.reason,
             reach=entry.reach,
             finding=shown[0] if shown else None,
         )
+
+
+def _plainest(finding: str) -> tuple[int, str]:
+    """A sort key: the weights of the policy loss first."""
+    return ORDER.index(Check(finding.partition("/")[0].partition(".")[0])), finding
 
 
 def _logged(run: Run) -> Iterator[Key]:

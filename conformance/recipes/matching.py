@@ -62,10 +62,9 @@ def match(record: Framework, recipe: Recipe) -> Match:
         InvalidRecipeError: the record has no reduction like it.
     """
     reduction, aggregation = _reduction(record, recipe)
-    terms = tuple(one for one in OF_TERMS if _is_on(record.objectives.get(one, {}), recipe))
-    of_terms = {name for one in OF_TERMS for name in record.objectives.get(one, {})}
-    policy, of_policy = _nearest(record, OF_POLICY, recipe, of_terms)
-    estimator, of_estimator = _nearest(record, FROM_REWARDS, recipe, of_terms)
+    terms = tuple(one for one in OF_TERMS if _is_on(one, record.objectives.get(one, {}), recipe))
+    policy, of_policy = _nearest(record, OF_POLICY, recipe)
+    estimator, of_estimator = _nearest(record, FROM_REWARDS, recipe)
     return Match(
         reduction=reduction,
         aggregation=aggregation,
@@ -78,13 +77,24 @@ def match(record: Framework, recipe: Recipe) -> Match:
 
 
 def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
-    """The reduction of a recipe by its name; the record's default comes first."""
-    for name, (text, chosen) in record.modes.items():
-        if all(_is_same(value, recipe.values.get(option)) for option, value in chosen.items()):
-            mode, _, divisor = text.partition(":")
-            if mode != Mode.CONSTANT:
-                return name, Aggregation(Mode(mode), None)
-            return name, Aggregation(Mode.CONSTANT, float(divisor or USER_DIVISOR))
+    """The reduction of a recipe by its name: that with the most options, else the first.
+
+    An option that a version does not have chooses nothing.
+    """
+    found = {
+        name: [option for option in chosen if option in recipe.values]
+        for name, (_, chosen) in record.modes.items()
+        if all(
+            option not in recipe.values or _is_same(value, recipe.values[option])
+            for option, value in chosen.items()
+        )
+    }
+    if found:
+        name = max(found, key=lambda one: len(found[one]))
+        mode, _, divisor = record.modes[name][0].partition(":")
+        if mode != Mode.CONSTANT:
+            return name, Aggregation(Mode(mode), None)
+        return name, Aggregation(Mode.CONSTANT, float(divisor or USER_DIVISOR))
     options = {option for _, chosen in record.modes.values() for option in chosen}
     typed = ", ".join(f"{one}={recipe.values.get(one)}" for one in sorted(options))
     raise InvalidRecipeError(
@@ -93,16 +103,17 @@ def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
     )
 
 
-def _is_on(chosen: Settings, recipe: Recipe) -> bool:
-    """Whether a recipe has a term: what is a text only says of which kind it is."""
-    switches = {name: value for name, value in chosen.items() if not _is_kind(value)}
+def _is_on(term: Objective, chosen: Settings, recipe: Recipe) -> bool:
+    """Whether a recipe has a term: of a divergence, a text only says by which estimator."""
+    of_kind = {name for name, value in chosen.items() if _is_kind(value)}
+    switches = chosen.keys() - (of_kind if term is Objective.KL else set())
     return bool(switches) and all(
-        _is_same(value, recipe.values.get(name)) for name, value in switches.items()
+        _is_same(chosen[name], recipe.values.get(name)) for name in switches
     )
 
 
 def _is_kind(value: Any) -> bool:
-    return callable(value) or (isinstance(value, str) and not isinstance(value, StandIn))
+    return isinstance(value, str) and not isinstance(value, StandIn)
 
 
 def _of_terms(
@@ -118,20 +129,26 @@ def _of_terms(
 
 
 def _nearest(
-    record: Framework, objectives: Iterable[Objective], recipe: Recipe, others: set[str]
+    record: Framework, objectives: Iterable[Objective], recipe: Recipe
 ) -> tuple[Objective | None, dict[str, tuple[Any, Any]]]:
     """The objective whose options are most like a recipe's, and how they differ.
 
     Each option counts that has not one value in all objectives; one that leaves it out has its
-    default.
+    default, unless it is a size, a folder, or of a mode.
     """
     offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
     of_modes = {name for _, chosen in record.modes.values() for name in chosen}
-    names = {name for chosen in offered.values() for name in chosen} - recipe.ours - others
+    telling = {
+        name
+        for chosen in offered.values()
+        for name, value in chosen.items()
+        if not (callable(value) or isinstance(value, StandIn) or name in of_modes)
+    }
+    names = {name for chosen in offered.values() for name in chosen} - recipe.ours
     names -= {name for name in names if _is_alike(name, offered.values())}
     found: tuple[Objective | None, dict[str, tuple[Any, Any]]] = (None, {})
     for objective, chosen in offered.items():
-        compared = {name for name in names if name in chosen or name not in of_modes}
+        compared = {name for name in names if name in chosen or name in telling}
         different = {
             name: (recipe.values.get(name), chosen.get(name, recipe.defaults.get(name)))
             for name in sorted(compared)
@@ -154,7 +171,7 @@ def _is_same(value: Any, of_recipe: Any) -> bool:
     """
     if callable(value) or value == "":
         return True
-    if isinstance(value, StandIn | list | dict):
+    if isinstance(value, StandIn | list | tuple | dict):
         return bool(of_recipe)
     if _is_number(value) or _is_number(of_recipe):
         return bool(value) == bool(of_recipe)
@@ -179,11 +196,15 @@ def of_match(record: Framework, found: Match) -> set[str]:
     """The options that choose and tune what a recipe trains."""
     chosen = (found.policy, found.estimator, *found.terms)
     settings = [record.objectives.get(one, {}) for one in chosen if one is not None]
-    return {name for each in (record.modes[found.reduction][1], *settings) for name in each}
+    of_all = (record.modes[found.reduction][1], *settings, *record.layout.values())
+    return {name for each in of_all for name in each}
 
 
 def _not_looked_at(record: Framework, recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yield the options of a recipe that the record names and no job sets, with what is said."""
+    yield from (
+        (name, "no package that is installed here reads it") for name in sorted(recipe.unread)
+    )
     known = looked_at(record) | record.always.keys() | recipe.sizes
     for row in record.options:
         for name in row.names:
