@@ -1,7 +1,7 @@
 """Runs adapters over cases and layouts and judges what they do against the reference.
 
 A trainer of one's own is checked by `check` in a script, by `watch` in a real run, and in tests by
-the fixture `loss_conformance`.
+the fixture `loss_conformance`. `recipe` says which known mistakes reach a framework's own options.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conformance.own_trainer.check import check as check
     from conformance.own_trainer.in_place import watch as watch
+    from conformance.recipes.answer import of_object as recipe
 
-__all__ = ["check", "watch"]
+__all__ = ["check", "recipe", "watch"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +26,8 @@ def __getattr__(name: str) -> Any:
         from conformance.own_trainer.in_place import watch
 
         return watch
+    if name == "recipe":
+        from conformance.recipes.answer import of_object
+
+        return of_object
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

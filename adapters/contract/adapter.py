@@ -70,6 +70,8 @@ class Adapter(ABC):
     # Whether the framework fills up ranks and micro-batches that a step has no samples for.
     fills_up: ClassVar[bool] = False
     framework: ClassVar[Framework | None] = None  # the record of the framework, if it has one
+    # The function that reads users' recipes, as ``module:function``; see `contract.recipe`.
+    recipes: ClassVar[str] = ""
     # The framework's names of its reductions, each with the mode as `Aggregation.parse` reads it;
     # a mode with a divisor that users give has none here. By default those of the record.
     mode_names: ClassVar[Mapping[str, str]] = {}

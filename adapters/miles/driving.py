@@ -87,6 +87,14 @@ def rollout_field() -> str | None:
     return "rollout_id" if "rollout_id" in known else None
 
 
+def validate(args: Any, layout: Layout) -> None:
+    """Run miles' own validation for training without rollouts."""
+    args.debug_train_only, args.world_size, args.rank = True, layout.world_size, 0
+    args.actor_num_gpus_per_node = layout.world_size
+    args.compress_ratios = None
+    module("utils.arguments").miles_validate_args(args)
+
+
 def share(state: Any) -> None:
     """Let miles' functions know the state of parallelism; older versions pass it to each."""
     CpUtils.state = state

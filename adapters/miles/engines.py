@@ -87,10 +87,7 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     def validated(self, args: Any, layout: Layout) -> None:
         """Run miles' own validation for training without rollouts."""
-        args.debug_train_only, args.world_size, args.rank = True, layout.world_size, 0
-        args.actor_num_gpus_per_node = layout.world_size
-        args.compress_ratios = None
-        self.module("utils.arguments").miles_validate_args(args)
+        driving.validate(args, layout)
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References made by miles' rollout side."""
@@ -160,6 +157,10 @@ class MilesFsdpAdapter(LineageAdapter):
         # It reads server options, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
         decline_in_fetch(engine("actor"), engine("actor").FSDPTrainRayActor)
+
+    def validated(self, args: Any, layout: Layout) -> None:
+        """Run miles' own validation for training without rollouts."""
+        driving.validate(args, layout)
 
     def bare_parser(self) -> argparse.ArgumentParser:
         """A parser of no options: miles' own has them all."""

@@ -41,6 +41,7 @@ class OpenRLHFAdapter(OnRayAndDeepSpeed):
     versions = "OpenRLHF since 0.10.4"
     distribution = "openrlhf"
     tree = ("openrlhf",)
+    recipes = "adapters.openrlhf.recipe:read"
     framework: ClassVar[Framework] = OPENRLHF
 
     def layouts(self) -> list[Layout]:

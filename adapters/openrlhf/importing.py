@@ -18,7 +18,7 @@ from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import import_from, modules_of, provide, stub_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
     from types import CodeType
 
@@ -92,6 +92,20 @@ def parsed(settings: Settings) -> Any:
     # The parser knows two dtypes of 16 bits alone.
     setattr(*_place(args, "--ds.param_dtype"), "fp32")
     return args
+
+
+def values(words: Iterable[str]) -> dict[str, Any]:
+    """All options as OpenRLHF's own script parses and validates words of its command line."""
+    received: list[Any] = []
+    _run_script(received.append, *words)
+    return {
+        name: value(received[0], name) for name, one in _options().items() if one.dest != "help"
+    }
+
+
+def defaults() -> dict[str, Any]:
+    """The defaults of all options."""
+    return {name: one.default for name, one in _options().items()}
 
 
 def value(args: Any, option: str) -> Any:

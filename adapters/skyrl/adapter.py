@@ -52,6 +52,7 @@ class SkyRLAdapter(Adapter):
     tree = ("skyrl", "skyrl-gym")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+    recipes = "adapters.skyrl.recipe:read"
     framework: ClassVar[Framework] = SKYRL
 
     @property

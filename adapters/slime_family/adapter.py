@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from adapters.contract import Description
+    from adapters.contract import Description, Layout
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework
 
@@ -55,6 +55,7 @@ class LineageAdapter(Adapter):
     dependencies = ("megatron-core", "ray", "transformers")
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+    recipes = "adapters.slime_family.recipe:read"
     framework: ClassVar[Framework] = FAMILY
 
     depths: ClassVar[frozenset[Depth]] = frozenset(Depth)
@@ -72,6 +73,10 @@ class LineageAdapter(Adapter):
     @abstractmethod
     def declared(self) -> Mapping[str, Convention]:
         """What the modes leave open, by convention."""
+
+    @abstractmethod
+    def validated(self, args: Any, layout: Layout) -> None:
+        """Run the framework's own validation, for training without rollouts."""
 
     @abstractmethod
     def bare_parser(self) -> argparse.ArgumentParser:

@@ -50,6 +50,7 @@ class TrlAdapter(OnAccelerate):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers")
+    recipes = "adapters.trl.recipe:read"
     framework: ClassVar[Framework]
     trainer: ClassVar[str]
     config: ClassVar[str]

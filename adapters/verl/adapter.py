@@ -49,6 +49,7 @@ class VerlAdapter(Adapter):
     tree = ("verl",)
     devices = ("cpu", "cuda")
     dtypes = ("float32", "bfloat16")
+    recipes = "adapters.verl.recipe:read"
     framework: ClassVar[Framework] = VERL
 
     @abstractmethod

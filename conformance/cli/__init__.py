@@ -25,7 +25,9 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status, 2 if the command cannot be carried out."""
-    options = parser().parse_args(arguments)
+    typed, words = _split([*(sys.argv[1:] if arguments is None else arguments)])
+    options = parser().parse_args(typed)
+    options.words = words
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
@@ -43,6 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
         return 0
+
+
+def _split(typed: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """What is typed for this command, and after ``--`` what a recipe has for its framework."""
+    if typed[:1] != ["recipe"] or "--" not in typed:
+        return typed, ()
+    place = typed.index("--")
+    return typed[:place], tuple(typed[place + 1 :])
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -190,6 +190,24 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
     return WORSE if found.failing or found.objection else 0
 
 
+def recipe(options: argparse.Namespace) -> Generator[str, None, int]:
+    """Yields what reaches a recipe, and returns whether anything of it is wrong."""
+    from adapters.contract.recipe import Typed
+    from conformance.recipes.answer import answered
+    from conformance.views import recipe as view
+
+    found = answered(
+        options.adapter,
+        Typed(file=options.file, words=options.words, ranks=options.ranks),
+        engine=options.engine,
+        source=options.source,
+        most_ranks=options.max_ranks,
+        budget=options.budget,
+    )
+    yield from getattr(view, f"as_{options.format}")(found)
+    return 0 if found.is_right else WORSE
+
+
 def _handed_on(options: argparse.Namespace, names: Iterable[str]) -> tuple[str, ...]:
     """The options of these names that are set, as typed."""
     given = {name: getattr(options, name.replace("-", "_")) for name in names}

@@ -28,6 +28,8 @@ HELP = {
     "trace": "the factors of a token's weight in one finding, each with the line that applied it",
     "review": "run a version and the one that it is based on for a minute: what got worse, in one"
     " sentence; exit status 0 nothing, 1 something, 2 they could not be compared",
+    "recipe": "which known mistakes reach a recipe of yours, and which numbers of its log are"
+    " wrong; exit status 0 none, 1 some, 2 it cannot be read",
     "history": "run commits of a framework one by one: verdicts and causes by commit",
     "watch": "run every framework's main branch and newest release: a table in Markdown of what"
     " changed since the committed reports",
@@ -71,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     _add_running(parsers)
     _add_trace(parsers["trace"])
     _add_review(parsers["review"])
+    _add_recipe(parsers["recipe"])
     _add_history(parsers["history"])
     _add_watch(parsers["watch"])
     _add_reading(parsers)
@@ -153,6 +156,26 @@ def _add_review(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checks", type=_several(Check), metavar="CHECK,…", default=frozenset())
     _take(parser, "modes", *commands.OF_BOTH_VERSIONS)
     _add_reports(parser)
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "rl-loss-conformance recipe --adapter=NAME [FILE] [OPTIONS] [-- WORDS]"
+    parser.epilog = "WORDS are what the framework's own command would be given besides FILE."
+    _take(parser, "adapter", required=True, help=None)
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the recipe")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="the GPUs of your run, if the recipe does not say"
+    )
+    _take(parser, "engine", "source")
+    _take(parser, "max-ranks", default=4, help="processes to run it on, scaled down (4)")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=90.0,
+        metavar="SECONDS",
+        help="look at no more after this time (90)",
+    )
+    _add_format(parser, "text", "json")
 
 
 def _add_history(parser: argparse.ArgumentParser) -> None:

@@ -20,9 +20,9 @@ its message, which ends with a hint, and exit as for a wrong command line.
 
 Commands that read reports raise `ReportFileError`, `UnreliableReportError`,
 `NothingToCompareError`, `PagePathError`, `UnknownCauseError` and `AmbiguousCauseError`; the others
-add `InvalidHistoryError`, `NotTracedError`, `InvalidSourceError`, `UnknownCaseError` and
-`UnknownReductionError`. The check of a trainer of one's own raises `WrongUseError`,
-`RankFailedError` and `conformance.own_trainer.outcome.WrongLossError`.
+add `InvalidHistoryError`, `NotTracedError`, `InvalidSourceError`, `UnknownCaseError`,
+`InvalidRecipeError` and `UnknownReductionError`. The check of a trainer of one's own raises
+`WrongUseError`, `RankFailedError` and `conformance.own_trainer.outcome.WrongLossError`.
 """
 
 from __future__ import annotations
@@ -136,3 +136,7 @@ class InconsistentExpectationError(HarnessFaultError):
 
 class UnknownCutError(HarnessFaultError):
     """The reference depends on how a step was cut, which the adapter does not report."""
+
+
+class InvalidRecipeError(ConformanceError):
+    """A recipe cannot be read, or nothing like it can be run."""

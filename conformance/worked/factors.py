@@ -219,7 +219,7 @@ def _advantage_words(term: LossTerm, objective: Objective) -> str:
     whitened = ", whitened over the batch" if estimator.whitens else ""
     words = [
         "The right gradient of a token is its weight times -A, where A is its advantage:"
-        f" {_raw_advantage(objective, declared)}{whitened}."
+        f" {raw_advantage(objective, declared)}{whitened}."
     ]
     if objective not in OF_GROUPS:
         words.append("ρ_t is -β·kl_t, to which the reward is added at the last token.")
@@ -231,7 +231,7 @@ def _advantage_words(term: LossTerm, objective: Objective) -> str:
     return " ".join([*words, *_convention_words(declared, objective)])
 
 
-def _raw_advantage(objective: Objective, declared: EstimatorConventions) -> str:
+def raw_advantage(objective: Objective, declared: EstimatorConventions) -> str:
     """Returns the formula of an advantage before whitening, with the framework's own constants."""
     epsilon = f" plus {declared.std_epsilon:g}" if declared.std_epsilon else ""
     std = f"standard deviation (with divisor {declared.deviation}){epsilon}"

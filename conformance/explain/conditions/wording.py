@@ -35,7 +35,7 @@ SPELLINGS = {
 """Words of names as they are spelt in sentences."""
 
 
-def _spelt(name: str) -> str:
+def spelt(name: str) -> str:
     """Returns the name of a loss, number or kind of advantages as it is spelt in sentences."""
     spelt = " ".join(SPELLINGS.get(word, word) for word in name.split("_"))
     return spelt.replace(" pp", "++").replace("penalised GAE", "KL-penalised GAE")
@@ -66,12 +66,12 @@ SUBJECTS = {
     "logging": "the logs of micro-batches",
     "off_policy": "the gradient of the policy loss where ratios are not 1",
     **{
-        f"{Check.ADVANTAGES}.{name}": f"the gradient of the policy loss with {_spelt(name)} "
+        f"{Check.ADVANTAGES}.{name}": f"the gradient of the policy loss with {spelt(name)} "
         "advantages"
         for name in FROM_REWARDS
     },
     **{
-        f"{Check.OFF_POLICY}.{name}": f"the gradient of the {_spelt(name)} loss where ratios are "
+        f"{Check.OFF_POLICY}.{name}": f"the gradient of the {spelt(name)} loss where ratios are "
         "not 1"
         for name in (*POLICY_LOSSES, *CORRECTIONS)
     },
@@ -178,12 +178,12 @@ def _typed(part: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
 def subject(slug: str) -> str:
     """Returns what a check looks at."""
     check, _, name = slug.partition(".")
-    spelt = _spelt(name)
+    named = spelt(name)
     others = {
-        "auxiliary": f"the gradient of the {spelt} term",
-        "metric": f"the logged {spelt}",
-        "rejection": f"the logged {spelt} after rejection sampling",
-        "rollouts": f"the logged mean {spelt} of the rollouts",
-        "other_losses": f"the gradient of the {spelt} loss",
+        "auxiliary": f"the gradient of the {named} term",
+        "metric": f"the logged {named}",
+        "rejection": f"the logged {named} after rejection sampling",
+        "rollouts": f"the logged mean {named} of the rollouts",
+        "other_losses": f"the gradient of the {named} loss",
     }
-    return SUBJECTS.get(slug) or others.get(check) or f"{check}: {spelt}"
+    return SUBJECTS.get(slug) or others.get(check) or f"{check}: {named}"

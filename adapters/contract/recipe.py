@@ -1,0 +1,147 @@
+"""A user's recipe: the options of a training run, as the framework itself reads them.
+
+An adapter that reads recipes names a function in ``recipes``. It is called where the framework is
+loaded, hands what a user typed to the framework's own parser and validation, and tells what came
+of it by the names of the adapter's record.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.layout import Option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from adapters.contract.framework import Framework, Settings
+    from adapters.contract.layout import Layout
+
+
+class RecipeRefused(Exception):  # noqa: N818 - a verdict of the framework, not an error
+    """The framework refuses a recipe; the message has its words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """A recipe as its user wrote it: a file, what follows ``--``, or fields of an object."""
+
+    file: Path | None = None
+    words: tuple[str, ...] = ()
+    fields: Mapping[str, Any] | None = None
+    ranks: int | None = None
+    """The ranks of the run; None if the recipe itself says how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a framework makes of a recipe, by the names of the adapter's record."""
+
+    engine: str
+    values: Settings
+    """Every option that the framework has read or that it has a default for."""
+
+    defaults: Settings
+    """What each of them is if a user does not set it."""
+
+    layout: Layout
+    """How the recipe cuts an optimizer step, at its full size."""
+
+    samples: int
+    """The samples of an optimizer step."""
+
+    per_prompt: int
+    """The samples of a prompt."""
+
+    steps: int = 1
+    """The optimizer steps of a batch of rollouts."""
+
+    generations: int = 1
+    """The generations whose micro-batches an optimizer step is made of."""
+
+    longest: int | None = None
+    """The most tokens of a response."""
+
+    ours: frozenset[str] = frozenset()
+    """Options that an adapter sets so that something can be seen, and not to choose a loss."""
+
+    sizes: frozenset[str] = frozenset()
+    """Options that layout, samples and steps follow from."""
+
+    unread: frozenset[str] = frozenset()
+    """Options that only a package knows that is not installed here."""
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The options that differ from the framework's defaults."""
+        return {
+            name: value
+            for name, value in self.values.items()
+            if name not in self.defaults or value != self.defaults[name]
+        }
+
+
+@contextmanager
+def refusals_of_recipes() -> Iterator[None]:
+    """Turns what a framework raises, or ends the process with, into `RecipeRefused`.
+
+    Of a parser that prints its complaint and exits, these are the words of the last line.
+    """
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed), redirect_stdout(sys.stderr):
+            yield
+    except RecipeRefused:
+        raise
+    except (Exception, SystemExit) as error:
+        words = str(error) if not isinstance(error, SystemExit) else printed.getvalue()
+        lines = [line.strip() for line in words.splitlines() if line.strip()] or [repr(error)]
+        said = lines[-1] if isinstance(error, SystemExit) else " ".join(lines)
+        kind = "" if isinstance(error, SystemExit) else f"{type(error).__name__}: "
+        raise RecipeRefused(f"{kind}{said}") from error
+
+
+def require_words(typed: Typed, title: str) -> None:
+    """Require a recipe to be words of a command line.
+
+    Raises:
+        RecipeRefused: it is a file.
+    """
+    if typed.file is not None:
+        raise RecipeRefused(f"{title} reads no file: type its options after --")
+
+
+def nested_yaml(file: Path | None) -> Any:
+    """The options of a YAML file, for frameworks that are given them as words; none without it.
+
+    Raises:
+        RecipeRefused: it is no YAML, or has no options.
+    """
+    import yaml
+
+    if file is None:
+        return {}
+    try:
+        found = yaml.safe_load(file.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeRefused(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise RecipeRefused(f"{file} has no options by name")
+    return found
+
+
+def options_of(record: Framework, values: Settings, defaults: Settings) -> tuple[Option, ...]:
+    """The options of layouts that a recipe chooses: all that set them has exactly these values."""
+    found = []
+    for part, chosen in record.layout.items():
+        constant = {name: one for name, one in chosen.items() if not callable(one)}
+        is_chosen = all(values.get(name) == one for name, one in constant.items())
+        is_default = all(defaults.get(name) == one for name, one in constant.items())
+        if part in [*Option] and constant and is_chosen and not is_default:
+            found.append(Option(part))
+    return tuple(found)

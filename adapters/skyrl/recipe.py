@@ -1,0 +1,104 @@
+"""Reads a recipe of SkyRL: overrides as of its command line, and a file of nested options."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.layout import Layout
+from adapters.contract.recipe import Recipe, nested_yaml, refusals_of_recipes
+from adapters.skyrl.importing import PACKING, module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.contract.recipe import Typed
+    from adapters.skyrl.adapter import SkyRLAdapter
+
+OF_FSDP = "sequence_parallel_size"
+OF_MEGATRON = (
+    "context_parallel_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+)
+SIZES = frozenset(
+    f"trainer.{model}.{name}"
+    for model in ("policy", "ref", "critic")
+    for name in (OF_FSDP, *(f"megatron_config.{one}" for one in OF_MEGATRON))
+)
+
+ALGORITHM = "trainer.algorithm."
+"""The section that names of the record leave out."""
+
+
+def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
+    """What SkyRL makes of a recipe; raises `RecipeRefused`."""
+    kind = module("train.config").SkyRLTrainConfig
+    with refusals_of_recipes():
+        of_file = [
+            f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in _flat(nested_yaml(typed.file))
+        ]
+        config = kind.from_cli_overrides([*of_file, *typed.words])
+        if typed.ranks:
+            config.trainer.placement.policy_num_gpus_per_node = typed.ranks
+            config.trainer.placement.policy_num_nodes = 1
+        config.trainer.logger = "console"  # others ask for keys of services
+        module("train.utils.utils").validate_cfg(config)
+    trainer = config.trainer
+    engine = "megatron" if trainer.strategy == "megatron" else "fsdp"
+    cp, tp, pp = _sizes(trainer.policy, engine)
+    ranks = trainer.placement.policy_num_gpus_per_node * trainer.placement.policy_num_nodes
+    dp = max(ranks // (cp * tp * pp), 1)
+    per_prompt = config.generator.n_samples_per_prompt
+    samples = trainer.policy_mini_batch_size * per_prompt
+    budget = getattr(trainer, "max_tokens_per_microbatch", None) or 0
+    rows = trainer.micro_train_batch_size_per_gpu
+    is_packed = any(getattr(trainer, name, False) for name in PACKING)
+    return Recipe(
+        engine=engine,
+        values=dict(_named(config)),
+        defaults=dict(_named(kind())),
+        layout=Layout(
+            dp=dp,
+            cp=cp,
+            tp=tp,
+            pp=pp,
+            micro_batches="tokens" if budget > 0 else max(samples // dp // rows, 1),
+            format="thd" if is_packed else "bshd",
+        ),
+        samples=samples,
+        per_prompt=per_prompt,
+        steps=max(trainer.train_batch_size // trainer.policy_mini_batch_size, 1)
+        * trainer.update_epochs_per_batch,
+        sizes=SIZES,
+        longest=config.generator.sampling_params.max_generate_length,
+    )
+
+
+def _sizes(policy: Any, engine: str) -> tuple[int, int, int]:
+    """The context-, tensor- and pipeline-parallel ranks of the policy."""
+    if engine == "fsdp":
+        return getattr(policy, OF_FSDP), 1, 1
+    cp, tp, pp = (getattr(policy.megatron_config, name) for name in OF_MEGATRON)
+    return cp, tp, pp
+
+
+def _named(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all options by the names of the record."""
+    for one in fields(section):
+        value, name = getattr(section, one.name), f"{path}{one.name}"
+        if is_dataclass(value):
+            yield from _named(value, f"{name}.")
+        else:
+            yield name.removeprefix(ALGORITHM), value
+
+
+def _flat(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the options of a file of nested ones."""
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value

@@ -1,0 +1,144 @@
+"""Reads a recipe of TRL: a file or words of ``trl grpo``, or a `GRPOConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from math import ceil
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from adapters.contract.layout import Layout, Option
+from adapters.contract.recipe import Recipe, RecipeRefused, Typed, refusals_of_recipes
+from adapters.trl.importing import module
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from adapters.trl.adapter import TrlAdapter
+
+NO_GPU = ("--use_cpu", "true")
+"""So that a recipe for GPUs is read on a machine without any."""
+
+ENGINES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
+"""Engines by the distributed type of Accelerate; all others are DistributedDataParallel."""
+
+STAGES = {0: Option.ZERO_0, 1: Option.ZERO_1, 3: Option.ZERO_3}
+"""Stages of ZeRO other than 2, which is what is run if no option says which."""
+
+SCRIPTS = {"rloo": "scripts.rloo"}
+"""The script of ``trl`` that reads an engine's options; ``trl grpo`` reads those of the others."""
+
+
+STEPS, SAMPLES = "steps_per_generation", "generation_batch_size"
+
+FITTING = 8
+"""Ranks with which all defaults of TRL fit each other."""
+
+
+def read(adapter: TrlAdapter, typed: Typed) -> Recipe:
+    """What TRL makes of a recipe; raises `RecipeRefused`."""
+    _, config = adapter.classes()
+    with refusals_of_recipes():
+        launched = {} if typed.fields else _launched(adapter, config, typed)
+        ranks = typed.ranks or int(launched.get("num_processes") or 1)
+        values = dict(typed.fields) if typed.fields else _parsed(adapter, config, typed, ranks)
+    engine, stage = _engine(adapter, values, launched)
+    accumulated = values["gradient_accumulation_steps"]
+    per_generation = values.get(STEPS) or accumulated
+    options = {
+        Option.SPLIT_GENERATION: per_generation < accumulated,
+        Option.SHARED_GENERATION: per_generation > accumulated,
+        Option.MASKED_TRUNCATION: values.get("mask_truncated_completions"),
+        **({STAGES[stage]: True} if stage in STAGES else {}),
+    }
+    return Recipe(
+        engine=engine,
+        values=values,
+        defaults=_defaults(adapter, config, values),
+        layout=Layout(
+            dp=ranks,
+            micro_batches=accumulated,
+            format="thd" if adapter.engine == "async" else "bshd",
+            options=tuple(one for one, is_on in options.items() if is_on),
+        ),
+        samples=values["per_device_train_batch_size"] * accumulated * ranks,
+        per_prompt=values.get("num_generations", 1),
+        steps=ceil(per_generation / accumulated),
+        generations=ceil(accumulated / per_generation),
+        longest=values.get("max_completion_length"),
+        ours=frozenset({"num_iterations", "max_steps"}),
+    )
+
+
+def _parser(adapter: TrlAdapter) -> Any:
+    """The parser of TRL's own script."""
+    script = module(SCRIPTS.get(adapter.engine, "scripts.grpo"))
+    return script.make_parser(prog="trl")
+
+
+def _words(typed: Typed) -> list[str]:
+    return [*(["--config", str(typed.file)] if typed.file else []), *typed.words]
+
+
+def _launched(adapter: TrlAdapter, config: Any, typed: Typed) -> Mapping[str, Any]:
+    """What Accelerate reads of what TRL's parser leaves over, as ``trl grpo`` has it read.
+
+    The configuration is not validated yet, for which the number of ranks is needed.
+    """
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    with mock.patch.object(config, "__post_init__", return_value=None):
+        *_, left = _parser(adapter).parse_args_and_config(
+            [*_words(typed), "--output_dir", ""], return_remaining_strings=True
+        )
+    words = module("cli.accelerate_config").resolve_accelerate_config_argument(left)
+    launched, unknown = launch_command_parser().parse_known_args([*words, "a_script.py"])
+    if unknown or launched.training_script != "a_script.py":
+        raise RecipeRefused(f"neither TRL nor Accelerate knows {' '.join(unknown or words)}")
+    of_file = vars(load_config_from_file(launched.config_file)) if launched.config_file else {}
+    return {
+        **of_file,
+        **{name: value for name, value in vars(launched).items() if value not in (None, False)},
+    }
+
+
+def _parsed(adapter: TrlAdapter, config: Any, typed: Typed, ranks: int) -> dict[str, Any]:
+    """All fields of the configuration, as TRL validates it for this number of ranks."""
+    with mock.patch.object(config, "world_size", ranks):
+        found = _parser(adapter).parse_args_and_config(
+            [*_words(typed), *NO_GPU, "--output_dir", "nowhere"], return_remaining_strings=True
+        )
+    [made] = [one for one in found if isinstance(one, config)]
+    return {one.name: getattr(made, one.name) for one in fields(config) if hasattr(made, one.name)}
+
+
+def _defaults(adapter: TrlAdapter, config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What TRL makes of no recipe, with sizes of generations that follow from others."""
+    sizes = {STEPS: values["gradient_accumulation_steps"], SAMPLES: values.get(SAMPLES)}
+    found = _parsed(adapter, config, Typed(), FITTING)
+    return {**found, **{name: size for name, size in sizes.items() if name in found}}
+
+
+def _engine(
+    adapter: TrlAdapter, values: Mapping[str, Any], launched: Mapping[str, Any]
+) -> tuple[str, int | None]:
+    """The engine that a recipe trains with, and its stage of ZeRO."""
+    if adapter.engine in ("rloo", "async"):
+        return adapter.engine, None
+    of_deepspeed = values.get("deepspeed")
+    if of_deepspeed:
+        from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+        stage = HfDeepSpeedConfig(of_deepspeed).get_value("zero_optimization.stage", 0)
+        return "deepspeed", stage
+    if values.get("fsdp"):
+        return "fsdp2", None
+    kind = launched.get("distributed_type")
+    of_file = launched.get("deepspeed_config") or {}
+    stage = launched.get("zero_stage") or of_file.get("zero_stage")
+    if launched.get("use_deepspeed"):
+        return "deepspeed", int(stage) if stage else None
+    if launched.get("use_fsdp"):
+        return "fsdp2", None
+    return ENGINES.get(str(getattr(kind, "value", kind)), "ddp"), int(stage) if stage else None

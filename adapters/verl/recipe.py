@@ -1,0 +1,139 @@
+"""Reads a recipe of verl: hydra's overrides, and a file of nested options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.layout import Layout
+from adapters.contract.recipe import Recipe, nested_yaml, options_of, refusals_of_recipes
+from adapters.verl.framework import CHECKPOINT
+from adapters.verl.importing import ACTOR, module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from adapters.contract.recipe import Typed
+    from adapters.verl.adapter import VerlAdapter
+
+MEGATRON = (
+    "megatron.context_parallel_size",
+    "megatron.tensor_model_parallel_size",
+    "megatron.pipeline_model_parallel_size",
+)
+ULYSSES = "fsdp_config.ulysses_sequence_parallel_size"
+
+
+def read(adapter: VerlAdapter, typed: Typed) -> Recipe:
+    """What verl makes of a recipe; raises `RecipeRefused`."""
+    from omegaconf import OmegaConf
+
+    with refusals_of_recipes():
+        config = _composed(typed.words)
+        if typed.file is not None:
+            config = OmegaConf.merge(config, nested_yaml(typed.file))
+        if typed.ranks:
+            config.trainer.n_gpus_per_node, config.trainer.nnodes = typed.ranks, 1
+        following = {name for name, value in _named(config) if "${" in str(value)}
+        OmegaConf.resolve(config)
+        config.critic.enable = _has_critic(config)
+        values = dict(_named(config))
+        _validate(config)
+    engine = str(config.actor_rollout_ref.actor.strategy)
+    defaults = dict(_named(_resolved(_composed(_engine_of(typed.words)))))
+    defaults |= {name: values[name] for name in following & values.keys()}
+    of_megatron = tuple(int(values.get(name) or 1) for name in MEGATRON)
+    cp, tp, pp = of_megatron if engine == "megatron" else (int(values.get(ULYSSES) or 1), 1, 1)
+    ranks = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
+    dp = max(ranks // (cp * tp * pp), 1)
+    per_prompt = int(config.actor_rollout_ref.rollout.n)
+    mini_batch = int(values["ppo_mini_batch_size"])
+    samples = mini_batch * per_prompt
+    rows = int(values.get("ppo_micro_batch_size_per_gpu") or samples // dp)
+    by_tokens = bool(values.get("use_dynamic_bsz"))
+    is_packed = bool(values.get("actor_rollout_ref.model.use_remove_padding"))
+    record = next(one for one in _engines() if one.engine == engine).framework
+    assert record is not None
+    return Recipe(
+        engine=engine,
+        values=values,
+        defaults=defaults,
+        layout=Layout(
+            dp=dp,
+            cp=cp,
+            tp=tp,
+            pp=pp,
+            micro_batches="tokens" if by_tokens else max(samples // dp // rows, 1),
+            format="thd" if is_packed else "bshd",
+            options=options_of(record, values, defaults),
+        ),
+        samples=samples,
+        per_prompt=per_prompt,
+        steps=max(int(config.data.train_batch_size) // mini_batch, 1) * int(values["ppo_epochs"]),
+        longest=config.data.max_response_length,
+        sizes=frozenset({ULYSSES, *MEGATRON}),
+    )
+
+
+def _engines() -> Sequence[type[VerlAdapter]]:
+    from adapters.verl import ENGINES
+
+    return ENGINES
+
+
+def _engine_of(words: Sequence[str]) -> list[str]:
+    """The override that chooses other defaults."""
+    return [word for word in words if word.startswith("model_engine=")]
+
+
+def _composed(words: Sequence[str]) -> Any:
+    """The configuration that verl's main function is given for words."""
+    from hydra import compose, initialize_config_dir
+
+    folder = Path(module("trainer.config").__file__).parent
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("ppo_trainer", overrides=[*words])
+
+
+def _resolved(config: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    OmegaConf.resolve(config)
+    return config
+
+
+def _validate(config: Any) -> None:
+    """Validate as verl's trainer does, whether there is a critic or a reference policy."""
+    from omegaconf import OmegaConf
+
+    penalises = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    for model in ("actor_rollout_ref.model", "critic.model"):
+        # Validation reads the model's own configuration, and its tokenizer.
+        OmegaConf.update(config, f"{model}.path", str(CHECKPOINT))
+        OmegaConf.update(config, f"{model}.load_tokenizer", value=False, force_add=True)
+    module("utils.config").validate_config(
+        config, use_reference_policy=penalises, use_critic=bool(config.critic.enable)
+    )
+
+
+def _has_critic(config: Any) -> bool:
+    """Whether there is a critic: unless a user says so, the estimator of advantages does."""
+    found: bool = module("trainer.ppo.utils").need_critic(config)
+    return found
+
+
+def _named(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all options by the names of the record."""
+    from omegaconf import OmegaConf
+
+    whole: Any = OmegaConf.to_container(config)
+    for path, value in _leaves(whole, ""):
+        yield path.removeprefix(f"{ACTOR}."), value
+
+
+def _leaves(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value

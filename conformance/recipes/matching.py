@@ -1,0 +1,214 @@
+"""Which losses, estimators and terms of an adapter's record a recipe chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.framework import StandIn
+from adapters.contract.objective import (
+    CORRECTIONS,
+    FROM_REWARDS,
+    OF_CRITIC,
+    POLICY_LOSSES,
+    Objective,
+)
+from conformance.findings.errors import InvalidRecipeError
+from reference.aggregation import Aggregation, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from adapters.contract.framework import Framework, Settings
+    from adapters.contract.recipe import Recipe
+
+OF_POLICY = (
+    Objective.OFF_POLICY,
+    Objective.REJECTION_OFF_POLICY,
+    *POLICY_LOSSES,
+    *CORRECTIONS,
+)
+"""Objectives of which a recipe has one: its policy loss with its corrections."""
+
+OF_TERMS = (Objective.ENTROPY, Objective.KL, Objective.ROUTER, *OF_CRITIC)
+"""Objectives of which a recipe may have several: the terms besides its policy loss."""
+
+USER_DIVISOR = 40
+"""L of `constant` in runs of recipes whose own divisor no small step can have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """What a recipe chooses, by the record of its framework."""
+
+    reduction: str
+    """The framework's own name of it."""
+
+    aggregation: Aggregation
+    policy: Objective
+    estimator: Objective | None
+    terms: tuple[Objective, ...]
+    instead: Mapping[str, tuple[Any, Any]]
+    """Options of which no check has the recipe's value: that, and the one that is run."""
+
+    not_looked_at: Mapping[str, str]
+    """Options of the recipe that no check looks at, with what they change as far as is known."""
+
+
+def match(record: Framework, recipe: Recipe) -> Match:
+    """Hold a recipe against a record.
+
+    Raises:
+        InvalidRecipeError: the record has no reduction like it.
+    """
+    reduction, aggregation = _reduction(record, recipe)
+    terms = tuple(one for one in OF_TERMS if _is_on(one, record.objectives.get(one, {}), recipe))
+    policy, of_policy = _nearest(record, OF_POLICY, recipe)
+    estimator, of_estimator = _nearest(record, FROM_REWARDS, recipe)
+    if any(_is_kind(ours) for _, ours in of_estimator.values()):
+        estimator, of_estimator = None, {}  # no check has its formula
+    return Match(
+        reduction=reduction,
+        aggregation=aggregation,
+        policy=policy or Objective.OFF_POLICY,
+        estimator=estimator,
+        terms=terms,
+        instead=of_policy | of_estimator | _of_terms(record, terms, recipe),
+        not_looked_at=dict(_not_looked_at(record, recipe)),
+    )
+
+
+def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
+    """The reduction of a recipe by its name: that with the most options, else the first.
+
+    An option that a version does not have chooses nothing.
+    """
+    found = {
+        name: [option for option in chosen if option in recipe.values]
+        for name, (_, chosen) in record.modes.items()
+        if all(
+            option not in recipe.values or _is_same(value, recipe.values[option])
+            for option, value in chosen.items()
+        )
+    }
+    if found:
+        name = max(found, key=lambda one: len(found[one]))
+        mode, _, divisor = record.modes[name][0].partition(":")
+        if mode != Mode.CONSTANT:
+            return name, Aggregation(Mode(mode), None)
+        return name, Aggregation(Mode.CONSTANT, float(divisor or USER_DIVISOR))
+    options = {option for _, chosen in record.modes.values() for option in chosen}
+    typed = ", ".join(f"{one}={recipe.values.get(one)}" for one in sorted(options))
+    raise InvalidRecipeError(
+        f"no check knows how {record.title} reduces losses with {typed}",
+        f"{record.title} is checked with {', '.join(record.modes)}",
+    )
+
+
+def _is_on(term: Objective, chosen: Settings, recipe: Recipe) -> bool:
+    """Whether a recipe has a term: of a divergence, a text only says by which estimator."""
+    of_kind = {name for name, value in chosen.items() if _is_kind(value)}
+    switches = chosen.keys() - (of_kind if term is Objective.KL else set())
+    return bool(switches) and all(
+        _is_same(chosen[name], recipe.values.get(name)) for name in switches
+    )
+
+
+def _is_kind(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, StandIn)
+
+
+def _of_terms(
+    record: Framework, terms: Iterable[Objective], recipe: Recipe
+) -> dict[str, tuple[Any, Any]]:
+    """The kinds of terms that a recipe has and no check."""
+    return {
+        name: (recipe.values.get(name), value)
+        for one in terms
+        for name, value in record.objectives[one].items()
+        if _is_kind(value) and not _is_same(value, recipe.values.get(name))
+    }
+
+
+def _nearest(
+    record: Framework, objectives: Iterable[Objective], recipe: Recipe
+) -> tuple[Objective | None, dict[str, tuple[Any, Any]]]:
+    """The objective whose options are most like a recipe's, and how they differ.
+
+    Each option counts that has not one value in all objectives; one that leaves it out has its
+    default, unless it is a size, a folder, or of a mode.
+    """
+    offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
+    of_modes = {name for _, chosen in record.modes.values() for name in chosen}
+    telling = {
+        name
+        for chosen in offered.values()
+        for name, value in chosen.items()
+        if not (callable(value) or isinstance(value, StandIn) or name in of_modes)
+    }
+    names = {name for chosen in offered.values() for name in chosen} - recipe.ours
+    names -= {name for name in names if _is_alike(name, offered.values())}
+    found: tuple[Objective | None, dict[str, tuple[Any, Any]]] = (None, {})
+    for objective, chosen in offered.items():
+        compared = {name for name in names if name in chosen or name in telling}
+        different = {
+            name: (recipe.values.get(name), chosen.get(name, recipe.defaults.get(name)))
+            for name in sorted(compared)
+            if not _is_same(chosen.get(name, recipe.defaults.get(name)), recipe.values.get(name))
+        }
+        if found[0] is None or len(different) < len(found[1]):
+            found = objective, different
+    return found
+
+
+def _is_alike(name: str, offered: Iterable[Settings]) -> bool:
+    """Whether an option has one value in all objectives, and so tells none from another."""
+    return len({repr(chosen.get(name, chosen)) for chosen in offered}) == 1
+
+
+def _is_same(value: Any, of_recipe: Any) -> bool:
+    """Whether a recipe has a value of a record, but for a number's size.
+
+    A value that depends on a job, or is ours, is the same as any that is set.
+    """
+    if callable(value) or value == "" or not (value or of_recipe):
+        return True
+    if isinstance(value, StandIn | list | tuple | dict):
+        return bool(of_recipe)
+    if _is_number(value) or _is_number(of_recipe):
+        return bool(value) == bool(of_recipe)
+    return str(value) == str(of_recipe)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def looked_at(record: Framework) -> set[str]:
+    """The options that some mode, objective or layout of a record sets."""
+    of_modes = [chosen for _, chosen in record.modes.values()]
+    return {
+        name
+        for chosen in (*of_modes, *record.objectives.values(), *record.layout.values())
+        for name in chosen
+    }
+
+
+def of_match(record: Framework, found: Match) -> set[str]:
+    """The options that choose and tune what a recipe trains."""
+    chosen = (found.policy, found.estimator, *found.terms)
+    settings = [record.objectives.get(one, {}) for one in chosen if one is not None]
+    of_all = (record.modes[found.reduction][1], *settings, *record.layout.values())
+    return {name for each in of_all for name in each}
+
+
+def _not_looked_at(record: Framework, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield the options of a recipe that the record names and no job sets, with what is said."""
+    yield from (
+        (name, "no package that is installed here reads it") for name in sorted(recipe.unread)
+    )
+    known = looked_at(record) | record.always.keys() | recipe.sizes
+    for row in record.options:
+        for name in row.names:
+            if name in recipe.chosen and name not in known:
+                yield name, ": ".join(filter(None, (row.changes, row.note)))

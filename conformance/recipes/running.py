@@ -1,0 +1,209 @@
+"""Reads a recipe where its framework is loaded, and runs what is looked at of it on the ranks."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import multiprocessing
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from adapters.contract.recipe import Recipe, RecipeRefused
+from adapters.toolkit.source import resolve
+from conformance.comparing.report_file import assembled
+from conformance.findings.errors import AdapterError, InvalidRecipeError
+from conformance.findings.report import Selection
+from conformance.findings.verdict import WRONG
+from conformance.plan.plan import Plan
+from conformance.ranks.pool import RankPool
+from conformance.recipes.matching import match
+from conformance.recipes.scaling import cells, driven, scaled
+from conformance.runs import registry
+from conformance.runs.check import job_cells, make
+from conformance.runs.jobs import SharedJobs
+from conformance.runs.recorder import Consistency, header
+from conformance.runs.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from adapters.contract import Adapter
+    from adapters.contract.framework import Framework
+    from adapters.contract.recipe import Typed
+    from conformance.findings.cause import Clues
+    from conformance.findings.finding import Finding
+    from conformance.findings.report import Report
+    from conformance.judging.weights import Judgement
+    from conformance.plan.matrix import MatrixCell
+
+    Made = tuple[MatrixCell, Judgement]
+    from conformance.recipes.matching import Match
+
+MOST_RANKS = 4
+"""Ranks that a recipe is run on unless a user allows more."""
+
+BUDGET = 90.0
+"""Seconds that the findings of a recipe may take after the first, for which some compile."""
+
+TIME_LIMIT = 300.0
+"""Seconds that a job may take: the first of some frameworks is compiled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What came of a recipe."""
+
+    recipe: Recipe
+    match: Match
+    record: Framework
+    report: Report
+    excluded: frozenset[tuple[str, str]]
+    """Each finding, with a mistake that would show in it and does not."""
+
+    left_out: tuple[str, ...]
+    """Kinds of ranks that there was no room for, and what the adapter does not drive."""
+
+    planned: int
+    """How many findings were to be made."""
+
+
+def read(adapter: Adapter, source: Path | None, typed: Typed) -> Recipe:
+    """What the framework of an adapter makes of a recipe, in a process of its own.
+
+    Raises:
+        InvalidRecipeError: it refuses the recipe, in its words.
+        AdapterError: the adapter reads no recipes, or the framework cannot be loaded.
+    """
+    if not adapter.recipes:
+        raise AdapterError(
+            f"the adapter of {adapter.name} reads no recipes", "see docs/your-recipe.md"
+        )
+    if typed.file is not None and not typed.file.is_file():
+        raise InvalidRecipeError(f"there is no file {typed.file}", "name the file of a recipe")
+    # Ranks are forked from a server that has loaded the engine which the recipe turns out to name.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=registry.keep_quiet) as executor:
+        try:
+            return executor.submit(_read, adapter, source, typed).result()
+        except RecipeRefused as refusal:
+            title = adapter.framework.title if adapter.framework else adapter.name
+            raise InvalidRecipeError(f"{title} refuses this recipe: {refusal}") from refusal
+        except (ImportError, LookupError, BrokenProcessPool) as error:
+            raise AdapterError(f"{adapter.name} cannot be loaded: {error}") from error
+
+
+def _read(adapter: Adapter, source: Path | None, typed: Typed) -> Recipe:
+    adapter.load(source)
+    name, _, function = adapter.recipes.partition(":")
+    found: Recipe = getattr(importlib.import_module(name), function)(adapter, typed)
+    return found
+
+
+def run(
+    name: str,
+    typed: Typed,
+    *,
+    engine: str | None = None,
+    source: str | None = None,
+    most_ranks: int,
+    budget: float = BUDGET,
+) -> Run:
+    """Read a recipe, and look at it for as long as the budget lasts.
+
+    Raises:
+        ConformanceError: the recipe or an option is wrong; nothing was started.
+    """
+    reading = registry.create(name, engine)
+    found = resolve(reading, source)
+    recipe = read(reading, found.path, typed)
+    adapter = registry.create(name, engine or recipe.engine)
+    assert adapter.framework is not None
+    chosen = match(adapter.framework, recipe)
+    layout, left_out = scaled(recipe.layout, most_ranks)
+    settings = Settings(
+        adapter=adapter,
+        source=found,
+        plan=Plan(layouts=(layout,), aggregations={chosen.aggregation.mode: chosen.aggregation}),
+        time_limit=TIME_LIMIT,
+        report=Path(os.devnull),
+    )
+    with (
+        RankPool(adapter, found.path, layout.world_size, TIME_LIMIT) as pool,
+        closing(SharedJobs(pool)) as jobs,
+    ):
+        layout, not_driven = driven(layout, pool.description)
+        planned = cells(chosen, layout, pool.description)
+        report, excluded = _look_at(planned, jobs, settings, budget)
+    return Run(
+        recipe=recipe,
+        match=chosen,
+        record=adapter.framework,
+        report=report,
+        excluded=excluded,
+        left_out=(*left_out, *not_driven),
+        planned=len(planned),
+    )
+
+
+def _look_at(
+    planned: Sequence[MatrixCell], jobs: SharedJobs, settings: Settings, budget: float
+) -> tuple[Report, frozenset[tuple[str, str]]]:
+    """The report of all cells that are made before the budget ends, and what they exclude."""
+    made: list[Made] = []
+    consistency = Consistency()
+    jobs.share(planned)
+    until = math.inf
+    for place, cell in enumerate(planned, start=1):
+        if time.monotonic() > until:
+            break
+        jobs.expect(job_cells(planned[place:], jobs.description))
+        made.append((cell, make(cell, jobs)))
+        consistency.require(cell.case.name, cell.id, made[-1][1].expected)
+        until = min(until, time.monotonic() + budget)
+    steady = _steady(made, jobs)
+    findings, clues = _numbered(steady)
+    excluded = {
+        (finding.id, one.mistake)
+        for finding in findings
+        if finding.clues is not None
+        for one in clues[finding.clues].excluded
+    }
+    selection = Selection(selected=len(findings), deselected=len(planned) - len(findings))
+    report = assembled(header(settings, jobs.description), findings, clues, selection)
+    return report, frozenset(excluded)
+
+
+def _steady(made: Sequence[Made], jobs: SharedJobs) -> list[Made]:
+    """What is wrong a second time as well, and the second judgement of what is not.
+
+    Of findings with one diagnosis the first is made again, and the others only if that is right.
+    """
+    with closing(SharedJobs(jobs.pool)) as again:
+        confirmed: set[str] = set()
+        steady: list[Made] = []
+        for cell, judgement in made:
+            name = judgement.diagnosis.name if judgement.diagnosis else str(judgement.verdict)
+            if judgement.verdict in WRONG and name not in confirmed:
+                judgement = make(cell, again)
+                confirmed |= {name} if judgement.verdict in WRONG else set()
+            steady.append((cell, judgement))
+        return steady
+
+
+def _numbered(made: Sequence[Made]) -> tuple[list[Finding], list[Clues]]:
+    """The findings, and what they say about the known mistakes, by its place."""
+    findings: list[Finding] = []
+    clues: list[Clues] = []
+    for cell, judgement in made:
+        finding = judgement.finding(cell.id, cell.depth)
+        if judgement.clues is not None:
+            finding = finding.model_copy(update={"clues": len(clues)})
+            clues.append(judgement.clues)
+        findings.append(finding)
+    return findings, clues

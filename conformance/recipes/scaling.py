@@ -1,0 +1,176 @@
+"""A recipe's parallelism on few ranks, and the checks that are run of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from adapters.contract import Depth, Layout
+from adapters.contract.objective import (
+    CORRECTIONS,
+    OF_SEQUENCES,
+    OF_TERMS,
+    WITH_REJECTION,
+    Metric,
+    Objective,
+)
+from conformance.corpus.cases import ALL_CASES
+from conformance.findings.errors import InvalidRecipeError
+from conformance.findings.verdict import Check
+from conformance.plan.checks import CHECK_SPECS, LAWFUL, CheckSpec
+from conformance.plan.matrix import MatrixCell
+from conformance.runs.check import is_offered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from adapters.contract import Description
+    from conformance.corpus.cases import Case
+    from conformance.recipes.matching import Match
+
+SEVERAL = 2
+"""How many ranks of a kind, and micro-batches, show what several do."""
+
+DIMENSIONS = ("dp", "cp", "tp", "pp")
+"""Kinds of ranks, those first that mistakes are most often made with."""
+
+USUAL = ("two_steps", "split_groups", "fully_masked_sample", "uneven_lengths", "odd_groups")
+"""Cases of ordinary batches, the most telling first: several steps, whose counts differ, prompts
+that are split over ranks, a sample without active tokens."""
+
+MOST_CASES = 3
+"""Cases that a check is made on."""
+
+ORDER = (
+    Check.WEIGHTS,
+    Check.METRIC,
+    Check.OFF_POLICY,
+    Check.REJECTION,
+    Check.ADVANTAGES,
+    Check.AUXILIARY,
+    Check.OTHER_LOSSES,
+    Check.ROLLOUTS,
+    Check.LAWS,
+)
+"""What is looked at, in this order; bad input and NaN at masked tokens are of no recipe."""
+
+
+def scaled(layout: Layout, ranks: int) -> tuple[Layout, list[str]]:
+    """A small layout of the same shape, and the kinds of ranks that it has no room for.
+
+    Raises:
+        InvalidRecipeError: there is not even one rank.
+    """
+    if ranks < 1:
+        raise InvalidRecipeError(f"{ranks} ranks are none", "give 1 or more")
+    sizes, left = dict.fromkeys(DIMENSIONS, 1), []
+    for name in DIMENSIONS:
+        world = 1
+        for size in sizes.values():
+            world *= size
+        if getattr(layout, name) > 1:
+            if world * SEVERAL <= ranks:
+                sizes[name] = SEVERAL
+            else:
+                left.append(f"{name} {getattr(layout, name)}")
+    cut = layout.micro_batches
+    few = min(cut, SEVERAL) if isinstance(cut, int) else cut
+    return replace(layout, **sizes, micro_batches=few), left  # type: ignore[arg-type]
+
+
+def driven(layout: Layout, description: Description) -> tuple[Layout, list[str]]:
+    """A layout with what an engine is driven with, and what that leaves out."""
+    options = tuple(one for one in layout.options if one in description.options)
+    left = [str(one) for one in layout.options if one not in options]
+    sizes = {"tp": description.largest_tp, "pp": description.largest_pp}
+    left += [
+        f"{name} {getattr(layout, name)}"
+        for name, most in sizes.items()
+        if getattr(layout, name) > most
+    ]
+    fewer = {name: min(getattr(layout, name), most) for name, most in sizes.items()}
+    return replace(layout, options=options, **fewer), left
+
+
+def cells(match: Match, layout: Layout, description: Description) -> list[MatrixCell]:
+    """What is looked at of a recipe, the most telling first; cells of one job are together."""
+    made = [
+        MatrixCell(
+            aggregation=replace(match.aggregation),
+            case=case,
+            layout=layout,
+            depth=Depth.STEP,
+            spec=replace(spec, modes=(match.aggregation.mode,)),
+        )
+        for spec in _specs(match, layout)
+        for case in _cases(spec, layout)
+    ]
+    offered = [cell for cell in made if is_offered(cell, description)]
+    first: dict[str, int] = {}
+    for cell in sorted(offered, key=_rank):
+        first.setdefault(cell.job_id, len(first))
+    return sorted(offered, key=lambda cell: (first[cell.job_id], _rank(cell)))
+
+
+def _rank(cell: MatrixCell) -> tuple[int, int]:
+    """A sort key: the case first, so that each check is made before one is made again."""
+    names = [*USUAL]
+    of_case = names.index(cell.case.name) if cell.case.name in names else len(names)
+    is_law = cell.spec.check is Check.LAWS
+    return (len(names) if is_law else of_case), ORDER.index(cell.spec.check)
+
+
+def _cases(spec: CheckSpec, layout: Layout) -> Iterable[Case]:
+    """The most telling cases of a check that a layout has room for."""
+    by_name = {case.name: case for case in ALL_CASES if case.runs_on(layout)}
+    usual = [by_name[name] for name in USUAL if name in by_name]
+    of_check = [case for case in spec.cases if case.name in by_name]
+    is_plain = spec.law is None and spec.objective not in WITH_REJECTION
+    telling = [case for case in usual if is_plain or case in of_check]
+    if spec.is_of_advantages:
+        telling = [case for case in usual if case in of_check]
+    return [*dict.fromkeys([*telling, *of_check])][:MOST_CASES]
+
+
+def _specs(match: Match, layout: Layout) -> Iterator[CheckSpec]:
+    """Yield the checks of what a recipe trains and logs, each with an objective of its own."""
+    for spec in (*CHECK_SPECS, *LAWFUL):
+        objective = _objective(spec, match)
+        fits = spec.law is None or (
+            spec.law.fits(layout) and spec.law.mode in (None, match.aggregation.mode)
+        )
+        if objective is not None and spec.check in ORDER and fits:
+            of_recipe = replace(spec, objective=objective)
+            if of_recipe.is_seen_on(layout) or layout.micro_batches == 1:
+                yield of_recipe
+
+
+def _objective(spec: CheckSpec, match: Match) -> Objective | None:
+    """The objective of a recipe that a check is made with; None if it has none."""
+    chosen = objectives(match)
+    if spec.objective in chosen:
+        return spec.objective
+    if spec.metric is None or spec.check is not Check.METRIC:
+        return None
+    if spec.objective is Objective.OFF_POLICY and match.policy in CORRECTIONS:
+        return match.policy  # which clips the same ratios
+    if spec.objective in OF_TERMS and spec.metric in (Metric.ENTROPY, Metric.LOSS):
+        return Objective.POLICY if Objective.POLICY in chosen else None
+    has_kl = Objective.KL in chosen and spec.metric is Metric.KL
+    return Objective.KL if has_kl and spec.objective in OF_TERMS else None
+
+
+def objectives(match: Match) -> set[Objective]:
+    """The objectives that show what a recipe trains."""
+    chosen = {match.policy, *match.terms}
+    if match.policy not in OF_SEQUENCES:
+        chosen.add(Objective.POLICY)
+    if match.estimator is not None:
+        chosen.add(match.estimator)
+    if match.policy in WITH_REJECTION:
+        chosen |= {Objective.REJECTION, Objective.REJECTION_OFF_POLICY}
+    if Objective.ENTROPY in chosen:
+        chosen.add(Objective.WITH_ENTROPY)
+        if Objective.KL in chosen:
+            chosen.add(Objective.COMBINED)
+    return chosen

@@ -1,0 +1,95 @@
+"""The answer to a recipe as text and JSON: one sentence first."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING
+
+from conformance.findings.cause import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from conformance.recipes.answer import Answer, Reached
+
+WIDTH = 100
+
+
+def as_text(answer: Answer) -> Iterator[str]:
+    """Yields the sentence, what it rests on, and what reaches the recipe."""
+    yield from _wrapped(answer.sentence, "")
+    yield ""
+    yield f"{answer.framework} {answer.version}, engine {answer.engine}: {answer.ran}"
+    yield from _section("What your recipe trains", [*answer.weight, *answer.losses])
+    yield from _section("What it chose", _options(answer.chosen))
+    yield from _section("What is the framework's default", _options(answer.defaults))
+    yield from _section("What reaches it", _all_reached(answer.reached))
+    yield from _section(
+        "What does not reach it, tested by this run",
+        (f"{one.says} Not reached: it would show in {one.finding}." for one in answer.not_reached),
+    )
+    yield from _section("What this run would not show", _not_tested(answer))
+    yield from _section(
+        "What your log means", (f"{key.name}: {key.means} [{key.state}]" for key in answer.logged)
+    )
+    yield from _section("What was run in place of your values", answer.instead)
+    yield from _section(
+        "Options of yours that nobody looked at",
+        (f"{name}: {said}" for name, said in answer.not_looked_at.items()),
+    )
+
+
+def as_json(answer: Answer) -> Iterator[str]:
+    """Yields one document for programs, with the same content."""
+    yield json.dumps(answer.model_dump(mode="json"), indent=1, ensure_ascii=False)
+
+
+def _options(options: Mapping[str, str]) -> list[str]:
+    return [" ".join(f"{name}={value}" for name, value in options.items())] if options else []
+
+
+def _not_tested(answer: Answer) -> Iterator[str]:
+    """Yields known mistakes whose options a recipe does not have; advice is only counted."""
+    yield from (f"{one.says} It reaches {one.reach}." for one in answer.not_tested if one.reach)
+    others = sum(one.reach is None for one in answer.not_tested)
+    if others:
+        yield f"{others} of bad input and of values that no ordinary step has."
+
+
+def _all_reached(reached: Iterable[Reached]) -> Iterator[str]:
+    for one in reached:
+        where = f" ({', '.join(one.keys)})" if one.keys else ""
+        on_purpose = f" On purpose: {one.on_purpose}." if one.on_purpose else ""
+        sized = f" At your batch size: {one.at_size}." if one.at_size else ""
+        place = "; ".join(filter(None, (one.line, one.upstream)))
+        new = (
+            ""
+            if one.is_known or one.severity is Severity.ADVICE
+            else " Not known before: it was never held against the source."
+        )
+        yield (
+            f"{one.severity}{where}: {one.says}{on_purpose}{sized}{new}"
+            f"{f' {place}.' if place else ''} For example {one.example}"
+        )
+
+
+def _section(heading: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yields a heading and its lines, or nothing if there are none."""
+    said = [*lines]
+    if said:
+        yield ""
+        yield f"{heading}:"
+        for one in said:
+            yield from _wrapped(one, "  - ")
+
+
+def _wrapped(text: str, start: str) -> Iterator[str]:
+    yield from textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,226 @@
+"""Recipes of a toy framework and of SkyRL: what they are read as, and what they are answered."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adapters.contract import Layout, Option
+from adapters.contract.objective import Objective
+from adapters.contract.recipe import Recipe, Typed
+from adapters.skyrl import ENGINES
+from conformance import cli
+from conformance.findings.errors import InvalidRecipeError
+from conformance.recipes import scaling, words
+from conformance.recipes.answer import answered
+from conformance.recipes.matching import match
+from conformance.recipes.running import read
+from reference.aggregation import DEFAULT_CONVENTIONS, Mode
+from tests import reading
+from tests.reading import TOY, Reading
+
+
+def of_words(*typed: str) -> Recipe:
+    return reading.read(Reading(), Typed(words=typed))
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """The status of a command, what it prints, and what it complains of."""
+    status = cli.main(["recipe", *arguments])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_right_recipe_is_acquitted_in_the_first_sentence() -> None:
+    found = answered("tests.reading:Reading", Typed(words=("bonus=0.01",)))
+
+    assert found.sentence == (
+        "None of the 9 numbers in your log that were looked at is wrong; your gradient is right."
+    )
+    assert found.is_right
+    assert not found.reached
+    assert found.chosen == {"bonus": "0.01"}
+    assert found.defaults["reduction"] == "tokens"
+    assert {"clip_fraction", "entropy"} <= {
+        one.name for one in found.logged if one.state == "right"
+    }
+    assert "on dp2-cp1-mb2-bshd" in found.ran
+
+
+def test_mistake_that_reaches_a_recipe_is_named_with_its_effect(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, said, _ = told(capsys, "--adapter=tests.reading:Miscounting")
+
+    first, *_ = said.splitlines()
+    assert status == 1
+    assert first.endswith("your gradient is wrong in 1 way.")
+    assert "each micro-batch is normalised by its own count" in " ".join(said.split())
+    assert "At your batch size: direction off by up to" in " ".join(said.split())
+
+
+def test_wrong_number_leaves_the_gradient_right() -> None:
+    found = answered("tests.reading:Mislogging", Typed())
+
+    assert found.sentence == "1 number in your log is wrong; your gradient is right."
+    assert not found.is_right
+    [wrong] = [one.name for one in found.logged if one.state == "WRONG"]
+    assert wrong == "clip_fraction"
+
+
+def test_recipe_that_cannot_be_trained_is_not_acquitted() -> None:
+    found = answered("tests.reading:Crashing", Typed(), budget=5.0)
+
+    assert "your gradient is right" not in found.sentence
+    assert not found.is_right
+
+
+def test_json_has_the_same_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (file := tmp_path / "recipe.yaml").write_text("reduction: samples\n")
+    status, said, _ = told(
+        capsys, "--adapter=tests.reading:Reading", str(file), "--format=json", "--", "scaled="
+    )
+    found = json.loads(said)
+
+    assert status == 0
+    assert found["is_right"]
+    assert found["chosen"] == {"reduction": "samples", "scaled": "False"}
+    assert any(line.startswith("A token weighs 1/(N·m)") for line in found["weight"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--", "colour=red"], "Toy refuses this recipe: unrecognized arguments: colour"),
+        (["nowhere.yaml"], "there is no file nowhere.yaml; name the file of a recipe"),
+        (["--max-ranks=0"], "0 ranks are none; give 1 or more"),
+        (
+            ["--", "reduction=primes"],
+            "no check knows how Toy reduces losses with longest=100, reduction=primes; Toy is"
+            " checked with tokens, samples, fixed",
+        ),
+        (["--", "accumulated=many"], "Toy refuses this recipe: ValueError: invalid literal"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_rank_starts(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    monkeypatch.setattr("conformance.recipes.running.RankPool", None)  # none may be started
+    status, said, complained = told(capsys, "--adapter=tests.reading:Reading", *arguments)
+
+    assert status == cli.USAGE_ERROR
+    assert said == ""
+    assert complaint in complained
+    assert len(complained.splitlines()) == 1
+
+
+def test_file_that_is_no_yaml_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (file := tmp_path / "recipe.yaml").write_text("reduction: [tokens\n")
+    status, _, complained = told(capsys, "--adapter=tests.reading:Reading", str(file))
+
+    assert status == cli.USAGE_ERROR
+    assert f"Toy refuses this recipe: {file} is no YAML" in complained
+    assert len(complained.splitlines()) == 1
+
+
+def test_adapter_without_recipes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, complained = told(capsys, "--adapter=native")
+
+    assert status == cli.USAGE_ERROR
+    assert "the adapter of native reads no recipes" in complained
+
+
+def test_loss_that_is_most_like_a_recipe_is_run_and_differences_are_told() -> None:
+    found = match(TOY, of_words("level=sequence", "dual=3", "dropped=0.5"))
+
+    assert found.policy is Objective.DUAL_CLIP
+    assert found.instead == {"level": ("sequence", "token")}
+    assert found.not_looked_at == {"dropped": "tokens that are left out: not looked at yet"}
+    assert match(TOY, of_words("level=sequence")).policy is Objective.GSPO
+    assert match(TOY, of_words("scaled=")).estimator is Objective.GROUP_CENTRED
+    assert match(TOY, of_words("bonus=0.1")).terms == (Objective.ENTROPY,)
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "small", "left"),
+    [
+        (Layout(dp=16, micro_batches=8), 4, "dp2-cp1-mb2-bshd", []),
+        (Layout(dp=2, cp=4, tp=2, micro_batches=1), 4, "dp2-cp2-mb1-bshd", ["tp 2"]),
+        (Layout(dp=2, cp=4, tp=2, micro_batches=1), 8, "dp2-cp2-tp2-mb1-bshd", []),
+        (Layout(cp=8, pp=4, micro_batches="tokens"), 4, "dp1-cp2-pp2-mbtokens-bshd", []),
+        (Layout(dp=6, micro_batches=3), 1, "dp1-cp1-mb2-bshd", ["dp 6"]),
+        (
+            Layout(dp=4, micro_batches=8, options=(Option.ZERO_3,)),
+            4,
+            "dp2-cp1-mb2-bshd+zero_3",
+            [],
+        ),
+    ],
+)
+def test_parallelism_is_cut_and_stays_parallel(
+    layout: Layout, ranks: int, small: str, left: list[str]
+) -> None:
+    assert scaling.scaled(layout, ranks) == (Layout.parse(small), left)
+
+
+def test_weight_of_a_token_has_the_numbers_of_the_recipe() -> None:
+    recipe = of_words("longest=2048", "ranks=16")
+    said = " ".join(words.weight(recipe, match(TOY, recipe), TOY))
+
+    assert "An optimizer step has 256 samples of 64 prompts, on dp 16, in 8 micro-batches" in said
+    assert "If a response has 1,024 active tokens on average, that is about 1/262,144." in said
+    fixed = of_words("reduction=fixed", "longest=100")
+    assert "Here that is 1/6,400." in " ".join(words.weight(fixed, match(TOY, fixed), TOY))
+
+
+def test_advantages_and_terms_are_said_in_words() -> None:
+    found = match(TOY, of_words("bonus=0.1"))
+
+    assert [*words.losses(found, DEFAULT_CONVENTIONS)] == [
+        "Policy loss: PPO's clipped loss.",
+        "Advantage: the sample's reward minus the mean of its prompt's rewards, divided by their"
+        " standard deviation (with divisor n - 1) plus 1e-06.",
+        "Besides: entropy term.",
+    ]
+
+
+def test_recipe_of_skyrl_is_read_by_skyrl() -> None:
+    sizes = ("train_batch_size=1024", "policy_mini_batch_size=256", "update_epochs_per_batch=1")
+    typed = (
+        *(f"trainer.{one}" for one in sizes),
+        "trainer.placement.policy_num_gpus_per_node=4",
+        "trainer.placement.ref_num_gpus_per_node=4",
+        "generator.inference_engine.num_engines=4",
+        "generator.n_samples_per_prompt=5",
+        "trainer.micro_train_batch_size_per_gpu=64",
+        "trainer.algorithm.policy_loss_type=gspo",
+        "trainer.algorithm.loss_reduction=sequence_mean",
+    )
+    adapter = ENGINES[0]()
+    recipe = read(adapter, None, Typed(words=typed))
+    assert adapter.framework is not None
+    found = match(adapter.framework, recipe)
+
+    assert recipe.layout == Layout(dp=4, micro_batches=5, format="thd")
+    assert (recipe.samples, recipe.per_prompt, recipe.steps) == (1280, 5, 4)
+    assert found.aggregation.mode is Mode.SAMPLE_MEAN
+    assert (found.policy, found.estimator) == (Objective.GSPO, Objective.GROUP_NORMALISED)
+    assert found.terms == (Objective.KL,)
+    assert found.instead == {"kl_estimator_type": ("k3", "k1")}
+
+
+def test_what_skyrl_refuses_is_refused_in_its_words() -> None:
+    adapter = ENGINES[0]()
+    with pytest.raises(InvalidRecipeError, match=r"SkyRL refuses this recipe: .*nonsense"):
+        read(adapter, None, Typed(words=("trainer.algorithm.nonsense=1",)))
+    with pytest.raises(InvalidRecipeError, match="max_seq_len` must be set explicitly"):
+        read(
+            adapter,
+            None,
+            Typed(words=("trainer.algorithm.loss_reduction=seq_mean_token_sum_norm",)),
+        )

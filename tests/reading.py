@@ -1,0 +1,125 @@
+"""A toy framework that reads recipes, and versions of it with one mistake."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from adapters.contract import Job, Layout, Observation, Rank
+from adapters.contract.framework import parse_options
+from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.contract.recipe import (
+    Recipe,
+    RecipeRefused,
+    Typed,
+    nested_yaml,
+    refusals_of_recipes,
+)
+from adapters.native.adapter import NATIVE, NativeAdapter
+from adapters.native.trainer import Trainer
+from reference.aggregation import Mode
+from tests.mutants.parts import MeanOfMicroBatchMeans
+
+TOY = replace(
+    NATIVE,
+    title="Toy",
+    modes={
+        "tokens": (Mode.TOKEN_MEAN, {"reduction": "tokens"}),
+        "samples": (Mode.SAMPLE_MEAN, {"reduction": "samples"}),
+        "fixed": (Mode.CONSTANT, {"reduction": "fixed", "longest": lambda _: 40}),
+    },
+    objectives={
+        Objective.POLICY: {},
+        Objective.OFF_POLICY: {"clip": CONSTANTS.clip_low},
+        Objective.DUAL_CLIP: {"clip": CONSTANTS.clip_low, "dual": CONSTANTS.dual_clip},
+        Objective.GSPO: {"clip": CONSTANTS.clip_low, "level": "sequence"},
+        Objective.GROUP_NORMALISED: {"scaled": True},
+        Objective.GROUP_CENTRED: {"scaled": False},
+        Objective.ENTROPY: {"bonus": 0.5},
+    },
+    options=parse_options(
+        """
+        reduction, longest | the mode
+        dropped | tokens that are left out | not looked at yet
+        """
+    ),
+)
+
+DEFAULTS: Mapping[str, object] = {
+    "reduction": "tokens",
+    "longest": 100,
+    "clip": 0.2,
+    "dual": None,
+    "level": "token",
+    "scaled": True,
+    "bonus": 0.0,
+    "dropped": 0.0,
+    "ranks": 4,
+    "rows": 2,
+    "accumulated": 8,
+    "group": 4,
+}
+"""The options of the toy, with their defaults."""
+
+
+def read(adapter: NativeAdapter, typed: Typed) -> Recipe:
+    """Words of the form ``name=value``, below a file."""
+    given = dict(typed.fields or nested_yaml(typed.file))
+    given |= nested_yaml(typed.file)
+    given |= {word.partition("=")[0]: word.partition("=")[2] for word in typed.words}
+    unknown = sorted(given.keys() - DEFAULTS.keys())
+    if unknown:
+        raise RecipeRefused(f"unrecognized arguments: {' '.join(unknown)}")
+    with refusals_of_recipes():
+        values = {name: _like(DEFAULTS[name], given.get(name)) for name in DEFAULTS}
+        ranks, rows, accumulated = (int(values[one]) for one in ("ranks", "rows", "accumulated"))  # type: ignore[call-overload]
+    ranks = typed.ranks or ranks
+    return Recipe(
+        engine=adapter.engine,
+        values=values,
+        defaults=DEFAULTS,
+        layout=Layout(dp=ranks, micro_batches=accumulated),
+        samples=ranks * rows * accumulated,
+        per_prompt=4,
+        steps=2,
+        longest=int(values["longest"]),  # type: ignore[call-overload]
+    )
+
+
+def _like(default: object, given: object) -> object:
+    """A value as the toy's parser reads it: a number where the default is one."""
+    if given is None:
+        return default
+    return type(default)(given) if isinstance(default, int | float) else given  # type: ignore[call-arg]
+
+
+class Reading(NativeAdapter):
+    """Right."""
+
+    framework = TOY
+    recipes = "tests.reading:read"
+
+    def layouts(self) -> Sequence[Layout]:
+        return [Layout(), Layout(dp=2, micro_batches=2)]
+
+
+class Miscounting(Reading):
+    """Averages the means of micro-batches."""
+
+    def trainer(self, job: Job, rank: int) -> Trainer:
+        return MeanOfMicroBatchMeans(job, rank)
+
+
+class Mislogging(Reading):
+    """Logs its clip fraction three times as large as it is."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        tripled = tuple(3 * value for value in seen.reported.get(Metric.CLIP_FRACTION, ()))  # type: ignore[operator]
+        return replace(seen, reported={**seen.reported, Metric.CLIP_FRACTION: tripled})
+
+
+class Crashing(Reading):
+    """Cannot train anything."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        error = RuntimeError("no kernel image")
+        raise error
