@@ -7,10 +7,12 @@ what the answer must have. Nothing of an example is committed: scripts are read 
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import tomllib
@@ -85,19 +87,30 @@ def _is_as_expected(entry: dict[str, Any]) -> bool:
 
 def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:
     clone = Path(os.environ["RL_LOSS_CONFORMANCE_SOURCES"]) / entry["clone"]
-    shown = ["git", "-C", str(clone), "show", f"{entry.get('commit', 'HEAD')}:{entry['path']}"]
-    text = subprocess.run(shown, check=True, capture_output=True, text=True).stdout
+    file = _extracted(entry, clone, folder)
     command = [sys.executable, "-m", "conformance.cli", "recipe", f"--adapter={entry['adapter']}"]
     command += entry.get("options", [])
+    if "commit" in entry:
+        command.append(f"--source={clone}@{entry['commit']}")
     words = entry.get("words", [])
     if entry["path"].endswith(".sh"):
         how = {name: entry[name] for name in ("option", "after") if name in entry}
-        words = [*words_of_script(text, **how), *words]
+        words = [*words_of_script(file.read_text("utf-8"), **how), *words]
     else:
-        (file := folder / Path(entry["path"]).name).write_text(text, "utf-8")
         command.append(str(file))
     done = subprocess.run([*command, "--", *words], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
+
+
+def _extracted(entry: dict[str, Any], clone: Path, folder: Path) -> Path:
+    """The file of an example, with the folder ``within`` for files that it builds on."""
+    wanted = [entry.get("commit", "HEAD"), entry.get("within", entry["path"])]
+    packed = subprocess.run(
+        ["git", "-C", str(clone), "archive", *wanted], check=True, capture_output=True
+    ).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / entry["path"]
 
 
 if __name__ == "__main__":
