@@ -37,6 +37,7 @@ class RollAdapter(Adapter):
     tree = ("roll", "mcore_adapter")
     devices = ("cpu",)
     dtypes = ("float32",)
+    recipes = "adapters.roll.recipe:read"
     framework: ClassVar[Framework] = ROLL
 
     engine_module: ClassVar[str]

@@ -13,7 +13,7 @@ from adapters.contract.framework import nested
 from adapters.toolkit.imports import choices_of, import_from, modules_of, stub, stub_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from adapters.contract.framework import Settings
@@ -65,11 +65,18 @@ def configured(settings: Settings) -> Any:
     if settings["adv_estimator"] == "gae":
         actor = sections["actor_train"].items()
         sections["critic"] = {name: value for name, value in actor if name not in OF_POLICIES}
-    config = from_dict(data_class=_pipeline_config(), data=sections)
+    config = from_dict(data_class=pipeline_config(), data=sections)
     for name in settings.keys() - declared.keys():
         *roles, option = name.lstrip("+").split(".")
         setattr(reduce(getattr, roles, config), option, settings[name])
     return config
+
+
+def read(sections: Mapping[str, Any]) -> Any:
+    """The configuration of a pipeline from a user's file, as ROLL's own script makes it."""
+    from dacite import from_dict
+
+    return from_dict(data_class=pipeline_config(), data=sections)
 
 
 def offers(settings: Settings) -> bool:
@@ -81,7 +88,7 @@ def offers(settings: Settings) -> bool:
 def default(name: str) -> object:
     """The value of an option that a user does not set; None if this version lacks it."""
     *sections, last = name.lstrip("+").split(".")
-    kind: Any = _pipeline_config()
+    kind: Any = pipeline_config()
     for section in sections:
         kind = get_type_hints(kind).get(section)
     return getattr(kind, last, None)
@@ -90,13 +97,14 @@ def default(name: str) -> object:
 def option_names() -> Iterator[str]:
     """Yields the options that other pipelines of ROLL do not have, roles left out, and choices."""
     of_all = get_type_hints(module("configs.base_config").BaseConfig)
-    for name, kind in _declared(_pipeline_config()):
+    for name, kind in _declared(pipeline_config()):
         if name.split(".")[0] not in of_all:
             yield name
             yield from (f"{name}={choice}" for choice in choices_of(kind))
 
 
-def _pipeline_config() -> Any:
+def pipeline_config() -> Any:
+    """The class of its configuration."""
     return module("pipeline.rlvr.rlvr_config").RLVRConfig
 
 
@@ -113,7 +121,7 @@ def _declared(kind: type, section: str = "") -> Iterator[tuple[str, Any]]:
 
 def _is_choice(name: str, value: Any) -> bool:
     """Whether an option is declared, with this value among its choices if it has any."""
-    kind: Any = _pipeline_config()
+    kind: Any = pipeline_config()
     for part in name.split("."):
         if not is_dataclass(kind):
             return True  # an entry of a dictionary

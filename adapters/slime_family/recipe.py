@@ -35,10 +35,13 @@ def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
         args, unread = adapter.parser.parse_known_args([*typed.words])
         values = _values(adapter, args)
         cp, tp, pp = (int(values.get(name) or 1) for name in PARALLEL)
+        if values.get(BACKEND) == "fsdp":
+            tp = pp = 1
         nodes, per_node = (int(values.get(name) or 1) for name in RANKS)
         dp = max((typed.ranks or nodes * per_node) // (cp * tp * pp), 1)
         for name in CHECKPOINTS & vars(args).keys():
             setattr(args, name, getattr(args, name) and ".")
+        args.colocate = False  # which is checked by options of servers, and changes no step
         adapter.validated(args, Layout(dp=dp, cp=cp, tp=tp, pp=pp, format="thd"))
         values = _values(adapter, args)
     options = adapter.parser._option_string_actions.items()
@@ -48,9 +51,8 @@ def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
     samples = int(values["--global-batch-size"] or of_batch)
     by_tokens = bool(values["--use-dynamic-batch-size"])
     rows = int(values.get("--micro-batch-size") or 1)
-    backend = values.get(BACKEND)
     return Recipe(
-        engine="fsdp" if backend == "fsdp" else "megatron",
+        engine="fsdp" if values.get(BACKEND) == "fsdp" else "megatron",
         values=values,
         defaults=defaults,
         layout=Layout(

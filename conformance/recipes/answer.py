@@ -211,7 +211,7 @@ def _ran(run: Run) -> str:
     [layout] = {one.layout for one in run.report.findings} or {run.recipe.layout}
     made = len(run.report.findings)
     cut = "" if made == run.planned else f" of {run.planned}, for which a larger --budget is needed"
-    left = f"; no room for {', '.join(run.left_out)}" if run.left_out else ""
+    left = f"; without {', '.join(run.left_out)}" if run.left_out else ""
     return f"{len(_judged(run))} findings{cut} on {layout}{left}"
 
 
@@ -332,6 +332,8 @@ def _sentence(run: Run, reached: Sequence[Reached]) -> str:
     if cut:
         verb = "depends" if len(cut) == 1 else "depend"
         said.append(f"{words.counted(len(cut), 'number')} {verb} on how a batch is cut.")
+    if run.match.instead:
+        said.append(f"That is with other values of {', '.join(run.match.instead)}.")
     return " ".join(said)
 
 

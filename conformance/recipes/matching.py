@@ -65,6 +65,8 @@ def match(record: Framework, recipe: Recipe) -> Match:
     terms = tuple(one for one in OF_TERMS if _is_on(one, record.objectives.get(one, {}), recipe))
     policy, of_policy = _nearest(record, OF_POLICY, recipe)
     estimator, of_estimator = _nearest(record, FROM_REWARDS, recipe)
+    if any(_is_kind(ours) for _, ours in of_estimator.values()):
+        estimator, of_estimator = None, {}  # no check has its formula
     return Match(
         reduction=reduction,
         aggregation=aggregation,
@@ -170,7 +172,7 @@ def _is_same(value: Any, of_recipe: Any) -> bool:
 
     A value that depends on a job, or is ours, is the same as any that is set.
     """
-    if callable(value) or value == "":
+    if callable(value) or value == "" or not (value or of_recipe):
         return True
     if isinstance(value, StandIn | list | tuple | dict):
         return bool(of_recipe)

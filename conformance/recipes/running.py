@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import multiprocessing
 import os
 import time
@@ -21,7 +22,7 @@ from conformance.findings.report import Selection
 from conformance.plan.plan import Plan
 from conformance.ranks.pool import RankPool
 from conformance.recipes.matching import match
-from conformance.recipes.scaling import cells, scaled
+from conformance.recipes.scaling import cells, driven, scaled
 from conformance.runs import registry
 from conformance.runs.check import job_cells, make
 from conformance.runs.jobs import SharedJobs
@@ -44,9 +45,9 @@ MOST_RANKS = 4
 """Ranks that a recipe is run on unless a user allows more."""
 
 BUDGET = 90.0
-"""Seconds that the findings of a recipe may take, without the start of the ranks."""
+"""Seconds that the findings of a recipe may take after the first, for which some compile."""
 
-TIME_LIMIT = 60.0
+TIME_LIMIT = 120.0
 """Seconds that a job may take."""
 
 
@@ -62,7 +63,7 @@ class Run:
     """Each finding that conforms, with a mistake that would show in it."""
 
     left_out: tuple[str, ...]
-    """Kinds of ranks that there was no room for."""
+    """Kinds of ranks that there was no room for, and what the adapter does not drive."""
 
     planned: int
     """How many findings were to be made."""
@@ -139,6 +140,7 @@ def run(
         RankPool(adapter, found.path, layout.world_size, TIME_LIMIT) as pool,
         closing(SharedJobs(pool)) as jobs,
     ):
+        layout, not_driven = driven(layout, pool.description)
         planned = cells(chosen, layout, pool.description)
         report, excluded = _look_at(planned, jobs, settings, budget)
     return Run(
@@ -147,7 +149,7 @@ def run(
         record=adapter.framework,
         report=report,
         excluded=excluded,
-        left_out=tuple(left_out),
+        left_out=(*left_out, *not_driven),
         planned=len(planned),
     )
 
@@ -160,7 +162,7 @@ def _look_at(
     clues: list[Clues] = []
     consistency = Consistency()
     jobs.share(planned)
-    until = time.monotonic() + budget
+    until = math.inf
     for place, cell in enumerate(planned, start=1):
         if time.monotonic() > until:
             break
@@ -172,6 +174,7 @@ def _look_at(
             finding = finding.model_copy(update={"clues": len(clues)})
             clues.append(judgement.clues)
         findings.append(finding)
+        until = min(until, time.monotonic() + budget)
     excluded = {
         (finding.id, one.mistake)
         for finding in findings

@@ -78,6 +78,20 @@ def scaled(layout: Layout, ranks: int) -> tuple[Layout, list[str]]:
     return replace(layout, **sizes, micro_batches=few), left  # type: ignore[arg-type]
 
 
+def driven(layout: Layout, description: Description) -> tuple[Layout, list[str]]:
+    """A layout with what an engine is driven with, and what that leaves out."""
+    options = tuple(one for one in layout.options if one in description.options)
+    left = [str(one) for one in layout.options if one not in options]
+    sizes = {"tp": description.largest_tp, "pp": description.largest_pp}
+    left += [
+        f"{name} {getattr(layout, name)}"
+        for name, most in sizes.items()
+        if getattr(layout, name) > most
+    ]
+    fewer = {name: min(getattr(layout, name), most) for name, most in sizes.items()}
+    return replace(layout, options=options, **fewer), left
+
+
 def cells(match: Match, layout: Layout, description: Description) -> list[MatrixCell]:
     """What is looked at of a recipe, the most telling first; cells of one job are together."""
     made = [

@@ -117,6 +117,8 @@ def losses(match: Match, conventions: Conventions) -> Iterator[str]:
     if match.estimator is not None:
         declared = estimator_conventions(match.estimator, conventions)
         yield f"Advantage: {raw_advantage(match.estimator, declared)}."
+    else:
+        yield "Advantage: by an estimator that no check has the formula of."
     terms = [f"{spelt(one)} term" for one in match.terms]
     yield f"Besides: {', '.join(terms) or 'nothing'}."
 

@@ -1,0 +1,113 @@
+"""Reads a recipe of ROLL: the YAML file of an RLVR pipeline, and values by dotted names."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.layout import Layout
+from adapters.contract.recipe import Recipe, nested_yaml, options_of, refusals_of_recipes
+from adapters.roll import importing
+from adapters.roll.framework import ENGINE, SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.contract.framework import Framework
+    from adapters.contract.recipe import Typed
+    from adapters.roll.adapter import RollAdapter
+
+OF_HYDRA = ("defaults", "hydra")
+"""Sections of a file that are no options."""
+
+STRATEGIES = {"megatron_train": "megatron", "fsdp2_train": "fsdp2"}
+ULYSSES = "actor_train.model_args.ulysses_size"
+MEGATRON = tuple(
+    f"{ENGINE}.{name}_parallel_size" for name in ("context", "tensor_model", "pipeline_model")
+)
+STRATEGY = "actor_train.strategy_args.strategy_name"
+
+
+def read(adapter: RollAdapter, typed: Typed) -> Recipe:
+    """What ROLL makes of a recipe; raises `RecipeRefused`.
+
+    ROLL's reader passes over options that it does not have.
+    """
+    from omegaconf import OmegaConf
+
+    with refusals_of_recipes():
+        given = {n: v for n, v in nested_yaml(typed.file).items() if n not in OF_HYDRA}
+        merged = OmegaConf.merge(OmegaConf.create(given), OmegaConf.from_dotlist([*typed.words]))
+        whole: Any = OmegaConf.to_container(merged, resolve=True)
+        values = dict(_named(importing.read(whole)))
+    typed_by_user = {*_flat(whole, "")}
+    # What follows from other options is none that a user has set.
+    following = {name: value for name, value in values.items() if name not in typed_by_user}
+    defaults = dict(_named(importing.pipeline_config())) | _unset(values) | following
+    engine = STRATEGIES.get(str(values.get(STRATEGY)), "fsdp2")
+    cp, tp, pp = (int(values.get(name) or 1) for name in MEGATRON)
+    if engine == "fsdp2":
+        cp, tp, pp = int(values.get(ULYSSES) or 1), 1, 1
+    mapped = values.get("actor_train.device_mapping") or [0]
+    dp = max((typed.ranks or len(mapped)) // (cp * tp * pp), 1)
+    rows, count = (
+        int(values.get(f"{SIZES}.{name}") or 1)
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
+    per_prompt = int(values["num_return_sequences_in_group"])
+    of_batch = int(values["rollout_batch_size"]) * per_prompt
+    samples = rows * count * dp
+    return Recipe(
+        engine=engine,
+        values=values,
+        defaults=defaults,
+        layout=Layout(
+            dp=dp,
+            cp=cp,
+            tp=tp,
+            pp=pp,
+            micro_batches="tokens"
+            if values.get("actor_train.use_dynamic_batching_in_train")
+            else count,
+            format="thd" if values.get("actor_train.use_sequence_packing") else "bshd",
+            options=options_of(_record(engine), values, defaults),
+        ),
+        samples=samples,
+        per_prompt=per_prompt,
+        steps=max(of_batch // samples, 1) * int(values.get("ppo_epochs") or 1),
+        longest=values.get("response_length"),
+        sizes=frozenset({ULYSSES, *MEGATRON, STRATEGY}),
+        unread=frozenset(typed_by_user - values.keys()),
+    )
+
+
+def _record(engine: str) -> Framework:
+    from adapters.roll import ENGINES
+
+    return next(one.framework for one in ENGINES if one.engine == engine)
+
+
+def _unset(values: dict[str, Any]) -> dict[str, Any]:
+    """What is nothing unless a user sets it: entries of dictionaries."""
+    return {name: None for name in values if name.startswith(f"{ENGINE}.")}
+
+
+def _named(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all options, of sections and of dictionaries, by their dotted names."""
+    pairs = (
+        section.items()
+        if isinstance(section, dict)
+        else ((one.name, getattr(section, one.name, None)) for one in fields(section))
+    )
+    for name, value in pairs:
+        if is_dataclass(value) or (isinstance(value, dict) and value):
+            yield from _named(value, f"{path}{name}.")
+        yield f"{path}{name}", value
+
+
+def _flat(section: dict[str, Any], path: str) -> Iterator[str]:
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
