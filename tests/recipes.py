@@ -92,6 +92,9 @@ def _is_as_expected(entry: dict[str, Any]) -> bool:
     seconds = time.monotonic() - start
     print(f"{'ok' if is_right else 'WRONG'} {entry['adapter']} {entry['path']} {seconds:.0f} s")
     print(f"   {first}", flush=True)
+    if (kept := os.environ.get("RECIPES_KEPT")) is not None:
+        name = f"{entry['adapter']}-{Path(entry['path']).stem}-{len(entry.get('words', []))}.txt"
+        (Path(kept) / name).write_text(said, "utf-8")
     return is_right
 
 
@@ -99,9 +102,11 @@ def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:
     clone = Path(os.environ["RL_LOSS_CONFORMANCE_SOURCES"]) / entry["clone"]
     file = _extracted(entry, clone, folder)
     command = [sys.executable, "-m", "conformance.cli", "recipe", f"--adapter={entry['adapter']}"]
-    command += entry.get("options", [])
+    command += [one.replace("CLONE", str(clone)) for one in entry.get("options", [])]
     words = entry.get("words", [])
-    if entry["path"].endswith(".sh"):
+    if entry["path"].endswith(".py"):
+        text = text.split('"""')[1]  # the command that it documents
+    if entry["path"].endswith((".sh", ".py")):
         how = {name: entry[name] for name in ("option", "after") if name in entry}
         words = [*words_of_script(file.read_text("utf-8"), **how), *words]
     else:

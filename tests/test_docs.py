@@ -79,6 +79,9 @@ IN_OTHER_TESTS = [
     "rl-loss-conformance review --adapter=miles --source=.",
     "rl-loss-conformance review --adapter=miles --source=.@my-branch",
     "rl-loss-conformance review --adapter=miles --source=.@refs/pull/1498/head",
+    "rl-loss-conformance recipe --adapter=trl recipe.yaml",
+    "rl-loss-conformance recipe --adapter=trl recipe.yaml -- --steps_per_generation=4",
+    "rl-loss-conformance recipe --adapter=verl -- actor_rollout_ref.actor.loss_agg_mode=token-mean",
     "rl-loss-conformance trace weights/token_mean/fully_masked_sample/dp2-cp1-mb2-thd"
     " --adapter=miles --source=PATH@main",
 ]
