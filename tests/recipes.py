@@ -104,11 +104,12 @@ def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "conformance.cli", "recipe", f"--adapter={entry['adapter']}"]
     command += [one.replace("CLONE", str(clone)) for one in entry.get("options", [])]
     words = entry.get("words", [])
+    text = file.read_text("utf-8")
     if entry["path"].endswith(".py"):
         text = text.split('"""')[1]  # the command that it documents
     if entry["path"].endswith((".sh", ".py")):
         how = {name: entry[name] for name in ("option", "after") if name in entry}
-        words = [*words_of_script(file.read_text("utf-8"), **how), *words]
+        words = [*words_of_script(text, **how), *words]
     else:
         command.append(str(file))
     done = subprocess.run([*command, "--", *words], capture_output=True, text=True, check=False)
