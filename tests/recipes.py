@@ -7,10 +7,12 @@ what the answer must have. Nothing of an example is committed: scripts are read 
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import tomllib
@@ -25,7 +27,17 @@ exit 0
 """
 """Stands in for every program that a script starts: it notes the words that it is given."""
 
-PROGRAMS = ("accelerate", "deepspeed", "nohup", "python", "python3", "ray", "torchrun", "uv")
+PROGRAMS = (
+    "accelerate",
+    "deepspeed",
+    "nohup",
+    "python",
+    "python3",
+    "ray",
+    "swift",
+    "torchrun",
+    "uv",
+)
 
 PRELUDE = """
 command_not_found_handle() { :; }
@@ -88,21 +100,31 @@ def _is_as_expected(entry: dict[str, Any]) -> bool:
 
 def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:
     clone = Path(os.environ["RL_LOSS_CONFORMANCE_SOURCES"]) / entry["clone"]
-    shown = ["git", "-C", str(clone), "show", f"{entry.get('commit', 'HEAD')}:{entry['path']}"]
-    text = subprocess.run(shown, check=True, capture_output=True, text=True).stdout
+    file = _extracted(entry, clone, folder)
     command = [sys.executable, "-m", "conformance.cli", "recipe", f"--adapter={entry['adapter']}"]
     command += [one.replace("CLONE", str(clone)) for one in entry.get("options", [])]
     words = entry.get("words", [])
+    text = file.read_text("utf-8")
     if entry["path"].endswith(".py"):
         text = text.split('"""')[1]  # the command that it documents
     if entry["path"].endswith((".sh", ".py")):
         how = {name: entry[name] for name in ("option", "after") if name in entry}
         words = [*words_of_script(text, **how), *words]
     else:
-        (file := folder / Path(entry["path"]).name).write_text(text, "utf-8")
         command.append(str(file))
     done = subprocess.run([*command, "--", *words], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
+
+
+def _extracted(entry: dict[str, Any], clone: Path, folder: Path) -> Path:
+    """The file of an example, with the folder ``within`` for files that it builds on."""
+    wanted = [entry.get("commit", "HEAD"), entry.get("within", entry["path"])]
+    packed = subprocess.run(  # which also complains of files elsewhere that a clone lacks
+        ["git", "-C", str(clone), "archive", *wanted], check=False, capture_output=True
+    ).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / entry["path"]
 
 
 if __name__ == "__main__":

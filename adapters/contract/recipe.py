@@ -135,6 +135,15 @@ def nested_yaml(file: Path | None) -> Any:
     return found
 
 
+def flat(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the options of nested sections, with dots in their names."""
+    for name, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
 def options_of(record: Framework, values: Settings, defaults: Settings) -> tuple[Option, ...]:
     """The options of layouts that a recipe chooses: all that set them has exactly these values."""
     found = []

@@ -30,6 +30,7 @@ class MsSwiftAdapter(InOneRun):
     package = "swift"
     versions = "ms-swift 4.6"
     distribution = "ms-swift"
+    recipes = "adapters.ms_swift.recipe:read"
     tree = ("swift",)
     devices = ("cpu",)
     dtypes = ("float32",)

@@ -31,6 +31,7 @@ class NemoRLAdapter(OnFsdp):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies: ClassVar[tuple[str, ...]] = ("transformers",)
+    recipes = "adapters.nemo_rl.recipe:read"
     framework: ClassVar[Framework] = NEMO_RL
 
     def layouts(self) -> list[Layout]:

@@ -87,7 +87,10 @@ NEMO_RL = Framework(
         Objective.GSPO: {**CLIPPED, "loss_fn.sequence_level_importance_ratios": True},
         Objective.CISPO: {**CLIPPED, "loss_fn.use_cispo": True},
         Objective.GPG: {"loss_fn.disable_ppo_ratio": True},
-        Objective.KL: {"loss_fn.reference_policy_kl_penalty": KL_COEFFICIENT},
+        Objective.KL: {
+            "loss_fn.reference_policy_kl_penalty": KL_COEFFICIENT,
+            "loss_fn.use_kl_in_reward": False,
+        },
         Objective.TIS_TOKEN: {**CORRECTED, KIND: "tis", HIGH: CONSTANTS.truncation},
         Objective.TIS_BOUNDED: {
             **CORRECTED,

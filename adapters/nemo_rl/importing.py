@@ -68,13 +68,13 @@ def configured(settings: Settings, *, sft: bool = False) -> Any:
     from omegaconf import OmegaConf
 
     trainer, name = ("sft", "sft.yaml") if sft else ("grpo", "grpo_math_1B.yaml")
-    example = _example(name).copy()
+    base = example(name).copy()
     overrides = [
         f"{option}={json.dumps(value)}"
         for option, value in settings.items()
-        if option.lstrip("+").split(".")[0] in example
+        if option.lstrip("+").split(".")[0] in base
     ]
-    config = module("utils.config").parse_hydra_overrides(example, overrides)
+    config = module("utils.config").parse_hydra_overrides(base, overrides)
     chosen: Any = OmegaConf.to_container(config, resolve=True)
     return module(f"algorithms.{trainer}").MasterConfig(**chosen)
 
@@ -92,7 +92,7 @@ def default(name: str) -> object:
     """The value of an option in the example that users start from; None if it has none."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.select(_example("grpo_math_1B.yaml"), name.lstrip("+"))
+    return OmegaConf.select(example("grpo_math_1B.yaml"), name.lstrip("+"))
 
 
 def option_names() -> Iterator[str]:
@@ -106,14 +106,18 @@ def option_names() -> Iterator[str]:
 
 
 @cache
-def _example(name: str) -> Any:
+def example(name: str) -> Any:
     """One of NeMo-RL's example configurations, which lie beside the package."""
     from pathlib import Path
 
+    return loaded(Path(module("package_info").__file__).parents[1] / "examples" / "configs" / name)
+
+
+def loaded(file: Path) -> Any:
+    """The configuration of a file and of those that it builds on."""
     configs = module("utils.config")
     configs.register_omegaconf_resolvers()
-    folder = Path(module("package_info").__file__).parents[1] / "examples" / "configs"
-    return configs.load_config(folder / name)
+    return configs.load_config(file)
 
 
 def initial_state(trainer: str) -> Any:

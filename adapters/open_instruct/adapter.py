@@ -37,6 +37,7 @@ class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
     package = "open_instruct"
     versions = "open-instruct of August 2026"
     tree = ("open_instruct",)
+    recipes = "adapters.open_instruct.recipe:read"
     framework = OPEN_INSTRUCT
 
     def layouts(self) -> list[Layout]:

@@ -35,6 +35,7 @@ class PrimeRLAdapter(Adapter):
     dtypes = ("float32", "bfloat16")
     dependencies = ("transformers",)
     fills_up = True
+    recipes = "adapters.prime_rl.recipe:read"
     framework = PRIME_RL
 
     def layouts(self) -> list[Layout]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import sys
+import tomllib
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -37,8 +39,8 @@ SERVICES = (
     "wandb_workspaces",
 )
 
-RUNS = ("tomli", "tomli_w")
-"""What versions before August 2026 read and write the configurations of runs with."""
+RUNS = ("tomli_w",)
+"""What versions before August 2026 write the configurations of runs with."""
 
 KERNELS = (
     "prime_rl.trainer.distributed.expert_parallel",
@@ -172,6 +174,7 @@ def _prepare() -> None:
     from adapters.toolkit import cuda_on_cpu, worlds
 
     cuda_on_cpu.install()
+    sys.modules.setdefault("tomli", tomllib)  # which is its name in Python
     worlds.sum_gradients_of_all_gather()
     stub(KERNELS)
     STUBBED.extend([*stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS]), *KERNELS])

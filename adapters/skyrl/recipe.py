@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Layout
-from adapters.contract.recipe import Recipe, nested_yaml, refusals_of_recipes
+from adapters.contract.recipe import Recipe, flat, nested_yaml, refusals_of_recipes
 from adapters.skyrl.importing import PACKING, module
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
     with refusals_of_recipes():
         of_file = [
             f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-            for name, value in _flat(nested_yaml(typed.file))
+            for name, value in flat(nested_yaml(typed.file))
         ]
         config = kind.from_cli_overrides([*of_file, *typed.words])
         if typed.ranks:
@@ -93,12 +93,3 @@ def _named(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _named(value, f"{name}.")
         else:
             yield name.removeprefix(ALGORITHM), value
-
-
-def _flat(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the options of a file of nested ones."""
-    for name, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value

@@ -53,6 +53,7 @@ class TunixAdapter(Adapter):
     distribution = "google-tunix"
     versions = "tunix 0.1.7 and main"
     tree = ("tunix",)
+    recipes = "adapters.tunix.recipe:read"
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("flax", "jax", "optax")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Layout
-from adapters.contract.recipe import Recipe, nested_yaml, options_of, refusals_of_recipes
+from adapters.contract.recipe import Recipe, flat, nested_yaml, options_of, refusals_of_recipes
 from adapters.verl.framework import CHECKPOINT
 from adapters.verl.importing import ACTOR, module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from adapters.contract.recipe import Typed
     from adapters.verl.adapter import VerlAdapter
@@ -127,13 +127,5 @@ def _named(config: Any) -> Iterator[tuple[str, Any]]:
     from omegaconf import OmegaConf
 
     whole: Any = OmegaConf.to_container(config)
-    for path, value in _leaves(whole, ""):
+    for path, value in flat(whole):
         yield path.removeprefix(f"{ACTOR}."), value
-
-
-def _leaves(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value

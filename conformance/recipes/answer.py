@@ -365,8 +365,8 @@ def _gradient(run: Run, reached: Sequence[Reached]) -> str:
 
 
 def _turns(one: Reached) -> bool:
-    """Whether what a framework does on purpose is about a gradient."""
-    return _is_gradient(one.finding)
+    """Whether what a framework does on purpose is about the mean that a loss is."""
+    return _is_gradient(one.finding) and not one.finding.startswith(Check.ADVANTAGES)
 
 
 def _names(reached: Sequence[Reached], *severities: Severity) -> list[str]:

@@ -136,15 +136,16 @@ def _nearest(
     """The objective whose options are most like a recipe's, and how they differ.
 
     Each option counts that has not one value in all objectives; one that leaves it out has its
-    default, unless it is a size, a folder, or of a mode.
+    default, unless it is a size, a folder, of a mode or of a term.
     """
     offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
-    of_modes = {name for _, chosen in record.modes.values() for name in chosen}
+    of_others = {name for _, chosen in record.modes.values() for name in chosen}
+    of_others |= {name for one in OF_TERMS for name in record.objectives.get(one, {})}
     telling = {
         name
         for chosen in offered.values()
         for name, value in chosen.items()
-        if not (callable(value) or isinstance(value, StandIn) or name in of_modes)
+        if not (callable(value) or isinstance(value, StandIn) or name in of_others)
     }
     names = {name for chosen in offered.values() for name in chosen} - recipe.ours
     names -= {name for name in names if _is_alike(name, offered.values())}

@@ -1,0 +1,114 @@
+"""Reads a recipe of ms-swift: the words of ``swift rlhf``, or a file of them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import fields
+from math import ceil
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from adapters.contract.layout import Layout, Option
+from adapters.contract.recipe import Recipe, RecipeRefused, nested_yaml, refusals_of_recipes
+from adapters.engines.shells import DEFAULT_STAGE, STAGES
+from adapters.toolkit.imports import found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from adapters.contract.recipe import Typed
+    from adapters.ms_swift.engines import MsSwiftAdapter
+
+OF_MACHINE = ("--use_cpu", "true", "--report_to", "none", "--bf16", "false", "--fp16", "false")
+"""So that a recipe for GPUs is read on a machine without any."""
+
+LEAST = ("--rlhf_type", "grpo", "--model", "a_model", "--dataset", "a_dataset")
+"""What ms-swift asks every user for."""
+
+FITTING = 8
+"""Ranks with which all defaults of ms-swift fit each other."""
+
+BEFORE_A_RUN = (
+    "_import_external_plugins",
+    "_init_external_vllm",
+    "_init_output_dir",
+    "_init_stream",
+    "_init_torch_dtype",
+    "_set_loss_scale",
+)
+"""What arguments do besides validating: look models up, call servers, and run users' code."""
+
+SIZES = frozenset({"num_generations", "sequence_parallel_size", "generation_batch_size"})
+
+
+def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
+    """What ms-swift makes of a recipe; raises `RecipeRefused`."""
+    if adapter.engine == "megatron":
+        raise RecipeRefused("recipes of its trainer on Megatron-Core are not read yet")
+    ranks = typed.ranks or 1
+    with refusals_of_recipes():
+        values = _values([*_words_of(typed.file), *typed.words], ranks)
+    if values["rlhf_type"] != "grpo":
+        raise RecipeRefused(f"rlhf_type={values['rlhf_type']} has a trainer that is not driven")
+    engine, stage = _engine(values)
+    accumulated, cp = values["gradient_accumulation_steps"], values["sequence_parallel_size"]
+    per_generation = values["steps_per_generation"]
+    options = {
+        Option.SHARED_GENERATION: per_generation > accumulated,
+        Option.MASKED_TRUNCATION: values["overlong_filter"],
+        **{one: number == stage for one, number in STAGES.items()},
+    }
+    return Recipe(
+        engine=engine,
+        values=values,
+        defaults=_values(LEAST, FITTING),
+        layout=Layout(
+            dp=max(ranks // cp, 1),
+            cp=cp,
+            micro_batches=accumulated * cp,
+            format="thd" if values["padding_free"] else "bshd",
+            options=tuple(one for one, is_on in options.items() if is_on),
+        ),
+        samples=values["per_device_train_batch_size"] * accumulated * ranks,
+        per_prompt=values["num_generations"],
+        steps=ceil(per_generation / accumulated),
+        generations=ceil(accumulated / per_generation),
+        longest=values["max_completion_length"],
+        sizes=SIZES,
+    )
+
+
+def _words_of(file: Path | None) -> Iterator[str]:
+    """The words of a file of options, which ms-swift's command takes in their place."""
+    for name, value in nested_yaml(file).items():
+        yield f"--{name}"
+        values = value if isinstance(value, list) else [value]
+        yield from (json.dumps(one) if isinstance(one, dict) else str(one) for one in values)
+
+
+def _values(words: Sequence[str], ranks: int) -> dict[str, Any]:
+    """All fields of the arguments, as ms-swift validates them for this number of ranks."""
+    kind: Any = found("swift.arguments:RLHFArguments")
+    config: Any = found("swift.rlhf_trainers:GRPOConfig")
+    with ExitStack() as stack:
+        for name in BEFORE_A_RUN:
+            stack.enter_context(mock.patch.object(kind, name, return_value=None))
+        stack.enter_context(mock.patch.object(kind, "model_info", None, create=True))
+        stack.enter_context(mock.patch.object(config, "world_size", ranks))
+        read, left = found("swift.utils:parse_args")(kind, [*words, *OF_MACHINE])
+    if left:
+        raise RecipeRefused(f"ms-swift does not know {' '.join(left)}")
+    made = vars(read.training_args)
+    return {one.name: made.get(one.name, getattr(read, one.name)) for one in fields(kind)}
+
+
+def _engine(values: dict[str, Any]) -> tuple[str, int | None]:
+    """The engine that a recipe trains with, and its stage of ZeRO."""
+    if values["deepspeed"]:
+        from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+        config = HfDeepSpeedConfig(values["deepspeed"])
+        return "deepspeed", config.get_value("zero_optimization.stage", DEFAULT_STAGE)
+    return ("fsdp2" if values["fsdp"] else "ddp"), None

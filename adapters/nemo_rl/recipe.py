@@ -1,0 +1,140 @@
+"""Reads a recipe of NeMo-RL: a file for ``run_grpo.py --config``, and hydra's overrides."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from adapters.contract.layout import Layout, Option
+from adapters.contract.recipe import Recipe, flat, refusals_of_recipes
+from adapters.nemo_rl.importing import example, loaded, module
+
+if TYPE_CHECKING:
+    from adapters.contract.recipe import Typed
+    from adapters.nemo_rl.adapter import NemoRLAdapter
+
+EXAMPLE = "grpo_math_1B.yaml"
+"""The configuration that ``run_grpo.py`` starts from if no other is named."""
+
+OF_DTENSOR = ("context_parallel_size", "tensor_parallel_size")
+OF_MEGATRON = (*OF_DTENSOR[:1], "tensor_model_parallel_size", "pipeline_model_parallel_size")
+REPLICAS = "policy.dtensor_cfg.dp_replicate_size"
+SIZES = frozenset(f"policy.dtensor_cfg.{name}" for name in OF_DTENSOR)
+OF_ESTIMATOR = ("normalize_rewards", "use_leave_one_out_baseline")
+"""What estimators read in a section of their own, which the record calls by its older names."""
+
+
+class _ValidatedError(Exception):
+    """NeMo-RL asks for GPUs, so it has nothing against a recipe."""
+
+
+def read(_: NemoRLAdapter, typed: Typed) -> Recipe:
+    """What NeMo-RL makes of a recipe; raises `RecipeRefused`."""
+    from omegaconf import OmegaConf
+
+    with refusals_of_recipes():
+        composed = _composed(typed)
+        following = [name for name, value in flat(_plain(composed)) if "${" in str(value)]
+        config = _made(OmegaConf.to_container(composed, resolve=True))
+        values = _values(config)
+        _validate(config)
+    defaults = _values(_made(OmegaConf.to_container(example(EXAMPLE), resolve=True)))
+    cp, tp, pp = _sizes(config.policy)
+    dp = max(_training_ranks(config) // (cp * tp * pp), 1)
+    samples = config.policy["train_global_batch_size"]
+    per_prompt = config.grpo.num_generations_per_prompt
+    is_packed, by_tokens = (
+        values.get(f"policy.{name}.enabled") for name in ("sequence_packing", "dynamic_batching")
+    )
+    rows = config.policy["train_micro_batch_size"]
+    return Recipe(
+        engine=_engine(config.policy),
+        values=values,
+        defaults=defaults | {name: values[name] for name in following if name in values},
+        layout=Layout(
+            dp=dp,
+            cp=cp,
+            tp=tp,
+            pp=pp,
+            micro_batches="tokens" if is_packed or by_tokens else max(samples // dp // rows, 1),
+            format="thd" if is_packed else "bshd",
+            options=(Option.HYBRID_SHARDING,) if (values.get(REPLICAS) or 1) > 1 else (),
+        ),
+        samples=samples,
+        per_prompt=per_prompt,
+        steps=max(config.grpo.num_prompts_per_step * per_prompt // samples, 1),
+        longest=config.policy["generation"]["max_new_tokens"],
+        sizes=SIZES,
+    )
+
+
+def _composed(typed: Typed) -> Any:
+    """The configuration of a file and of words, as ``run_grpo.py`` composes it."""
+    composed = loaded(typed.file) if typed.file else example(EXAMPLE).copy()
+    ranks = [f"cluster.gpus_per_node={typed.ranks}", "cluster.num_nodes=1"] if typed.ranks else []
+    return module("utils.config").parse_hydra_overrides(composed, [*typed.words, *ranks])
+
+
+def _plain(composed: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(composed)
+
+
+def _made(settings: Any) -> Any:
+    return module("algorithms.grpo").MasterConfig(**settings)
+
+
+def _values(config: Any) -> dict[str, Any]:
+    """All options by the names of the record."""
+    values = dict(flat(config.model_dump()))
+    for name in OF_ESTIMATOR:
+        if (value := values.get(f"grpo.adv_estimator.{name}")) is not None:
+            values[f"grpo.{name}"] = value
+    return values
+
+
+def _validate(config: Any) -> None:
+    """Let NeMo-RL set up a run, up to where it asks for GPUs."""
+    trainer = module("algorithms.grpo")
+    config = config.model_copy(deep=True)
+    config.checkpointing["checkpoint_dir"] = "nowhere"
+    config.data["use_multiple_dataloader"] = False
+    for_gpus = mock.Mock(side_effect=_ValidatedError)
+    replaced: dict[str, Any] = {
+        name: for_gpus
+        for name in ("RayVirtualCluster", "prepare_segment_topology")
+        if hasattr(trainer, name)
+    }
+    replaced |= {"Logger": mock.Mock(), "extract_necessary_env_names": lambda _: []}
+    with mock.patch.multiple(trainer, **replaced), suppress(_ValidatedError):
+        trainer.setup(config, None, [None], [None])
+    trainer._create_advantage_estimator(config)
+
+
+def _engine(policy: Any) -> str:
+    """The worker that a recipe trains with."""
+    if (policy.get("megatron_cfg") or {}).get("enabled"):
+        return "megatron"
+    return "dtensor_v2" if policy["dtensor_cfg"].get("_v2") else "dtensor_v1"
+
+
+def _sizes(policy: Any) -> tuple[int, int, int]:
+    """The context-, tensor- and pipeline-parallel ranks."""
+    if _engine(policy) == "megatron":
+        cp, tp, pp = (policy["megatron_cfg"][name] for name in OF_MEGATRON)
+        return cp, tp, pp
+    cp, tp = (policy["dtensor_cfg"][name] for name in OF_DTENSOR)
+    return cp, tp, 1
+
+
+def _training_ranks(config: Any) -> int:
+    """The GPUs of a run without those that only generate."""
+    ranks: int = config.cluster["gpus_per_node"] * config.cluster["num_nodes"]
+    apart = config.policy["generation"]["colocated"]
+    if apart["enabled"]:
+        return ranks
+    of_rollouts = apart["resources"]
+    per_node: int = of_rollouts["gpus_per_node"] or config.cluster["gpus_per_node"]
+    return ranks - per_node * (of_rollouts["num_nodes"] or 1)

@@ -1,0 +1,77 @@
+"""Reads a recipe of open-instruct: the words of the command line of ``grpo_fast.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from adapters.contract.layout import Layout, Option
+from adapters.contract.recipe import Recipe, refusals_of_recipes, require_words
+from adapters.open_instruct.framework import STAGES
+from adapters.open_instruct.importing import config_classes, module
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from adapters.contract.recipe import Typed
+    from adapters.open_instruct.adapter import OpenInstructAdapter
+
+SET_BY_SCRIPT = {
+    "exp_name": "grpo",
+    "warmup_ratio": 0.0,
+    "max_grad_norm": 1.0,
+    "per_device_train_batch_size": 1,
+}
+"""Defaults that ``grpo_fast.py`` has, where it is run as a script, instead of its fields' own."""
+
+OF_SCRIPT = ("TokenizerConfig", "ModelConfig", "EnvsConfig")
+"""The dataclasses that it reads besides those of a step and of its data."""
+
+SIZES = frozenset({"num_learners_per_node", "sequence_parallel_size", "num_unique_prompts_rollout"})
+
+
+def read(adapter: OpenInstructAdapter, typed: Typed) -> Recipe:
+    """What open-instruct makes of a recipe; raises `RecipeRefused`."""
+    require_words(typed, "open-instruct")
+    with refusals_of_recipes():
+        values = _values(typed.words)
+    cp = values["sequence_parallel_size"]
+    dp = max((typed.ranks or sum(values["num_learners_per_node"])) // cp, 1)
+    per_prompt, steps = values["num_samples_per_prompt_rollout"], values["num_mini_batches"]
+    samples = max(values["num_unique_prompts_rollout"] * per_prompt // steps, 1)
+    rows = values["per_device_train_batch_size"]
+    stage = {one: number for one, number in STAGES.items() if cp == 1}
+    options = {
+        **{one: values["deepspeed_stage"] == number for one, number in stage.items()},
+        Option.SHARED_GENERATION: steps > 1,
+        Option.TWO_EPOCHS: values["num_epochs"] > 1,
+    }
+    return Recipe(
+        engine=adapter.engine,
+        values=values,
+        defaults=_values(()),
+        layout=Layout(
+            dp=dp,
+            cp=cp,
+            micro_batches="tokens" if rows == 1 else max(samples // dp // rows, 1),
+            format="thd" if rows == 1 else "bshd",
+            options=tuple(one for one, is_on in options.items() if is_on),
+        ),
+        samples=samples,
+        per_prompt=per_prompt,
+        steps=steps * values["num_epochs"],
+        longest=values["response_length"],
+        sizes=SIZES,
+    )
+
+
+def _values(words: Sequence[str]) -> dict[str, Any]:
+    """All options of a step and of its data, as the script reads and validates them."""
+    script, (of_step, of_data) = module("grpo_fast"), config_classes()
+    others = [getattr(script, name) for name in OF_SCRIPT]
+    of_engine = module("data_loader").VLLMConfig
+    parser = script.ArgumentParserPlus((of_step, of_data, of_engine, *others))
+    parser.set_defaults(**SET_BY_SCRIPT)
+    step, data, engine, *_ = parser.parse_args_into_dataclasses([*words])
+    learners = tuple(step.num_learners_per_node)
+    script.validate_configs(data, engine, learners, step.sequence_parallel_size)
+    return {**vars(data), **vars(step)}

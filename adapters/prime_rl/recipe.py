@@ -1,0 +1,109 @@
+"""Reads a recipe of prime-rl: a file and words as of its command ``rl``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from adapters.contract.layout import Layout, Option
+from adapters.contract.recipe import Recipe, flat, refusals_of_recipes
+from adapters.prime_rl.importing import module
+from adapters.toolkit.imports import is_stub
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from adapters.contract.recipe import Typed
+    from adapters.prime_rl.adapter import PrimeRLAdapter
+
+OF_ORCHESTRATOR = {
+    **dict.fromkeys(("seq_len", "batch_size", "token_batch_size", "group_size"), True),
+    "train": {"filter_zero_advantages"},
+}
+"""What the record names of the orchestrator, besides its algorithm."""
+
+SIZES = frozenset({"model.cp", "orchestrator.group_size", "orchestrator.token_batch_size"})
+
+
+def read(adapter: PrimeRLAdapter, typed: Typed) -> Recipe:
+    """What prime-rl makes of a recipe; raises `RecipeRefused`."""
+    with refusals_of_recipes(), _without_environments():
+        kind = module("configs.rl").RLConfig
+        of_file = ["@", str(typed.file)] if typed.file else []
+        config = module("utils.config").cli(kind, args=[*of_file, *typed.words])
+        default = kind(trainer={}, orchestrator={"train": {"source": [{"name": "any"}]}})
+    cp = config.trainer.model.cp
+    dp = max((typed.ranks or _training_ranks(config.deployment)) // cp, 1)
+    orchestrator = config.orchestrator
+    samples = orchestrator.batch_size or orchestrator.token_batch_size // orchestrator.seq_len
+    return Recipe(
+        engine=adapter.engine,
+        values=_values(config),
+        defaults=_values(default),
+        layout=Layout(
+            dp=dp,
+            cp=cp,
+            micro_batches="tokens",
+            format="thd",
+            options=_options(config.trainer.model.dp_replicate, dp),
+        ),
+        samples=max(samples, 1),
+        per_prompt=orchestrator.group_size,
+        longest=orchestrator.train.source[0].sampling.max_completion_tokens,
+        sizes=SIZES,
+    )
+
+
+def _options(replicas: int, dp: int) -> tuple[Option, ...]:
+    """How parameters are sharded."""
+    if replicas == 1:
+        return ()
+    return (Option.NOT_SHARDED if replicas == dp else Option.HYBRID_SHARDING,)
+
+
+def _training_ranks(deployment: Any) -> int:
+    """The GPUs of a run without those of inference."""
+    if deployment.type == "single_node":
+        return int(deployment.num_train_gpus)
+    return int(deployment.num_train_nodes * deployment.gpus_per_node)
+
+
+def _values(config: Any) -> dict[str, Any]:
+    """All options by the names of the record; algorithms of all environments are one text."""
+    orchestrator = config.orchestrator
+    types = dict.fromkeys(one.algo.type for one in orchestrator.train.source)
+    return {
+        **dict(flat(config.trainer.model_dump())),
+        **dict(flat(orchestrator.model_dump(include=OF_ORCHESTRATOR), "orchestrator.")),
+        "orchestrator.algo.type": " and ".join(types),
+    }
+
+
+def _without_environments() -> Any:
+    """Take environments and renderers out of a recipe, unless the package is there to read them."""
+    shared, orchestrator = module("configs.rl"), module("configs.orchestrator")
+    if not is_stub(orchestrator.vf):
+        return mock.patch.multiple(shared)
+    orchestrator.vf.resolve_env_field = lambda data, _: data
+    orchestrator.vf.SingleAgentEnvConfig.env_id = orchestrator.AutoRendererConfig.name = "any"
+    propagate = shared.propagate_shared_fields
+
+    def propagated(data: Any) -> Any:
+        return propagate({**data, "orchestrator": _orchestrator(data.get("orchestrator", {}))})
+
+    return mock.patch.object(shared, "propagate_shared_fields", propagated)
+
+
+def _orchestrator(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The orchestrator's section without its environments and its renderer."""
+    found = {name: value for name, value in section.items() if name != "renderer"}
+    for use in {"train", "eval"} & found.keys():
+        sources = [_source(one) for one in found[use].get("source", [])]
+        found[use] = {**found[use], "source": sources}
+    return found
+
+
+def _source(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A source of samples without its environment."""
+    left = {name: value for name, value in section.items() if name not in ("env", "serve")}
+    return {"name": section.get("env", {}).get("taskset", {}).get("id"), **left}
