@@ -46,7 +46,7 @@ class ArealAdapter(Adapter):
     engine_module: ClassVar[str]
     """AReaL's module of the engine."""
     family: ClassVar[str]
-    """What the names of the classes in it begin with."""
+    """The prefix of its classes' names."""
 
     @abstractmethod
     def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
@@ -223,7 +223,7 @@ class Rollouts:
 
     @cached_property
     def _columns(self) -> dict[str, torch.Tensor]:
-        """What forward passes would have computed, by token id."""
+        """The outputs of forward passes that are not run, by token id."""
         batch = self._batch
         columns = {"values": given_values(batch)}
         if self._config.actor.use_decoupled_loss:

@@ -1,4 +1,4 @@
-"""How AReaL is configured to compute advantages from rewards."""
+"""AReaL's configuration of advantages that are computed from rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an adapter knows of a framework, as data in the words that its users type.
+"""An adapter's knowledge of a framework, as data in the words that its users type.
 
 From a `Framework` follow what a loaded version offers, the configuration of a job, the metrics in
 its logs, its names of the modes, and its section of docs/options.md.
@@ -59,7 +59,7 @@ def parse_options(table: str, *others: OptionRow) -> tuple[OptionRow, ...]:
 
 @dataclass(frozen=True)
 class Configurable:
-    """What a user sets for a setting of `Job.configuration`.
+    """The options that a user sets for a setting of `Job.configuration`.
 
     An error that refuses it must contain one of ``words``.
     """
@@ -86,18 +86,18 @@ class Framework:
     title: str
     """As the framework spells itself; frameworks of one title share a section of options."""
     scope: str = ""
-    """Which of its options ``options`` are: a sentence."""
+    """A sentence that says which of its options ``options`` has."""
     modes: Mapping[str, tuple[str, Settings]]
     objectives: Mapping[Objective, Settings]
     only_modes: Mapping[Objective, Mode] = field(default_factory=dict)
-    """Of objectives that are documented in one mode alone."""
+    """The mode of each objective that is documented for a single mode."""
     layout: Mapping[str, Settings] = field(default_factory=dict)
     always: Settings = field(default_factory=dict)
     configurations: Mapping[Setting | FaultInjection, Configurable] = field(default_factory=dict)
     metrics: Mapping[Metric, str] = field(default_factory=dict)
     conventions: Mapping[str, Convention] = field(default_factory=dict)
     rules: Mapping[str, str] = field(default_factory=dict)
-    """These and the next three are as in `Description`."""
+    """As in `Description`, and so are the next three."""
     permits: Mapping[str, str] = field(default_factory=dict)
     deliberate: Mapping[str, Convention] = field(default_factory=dict)
     fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
@@ -208,9 +208,9 @@ class Framework:
         return [self.always, *of_modes, *others]
 
     def _chosen_by(self, default: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
-        """What a user types to choose each mode, objective and part of layouts.
+        """The options that choose each mode, objective and part of layouts, as a user types them.
 
-        Options with their default values are left out, and what the objective's base has too.
+        Options with their default values are left out, and those of the objective's base.
         """
 
         def usual(name: str) -> object:
@@ -229,7 +229,7 @@ class Framework:
         return {name: text for name, text in typed.items() if text}
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """What a user sets to train the job; nothing for an objective that is not in the record.
+        """The options that train the job; none for an objective that is not in the record.
 
         Raises `Unsupported` for a mode that the framework does not have, at all or for the loss,
         and for a way to cut micro-batches that no part of ``layout`` has.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOCAL_RANK = "LOCAL_RANK"
 USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
-"""What Accelerate sets for the process once DeepSpeed is configured."""
+"""The environment variable that Accelerate sets once DeepSpeed is configured."""
 
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 """Variables that Accelerate requires; no process connects, as the world exists already."""

@@ -57,7 +57,7 @@ def with_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OF_SIZES = ("Check batch related parameters", "Gradient accumulation steps: ")
-"""How DeepSpeed's objections to sizes of batches begin."""
+"""The first words of DeepSpeed's errors about batch sizes."""
 
 
 @contextmanager

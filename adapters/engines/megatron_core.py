@@ -296,7 +296,7 @@ DIGITS = torch.tensor([1, 256, 65_536])
 
 
 def activations(ids: torch.Tensor, probe: torch.Tensor, width: int) -> torch.Tensor:
-    """What a stage hands to the next of ids [rows, tokens]: [tokens, rows, width].
+    """The activations that a stage hands to the next for ids [rows, tokens]: [tokens, rows, width].
 
     A position has its id and the probe's entry of the token that it predicts.
     """

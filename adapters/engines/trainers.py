@@ -1,4 +1,4 @@
-"""What adapters of trainers on Hugging Face Accelerate share and is known without importing it.
+"""Shared by adapters of trainers on Hugging Face Accelerate, and known without importing it.
 
 The settings of transformers' `Trainer` on which no weight depends, the worlds of ranks, and FSDP2
 and DeepSpeed, which a `Trainer` is given by its options.
@@ -152,7 +152,7 @@ class OnFsdp2(OnPreparedEngine):
     of_accelerate = "FSDP"
 
     def layouts(self) -> list[Layout]:
-        """Those with several ranks."""
+        """The layouts with several ranks."""
         of_all = super().layouts()  # type: ignore[safe-super]
         return [layout for layout in of_all if layout.world_size > 1]
 

@@ -1,4 +1,4 @@
-"""What miles' engines share: its imports, its rollout side, its conventions and its logs."""
+"""Shared by miles' engines: its imports, its rollout side, its conventions and its logs."""
 
 from __future__ import annotations
 

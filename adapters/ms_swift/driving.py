@@ -38,7 +38,7 @@ class Rollouts(Generated):
     max_model_len: int = LONGEST
     generated: Iterator[int] = field(default_factory=count)
     samples: list[int] = field(default_factory=list)
-    """Those of the latest generation on this rank."""
+    """The samples of the latest generation on this rank."""
 
     @property
     def capacity(self) -> int:

@@ -1,4 +1,4 @@
-"""What a policy loss compares over a whole step: tokens that it selects, and means of weights.
+"""Comparisons over a whole step in a policy loss: selected tokens, and means of weights.
 
 Formulas and sources are those of `reference.losses.corrections`. They are computed before a step is
 cut, from log-probabilities of an additional forward pass, and have no gradient.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveTokens:
-    """What corrections depend on, for the active tokens of a step: [active tokens]."""
+    """The inputs of corrections, for the active tokens of a step: [active tokens]."""
 
     advantages: torch.Tensor
     log_probs: torch.Tensor

@@ -1,8 +1,8 @@
-"""What `native` computes of a batch of rollouts: advantages from rewards, and a log of means.
+"""Advantages from the rewards of a batch of rollouts, and a log of means.
 
 Formulas and sources of advantages are those of `reference.advantages`. Every rank has all samples
-and computes their advantages; what they are whitened by and all that is logged are sums over what
-each rank holds.
+and computes their advantages. Statistics for whitening and logged numbers are sums over the tokens
+that each rank holds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
 
 
 class OverRanks:
-    """What is computed from numbers that ranks have of their own tokens."""
+    """A computation from sums that each rank makes of its own tokens."""
 
     def __init__(self, job: Job) -> None:
         self.layout = job.layout
@@ -141,7 +141,7 @@ class NativeEstimator(OverRanks):
         return centred / divisor
 
     def baseline(self, rewards: torch.Tensor) -> float:
-        """What is subtracted from the rewards of a prompt."""
+        """The baseline that is subtracted from the rewards of a prompt."""
         return float(rewards.mean())
 
     def spread(self, rewards: torch.Tensor) -> float:
@@ -149,7 +149,7 @@ class NativeEstimator(OverRanks):
         return float(rewards.std()) if len(rewards) > 1 else 0.0
 
     def mean_divisor(self, rewards: torch.Tensor) -> float:
-        """What MaxRL divides by: the mean, where it is positive."""
+        """The divisor of MaxRL: the mean, where it is positive."""
         mean = float(rewards.mean())
         return mean + STD_EPSILON if mean > 0 else math.inf
 
@@ -242,7 +242,7 @@ class RolloutLog(OverRanks):
         return self.mean(of_id[held].sum(), len(samples))
 
     def tokens(self, sample: SampleTensors) -> int:
-        """What the sum of a sample's tokens is divided by."""
+        """The divisor of a sum over a sample's tokens."""
         return max(sample.tokens, 1)
 
     def mean(self, total: torch.Tensor, samples: int) -> float:

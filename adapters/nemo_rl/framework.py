@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _multiple(job: Job) -> int:
-    """What lengths of rows are multiples of: context-parallel ranks have two slices each."""
+    """The number that must divide row lengths: context-parallel ranks have two slices each."""
     return 1 if job.layout.cp == 1 else 2 * job.layout.cp
 
 

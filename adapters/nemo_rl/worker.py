@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from adapters.contract import Rank
 
 TOKENIZER = SimpleNamespace(pad_token_id=0, eos_token_id=0, pad_token="<pad>", eos_token="<pad>")
-"""What NeMo-RL asks of a tokenizer: the id of padding."""
+"""The attributes of a tokenizer that NeMo-RL reads: ids of padding and of the end."""
 
 
 class Workers:
@@ -149,7 +149,7 @@ CONFIG: dict[str, object] = {
     "num_key_value_heads": 1,
     "pad_token_id": 0,
 }
-"""What NeMo-RL asks of a model's configuration."""
+"""The fields of a model's configuration that NeMo-RL reads."""
 
 
 def _outputs(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 TOKENIZER = SimpleNamespace(pad_token_id=0)
-"""What a step reads of a tokenizer."""
+"""The part of a tokenizer that a step reads."""
 
 
 class Training:
@@ -102,7 +102,7 @@ class Training:
             SEAM.probe = SEAM.probe + model.given
 
     def _log(self, of_ranks: list[Any]) -> dict[str, float]:
-        """What open-instruct prints of a training step, from the answers of all ranks' actors."""
+        """The log that open-instruct prints of a step, from the answers of all ranks' actors."""
         log: dict[str, float] = {}
         replaced: dict[str, Any] = {
             "ray": mock.Mock(),

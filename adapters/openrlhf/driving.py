@@ -252,7 +252,7 @@ def _dealt(experiences: Sequence[Any], rollouts: Rollouts) -> list[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """Those of the ``samples`` of a batch with these indices, as rollout engines answer them."""
+    """The ``samples`` of a batch, by index, as rollout engines answer them."""
 
     batch: ProbedBatch
     job: Job
@@ -272,7 +272,7 @@ class Rollouts:
         ]
 
     def answers(self, role: str, data: dict[str, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """What a model says of sequences: 0 where a token is not active, as OpenRLHF's do."""
+        """A model's output for sequences: 0 where a token is not active, as in OpenRLHF."""
         values = {
             "actor": self.batch.old_log_probs,
             "reference": self.batch.reference_log_probs,

@@ -172,7 +172,7 @@ def _logged(file: Path) -> list[dict[str, float]]:
 
 
 def _by_step(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """What was logged of each step, by prime-rl's names."""
+    """The logged numbers of each step, by prime-rl's names."""
     steps: defaultdict[float, dict[str, float]] = defaultdict(dict)
     for row in rows:
         steps[row["step"]].update(row)

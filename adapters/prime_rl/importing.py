@@ -38,7 +38,7 @@ SERVICES = (
 )
 
 RUNS = ("tomli", "tomli_w")
-"""What versions before August 2026 read and write the configurations of runs with."""
+"""Packages with which versions before August 2026 read and write the configurations of runs."""
 
 KERNELS = (
     "prime_rl.trainer.distributed.expert_parallel",
@@ -162,7 +162,7 @@ def _no_clipping() -> float | None:
 
 
 def _supported(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Those settings that a class of configurations has."""
+    """The settings that a class of configurations has."""
     return {name: value for name, value in settings.items() if name in kind.model_fields}
 
 

@@ -115,14 +115,14 @@ class Rollouts:
         )
 
     def _log_probs(self, index: int) -> NDArray[np.float64]:
-        """Those of the policy that generated, which was sure of the tokens to reject."""
+        """Log-probabilities of the rollout policy, which was sure of the tokens to reject."""
         if self._job.objective in OF_LOG_PROBS:
             return self._batch.rollout_log_probs[index]
         rejected = self._batch.rollout_log_probs[index] != self._batch.old_log_probs[index]
         return np.where(rejected, 0.0, self._batch.old_log_probs[index] - CERTAIN_LOGIT)
 
     def _signal(self, index: int) -> dict[str, NDArray[np.float64]]:
-        """What tokens are trained by: advantages, or the stream of another component."""
+        """The training signal of tokens: advantages, or the stream of another component."""
         if self._job.objective not in COMPONENTS:
             return {"advantages": self._advantages[index]}
         name, weight = COMPONENTS[self._job.objective]

@@ -51,7 +51,7 @@ class RollAdapter(Adapter):
         """A role's worker with the engine around our model."""
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
-        """Which tokens of a response are attended, of its mask: none behind the last active one."""
+        """The attention mask of a response by its loss mask: 0 after the last active token."""
         return until_the_last_active
 
     def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:

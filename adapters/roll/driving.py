@@ -112,7 +112,7 @@ class Training:
             pipeline.run()
 
     def _state(self) -> dict[str, Any]:
-        """What the constructor makes besides clusters."""
+        """The attributes that the constructor sets, besides clusters."""
         config = self._config
         return {
             "pipeline_config": config,
@@ -277,7 +277,7 @@ class Workers:
         return int(self._rank_infos[0].dp_size)
 
     def get_rank_info(self, rank: int) -> Any:
-        """Where a rank is among data- and context-parallel ones."""
+        """The data- and context-parallel index of a rank."""
         return self._rank_infos[rank]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -64,7 +64,7 @@ CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.CORRECTION: ("tis", "correction"),
     FaultInjection.GROUP_INCOMPLETE: GROUPS,
 }
-"""What SkyRL's configuration and its users' generators may set, with SkyRL's names. Group
+"""The settings of SkyRL's configuration and of its users' generators, with SkyRL's names. Group
 boundaries are missing because only `compute_prompt_boundaries` sets them."""
 
 PERMITTED = {

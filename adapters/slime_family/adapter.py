@@ -1,4 +1,4 @@
-"""What adapters of slime and miles share on every engine: how a loaded version is described.
+"""The description of a loaded version of slime or miles, on every engine.
 
 A version states a rule of configurations or logs if its own code enforces it, recognised by the
 identifiers in that code, or if an option's documentation says so.
@@ -71,7 +71,7 @@ class LineageAdapter(Adapter):
 
     @abstractmethod
     def declared(self) -> Mapping[str, Convention]:
-        """What the modes leave open, by convention."""
+        """The conventions that the modes leave open."""
 
     @abstractmethod
     def bare_parser(self) -> argparse.ArgumentParser:
@@ -120,7 +120,7 @@ class LineageAdapter(Adapter):
         )
 
     def _all(self, paths: Iterable[str]) -> list[Any]:
-        """What this version has of modules and functions, by their paths."""
+        """The modules and functions with these paths that this version has."""
         return [*filter(None, map(self.found, paths))]
 
     @property
@@ -219,7 +219,7 @@ def conventions(
     of_version: Convention,
     of_engine: Convention | None = None,
 ) -> dict[str, Convention]:
-    """What the modes of slime and miles leave open.
+    """The conventions that the modes of slime and miles leave open.
 
     ``of_version`` is the sample unit, ``of_engine`` that of an engine that has another one. The
     option for the four modes is documented to apply only to the policy loss: everything else is a

@@ -1,4 +1,4 @@
-"""What a version of a framework changes: the version that it is based on, and changed lines."""
+"""The changes of a framework's version: the version that it is based on, and changed lines."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class ProbeSeam:
         self.log_prob_table, self.entropy_table = batch.log_prob_table, batch.entropy_table
 
     def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What to add to the log-probabilities of tokens, in their shape."""
+        """The summand of the log-probabilities of tokens, in their shape."""
         return cycled(self.log_prob_table, tokens) + self._entries(tokens)
 
     def _entries(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ class ProbeSeam:
         return self.probe.float()[tokens]
 
     def entropies(self, tokens: torch.Tensor, *, trained: bool) -> torch.Tensor:
-        """What to add to the entropies at the positions that predict tokens, in their shape."""
+        """The summand of the entropies at the positions that predict tokens, in their shape."""
         probe = self._entries(tokens)
         return cycled(self.entropy_table, tokens) + (probe if trained else probe.detach())
 

@@ -1,4 +1,4 @@
-"""What a job needs of a framework: models, sizes that are the same in all steps, and numbers."""
+"""Requirements of a job on a framework: models, sizes that all steps share, and numbers."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Fields:
         )
 
     def with_choices(self, names: Iterable[str]) -> set[str]:
-        """Those of the names that are options, and all choices as ``name=choice``."""
+        """The names that are options, and all choices as ``name=choice``."""
         choices = {f"{name}={one}" for name, texts in self.choices.items() for one in texts}
         return choices.union(self.defaults.keys() & {*names})
 

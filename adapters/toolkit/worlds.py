@@ -25,7 +25,7 @@ RECORDERS = ("gradients", "passes", "counted_tokens")
 
 
 def cached(rank: Rank, key: Hashable, make: Callable[[], _Kept]) -> _Kept:
-    """What a world has under a key, made once; what it recorded of an earlier job is forgotten."""
+    """An object that a world keeps under a key; records of earlier jobs are dropped."""
     if key not in rank.cache:
         rank.cache[key] = make()
     kept: _Kept = rank.cache[key]
@@ -82,7 +82,7 @@ def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
 
 
 def of_first_rank(rank: Rank, make: Callable[[], _Kept]) -> _Kept:
-    """What the first rank makes, on all ranks: of a framework whose ranks are one's devices."""
+    """An object that the first rank makes and sends to all, for frameworks of a single process."""
     if rank.world_size == 1:
         return make()
     import torch.distributed as dist

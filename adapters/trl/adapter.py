@@ -91,7 +91,7 @@ class TrlAdapter(OnAccelerate):
         return True
 
     def declared(self) -> Mapping[str, Convention]:
-        """What the trainer's modes leave open, by convention."""
+        """The conventions that the trainer's modes leave open."""
         return self.framework.conventions
 
     def settings(self, job: Job) -> dict[str, Any]:

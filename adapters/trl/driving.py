@@ -65,7 +65,7 @@ class Rollouts(Generated):
 
 
 def _reward(reward: np.float64) -> float | None:
-    """What a reward function returns for a sample: None if it does not apply."""
+    """The result of a reward function for a sample: None if it does not apply."""
     return None if np.isnan(reward) else float(reward)
 
 
@@ -152,7 +152,7 @@ class Training(ABC):
 
     @property
     def logs(self) -> list[dict[str, Any]]:
-        """What the trainer logs of each step of the job."""
+        """The trainer's log of each step of the job."""
         return [self.watch.logs[index] for index in self.rollouts.schedule.observed]
 
     def _replaced(self) -> AbstractContextManager[object]:
@@ -283,7 +283,7 @@ class LigerTraining(GrpoTraining):
 
     @property
     def logs(self) -> list[dict[str, Any]]:
-        """What the trainer logs of each step of the job, by the names that it has without Liger."""
+        """The trainer's log of each step of the job, by the names that it has without Liger."""
         ratio, of_liger = GRPO.metrics[Metric.CLIP_FRACTION], "clip_ratio"
         return [{ratio: log[of_liger], **log} if of_liger in log else log for log in super().logs]
 

@@ -58,7 +58,7 @@ NEVER_MADE = {
     BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
     " (_chain_to_sequences)"
 }
-"""What the worker of `AsyncGRPOTrainer` prevents; users may replace it (``rollout_worker``)."""
+"""Batches that `AsyncGRPOTrainer`'s own worker prevents; ``rollout_worker`` may replace it."""
 
 OF_ASYNC = parse_departures(
     """

@@ -269,7 +269,7 @@ def with_both(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _last(of: Callable[[ProbeForTRL], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """What the model of the latest forward pass has for as many last positions as rows have."""
+    """Values of the latest forward pass at its last positions, as many as rows have."""
     assert _speaking is not None
     return of(_speaking)[:, -rows.shape[1] :]
 

@@ -80,7 +80,7 @@ LOSSES = Framework(
         grpo.OF_VALUES,
     ),
 )
-"""What loss functions share, whose arguments are named as in TRL."""
+"""Departures of all loss functions with the arguments of TRL's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class LossAdapter(Adapter):
     dtypes = ("float32",)
     default_mode: ClassVar[Mode]
     departures: ClassVar[tuple[Departure, ...]]
-    """Those of this loss function alone."""
+    """Departures of this loss function alone."""
 
     def layouts(self) -> list[Layout]:
         """One and two ranks and micro-batches: a loss function knows nothing else."""

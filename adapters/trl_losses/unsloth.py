@@ -78,6 +78,6 @@ class UnslothAdapter(LossAdapter):
 
 
 def _replacements() -> dict[str, Any]:
-    """What Unsloth replaces in TRL, by name."""
+    """The functions that Unsloth replaces in TRL, by name."""
     found: dict[str, Any] = importlib.import_module("unsloth_zoo.rl_replacements").RL_REPLACEMENTS
     return found

@@ -41,7 +41,7 @@ LOGGED = ("loss", "kl", "pg_clipfrac")
 
 @dataclass(frozen=True)
 class Done:
-    """What was read of a run: gradients of steps, logs of steps, and ids by device and pass."""
+    """The observations of a run: gradients and logs of steps, and ids by device and pass."""
 
     gradients: list[NDArray[np.float32]]
     logs: list[dict[str, float]]
@@ -268,7 +268,7 @@ def as_array(gradient: jax.Array) -> NDArray[np.float32]:
 
 
 def _logs(trainer: Any, steps: int) -> list[dict[str, float]]:
-    """What the trainer logged of each step."""
+    """The trainer's log of each step."""
     logger = trainer.metrics_logger
     histories = {
         name: logger.get_metric_history("actor", name, "train")

@@ -86,7 +86,7 @@ class VerlAdapter(Adapter):
         return replace(found, metrics=found.metrics - {Metric.ENTROPY})
 
     def settings(self, job: Job, dtype: str) -> Settings:
-        """What a user sets to train the job with parameters of a dtype.
+        """The options that train the job with parameters of a dtype.
 
         Raises `Unsupported` if verl lacks the objective with the job's steps or epochs.
         """

@@ -54,7 +54,7 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
         ]
 
     def settings(self, job: Job, dtype: str) -> Settings:
-        """What a user sets, with parameters in the dtype of the run."""
+        """The options of a job, with parameters in the dtype of the run."""
         precisions = {
             "param_dtype": PRECISIONS[dtype],
             "reduce_dtype": "fp32",

@@ -79,7 +79,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         _put_the_probe_in()
 
     def settings(self, job: Job, dtype: str) -> Settings:
-        """What a user sets; raises `Unsupported` where token counts would not be read alone."""
+        """The options of a job; raises `Unsupported` where two mistakes would combine."""
         _require_counts(job)
         return super().settings(job, dtype)
 

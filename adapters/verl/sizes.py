@@ -1,4 +1,4 @@
-"""What a job's size sets: the batch of rollouts, its mini- and micro-batches, and the divisor."""
+"""Sizes that follow from a job: the batch of rollouts, mini- and micro-batches, the divisor."""
 
 from __future__ import annotations
 

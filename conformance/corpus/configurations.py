@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Demand(StrEnum):
-    """How a framework must handle a configuration."""
+    """The right way for a framework to handle a configuration."""
 
     REFUSE = "refuse"
     """Stop with an error that names the options."""

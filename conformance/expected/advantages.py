@@ -36,7 +36,7 @@ EXACT = UNIT_ROUNDOFF["float32"]
 
 
 def _roundings(rewards: Values) -> float:
-    """How many sums of the first rewards are rounded in float32: 0 if their mean is exact.
+    """The number of partial sums of rewards that float32 rounds: 0 if their mean is exact.
 
     Otherwise the standard deviation of equal rewards may be a rounding error instead of 0.
     """
@@ -46,7 +46,7 @@ def _roundings(rewards: Values) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchPlacement:
-    """Where the tokens of a batch were, int64 [tokens]; ranks are None if they are not known.
+    """The placement of a batch's tokens, int64 [tokens]; ranks are None if they are not known.
 
     ``prompt_lengths`` are the tokens of each sample's prompt, [N], None if they are not known;
     ``slices`` are the context-parallel ranks; some may hold no token.
@@ -140,7 +140,7 @@ class Estimate:
 
     @property
     def decay(self) -> float:
-        """What a token's advantage has of that of the next one, before they are whitened."""
+        """The factor on the next token's advantage in a token's own, before they are whitened."""
         trace = self.constants.trace if self.objective in OF_VALUES else 1.0
         return self.constants.discount * trace
 
@@ -151,10 +151,10 @@ class Estimate:
 
     @cached_property
     def rounding(self) -> Values:
-        """What rounding errors of advantages are relative to, besides their own size: [tokens].
+        """The scale of rounding errors of advantages, besides their own size: [tokens].
 
-        Where a mean is subtracted, they are relative to what it is subtracted from, and so is the
-        error of a standard deviation of what is left.
+        Where a mean is subtracted, the scale is that of the numbers before the subtraction, also
+        for the standard deviation of the differences.
         """
         if self.objective in OF_GROUPS and not self.estimator.whitens:
             of_tokens: Values = self._of_statistics[self.rollouts.sample]
@@ -170,7 +170,7 @@ class Estimate:
 
     @property
     def _of_statistics(self) -> Values:
-        """What rounding errors of rewards compared with those of their group are relative to: [N].
+        """The scale of rounding errors of rewards that are compared with those of their group: [N].
 
         A group's statistics have fewer roundings than the bound of a batch allows, and a reward
         that is compared with no other is divided by none.
@@ -225,8 +225,8 @@ class BatchAdvantages:
     estimate: Estimate
     placement: BatchPlacement
     observed: Values | None = None
-    """What a framework's gradient shows of the advantages of the whole batch, NaN where it shows
-    nothing: [tokens of the batch]."""
+    """The advantages of the whole batch that a framework's gradient shows, NaN where it shows none:
+    [tokens of the batch]."""
 
     tokens: slice = field(default_factory=lambda: slice(None))
     """The tokens of the term's step."""

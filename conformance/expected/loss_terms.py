@@ -178,7 +178,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
 
 
 def _source(metric: Metric, batch: ProbedBatch, step_index: int) -> Source | None:
-    """What the factors of a logged term are computed from, where that may go wrong."""
+    """The source of the factors of a logged term, if a framework may compute it wrongly."""
     if metric is Metric.KL_COEFFICIENT:
         return batch.adaptive_coefficient
     if metric is Metric.CLIP_FRACTION:

@@ -1,4 +1,4 @@
-"""How a framework cut a step, as its ranks observed it."""
+"""The cut of a step into forward passes, as ranks observed it."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def forward_pass_of_token(
 def rows_of_passes(
     observations: Sequence[Observation], step_index: int, layout: Layout
 ) -> NDArray[np.int32] | None:
-    """How many rows of each forward pass hold a sample of a step: [data-parallel ranks, passes].
+    """The rows with a sample of a step, by forward pass: [data-parallel ranks, passes].
 
-    None if the adapter does not report it. Of context-parallel ranks, one holds the beginning of a
-    row.
+    None if the adapter does not report it. One of the context-parallel ranks holds the beginning
+    of a row.
     """
     telling = [rank.rows[step_index] for rank in observations[layout.token_holders] if rank.rows]
     if len(telling) != layout.dp * layout.cp:

@@ -60,17 +60,17 @@ class LossTerm:
 
     context: StepContext
     factors: NDArray[np.float64]
-    """What the weight of each token is multiplied by: [tokens]."""
+    """The factor on the weight of each token: [tokens]."""
 
     source: Source | None = None
-    """What the factors are computed from, where that may go wrong."""
+    """The source of the factors, if a framework may compute it wrongly."""
 
     rounding: NDArray[np.float64] | float = 0.0
-    """What rounding errors of factors are relative to, besides their own size: [tokens]."""
+    """The scale of rounding errors of factors, besides their own size: [tokens]."""
 
     @cached_property
     def magnitudes(self) -> NDArray[np.float64]:
-        """What rounding errors of products are relative to: [tokens]."""
+        """The scale of rounding errors of products: [tokens]."""
         return np.abs(self.products) + self.spare
 
     @cached_property
@@ -99,7 +99,7 @@ class LossTerm:
 
     @property
     def magnitude(self) -> float:
-        """What rounding errors of the whole term are relative to."""
+        """The scale of rounding errors of the whole term."""
         return float(self.magnitudes.sum())
 
     @property

@@ -1,4 +1,4 @@
-"""How wrong a finding is: the factor that its numbers are off by, by which findings are sorted.
+"""The badness of a finding: the factor that its numbers are off by, a key to sort findings.
 
 A relative error is at most 1 if something is too small and unbounded if it is too large: it is
 compared with a bound and does not measure how bad something is. The factor r does, and r is as bad

@@ -133,7 +133,7 @@ class Logged(FrozenModel):
 
 
 class Behaviour(FrozenModel):
-    """What a job gave, right or wrong, in a few numbers that two versions have alike.
+    """The result of a job, right or wrong, in a few numbers to compare versions by.
 
     ``gradients`` has two numbers for each optimizer step: the sum of the sizes of all token
     weights, and of the weights times fixed factors, so that no two tokens can change places unseen.

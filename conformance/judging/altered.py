@@ -87,7 +87,7 @@ def judge_poisoned_crash(spec: CheckSpec, crash: Crashed, description: Descripti
 
 
 RETAINED = "backward through the graph a second time"
-"""How torch begins to say that micro-batches share the graph of what is no part of their model."""
+"""Torch's error where micro-batches share the graph of a tensor that is not their model's."""
 
 
 def judge_attached(
@@ -133,7 +133,7 @@ def _by_rule(spec: CheckSpec, diagnosis: Diagnosis, description: Description) ->
 
 
 def _stated(spec: CheckSpec, description: Description) -> str | None:
-    """Where the framework states the rule: of a check's column, by its slug, or of all columns."""
+    """The place where the framework states the rule, for a check's column or for all columns."""
     of_all = "poison.logged" if spec.is_logged else "poison"
     return description.rules.get(spec.slug, description.rules.get(of_all))
 
@@ -162,9 +162,9 @@ def _logged(
     description: Description,
     steady: frozenset[str],
 ) -> Numbers:
-    """What each rank logs of each metric of tokens, NaN where it logs nothing: [ranks · steps].
+    """The logged metrics of tokens, NaN where a rank logs nothing: [ranks · steps].
 
-    A reward of a sample may depend on all that the adapter gives the framework of it.
+    Metrics of samples are left out, as a reward may depend on every column of its sample.
     """
     found: dict[str, list[float | None]] = defaultdict(list)
     for one in observations:

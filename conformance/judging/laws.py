@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 MOST_NAMED = 3
-"""How many numbers an explanation names."""
+"""The most numbers that an explanation names."""
 
 
 def judge_gradient(
@@ -145,7 +145,7 @@ def _logged_names(run: Sequence[Observation]) -> set[str]:
 def behaviour(
     job: Job, observations: Sequence[Observation], description: Description, names: Iterable[str]
 ) -> Behaviour:
-    """What a job gave: its gradients, and the first number under each of some names."""
+    """The result of a job: its gradients, and the first number logged under each of some names."""
     gradients = []
     for index in range(len(job.steps)):
         weights = final_weights(observations, index, job, description.conventions)[0]
@@ -162,6 +162,6 @@ def _rounded(value: float) -> float | None:
 
 
 def _numbers(run: Sequence[Observation], name: str) -> list[float]:
-    """What the ranks log under a name, one after the other."""
+    """The numbers that the ranks log under a name, rank by rank."""
     of_ranks = [one.logged.get(name, ()) for one in run]
     return [value for numbers in of_ranks for value in numbers if value is not None]

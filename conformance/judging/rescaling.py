@@ -60,14 +60,14 @@ WAYS_OUT = {
 
 
 class Rescaling(NamedTuple):
-    """What was done to right gradients: its name in `WAYS_OUT`, and the norm, value or factor."""
+    """A rescaling of right gradients: its name in `WAYS_OUT`, and the norm, value or factor."""
 
     name: str
     size: float
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What is wrong, and the way out."""
+        """The diagnosis, with the way out."""
         words = WAYS_OUT[self.name].format(size=self.size, exponent=math.log2(self.size))
         return Diagnosis(name=self.name, explanation=words, numbers={"size": self.size})
 

@@ -167,7 +167,7 @@ MOST_NAMED = 32
 
 
 class Formula(NamedTuple):
-    """What the weights of a step's tokens are multiplied by."""
+    """The factors on the weights of a step's tokens."""
 
     words: str
     header: list[str]
@@ -280,16 +280,16 @@ class Denominator(NamedTuple):
     """The right denominator of some tokens of a step, written out."""
 
     whose: str
-    """What they belong to, such as ``prompt 0 (samples 0 and 1)``."""
+    """Their unit, such as ``prompt 0 (samples 0 and 1)``."""
 
     composition: str
     """Such as ``3 + 0 = 3 active tokens · 4 prompts = 12``."""
 
     weight: float
-    """What each of them must weigh; 0 if there are none."""
+    """The right weight of each of them; 0 if there are none."""
 
     tokens: NDArray[np.bool_]
-    """Which they are: [tokens]."""
+    """The mask that selects them: [tokens]."""
 
 
 def denominators(context: StepContext) -> Iterator[Denominator]:

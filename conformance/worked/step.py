@@ -111,7 +111,7 @@ class WorkedStep:
 
     @cached_property
     def formula(self) -> Formula | None:
-        """What weights are multiplied by; None if that is a constant, or a number is logged."""
+        """The factors on weights; None if they are constant, or for a logged number."""
         if self.finding.logged is not None:
             return None
         return formula(self.terms[0].term, self.spec.objective)
@@ -234,7 +234,7 @@ class ShownCause:
 
     @cached_property
     def example(self) -> Finding:
-        """Of the plainest findings the smallest that a run of it alone blames on this cause too."""
+        """The smallest of the plainest findings whose own run would name this cause alone."""
         plainest = [
             one for one in self.findings if self._oddity(one) == self._oddity(self.findings[0])
         ]
@@ -248,7 +248,7 @@ class ShownCause:
 
     @property
     def rare(self) -> list[str]:
-        """What the example's step has that an ordinary batch does not have."""
+        """The rare properties of the example's step."""
         return rare_of(self._rare(self.example))
 
     def _named(self, finding: Finding) -> list[str]:

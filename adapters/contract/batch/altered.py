@@ -33,7 +33,7 @@ SHADE = 2.578125
 """The same in other columns: no bound on log-ratios, rewards or values clips it."""
 
 SELECTED = 8192.0
-"""What the gradient of a painted token is multiplied by where that of all others is made 0."""
+"""The factor on the gradient of a painted token where all other gradients are set to 0."""
 
 PAINTED: ContextVar[Paint | None] = ContextVar("painted", default=None)
 
@@ -44,7 +44,7 @@ def painted_value(column: Column) -> float:
 
 
 def sizes_given(column: Column) -> tuple[float, ...]:
-    """What adapters may give of a painted token: where a critic halves losses, twice its return."""
+    """The values that a painted token may have: twice its return where a critic halves losses."""
     size = painted_value(column)
     return (size, 2 * size) if column is Column.RETURNS else (size,)
 
@@ -81,14 +81,14 @@ class Surrounded(list["NDArray[np.float64]"]):
 
 
 def elsewhere(values: Sequence[NDArray[np.float64]], ids: int, fill: float) -> NDArray[np.float64]:
-    """What a column has at ids that are no response token's, one for each id: [ids]."""
+    """A column's values at the ids of prompts and padding: [ids]."""
     if isinstance(values, Surrounded):
         return np.resize(values.poison, ids)
     return np.full(ids, fill)
 
 
 class Batch(Protocol):
-    """What the columns of a batch are altered by: `ProbedBatch`."""
+    """The part of `ProbedBatch` that alterations of its columns read."""
 
     @property
     def responses(self) -> list[NDArray[np.int64]]:
@@ -132,11 +132,11 @@ class Batch(Protocol):
 
     @property
     def advantage_unit(self) -> AdvantageUnit:
-        """What has an advantage of its own."""
+        """The unit that has an advantage of its own."""
 
 
 def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
-    """What `ProbedBatch` has by name where one token alone has a value in a column.
+    """The attributes of a `ProbedBatch` in which a single token has a value in a column, by name.
 
     Nothing else adds to a loss: the other columns are 0, as are the new log-probabilities. A ratio
     that is painted is clipped, as the token has a negative advantage.

@@ -212,7 +212,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def value_tokens(self) -> ValueTokens:
-        """What a critic's loss depends on, for the tokens of all steps, flat."""
+        """The inputs of a critic's loss, for the tokens of all steps, flat."""
         returns = np.concatenate(self.returns)
         return ValueTokens(
             values=np.zeros(len(returns)),
@@ -274,11 +274,11 @@ class ProbedBatch(Sequences):
         return -np.concatenate(self.reference_log_probs)
 
     def policy_tokens_of_step(self, step_index: int) -> PolicyTokens:
-        """What policy losses depend on, for the tokens of one step."""
+        """The inputs of policy losses, for the tokens of one step."""
         return self._of_step(self.policy_tokens, step_index)
 
     def value_tokens_of_step(self, step_index: int) -> ValueTokens:
-        """What a critic's loss depends on, for the tokens of one step."""
+        """The inputs of a critic's loss, for the tokens of one step."""
         return self._of_step(self.value_tokens, step_index)
 
     def _of_step(self, tokens: _Tokens, step_index: int) -> _Tokens:
@@ -288,7 +288,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def policy_tokens(self) -> PolicyTokens:
-        """What policy losses depend on, for the tokens of all steps, flat."""
+        """The inputs of policy losses, for the tokens of all steps, flat."""
         old = np.concatenate(self.old_log_probs)
         new = np.concatenate(self.log_probs)
         return PolicyTokens(
@@ -325,7 +325,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def rollouts(self) -> Rollouts:
-        """What advantages depend on, for the tokens of all steps, flat."""
+        """The inputs of advantages, for the tokens of all steps, flat."""
         return Rollouts(
             rewards=self.shaped_rewards,
             groups=self.groups,

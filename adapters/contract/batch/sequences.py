@@ -46,7 +46,7 @@ class Sequences:
 
     @cached_property
     def names(self) -> list[NDArray[np.int64]]:
-        """What the values of each sample's response tokens follow: their ids, unless named."""
+        """The names that determine the values of response tokens, by sample: ids by default."""
         responses = iter(self.responses)
         return [
             ids if step.token_names is None else step.token_names[response]
