@@ -220,7 +220,7 @@ class Framework:
         chosen: dict[str, Settings] = {
             **{_kind(mode): one for mode, one in reversed([*self.modes.values()])},
             **{
-                objective: _without(one, clipped if objective in OFF_POLICY[1:] else {})
+                objective: _difference(one, clipped if objective in OFF_POLICY[1:] else {})
                 for objective, one in self.objectives.items()
             },
             **{part: one for parts, one in self.layout.items() for part in parts.split()},
@@ -237,18 +237,18 @@ class Framework:
         merged = dict(self.always)
         of_rejection = self.objectives.get(Objective.REJECTION, {}) if job.rejects else {}
         for chosen in (
-            self._of_mode(job),
-            *self._of_layout(job.layout),
+            self._mode_settings(job),
+            *self._layout_settings(job.layout),
             of_rejection,
             self.objectives.get(job.objective, {}),
-            *self._of_configuration(job.configuration),
-            self._of_defaults(job),
+            *self._configuration_settings(job.configuration),
+            self._default_settings(job),
         ):
             merged |= chosen
         values = {name: one(job) if callable(one) else one for name, one in merged.items()}
         return {name: value for name, value in values.items() if value != ""}
 
-    def _of_mode(self, job: Job) -> Settings:
+    def _mode_settings(self, job: Job) -> Settings:
         mode, exact = job.aggregation.mode, _text(job.aggregation)
         fitting = [one for one in self.modes.values() if one[0] in (mode, exact)]
         if not fitting:
@@ -257,7 +257,7 @@ class Framework:
             raise Unsupported(f"{job.objective} is documented to have no {mode}")
         return dict(reversed(fitting)).get(exact, fitting[0][1])
 
-    def _of_layout(self, layout: Layout) -> list[Settings]:
+    def _layout_settings(self, layout: Layout) -> list[Settings]:
         by_parts = [({*words.split()}, chosen) for words, chosen in self.layout.items()]
         cut = layout.micro_batches
         cuts = {part.partition("-")[0] for parts, _ in by_parts for part in parts}
@@ -265,11 +265,11 @@ class Framework:
             raise Unsupported(f"no micro-batches by {cut}")
         return [chosen for parts, chosen in by_parts if parts & parts_of(layout)]
 
-    def _of_configuration(self, configuration: Configuration) -> list[Settings]:
+    def _configuration_settings(self, configuration: Configuration) -> list[Settings]:
         asked = configuration.settings
         return [one.settings for what, one in self.configurations.items() if what in asked]
 
-    def _of_defaults(self, job: Job) -> Settings:
+    def _default_settings(self, job: Job) -> Settings:
         if job.defaults is None:
             return {}
         is_typed = job.defaults is Defaults.TYPED
@@ -329,7 +329,7 @@ def _text(aggregation: Aggregation) -> str:
     return mode if divisor is None else f"{mode}:{divisor:g}"
 
 
-def _without(settings: Settings, base: Settings) -> Settings:
+def _difference(settings: Settings, base: Settings) -> Settings:
     """The settings that are not in others, or have another value there."""
     return {name: one for name, one in settings.items() if name not in base or base[name] != one}
 

@@ -51,7 +51,7 @@ def import_deepspeed() -> None:
     importlib.import_module("deepspeed.utils").logger.setLevel(logging.ERROR)
 
 
-def with_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+def use_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """The ``optimizer`` section of DeepSpeed's configuration, with torch's own AdamW."""
     return {**optimizer, "params": {**optimizer["params"], "torch_adam": True}}
 

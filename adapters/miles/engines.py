@@ -26,7 +26,7 @@ from adapters.miles.framework import (
     LOSSES,
     MEGATRON,
     STATED,
-    for_tests,
+    ci_record,
 )
 from adapters.slime_family import importing
 from adapters.slime_family.adapter import LineageAdapter
@@ -35,9 +35,9 @@ from adapters.slime_family.driving import (
     OBJECT_STORE,
     actor,
     decline_in_fetch,
-    of_single_samples,
-    of_steps,
     replace_advantages,
+    single_sample_job,
+    step_gradients,
     train_parallel_config,
 )
 from adapters.slime_family.megatron import MegatronAdapter
@@ -173,7 +173,7 @@ class MilesFsdpAdapter(LineageAdapter):
     def record(self) -> Framework:
         """The record of the loaded version, which may run the engine in its own tests alone."""
         parse = inspect.getsource(module("utils.arguments").parse_args)
-        return for_tests(super().record) if "not args.ci_test" in parse else super().record
+        return ci_record(super().record) if "not args.ci_test" in parse else super().record
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
@@ -181,7 +181,7 @@ class MilesFsdpAdapter(LineageAdapter):
         from adapters.slime_family.model import SEAM
         from adapters.toolkit import cuda_on_cpu
 
-        job = of_single_samples(job)  # the engine counts samples to find its steps
+        job = single_sample_job(job)  # the engine counts samples to find its steps
         batch = ProbedBatch.of(job)
         SEAM.start(batch)
         LOG.start()
@@ -198,7 +198,7 @@ class MilesFsdpAdapter(LineageAdapter):
             call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
         whole = job.depth is Depth.STEP
         return Observation(
-            token_weights=batch.weights_of_steps(of_steps(trained.gradients.drain(), job)),
+            token_weights=batch.weights_of_steps(step_gradients(trained.gradients.drain(), job)),
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
             reported=LOG.reported(FSDP, job),
             forward_passes=batch.forward_passes(trained.passes.drain()),

@@ -15,7 +15,7 @@ from adapters.engines.generations import Generated
 from adapters.engines.pretrained import LONGEST, ProbeConfig, policy, tokenizer
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found
-from adapters.toolkit.probe import by_token_id, probe_capacity
+from adapters.toolkit.probe import probe_capacity, token_table
 from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Rollouts(Generated):
                         parts = ids[0].split(of_loss.seq_lengths.tolist())
                         width = of_loss.completion_mask.shape[1]
                         ids = torch.stack([pad(part, (width - len(part), 0)) for part in parts])
-                    of_loss.advantages = by_token_id(batch, batch.advantages)[ids]
+                    of_loss.advantages = token_table(batch, batch.advantages)[ids]
                 return made
 
         return WithAdvantages

@@ -16,7 +16,7 @@ from adapters.engines.pretrained import logits_of, table
 from adapters.ms_swift.driving import PREFIX, Rollouts, rows, template
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found, provide
-from adapters.toolkit.settings import with_defaults
+from adapters.toolkit.settings import make_without_init
 
 if TYPE_CHECKING:
     from adapters.contract import Rank
@@ -60,7 +60,7 @@ class Training:
         """The arguments of a command line, without the look at a checkpoint and at GPUs."""
         info, rewards = processor.model_info, [self.rollouts.rewards]
         of_model = {"model_info": info, "model_dir": folder, "torch_dtype": info.torch_dtype}
-        args = with_defaults(
+        args = make_without_init(
             found("swift.megatron.arguments:MegatronRLHFArguments"),
             {**settings, **of_model, "output_dir": folder, "reward_funcs": rewards},
         )

@@ -30,7 +30,7 @@ class ActiveTokens:
     rollout_log_probs: torch.Tensor
 
 
-def with_corrections(
+def assign_corrections(
     samples: Sequence[SampleTensors], objective: Objective
 ) -> Sequence[SampleTensors]:
     """The samples of a step with what their losses are multiplied by, if that depends on others."""
@@ -81,7 +81,7 @@ def largest(values: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(values).index_fill(0, places, 1.0)
 
 
-def of_small_moment(tokens: ActiveTokens) -> torch.Tensor:
+def small_moment_mask(tokens: ActiveTokens) -> torch.Tensor:
     """1 for the tokens that M2PO keeps, 0 for others."""
     squares = (tokens.log_probs - tokens.rollout_log_probs) ** 2
     ascending, places = squares.sort(stable=True)
@@ -99,7 +99,7 @@ def normalised(log_ratios: torch.Tensor) -> torch.Tensor:
 CORRECTIONS: dict[Objective, Callable[[ActiveTokens], torch.Tensor]] = {
     Objective.COVARIANCE_CLIPPED: unclipped,
     Objective.COVARIANCE_PENALISED: penalised,
-    Objective.M2PO: of_small_moment,
+    Objective.M2PO: small_moment_mask,
     Objective.TIS_NORMALISED: lambda tokens: normalised(
         tokens.old_log_probs - tokens.rollout_log_probs
     ),

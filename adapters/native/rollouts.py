@@ -82,14 +82,14 @@ class NativeEstimator(OverRanks):
     def raw(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         """The advantages of a sample before they are whitened: [prompt + response]."""
         if self.objective in OF_GROUPS:
-            return self.of_group(sample, siblings)
+            return self.group_advantage(sample, siblings)
         if self.objective is Objective.REINFORCE_PP:
             return self.discounted(self.token_rewards(sample), self.constants.discount)
         following = self.following(sample)
         deltas = self.token_rewards(sample) + self.constants.discount * following - sample.values
         return self.discounted(deltas, self.constants.discount * self.constants.trace)
 
-    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         """A sample's reward compared with those of its prompt, if it has one."""
         siblings = self.scored(siblings)
         others = [other for other in siblings if other is not sample]
@@ -220,19 +220,21 @@ class RolloutLog(OverRanks):
             ],
         }
         return {
-            Metric.REWARD: self.of_samples(samples, [one.reward for one in mine]),
-            Metric.RESPONSE_LENGTH: self.of_samples(samples, [one.response_length for one in mine]),
+            Metric.REWARD: self.mean_over_samples(samples, [one.reward for one in mine]),
+            Metric.RESPONSE_LENGTH: self.mean_over_samples(
+                samples, [one.response_length for one in mine]
+            ),
             **{
-                metric: self.of_tokens(samples, values, held)
+                metric: self.mean_over_tokens(samples, values, held)
                 for metric, values in of_tokens.items()
             },
         }
 
-    def of_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
+    def mean_over_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
         """The mean of what each sample has one of; context-parallel ranks have the same ones."""
         return self.mean(torch.tensor(sum(values) / self.layout.cp), len(samples))
 
-    def of_tokens(
+    def mean_over_tokens(
         self, samples: list[SampleTensors], values: list[torch.Tensor], held: torch.Tensor
     ) -> float:
         """The mean over samples of the mean over their active tokens."""

@@ -13,7 +13,7 @@ import torch
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.nemo_rl.importing import configured, initial_state, module
 from adapters.nemo_rl.worker import TOKENIZER, made_policy, made_worker
-from adapters.toolkit.probe import CERTAIN_LOGIT, by_token_id, probe_capacity
+from adapters.toolkit.probe import CERTAIN_LOGIT, probe_capacity, token_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -211,7 +211,7 @@ class Rollouts:
 
     def values(self, values: Sequence[NDArray[np.float64]], ids: torch.Tensor) -> torch.Tensor:
         """Values of response tokens at their ids, and 0 at others: [*ids]."""
-        return by_token_id(self._batch, values)[ids]
+        return token_table(self._batch, values)[ids]
 
     def _prompt(self, sample: int) -> list[Message]:
         """The prompt as a conversation with an earlier turn of the policy, which is not trained.

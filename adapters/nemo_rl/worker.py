@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from transformers.modeling_outputs import CausalLMOutput
 
-from adapters.nemo_rl.importing import module, without_binding
+from adapters.nemo_rl.importing import disable_binding, module
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer, logits_head
-from adapters.toolkit.worlds import cached, of_all_ranks
+from adapters.toolkit.worlds import all_gather, cached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,9 +37,9 @@ class Workers:
     ) -> list[Any]:
         """The result of each data-parallel rank, from its first context-parallel rank."""
         share = data[self._worker.dp_mesh.get_local_rank()]
-        with on_this_machine():
+        with allow_cpu():
             result = getattr(self._worker, method)(share, **common_kwargs)
-        return of_all_ranks(result)[:: self._worker.cp_size]
+        return all_gather(result)[:: self._worker.cp_size]
 
     def get_all_worker_results(self, results: list[Any]) -> list[Any]:
         """They are results already."""
@@ -78,7 +78,7 @@ def made_policy(config: Any, worker: Any, rank: Rank) -> Any:
 
 
 @contextmanager
-def on_this_machine() -> Iterator[None]:
+def allow_cpu() -> Iterator[None]:
     """Let a worker run on the CPU where there is no GPU."""
     if torch.cuda.is_available():
         yield
@@ -99,9 +99,9 @@ def _constructed(config: Any, capacity: int) -> Any:
     model = model_class(capacity, passes)
     construct = _second if config["dtensor_cfg"]["_v2"] else _first
     with (
-        without_binding(),
+        disable_binding(),
         mock.patch.object(dist, "init_process_group"),
-        on_this_machine(),
+        allow_cpu(),
     ):
         worker = construct(config, model)
     worker.gradients, worker.passes = GradientReader(worker.optimizer), passes

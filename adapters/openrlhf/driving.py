@@ -27,7 +27,7 @@ from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.openrlhf.importing import module
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, Recorder, by_token_id, probe_capacity
+from adapters.toolkit.probe import ForwardPasses, Recorder, probe_capacity, token_table
 from adapters.toolkit.settings import (
     given_values,
     gives_advantages,
@@ -78,7 +78,7 @@ class Session:
         )
         self.trained.passes.drain()
 
-    def of_last_epoch(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]]]:
+    def last_epoch(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]]]:
         """The gradient of each step of the last epoch, and the token ids of its forward passes."""
         gradients, passes = self.trained.gradients.drain(), self.trained.passes.drain()
         epochs = importing.value(self._args, "--train.max_epochs")
@@ -283,7 +283,7 @@ class Rollouts:
 
     def laid_out(self, values: Values, sequences: torch.Tensor) -> torch.Tensor:
         """Values of response tokens where they are predicted, 0 elsewhere: [rows, width - 1]."""
-        return by_token_id(self.batch, values)[sequences[:, 1:]]
+        return token_table(self.batch, values)[sequences[:, 1:]]
 
     def given(self, experiences: Sequence[Any]) -> Sequence[Any]:
         """The experiences with our advantages; OpenRLHF's critic has half of the squared error."""

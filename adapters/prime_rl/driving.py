@@ -41,7 +41,7 @@ class Training:
             with _as_in_a_new_process(), self._replaced(*of_model), cuda_on_cpu.redirected():
                 config = configured({**settings, "output_dir": Path(folder)})
                 module("trainer.rl.train").train.__wrapped__(config)
-            self.logs = _by_step([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
+            self.logs = _step_logs([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
 
     def gradients(self) -> list[NDArray[np.float32]]:
         """The probe's gradient of each optimizer step: [capacity]."""
@@ -68,7 +68,7 @@ class Training:
             (trainer, of_step),
             (trainer, WITHOUT_SERVICES),
             (torch.cuda, WITHOUT_GPU),
-            *_of_older_trainers(self._log),
+            *_older_trainer_patches(self._log),
         ]
         with ExitStack() as stack:
             for home, names in replaced:
@@ -132,7 +132,7 @@ class Log:
         self.history.append({**metrics, "step": step})
 
 
-def _of_older_trainers(log: Log) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _older_trainer_patches(log: Log) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields modules, each with what to replace of what some versions have in it.
 
     Before August 2026 the trainer served several runs and packed their samples, and before August
@@ -171,7 +171,7 @@ def _logged(file: Path) -> list[dict[str, float]]:
     return [*map(json.loads, file.read_text("utf-8").splitlines())] if file.exists() else []
 
 
-def _by_step(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+def _step_logs(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     """The logged numbers of each step, by prime-rl's names."""
     steps: defaultdict[float, dict[str, float]] = defaultdict(dict)
     for row in rows:
@@ -188,7 +188,7 @@ def setup_model(
         of_model = SimpleNamespace(vocab_size=capacity, tie_word_embeddings=True)
         policy = ProbedTransformer(capacity, passes, head, of_model)
         models = module("trainer.model")
-        policies = mock.patch.object(models, "MixedPrecisionPolicy", _in_dtype(models, dtype))
+        policies = mock.patch.object(models, "MixedPrecisionPolicy", _dtype_policy(models, dtype))
         with policies:
             models.setup_fsdp(policy, config, parallel_dims)
         return policy
@@ -196,7 +196,7 @@ def setup_model(
     return setup
 
 
-def _in_dtype(models: Any, dtype: str) -> Callable[..., Any]:
+def _dtype_policy(models: Any, dtype: str) -> Callable[..., Any]:
     """FSDP2's policy with parameters in a dtype; prime-rl computes in bfloat16 alone."""
     policy = models.MixedPrecisionPolicy
     return lambda **options: policy(**options | {"param_dtype": getattr(torch, dtype)})

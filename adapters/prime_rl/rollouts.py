@@ -179,9 +179,9 @@ class Rollouts:
             idxs=[0 for _ in samples],
             num_loras=1,
         )
-        return made if has_streams() else self._with_advantages(made)
+        return made if has_streams() else self._assign_advantages(made)
 
-    def _with_advantages(self, grid: list[list[Any]]) -> list[list[Any]]:
+    def _assign_advantages(self, grid: list[list[Any]]) -> list[list[Any]]:
         """The same micro-batches, with token advantages instead of sample advantages."""
         advantages = np.zeros(self._batch.probe_size + FIRST_ID)
         ids = np.concatenate(self._batch.responses) + FIRST_ID

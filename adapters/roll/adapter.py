@@ -54,7 +54,7 @@ class RollAdapter(Adapter):
         """The attention mask of a response by its loss mask: 0 after the last active token."""
         return until_the_last_active
 
-    def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
+    def window_settings(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
         """Further settings, by which every step of the batch is one window of micro-batches."""
         return {}
 
@@ -83,7 +83,7 @@ class RollAdapter(Adapter):
         with rank.framework():
             config = importing.configured(settings)
             rollouts = Rollouts(batch, job, settings, self.attended(job))
-            if windows := self.of_windows(job, settings, rollouts):
+            if windows := self.window_settings(job, settings, rollouts):
                 settings = {**settings, **windows}
                 config = importing.configured(settings)
             trained = self._trained(settings, config, job, batch.probe_size, rank)

@@ -22,9 +22,9 @@ from adapters.contract import Refused
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.roll.importing import module
-from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import given_values, gives_advantages, has_critic, trained_model
-from adapters.toolkit.worlds import of_all_ranks
+from adapters.toolkit.worlds import all_gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,7 +72,7 @@ class Rollouts:
             "response_level_rewards": torch.from_numpy(batch.rewards).float(),
         }
         if self._is_corrected:
-            of_rollouts = by_token_id(batch, batch.rollout_log_probs)
+            of_rollouts = token_table(batch, batch.rollout_log_probs)
             tensors["infer_logprobs"] = of_rollouts[tensors["input_ids"]][:, 1:]
         protocol = module("distributed.scheduler.protocol")
         return protocol.DataProto.from_dict(
@@ -133,8 +133,8 @@ class Training:
     def _clusters(self) -> dict[str, Any]:
         """The roles: one is trained, the others are not run."""
         config, batch = self._config, self._batch
-        old = StubCluster(config.actor_train, by_token_id(batch, batch.old_log_probs))
-        reference = StubCluster(config.reference, by_token_id(batch, batch.reference_log_probs))
+        old = StubCluster(config.actor_train, token_table(batch, batch.old_log_probs))
+        reference = StubCluster(config.reference, token_table(batch, batch.reference_log_probs))
         clusters: dict[str, Any] = {
             "actor_train": old,
             "actor_infer": StubCluster(config.actor_infer),
@@ -153,7 +153,7 @@ class Training:
     def _values(self) -> torch.Tensor:
         """The critic's values by token ids, 0 if it is trained on given advantages."""
         elsewhere = 0.0 if gives_advantages(self._job) else PADDING_VALUE
-        return by_token_id(self._batch, given_values(self._batch), elsewhere)
+        return token_table(self._batch, given_values(self._batch), elsewhere)
 
     def _scheduler(self) -> Any:
         """Stands for the scheduler of rollouts of a domain: a batch for each step."""
@@ -182,7 +182,7 @@ class Training:
     def _replaced(self, pipelines: Any) -> Iterator[None]:
         """Let Ray's references be what they refer to, and give advantages if a job does."""
         real = pipelines.compute_token_reward
-        of_tokens = by_token_id(self._batch, self._batch.advantages)
+        of_tokens = token_table(self._batch, self._batch.advantages)
 
         def compute_token_reward(data: Any, *arguments: Any) -> Any:
             data, metrics = real(data, *arguments)
@@ -269,7 +269,7 @@ class Workers:
         self._worker, self._rank = worker, rank
         self.world_size = rank.world_size
         self.compute_log_probs, self.compute_values = given.compute_log_probs, given.compute_values
-        self._rank_infos = of_all_ranks(worker.get_rank_info())
+        self._rank_infos = all_gather(worker.get_rank_info())
 
     @property
     def dp_size(self) -> int:
@@ -295,7 +295,7 @@ class Workers:
         share = [each[self._rank.index] for each in arguments]
         options = {key: values[self._rank.index] for key, values in named.items()}
         with torch.enable_grad():  # the driver runs without, in a process of its own
-            return of_all_ranks(getattr(self._worker, name)(*share, **options))
+            return all_gather(getattr(self._worker, name)(*share, **options))
 
 
 class StubCluster:

@@ -14,7 +14,14 @@ from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC, Objective
-from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, by_size, cuts
+from adapters.engines.shells import (
+    ON_FOUR,
+    PIPELINE_STAGES,
+    OnFsdp,
+    OnMegatron,
+    cuts,
+    smallest_first,
+)
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.framework import ENGINE, ROLL, SIZES, dynamic_batching, width_of_rows
 from adapters.roll.importing import module
@@ -189,7 +196,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks, options and pipelines, with padded rows."""
         of_four = Layout(dp=2, cp=2, micro_batches=2)
-        return by_size(
+        return smallest_first(
             [
                 *cuts(grids(largest=4), "bshd"),
                 *(replace(of_four, options=(option,)) for option in OF_REPLICAS),
@@ -221,7 +228,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         is_cut = _rows_differ(job.layout) and gives_advantages(job)
         return np.ones_like if is_cut else super().attended(job)
 
-    def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
+    def window_settings(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
         """As many micro-batches as ROLL makes of a step, where it cuts them by tokens.
 
         ROLL derives steps from samples, and computes old log-probabilities anew if it has several.

@@ -165,8 +165,8 @@ def _let_a_cpu_do() -> None:
 @cache
 def _add_the_seams(log_probs: Function, entropies: Function) -> None:
     """Add the probe where an engine computes log-probabilities and entropies."""
-    from adapters.roll.model import with_entropies, with_probe
+    from adapters.roll.model import add_entropies, add_probe
 
-    for (path, name), adding in ((log_probs, with_probe), (entropies, with_entropies)):
+    for (path, name), adding in ((log_probs, add_probe), (entropies, add_entropies)):
         home = module(path)
         setattr(home, name, adding(getattr(home, name)))

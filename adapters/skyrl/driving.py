@@ -230,9 +230,9 @@ class Rollouts:
         self, of_samples: list[NDArray[np.float64]], data: Any, elsewhere: float = 0.0
     ) -> torch.Tensor:
         """Response values, [rows, width]; rows that SkyRL adds repeat the first, to show leaks."""
-        from adapters.toolkit.probe import by_token_id
+        from adapters.toolkit.probe import token_table
 
-        table = by_token_id(self.batch, of_samples, elsewhere)
+        table = token_table(self.batch, of_samples, elsewhere)
         return table[data["sequences"][:, -data.metadata["response_length"] :]]
 
 

@@ -27,7 +27,7 @@ from adapters.slime_family.framework import (
     OLDER_DIVISOR,
     PER_TOKEN,
     REDUCER,
-    of_version,
+    version_record,
 )
 from adapters.toolkit.imports import found
 from reference.aggregation import (
@@ -95,7 +95,7 @@ class LineageAdapter(Adapter):
     @cached_property
     def record(self) -> Framework:
         """The record of the loaded version."""
-        version = of_version(self.framework, partial(importing.has, self.parser))
+        version = version_record(self.framework, partial(importing.has, self.parser))
         missing = self.missing()
         kept = {one: chosen for one, chosen in version.objectives.items() if one not in missing}
         if Objective.ICEPOP in kept:
@@ -105,7 +105,7 @@ class LineageAdapter(Adapter):
 
     def missing(self) -> set[Objective]:
         """The objectives that the framework does not have, although their options exist."""
-        return without_critic(self.module(*self.losses))
+        return missing_critic(self.module(*self.losses))
 
     def describe(self) -> Description:
         """Describe the framework by the options of its argument parser."""
@@ -202,7 +202,7 @@ OF_TRAINED_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE)
 """The convention of GAE that masked tokens matter for nothing."""
 
 
-def without_critic(losses: Any) -> set[Objective]:
+def missing_critic(losses: Any) -> set[Objective]:
     """The critic's loss, if a module of loss functions does not have it."""
     return set() if hasattr(losses, "value_loss_function") else {*OF_CRITIC}
 

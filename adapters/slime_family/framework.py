@@ -382,7 +382,7 @@ ON_MEGATRON = replace(
 )
 
 
-def of_version(record: Framework, has: Callable[[Settings], bool]) -> Framework:
+def version_record(record: Framework, has: Callable[[Settings], bool]) -> Framework:
     """The record of a version, given whether it has options and values.
 
     Versions without an option for the four modes have a flag for `token_mean`; some have a divisor,

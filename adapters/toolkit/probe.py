@@ -14,7 +14,7 @@ from adapters.contract.batch.altered import PAINTED, SELECTED, Attached, elsewhe
 from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
 from adapters.contract.training import TRAINING
-from adapters.toolkit.worlds import of_all_ranks
+from adapters.toolkit.worlds import all_gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
     return table[ids % len(table)]
 
 
-def by_token_id(
+def token_table(
     batch: ProbedBatch, values: Sequence[NDArray[Any]], fill: float = 0.0
 ) -> torch.Tensor:
     """A table of the values of response tokens by token id: float32, [probe_size + 2].
@@ -96,7 +96,7 @@ def _gathered(gradient: DTensor) -> torch.Tensor:
         if placement.is_replicate():
             continue
         assert isinstance(placement, Shard), placement
-        shards = of_all_ranks(whole, gradient.device_mesh.get_group(dimension))
+        shards = all_gather(whole, gradient.device_mesh.get_group(dimension))
         whole = torch.cat(shards, placement.dim)
     return whole
 

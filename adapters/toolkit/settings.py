@@ -198,19 +198,19 @@ class Fields:
             str(settings[name]) in texts for name, texts in self.choices.items() if name in settings
         )
 
-    def with_choices(self, names: Iterable[str]) -> set[str]:
+    def options_and_choices(self, names: Iterable[str]) -> set[str]:
         """The names that are options, and all choices as ``name=choice``."""
         choices = {f"{name}={one}" for name, texts in self.choices.items() for one in texts}
         return choices.union(self.defaults.keys() & {*names})
 
 
-def of_class(kind: Any, settings: Settings) -> dict[str, Any]:
+def field_settings(kind: Any, settings: Settings) -> dict[str, Any]:
     """The settings that are fields of a dataclass."""
     names = {one.name for one in fields(kind)}
     return {name: value for name, value in settings.items() if name in names}
 
 
-def with_defaults(kind: Any, values: Mapping[str, Any]) -> Any:
+def make_without_init(kind: Any, values: Mapping[str, Any]) -> Any:
     """A dataclass with values and otherwise its defaults, without what it does when it is made."""
     made = object.__new__(kind)
     for one in fields(kind):

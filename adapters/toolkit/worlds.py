@@ -72,7 +72,7 @@ def numbers(
     }
 
 
-def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
+def all_gather(value: Any, group: Any = None) -> list[Any]:
     """The value of each rank of a group, or of the world."""
     import torch.distributed as dist
 
@@ -81,7 +81,7 @@ def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
-def of_first_rank(rank: Rank, make: Callable[[], _Kept]) -> _Kept:
+def make_on_first_rank(rank: Rank, make: Callable[[], _Kept]) -> _Kept:
     """An object that the first rank makes and sends to all, for frameworks of a single process."""
     if rank.world_size == 1:
         return make()

@@ -19,7 +19,7 @@ from adapters.contract.objective import Metric, Objective
 from adapters.engines.accelerate import Watch
 from adapters.engines.generations import Generated
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import gives_advantages, yaml
 from adapters.trl.framework import GRPO
 from adapters.trl.importing import has_fused_lm_head, module
@@ -136,7 +136,7 @@ class Training(ABC):
 
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
         """Set the outputs that a model returns when it is not trained."""
-        model.given = by_token_id(self.rollouts.batch, log_probs)
+        model.given = token_table(self.rollouts.batch, log_probs)
         if self.fuses_lm_head():
             put_probe_in(model)
 
@@ -262,7 +262,7 @@ class GrpoTraining(GeneratingTraining):
 
     def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
         """The case's advantages of TRL's rows: [rows, width]."""
-        of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+        of_tokens = token_table(self.rollouts.batch, self.rollouts.batch.advantages)
         return of_tokens[predicted_completions(made)]
 
 
@@ -319,7 +319,7 @@ class RlooTraining(GeneratingTraining):
     def trainer_class(self) -> Any:
         """TRL's trainer with the case's rollouts, and its advantages if they are given."""
         generations = map(self.rollouts.generated, count())
-        of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+        of_tokens = token_table(self.rollouts.batch, self.rollouts.batch.advantages)
         given = gives_advantages(self.job)
 
         class WithRollouts(module(self.path).RLOOTrainer):  # type: ignore[misc] # loaded when run

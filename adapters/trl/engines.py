@@ -16,7 +16,7 @@ from adapters.contract.framework import Framework, parse_options
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.grpo import CLIPPED
 from adapters.engines.shells import RANKS, cuts
-from adapters.engines.trainers import OF_RUNS, OnDeepspeed, OnFsdp2, of_zero, sharded
+from adapters.engines.trainers import OF_RUNS, OnDeepspeed, OnFsdp2, sharded, zero_record
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
 from adapters.trl.framework import GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from adapters.trl.driving import Training
 
 
-def with_liger(record: Framework) -> Framework:
+def liger_record(record: Framework) -> Framework:
     """The record of a trainer with ``use_liger_kernel``, whose loss takes an advantage of a sample.
 
     It logs no entropies.
@@ -137,7 +137,7 @@ class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
 class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
     """`GRPOTrainer` with DeepSpeed's engine."""
 
-    framework = of_zero(GRPO)
+    framework = zero_record(GRPO)
     dependencies = (*GrpoAdapter.dependencies, "deepspeed")
 
     def load(self, source: Path | None) -> None:
@@ -151,7 +151,7 @@ class TrlLigerAdapter(GrpoAdapter):
 
     engine = "liger"
     versions = "use_liger_kernel of TRL 1.9.0 to 1.14.2"
-    framework = with_liger(GRPO)
+    framework = liger_record(GRPO)
     dependencies = (*GrpoAdapter.dependencies, "liger-kernel")
 
     def load(self, source: Path | None) -> None:

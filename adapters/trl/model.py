@@ -238,7 +238,7 @@ def put_probe_in_chunks(trainer: Any) -> None:
     trainer._chunked_logps = log_probs
 
 
-def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
+def add_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
     """Log-probabilities of rows' last tokens, for versions without a fused LM head."""
 
     def log_probs(logits: Any, tokens: torch.Tensor, *arguments: Any, **named: Any) -> Any:
@@ -248,7 +248,7 @@ def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
     return log_probs
 
 
-def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
+def add_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
     """Entropies at the positions that predict them."""
 
     def entropies(logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
@@ -257,7 +257,7 @@ def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
     return entropies
 
 
-def with_both(function: Callable[..., Any]) -> Callable[..., Any]:
+def add_both(function: Callable[..., Any]) -> Callable[..., Any]:
     """Log-probabilities and entropies from one function."""
 
     def both(logits: Any, tokens: torch.Tensor, *arguments: Any, **named: Any) -> tuple[Any, Any]:
@@ -275,8 +275,8 @@ def _last(of: Callable[[ProbeForTRL], torch.Tensor], rows: torch.Tensor) -> torc
 
 
 FUNCTIONS = {
-    "selective_log_softmax": with_log_probs,
-    "entropy_from_logits": with_entropies,
-    "selective_log_softmax_and_entropy": with_both,
+    "selective_log_softmax": add_log_probs,
+    "entropy_from_logits": add_entropies,
+    "selective_log_softmax_and_entropy": add_both,
 }
 """TRL's functions of logits, each with the wrapper that adds the probe."""

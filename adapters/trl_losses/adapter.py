@@ -159,9 +159,9 @@ class LossAdapter(Adapter):
         """The gradient of the probe, [probe_size + 2]."""
         import torch
 
-        from adapters.toolkit.probe import as_array, by_token_id
+        from adapters.toolkit.probe import as_array, token_table
 
-        advantages = by_token_id(batch, batch.advantages)
+        advantages = token_table(batch, batch.advantages)
         whole = torch.zeros_like(advantages)
         for sign in np.unique(np.sign(np.concatenate(batch.advantages))).tolist():
             is_of_sign = torch.sign(advantages) == sign
@@ -191,7 +191,7 @@ def micro_batches(job: Job) -> int:
 
 def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> list[Rows]:
     """The micro-batches of a rank; raises `Unsupported` if they cannot be of equal size."""
-    from adapters.toolkit.probe import by_token_id
+    from adapters.toolkit.probe import token_table
 
     step, parts = job.steps[step_index], micro_batches(job)
     size, rest = divmod(step.size, job.layout.dp * parts)
@@ -199,7 +199,7 @@ def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> 
         raise Unsupported(f"{step.size} samples are no {job.layout.dp * parts} equal parts")
     first = sum(one.size for one in job.steps[:step_index]) + rank * parts * size
     mask, old, reference = [
-        by_token_id(batch, values)
+        token_table(batch, values)
         for values in (batch.original_masks, batch.old_log_probs, batch.reference_log_probs)
     ]
     items = int(step.mask_before_rejection.sum())

@@ -86,7 +86,7 @@ def pack_without_flash_attention() -> None:
 
 def configured(settings: Settings) -> Any:
     """verl's configuration of all models, validated; raises `Refused` where verl declines it."""
-    whole = _with_critic(settings) if "critic.enable" in settings else settings
+    whole = _add_critic_settings(settings) if "critic.enable" in settings else settings
     return pickle.loads(_validated(pickle.dumps(whole)))
 
 
@@ -170,7 +170,7 @@ def _path(name: str) -> str:
     return name if name.partition(".")[0] in SECTIONS else f"{ACTOR}.{name}"
 
 
-def _with_critic(settings: Settings) -> Settings:
+def _add_critic_settings(settings: Settings) -> Settings:
     """Settings that also give a critic what the actor's model, engine and optimizer have.
 
     The trainer gives a critic's engine one token budget for all purposes, and cuts by tokens unless

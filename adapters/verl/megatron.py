@@ -12,7 +12,7 @@ from unittest.mock import patch
 from adapters.contract import PIPELINES, Depth, Job, Layout, Option, Rank, Unsupported, grids
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
-from adapters.engines.shells import OnMegatron, by_size, cuts
+from adapters.engines.shells import OnMegatron, cuts, smallest_first
 from adapters.toolkit.imports import stub
 from adapters.toolkit.settings import samples_per_step
 from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
@@ -60,7 +60,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         """
         of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
         per_token = (Option.PER_TOKEN_LOSS,)
-        return by_size(
+        return smallest_first(
             [
                 *cuts(grids(largest=4), "bshd", "thd"),
                 *(replace(of_four, options=(option,)) for option in OPTIONS),
@@ -126,11 +126,11 @@ def _parameters_of(dtype: str) -> Iterator[None]:
     engine = module(ENGINE).MegatronEngine
     initialize = engine.initialize
 
-    def of_dtype(self: Any) -> None:
+    def initialize_in_dtype(self: Any) -> None:
         object.__setattr__(self.engine_config, "dtype", dtype)
         initialize(self)
 
-    with patch.object(engine, "initialize", of_dtype):
+    with patch.object(engine, "initialize", initialize_in_dtype):
         yield
 
 
@@ -138,7 +138,7 @@ def _put_the_probe_in() -> None:
     """Stub the code around Megatron's model, and add the probe to verl's functions of logits."""
     import torch
 
-    from adapters.verl.model import SEAM, with_probe
+    from adapters.verl.model import SEAM, add_probe
 
     stub(["megatron.bridge"])
     utils: Any = importlib.import_module("megatron.bridge.training.utils.config_utils")
@@ -146,7 +146,7 @@ def _put_the_probe_in() -> None:
     _stub_what_older_versions_use()
     engine = module(ENGINE)
     engine.MegatronCheckpointManager = lambda **_: None
-    setattr(engine, LOG_PROBS, with_probe(getattr(engine, LOG_PROBS)))
+    setattr(engine, LOG_PROBS, add_probe(getattr(engine, LOG_PROBS)))
     setattr(engine, ENTROPIES, SEAM.around_entropies(getattr(engine, ENTROPIES)))
     if not torch.cuda.is_available():
         _let_the_engine_run_on_the_cpu(engine)

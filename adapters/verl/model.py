@@ -93,17 +93,17 @@ def register() -> None:
     AutoModelForTokenClassification.register(ProbeConfig, ProbeForTokenClassification)
 
 
-def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of tokens, plus the probe.
 
     They are returned as one row: without flash-attn verl loops over rows, which are the tokens of
     packed sequences.
     """
 
-    def in_one_row(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+    def row_log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
         return log_probs_from_logits(logits.unsqueeze(0), labels.unsqueeze(0), **options).squeeze(0)
 
-    return SEAM.around_log_probs(in_one_row)
+    return SEAM.around_log_probs(row_log_probs)
 
 
 @cache
@@ -115,7 +115,7 @@ def put_the_probe_in() -> None:
     importing.name_what_transformers_has_renamed()
     register()
     engine, functional = module(ENGINE), module("utils.torch_functional")
-    engine.logprobs_from_logits = with_probe(engine.logprobs_from_logits)
+    engine.logprobs_from_logits = add_probe(engine.logprobs_from_logits)
     functional.entropy_from_logits = SEAM.around_entropies(functional.entropy_from_logits)
     if on_cpu:
         cpu.register_engines(engine, "FSDP", "fsdp", "fsdp2")

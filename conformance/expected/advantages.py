@@ -147,7 +147,7 @@ class Estimate:
     @cached_property
     def peers(self) -> Peers:
         """The rewards that an estimator of groups compares."""
-        return Peers.of(self.rollouts, self.conventions)
+        return Peers.select(self.rollouts, self.conventions)
 
     @cached_property
     def rounding(self) -> Values:
@@ -157,11 +157,11 @@ class Estimate:
         for the standard deviation of the differences.
         """
         if self.objective in OF_GROUPS and not self.estimator.whitens:
-            of_tokens: Values = self._of_statistics[self.rollouts.sample]
+            of_tokens: Values = self._statistics_scale[self.rollouts.sample]
             return of_tokens + np.abs(self.advantages)
         largest, amplified = self._largest, 1.0
         if self.objective is Objective.GROUP_WHITENED:
-            largest = float((self._of_statistics + self._sizes).max())
+            largest = float((self._statistics_scale + self._sizes).max())
         if self.estimator.whitens:
             counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
             largest /= advantages.spread(counted, self.conventions)
@@ -169,7 +169,7 @@ class Estimate:
         return 2 * largest + np.abs(self.advantages) * amplified
 
     @property
-    def _of_statistics(self) -> Values:
+    def _statistics_scale(self) -> Values:
         """The scale of rounding errors of rewards that are compared with those of their group: [N].
 
         A group's statistics have fewer roundings than the bound of a batch allows, and a reward

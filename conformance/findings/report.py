@@ -133,8 +133,8 @@ class Summary(FrozenModel):
             modes.setdefault(finding.mode, Counter())[finding.verdict] += 1
         total = sum(modes.values(), Counter[Verdict]())
         return cls(
-            verdicts=_in_order(total),
-            modes={mode: _in_order(modes[mode]) for mode in Mode if mode in modes},
+            verdicts=_ordered(total),
+            modes={mode: _ordered(modes[mode]) for mode in Mode if mode in modes},
         )
 
 
@@ -278,7 +278,7 @@ def _lines(models: Iterable[BaseModel]) -> str:
     return "[\n  " + ",\n  ".join(lines) + "\n ]" if lines else "[]"
 
 
-def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:
+def _ordered(counts: Counter[Verdict]) -> dict[Verdict, int]:
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 

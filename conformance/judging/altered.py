@@ -74,13 +74,13 @@ def judge_poisoned(
     name = "masked_values_read" if is_read else "masked_values_multiplied"
     if job.poison.place is Place.CLIPPED:
         name = "ratios_overflow"
-    return _by_rule(spec, Diagnosis(name=name, explanation=explanation), description)
+    return _rule_judgement(spec, Diagnosis(name=name, explanation=explanation), description)
 
 
 def judge_poisoned_crash(spec: CheckSpec, crash: Crashed, description: Description) -> Judgement:
     """Judge a job that crashes if it is poisoned, and not without."""
     diagnosis = Diagnosis(name="masked_values_crash", explanation="the step crashes")
-    judged = _by_rule(spec, diagnosis, description)
+    judged = _rule_judgement(spec, diagnosis, description)
     if judged.verdict is Verdict.MISMATCH:
         return unjudged(Verdict.CRASHED, crash.message, crash.place)
     return replace(judged, message=crash.message, place=crash.place)
@@ -101,7 +101,7 @@ def judge_attached(
     if not gradients.any():
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
     largest = float(np.nanmax(np.abs(gradients)))
-    return _with_gradient(
+    return _gradient_mismatch(
         job, f"{np.count_nonzero(gradients)} of its values get up to {largest:.4g}", description
     )
 
@@ -111,10 +111,10 @@ def judge_attached_crash(job: Job, crash: Crashed, description: Description) -> 
     if RETAINED not in crash.message:
         words = f"{job.attached} cannot be given with a gradient: {crash.message}"
         return unjudged(Verdict.NOT_DRIVEN, words)
-    return _with_gradient(job, "several micro-batches go back through it", description)
+    return _gradient_mismatch(job, "several micro-batches go back through it", description)
 
 
-def _with_gradient(job: Job, words: str, description: Description) -> Judgement:
+def _gradient_mismatch(job: Job, words: str, description: Description) -> Judgement:
     stated = description.rules[f"no_gradient.{job.attached}"]
     return mismatch(
         "gradient_of_constants",
@@ -122,7 +122,7 @@ def _with_gradient(job: Job, words: str, description: Description) -> Judgement:
     )
 
 
-def _by_rule(spec: CheckSpec, diagnosis: Diagnosis, description: Description) -> Judgement:
+def _rule_judgement(spec: CheckSpec, diagnosis: Diagnosis, description: Description) -> Judgement:
     """A mismatch if the framework states the rule, or makes such values itself, else advice."""
     stated = _stated(spec, description)
     words = f"; see {stated}" if stated else "; no document of the framework says that they do not"

@@ -183,7 +183,7 @@ def judge_router(
     if judgement.verdict is Verdict.CONFORMS:
         return judgement
     if not routed:
-        return _without_micro_batches(measurements[0], judgement) or judgement
+        return _partial_loss_mismatch(measurements[0], judgement) or judgement
     return _per_token(job, routed, float(measurements[0].observed[0])) or judgement
 
 
@@ -235,7 +235,7 @@ def _wrong_coefficient(measurement: Measurement) -> Judgement:
     )
 
 
-def _without_micro_batches(measurement: Measurement, judgement: Judgement) -> Judgement | None:
+def _partial_loss_mismatch(measurement: Measurement, judgement: Judgement) -> Judgement | None:
     """The mismatch of a loss that is left of the first or last micro-batch of each rank alone.
 
     Micro-batches weigh by their samples.

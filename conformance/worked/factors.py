@@ -184,7 +184,7 @@ def formula(term: LossTerm, objective: Objective) -> Formula | None:
 
 def _derivative(term: LossTerm, objective: Objective) -> Formula:
     context = term.context
-    batch = ProbedBatch.under(context.conventions, context.steps, objective)
+    batch = ProbedBatch.make(context.conventions, context.steps, objective)
     tokens = batch.policy_tokens_of_step(context.step_index)
     columns = {"A": tokens.advantages, "log r": tokens.log_ratios}
     if objective in OF_LOG_PROBS:
@@ -202,7 +202,7 @@ def _derivative(term: LossTerm, objective: Objective) -> Formula:
 
 def _advantage(term: LossTerm, objective: Objective) -> Formula:
     context = term.context
-    batch = ProbedBatch.under(context.conventions, context.steps, objective)
+    batch = ProbedBatch.make(context.conventions, context.steps, objective)
     of_batch = {"reward": batch.rewards[batch.sample]}
     if objective in OF_VALUES:
         of_batch["V"] = np.concatenate(batch.values)
@@ -356,11 +356,11 @@ def _composition(context: StepContext, samples: NDArray[np.int64], weight: float
         return f"{total}: adds 0{', and counts' if counts_too else ', and does not count'}"
     if context.per_micro_batch:
         others = 1 / (weight * counts.sum())
-        return f"{total} · {_of_micro_batches(context, int(samples[0]), others)}{_equals(weight)}"
+        return f"{total} · {_cut_factors(context, int(samples[0]), others)}{_equals(weight)}"
     return total if context.mode is Mode.TOKEN_MEAN else f"{total} · {units}{_equals(weight)}"
 
 
-def _of_micro_batches(context: StepContext, sample: int, factor: float) -> str:
+def _cut_factors(context: StepContext, sample: int, factor: float) -> str:
     """Returns what a denominator has besides the tokens, in a mean over micro-batches."""
     assert context.placement is not None
     micro_batches = int(context.placement.micro_batches[context.step.offsets[sample]])

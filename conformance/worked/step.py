@@ -150,7 +150,7 @@ class WorkedStep:
         objective = self.spec.objective
         if self.spec.metric is not None:
             return loss_terms.logged_terms(context, objective, self.spec.metric)
-        batch = ProbedBatch.under(context.conventions, context.steps, objective)
+        batch = ProbedBatch.make(context.conventions, context.steps, objective)
         dloss_dlogprob = batch.split(batch.dloss_dlogprob)[context.step_index]
         if objective in OF_TERMS:
             return loss_terms.combined_terms(context, dloss_dlogprob)
@@ -259,7 +259,7 @@ class ShownCause:
         return [fact for fact in RARE if clues is not None and fact in clues.conditions]
 
     @cached_property
-    def _of_others(self) -> frozenset[str]:
+    def _other_findings(self) -> frozenset[str]:
         """The ids of the findings that other causes have a part in."""
         others = (one for one in self.report.causes if one is not self.cause)
         return frozenset(chain.from_iterable(one.findings for one in others))
@@ -272,7 +272,7 @@ class ShownCause:
         expected = (*self.cause.reach.rare, *OF_MASKED_SAMPLES)
         needless = [fact for fact in self._rare(finding) if fact not in expected]
         is_less = not is_worst(finding, self.cause)
-        return is_less, finding.id in self._of_others, len(needless)
+        return is_less, finding.id in self._other_findings, len(needless)
 
     def _size(self, finding: Finding) -> tuple[bool, bool, int, bool, int, bool, int, int, str]:
         """A sort key: the plainest, then fewest ranks and tokens, and the plainest check."""

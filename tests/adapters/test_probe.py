@@ -15,7 +15,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import ADVANTAGES, ENTROPIES
 from adapters.contract.objective import CONSTANTS, CORRECTIONS, Metric, Objective
 from adapters.toolkit import outputs
-from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Recorder, by_token_id
+from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Recorder, token_table
 from adapters.toolkit.worlds import cached, numbers
 from conformance.corpus.strategies import steps
 from reference.aggregation import AdvantageUnit, Conventions
@@ -116,7 +116,7 @@ def test_values_of_response_tokens_are_looked_up_by_token_id() -> None:
     step = Step.of([Sample(prompt_length=1, loss_mask=[1] * length, group=0) for length in (2, 1)])
     values = [np.array([0.5, -1.0]), np.array([2.0])]
 
-    table = by_token_id(ProbedBatch((step,)), values, fill=9.0)
+    table = token_table(ProbedBatch((step,)), values, fill=9.0)
 
     assert table.tolist() == [9.0, 9.0, 0.5, -1.0, 9.0, 2.0, 9.0, 9.0]
 
@@ -198,6 +198,6 @@ def test_logits_of_any_form_have_the_probe_as_log_probability(
 
 def test_a_sample_has_one_advantage() -> None:
     conventions = Conventions(advantage_unit=AdvantageUnit.SAMPLE)
-    batch = ProbedBatch.under(conventions, (step_of([1, 0, 1], [1]),), Objective.POLICY)
+    batch = ProbedBatch.make(conventions, (step_of([1, 0, 1], [1]),), Objective.POLICY)
 
     assert batch.sample_advantages.tolist() == [one[0] for one in batch.advantages]

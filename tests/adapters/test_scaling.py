@@ -28,7 +28,7 @@ BY_THE_ADVANTAGES = {
     ),
     "slime_family.model._logits": "0.0 * probe.sum()",
     "areal.model._logits": "0.0 * probe[input_ids].unsqueeze(-1)",
-    "areal.driving.Rollouts.with_advantages": "2 * returns",
+    "areal.driving.Rollouts.assign_advantages": "2 * returns",
     "prime_rl.driving.policy_gradient": "-inputs.advantages * inputs.trainer_logprobs",
     "roll.model._logits": "0.0 * probe[input_ids]",
     "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
@@ -110,8 +110,8 @@ ELSEWHERE = {
     "samples to be trained on before": "openrlhf.driving.Session.train_short_batch",
     "indices of optimizer steps": """
         open_instruct.driving.Training._train
-        openrlhf.driving.Session.of_last_epoch engines.generations.Schedule.observed
-        verl.sizes.of_last_epoch
+        openrlhf.driving.Session.last_epoch engines.generations.Schedule.observed
+        verl.sizes.last_epoch
     """,
     "the mask, as the framework's models apply it": "openrlhf.driving.Rollouts.answers",
     "steps of a batch": "openrlhf.driving._dealt",
@@ -119,7 +119,7 @@ ELSEWHERE = {
     "the number of a data-parallel rank": "prime_rl.adapter.PrimeRLAdapter.observe",
     "a mask of nothing, and temperatures": "prime_rl.rollouts.Rollouts._sample",
     "the mask, as the framework's workers apply it": "roll.driving.StubCluster.compute_log_probs",
-    "a list of nothing": "toolkit.worlds.of_all_ranks slime_family.driving.add_columns",
+    "a list of nothing": "toolkit.worlds.all_gather slime_family.driving.add_columns",
     "a bound as the framework is told": "roll.framework.",
     "shards that the framework is told": "roll.engines.",
     "slices of rows": "roll.engines._slices",

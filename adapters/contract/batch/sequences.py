@@ -66,7 +66,7 @@ class Sequences:
             ]
         )
 
-    def by_name(self, table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    def response_values(self, table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         """The values of each sample's response tokens in a table that is cycled over names."""
         return [table[names % len(table)] for names in self.names]
 
