@@ -79,7 +79,7 @@ class ArealAdapter(Adapter):
             with refusals_of_configuration(job):
                 config = importing.configured(settings)
             engine = self._engine(config, job, rank, batch.probe_size)
-            rollouts = Rollouts(batch, job, config)
+            rollouts = ArealRollouts(batch, job, config)
             shares = rollouts.steps_of_rank(engine.data_parallel_rank)
             logs = [_train(engine, config, rollouts, share) for share in shares]
         reported = self.framework.reported(logs)
@@ -117,7 +117,9 @@ class ArealAdapter(Adapter):
         return engine
 
 
-def _train(engine: Any, config: Any, rollouts: Rollouts, trajectories: Any) -> Mapping[str, float]:
+def _train(
+    engine: Any, config: Any, rollouts: ArealRollouts, trajectories: Any
+) -> Mapping[str, float]:
     """Train on the trajectories of a step; returns what AReaL logs, by its names.
 
     Raises `Refused` if no token of the step is active, which AReaL asserts.
@@ -137,7 +139,7 @@ def _train(engine: Any, config: Any, rollouts: Rollouts, trajectories: Any) -> M
 WHITENING = (Objective.REINFORCE_PP, *OF_VALUES)
 
 
-class Rollouts:
+class ArealRollouts:
     """The samples of each optimizer step as AReaL's workflows return trajectories.
 
     With a decoupled loss, the policy that ratios are taken to is another than that of the rollouts.

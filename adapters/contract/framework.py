@@ -28,7 +28,7 @@ Settings = Mapping[str, Any]
 """Values of options by their names; a function of the job gives one that depends on it."""
 
 
-class StandIn(str):
+class Substitute(str):
     """A value of ours in place of a user's own, such as a file or the name of a function."""
 
     __slots__ = ()
@@ -355,7 +355,7 @@ def _is_off(name: str, default: Callable[[str], object]) -> bool:
 
 
 def _is_shown(value: object) -> bool:
-    is_text = isinstance(value, str) and not isinstance(value, StandIn)
+    is_text = isinstance(value, str) and not isinstance(value, Substitute)
     return value is False or is_text or _is_number(value)
 
 

@@ -17,7 +17,7 @@ import platformdirs
 import torch
 
 from adapters.contract import Refused
-from adapters.toolkit.probe import Recorder, as_array
+from adapters.toolkit.probe import Records, as_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -86,14 +86,14 @@ def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
     return mesh
 
 
-def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Recorder[NDArray[np.float32]]:
+def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Records[NDArray[np.float32]]:
     """Records the probe's gradient, [capacity], whenever DeepSpeed's engine makes a step of it.
 
     Frameworks call the engine's `step` for every micro-batch, and the engine itself knows the last.
     """
     from deepspeed.utils import safe_get_full_grad
 
-    gradients, step = Recorder["NDArray[np.float32]"](), engine.step
+    gradients, step = Records["NDArray[np.float32]"](), engine.step
 
     def read_and_step(*args: Any, **kwargs: Any) -> Any:
         if engine.is_gradient_accumulation_boundary():

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from adapters.contract import LogEntry, Rank
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework
-    from adapters.miles.model import Policy
+    from adapters.miles.model import FsdpPolicy
 
 FSDP_ACTORS = ("backends.fsdp_utils.actor", "backends.experimental.fsdp_utils.actor")
 """The module of the FSDP engine, by version."""
@@ -241,7 +241,7 @@ def _join(args: Any, rank: Rank) -> None:
     driving.share(rank.cache["parallel_state"])
 
 
-def _actor(args: Any, trained: Policy) -> Any:
+def _actor(args: Any, trained: FsdpPolicy) -> Any:
     """miles' actor with the attributes that its `init` sets."""
     return actor(
         engine("actor").FSDPTrainRayActor,

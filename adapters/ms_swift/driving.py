@@ -28,7 +28,7 @@ PREFIX = "rl-loss-ms-swift-"  # of temporary folders' names
 
 
 @dataclass(eq=False)
-class Rollouts(Generated):
+class MsSwiftRollouts(Generated):
     """Stands in for the inference engine, and returns a batch's samples generation by generation.
 
     ``together`` is the number of ranks that share what the schedule has for one.
@@ -80,7 +80,7 @@ class Rollouts(Generated):
         """
         rollouts, batch = self, self.batch
 
-        class WithAdvantages(found(path)):  # type: ignore[misc] # loaded when run
+        class WithSwiftAdvantages(found(path)):  # type: ignore[misc] # loaded when run
             def _generate_and_score_completions(self, inputs: Any) -> list[dict[str, Any]]:
                 made: list[dict[str, Any]] = super()._generate_and_score_completions(inputs)
                 for one in made if gives_advantages(rollouts.job) else ():
@@ -94,13 +94,13 @@ class Rollouts(Generated):
                     of_loss.advantages = token_table(batch, batch.advantages)[ids]
                 return made
 
-        return WithAdvantages
+        return WithSwiftAdvantages
 
 
-class Training:
+class MsSwiftTraining:
     """One run of `GRPOTrainer` and what was read from it."""
 
-    def __init__(self, rollouts: Rollouts, settings: Settings) -> None:
+    def __init__(self, rollouts: MsSwiftRollouts, settings: Settings) -> None:
         self.rollouts, self.watch = rollouts, Watch()
         others = {**settings}
         options = {name: others.pop(name) for name in ("padding_free", "sequence_parallel_size")}

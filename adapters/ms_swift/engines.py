@@ -99,10 +99,10 @@ class MsSwiftDdpAdapter(trainers.OnAccelerate, MsSwiftAdapter):
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer."""
-        from adapters.ms_swift.driving import Rollouts, Training
+        from adapters.ms_swift.driving import MsSwiftRollouts, MsSwiftTraining
 
         self.enter_world(rank)
-        return Training(Rollouts(batch, job, generating(job), rank.index), settings)
+        return MsSwiftTraining(MsSwiftRollouts(batch, job, generating(job), rank.index), settings)
 
     def leave_world(self) -> None:
         """Also forget the process groups of ranks that share sequences."""
@@ -154,11 +154,11 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer in the layout's process groups, which Accelerate gathers over."""
         from adapters.engines import accelerate, megatron_core
-        from adapters.ms_swift.driving import Rollouts
-        from adapters.ms_swift.megatron import Training
+        from adapters.ms_swift.driving import MsSwiftRollouts
+        from adapters.ms_swift.megatron import MsSwiftMegatronTraining
 
         accelerate.enter_world(rank)
         accelerate.name_engine("MULTI_CPU" if rank.world_size > 1 else "NO")
         megatron_core.join_grid(job.layout, rank)
-        rollouts = Rollouts(batch, job, schedule_of(job), rank.index, together=job.layout.cp)
-        return Training(rollouts, settings, rank)
+        rollouts = MsSwiftRollouts(batch, job, schedule_of(job), rank.index, together=job.layout.cp)
+        return MsSwiftMegatronTraining(rollouts, settings, rank)

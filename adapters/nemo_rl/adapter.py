@@ -57,12 +57,12 @@ class NemoRLAdapter(OnFsdp):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch by NeMo-RL's trainer."""
-        from adapters.nemo_rl.driving import Training
+        from adapters.nemo_rl.driving import NemoRLTraining
 
         set_what_ray_sets(rank)
         batch = ProbedBatch.of(job, conventions_of(NEMO_RL.conventions))
         with rank.framework():
-            training = Training(batch, job, self.framework, rank)
+            training = NemoRLTraining(batch, job, self.framework, rank)
         return Observation(
             token_weights=batch.weights_of_steps(training.gradients),
             reported={

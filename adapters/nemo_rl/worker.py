@@ -26,7 +26,7 @@ TOKENIZER = SimpleNamespace(pad_token_id=0, eos_token_id=0, pad_token="<pad>", e
 """The attributes of a tokenizer that NeMo-RL reads: ids of padding and of the end."""
 
 
-class Workers:
+class StubWorkerGroup:
     """Stands for Ray's group of workers: each rank has one, and all are called at once."""
 
     def __init__(self, worker: Any, rank: Rank) -> None:
@@ -69,7 +69,7 @@ def made_policy(config: Any, worker: Any, rank: Rank) -> Any:
     replaced: dict[str, Any] = {
         "RayQueue": lambda: None,
         "RayWorkerBuilder": lambda *_, **__: None,
-        "RayWorkerGroup": lambda *_, **__: Workers(worker, rank),
+        "RayWorkerGroup": lambda *_, **__: StubWorkerGroup(worker, rank),
         "get_default_hf_config": _has_no_layers,
     }
     cluster = SimpleNamespace(world_size=lambda: rank.world_size, _sorted_bundle_indices=None)

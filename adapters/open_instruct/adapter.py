@@ -63,6 +63,6 @@ class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer."""
-        from adapters.open_instruct.driving import Training
+        from adapters.open_instruct.driving import OpenInstructTraining
 
-        return Training(job, batch, settings, rank)
+        return OpenInstructTraining(job, batch, settings, rank)

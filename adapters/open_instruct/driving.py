@@ -34,7 +34,7 @@ TOKENIZER = SimpleNamespace(pad_token_id=0)
 """The part of a tokenizer that a step reads."""
 
 
-class Training:
+class OpenInstructTraining:
     """One run of the trainer on a job, and what was read from it."""
 
     def __init__(self, job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> None:

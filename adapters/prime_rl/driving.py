@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
     from adapters.contract import Rank
     from adapters.contract.framework import Settings
-    from adapters.prime_rl.rollouts import Rollouts
+    from adapters.prime_rl.rollouts import PrimeRLRollouts
 
 
-class Training:
+class PrimeRLTraining:
     """One run of the trainer, and what was read off it."""
 
-    def __init__(self, settings: Settings, rollouts: Rollouts, capacity: int, rank: Rank) -> None:
+    def __init__(
+        self, settings: Settings, rollouts: PrimeRLRollouts, capacity: int, rank: Rank
+    ) -> None:
         self._rank = rank
-        self.passes, self._log = ForwardPasses(), Log()
+        self.passes, self._log = ForwardPasses(), MonitorLog()
         self._readers: list[GradientReader] = []
         with tempfile.TemporaryDirectory(prefix="rl-loss-prime-rl-") as folder:
             rollouts.send(Path(folder))
@@ -121,7 +123,7 @@ PACKER = SimpleNamespace(pack=nothing, _arm_watchdog=nothing, _disarm_watchdog=n
 """Stands for the packer on the first rank: micro-batches are packed and sent already."""
 
 
-class Log:
+class MonitorLog:
     """Keeps what is logged, as the trainer's monitor does."""
 
     def __init__(self) -> None:
@@ -132,7 +134,7 @@ class Log:
         self.history.append({**metrics, "step": step})
 
 
-def _older_trainer_patches(log: Log) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields modules, each with what to replace of what some versions have in it.
 
     Before August 2026 the trainer served several runs and packed their samples, and before August

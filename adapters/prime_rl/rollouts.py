@@ -37,7 +37,7 @@ COMPONENTS = {
 """Components of the loss other than that of RL: their streams, and the weight of active tokens."""
 
 
-class Rollouts:
+class PrimeRLRollouts:
     """The micro-batches of each optimizer step, for all data-parallel ranks."""
 
     def __init__(self, batch: ProbedBatch, job: Job, seq_len: int) -> None:

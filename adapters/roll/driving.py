@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-    from adapters.toolkit.probe import ForwardPasses, GradientReader, Recorder
+    from adapters.toolkit.probe import ForwardPasses, GradientReader, Records
 
 DOMAIN = "corpus"
 
 
-class Rollouts:
+class RollRollouts:
     """A job's samples as ROLL's scheduler returns the batch of rollouts of each optimizer step."""
 
     def __init__(
@@ -92,10 +92,12 @@ class Rollouts:
         return rows
 
 
-class Training:
+class RollTraining:
     """One run of the pipeline, and what was read off it."""
 
-    def __init__(self, rollouts: Rollouts, rank: Rank, config: Any, trained: Trained) -> None:
+    def __init__(
+        self, rollouts: RollRollouts, rank: Rank, config: Any, trained: TrainedWorker
+    ) -> None:
         self._rollouts, self._rank, self._config, self._trained = rollouts, rank, config, trained
         self._batch, self._job = rollouts.batch, rollouts.job
         self.logs: list[dict[str, float]] = []
@@ -147,7 +149,7 @@ class Training:
         if has_critic(self._job):
             clusters["critic"] = StubCluster(config.critic, self._values())
         role = trained_model(self._job, "actor_train")
-        clusters[role] = Workers(self._trained.worker, self._rank, given=clusters[role])
+        clusters[role] = WorkerCluster(self._trained.worker, self._rank, given=clusters[role])
         return clusters
 
     def _values(self) -> torch.Tensor:
@@ -219,12 +221,12 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedWorker:
     """A worker, and what is read off its model and its optimizer."""
 
     worker: Any
     passes: ForwardPasses
-    gradients: GradientReader | Recorder[NDArray[np.float32]]
+    gradients: GradientReader | Records[NDArray[np.float32]]
 
 
 def new_worker(role: str, config: Any, engine_module: str, provider: Callable[..., Any]) -> Any:
@@ -259,7 +261,7 @@ def new_worker(role: str, config: Any, engine_module: str, provider: Callable[..
     return worker
 
 
-class Workers:
+class WorkerCluster:
     """A cluster with a worker in each rank, whose methods are dispatched as ROLL registers them.
 
     Forward passes that only compute values are not run: their answers are given.

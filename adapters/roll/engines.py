@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Observation, Rank
     from adapters.contract.framework import Settings
-    from adapters.roll.driving import Rollouts, Trained
+    from adapters.roll.driving import RollRollouts, TrainedWorker
 
 FSDP2_STRATEGY = "distributed.strategy.fsdp2_strategy"
 MEGATRON_STRATEGY = "distributed.strategy.megatron_strategy"
@@ -88,9 +88,9 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
             Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
         ]
 
-    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
+    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A worker whose optimizer tells the gradient."""
-        from adapters.roll.driving import Trained, new_worker
+        from adapters.roll.driving import TrainedWorker, new_worker
         from adapters.roll.model import probed
         from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
 
@@ -103,7 +103,7 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
         with mock.patch.multiple(module(FSDP2_STRATEGY), **loaded):
             worker = new_worker(role, config, FSDP2_STRATEGY, lambda **_: model)
         gradients = GradientReader(worker.strategy.optimizer)
-        return Trained(worker=worker, passes=passes, gradients=gradients)
+        return TrainedWorker(worker=worker, passes=passes, gradients=gradients)
 
 
 def _rows_differ(layout: Layout) -> bool:
@@ -228,7 +228,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         is_cut = _rows_differ(job.layout) and gives_advantages(job)
         return np.ones_like if is_cut else super().attended(job)
 
-    def window_settings(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
+    def window_settings(self, job: Job, settings: Settings, rollouts: RollRollouts) -> Settings:
         """As many micro-batches as ROLL makes of a step, where it cuts them by tokens.
 
         ROLL derives steps from samples, and computes old log-probabilities anew if it has several.
@@ -248,16 +248,16 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
             "force_disable_old_logprobs_recompute": not is_recomputed,
         }
 
-    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
+    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A worker whose optimizer tells the gradient."""
         from adapters.engines import megatron_core
-        from adapters.roll.driving import Trained, new_worker
+        from adapters.roll.driving import TrainedWorker, new_worker
 
         chunks = _chunks(job, capacity, rank)
         worker = new_worker(role, config, MEGATRON_STRATEGY, lambda **_: _as_models(chunks))
         policy = megatron_core.wrapped_policy(worker.strategy.models_wrapped, chunks)
         gradients = megatron_core.gradients_of_steps(worker.strategy.optimizer, policy)
-        return Trained(worker=worker, passes=policy.passes, gradients=gradients)
+        return TrainedWorker(worker=worker, passes=policy.passes, gradients=gradients)
 
     def configure(self, worker: Any, config: Any, own: Any) -> None:
         """Give the strategy what it has copied of configurations, too."""

@@ -89,7 +89,7 @@ class SkyRLAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one rollout."""
         batch = ProbedBatch.of(job)
-        rollouts = driving.Rollouts(batch, job)
+        rollouts = driving.SkyRLRollouts(batch, job)
         with rank.framework():
             of_rank = self.engine_module.precision(job, rank.dtype)
             config = driving.configured(self.framework, job, of_rank)

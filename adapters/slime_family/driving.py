@@ -271,7 +271,7 @@ def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> l
     return [as_dictionary(entry) for entry in entries]
 
 
-class Log:
+class TrackerLog:
     """Collects the numbers logged on this rank, in place of the trackers."""
 
     def __init__(self) -> None:
@@ -302,4 +302,4 @@ class Log:
         self._logs.append(dict(metrics))
 
 
-LOG = Log()
+LOG = TrackerLog()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Recorder(list[_T]):
+class Records(list[_T]):
     """A list of records that is emptied when it is read."""
 
     def drain(self) -> list[_T]:
@@ -56,11 +56,11 @@ def token_table(
     return attached(table) if isinstance(values, Attached) else table
 
 
-LEAVES = Recorder[torch.Tensor]()
+LEAVES = Records[torch.Tensor]()
 """The gradients' leaves of the attached columns that this process was given since the last job."""
 
 
-ROUTED = Recorder[int]()
+ROUTED = Records[int]()
 """The positions of each forward pass whose router multiplies its losses by their number."""
 
 
@@ -120,7 +120,7 @@ def selected(probe: torch.Tensor) -> torch.Tensor:
     return probe * factors
 
 
-class ForwardPasses(Recorder["NDArray[np.int64]"]):
+class ForwardPasses(Records["NDArray[np.int64]"]):
     """Records the token ids of each forward pass of a rank's model: [tokens]."""
 
     def note(self, ids: torch.Tensor) -> None:
@@ -142,7 +142,7 @@ class GradientReader:
         optimizer: torch.optim.Optimizer,
         whole: Callable[[torch.Tensor], NDArray[np.float32]] = as_array,
     ) -> None:
-        self._gradients, self._whole = Recorder["NDArray[np.float32]"](), whole
+        self._gradients, self._whole = Records["NDArray[np.float32]"](), whole
         optimizer.register_step_pre_hook(self._read)
 
     def drain(self) -> list[NDArray[np.float32]]:

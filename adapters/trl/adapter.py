@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from adapters.contract.adapter import Rank
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework, OptionRow, Settings
-    from adapters.trl.driving import Rollouts, Training
+    from adapters.trl.driving import TrlRollouts, TrlTraining
 
 OF_GENERATIONS = (
     Option.SHARED_GENERATION,
@@ -102,10 +102,12 @@ class TrlAdapter(OnAccelerate):
         return deepcopy(self.framework.settings(job))
 
     @abstractmethod
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """The class of the trainer's runs."""
 
-    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
+    def train(
+        self, job: Job, rollouts: TrlRollouts, capacity: int, chosen: Settings
+    ) -> TrlTraining:
         """One run of the trainer."""
         return self.trainings()(job, rollouts, capacity, chosen)
 
@@ -119,12 +121,12 @@ class TrlAdapter(OnAccelerate):
         """Train all steps of the batch in one run of the trainer."""
         from adapters.engines.generations import schedule_of
         from adapters.toolkit.probe import probe_capacity
-        from adapters.trl.driving import Rollouts
+        from adapters.trl.driving import TrlRollouts
 
         batch = ProbedBatch.of(job, conventions_of(self.declared()))
         chosen = self.settings(job)
         schedule = schedule_of(job, chosen.get("num_iterations", 1))
-        rollouts = Rollouts(batch, job, schedule, rank.index)
+        rollouts = TrlRollouts(batch, job, schedule, rank.index)
         self.enter_world(rank)
         with rank.framework(), refusals_of_configuration(job):
             training = self.train(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
@@ -172,7 +174,7 @@ class GrpoAdapter(TrlAdapter):
             raise Unsupported(f"no loss_type={of_loss['loss_type']}")
         return chosen
 
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """Runs of `GRPOTrainer`."""
         from adapters.trl.driving import GrpoTraining
 
@@ -210,7 +212,7 @@ class RlooAdapter(TrlAdapter):
             raise Unsupported("RLOOTrainer masks only truncated samples")
         return chosen
 
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """Runs of `RLOOTrainer`."""
         from adapters.trl.driving import RlooTraining
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 
-class Rollouts(Generated):
+class TrlRollouts(Generated):
     """The samples of a batch, generated on this rank, one generation after another."""
 
     @property
@@ -93,13 +93,13 @@ def tokenizer(end: int) -> Any:
     )
 
 
-class Training(ABC):
+class TrlTraining(ABC):
     """One run of a trainer and what was read from it; subclasses choose the trainer."""
 
     path: ClassVar[str]
     """The trainer's module."""
 
-    def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
+    def __init__(self, job: Job, rollouts: TrlRollouts, capacity: int, settings: Settings) -> None:
         self.job, self.rollouts, self.capacity = job, rollouts, capacity
         self.watch = Watch()
         with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
@@ -160,7 +160,7 @@ class Training(ABC):
         return mock.patch.multiple(module(self.path), **stubs) if stubs else nullcontext()
 
 
-class GeneratingTraining(Training):
+class GeneratingTraining(TrlTraining):
     """One run of a trainer that generates."""
 
     def arguments(self, config: Any) -> dict[str, Any]:
@@ -253,12 +253,12 @@ class GrpoTraining(GeneratingTraining):
             return trainer
         given = self.given_advantages
 
-        class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
+        class WithTrlAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
                 made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
                 return made | {"advantages": given(made)}
 
-        return WithAdvantages
+        return WithTrlAdvantages
 
     def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
         """The case's advantages of TRL's rows: [rows, width]."""

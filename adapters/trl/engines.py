@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job, Observation, Rank
-    from adapters.trl.driving import Training
+    from adapters.trl.driving import TrlTraining
 
 
 def liger_record(record: Framework) -> Framework:
@@ -159,7 +159,7 @@ class TrlLigerAdapter(GrpoAdapter):
         super().load(source)
         importing.require_use_of_liger()
 
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """Runs of `GRPOTrainer` with Liger-Kernel."""
         from adapters.trl.driving import LigerTraining
 
@@ -198,7 +198,7 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
         """Train all steps; rows are not counted by their first token, which samples share."""
         return replace(super().observe(job, rank), rows=())
 
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """Runs of `AsyncGRPOTrainer`."""
         from adapters.trl.asynchronous import AsyncTraining
 

@@ -33,7 +33,7 @@ IGNORED = -100
 """The label of a position that is not scored."""
 
 
-class ProbeConfig(PretrainedConfig):
+class TrlProbeConfig(PretrainedConfig):
     """The shape of a transformer, which trainers read, and the size of the probe."""
 
     model_type = "trl_probe"
@@ -70,11 +70,11 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
     `ProbedBatch`.
     """
 
-    config_class = ProbeConfig
+    config_class = TrlProbeConfig
     base_model_prefix = "model"
     _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as in transformers
 
-    def __init__(self, config: ProbeConfig) -> None:
+    def __init__(self, config: TrlProbeConfig) -> None:
         super().__init__(config)
         self.model = Backbone()
         self.layer = ProbeLayer(config.capacity)
@@ -89,7 +89,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, folder: str, **_: Any) -> ProbeForTRL:
         """A model of a checkpoint's size; no weights are read."""
-        return cls(ProbeConfig.from_pretrained(folder))
+        return cls(TrlProbeConfig.from_pretrained(folder))
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the probe at 0."""
@@ -145,14 +145,14 @@ _speaking: ProbeForTRL | None = None
 
 def register() -> None:
     """Register the model with transformers, where TRL looks up its class."""
-    AutoConfig.register(ProbeConfig.model_type, ProbeConfig)
-    AutoModelForCausalLM.register(ProbeConfig, ProbeForTRL)
+    AutoConfig.register(TrlProbeConfig.model_type, TrlProbeConfig)
+    AutoModelForCausalLM.register(TrlProbeConfig, ProbeForTRL)
     vars(transformers)[ProbeForTRL.__name__] = ProbeForTRL
 
 
 def policy(capacity: int, *, has_router: bool) -> ProbeForTRL:
     """The policy to train, which may return the loss of a router."""
-    config = ProbeConfig()
+    config = TrlProbeConfig()
     if has_router:
         config.output_router_logits = False  # until a trainer asks for them
     config.capacity = capacity
@@ -162,7 +162,7 @@ def policy(capacity: int, *, has_router: bool) -> ProbeForTRL:
 
 def save_policy(capacity: int, folder: str) -> None:
     """Save the policy for a trainer that accepts only a path."""
-    config = ProbeConfig(architectures=[ProbeForTRL.__name__])
+    config = TrlProbeConfig(architectures=[ProbeForTRL.__name__])
     config.capacity = capacity
     config.save_pretrained(folder)
 

@@ -84,7 +84,7 @@ LOSSES = Framework(
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class PaddedRows:
     """The responses of a micro-batch, padded: [rows, width].
 
     ``ids`` are the probe's entries of tokens. ``items`` counts the active tokens of the whole step.
@@ -129,7 +129,7 @@ class LossAdapter(Adapter):
 
     @abstractmethod
     def loss(
-        self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor
+        self, job: Job, log_probs: torch.Tensor, rows: PaddedRows, advantages: torch.Tensor
     ) -> torch.Tensor:
         """The loss of a micro-batch that a trainer makes a backward pass of.
 
@@ -154,7 +154,7 @@ class LossAdapter(Adapter):
         )
 
     def _gradient(
-        self, job: Job, batch: ProbedBatch, step: Sequence[Rows], rank: Rank
+        self, job: Job, batch: ProbedBatch, step: Sequence[PaddedRows], rank: Rank
     ) -> NDArray[np.float32]:
         """The gradient of the probe, [probe_size + 2]."""
         import torch
@@ -189,7 +189,7 @@ def micro_batches(job: Job) -> int:
     return job.layout.micro_batches
 
 
-def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> list[Rows]:
+def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> list[PaddedRows]:
     """The micro-batches of a rank; raises `Unsupported` if they cannot be of equal size."""
     from adapters.toolkit.probe import token_table
 
@@ -204,7 +204,7 @@ def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> 
     ]
     items = int(step.mask_before_rejection.sum())
     return [
-        Rows(ids, mask[ids], old[ids], reference[ids], items)
+        PaddedRows(ids, mask[ids], old[ids], reference[ids], items)
         for start in range(first, first + parts * size, size)
         for ids in [_padded(batch.responses[start : start + size])]
     ]

@@ -95,7 +95,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         from adapters.engines import megatron_core
 
         head = megatron_core.values_head if role == "critic" else _logits
-        module(BRIDGE).AutoBridge = bridge = Bridge(layout, capacity, rank, head)
+        module(BRIDGE).AutoBridge = bridge = StubMegatronBridge(layout, capacity, rank, head)
         worker = new_worker(role, config, rank)
         with _parameters_of(rank.dtype):
             engine = made_engine(role, worker)
@@ -184,7 +184,7 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
     engine.MegatronEngine._routed_num_tokens = copied
 
 
-class Bridge:
+class StubMegatronBridge:
     """Makes a role's model, as both Megatron-Bridge's bridge and its provider.
 
     ``policy`` is the data-parallel model, once the engine has requested it.
@@ -201,11 +201,11 @@ class Bridge:
         self._layout, self._capacity, self._rank = layout, capacity, rank
         self._output = output
 
-    def from_hf_pretrained(self, path: str, **_: object) -> Bridge:
+    def from_hf_pretrained(self, path: str, **_: object) -> StubMegatronBridge:
         """The bridge for a checkpoint, which is not read."""
         return self
 
-    def to_megatron_provider(self, load_weights: bool) -> Bridge:
+    def to_megatron_provider(self, load_weights: bool) -> StubMegatronBridge:
         """The provider, which is this object."""
         return self
 

@@ -32,7 +32,7 @@ PASSES = {"actor": ForwardPasses(), "critic": ForwardPasses()}
 ENGINE = "workers.engine.fsdp.transformer_impl"
 
 
-class ProbeConfig(PretrainedConfig):
+class VerlProbeConfig(PretrainedConfig):
     """The shape of a transformer, which verl reads, and the size of the probe."""
 
     model_type = "probe"
@@ -45,11 +45,11 @@ class ProbeConfig(PretrainedConfig):
 class _ProbeModel(PreTrainedModel):
     """The probe in a model of transformers."""
 
-    config_class = ProbeConfig
+    config_class = VerlProbeConfig
     _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as in transformers
     _supports_flash_attn = _supports_sdpa = supports_gradient_checkpointing = True
 
-    def __init__(self, config: ProbeConfig) -> None:
+    def __init__(self, config: VerlProbeConfig) -> None:
         super().__init__(config)
         self.layer = ProbeLayer(config.capacity)
         # Embeddings outside of any layer, as in a real model: verl's engine reshards them by name.
@@ -57,7 +57,7 @@ class _ProbeModel(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *_: Any, config: ProbeConfig, **__: Any) -> _ProbeModel:
+    def from_pretrained(cls, *_: Any, config: VerlProbeConfig, **__: Any) -> _ProbeModel:
         """The model for a configuration, with a probe of 0."""
         return cls(config)
 
@@ -88,9 +88,9 @@ class ProbeForTokenClassification(_ProbeModel):
 
 def register() -> None:
     """Register the models with transformers' automatic classes."""
-    AutoConfig.register("probe", ProbeConfig)
-    AutoModelForCausalLM.register(ProbeConfig, ProbeForCausalLM)
-    AutoModelForTokenClassification.register(ProbeConfig, ProbeForTokenClassification)
+    AutoConfig.register("probe", VerlProbeConfig)
+    AutoModelForCausalLM.register(VerlProbeConfig, ProbeForCausalLM)
+    AutoModelForTokenClassification.register(VerlProbeConfig, ProbeForTokenClassification)
 
 
 def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

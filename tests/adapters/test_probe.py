@@ -15,7 +15,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import ADVANTAGES, ENTROPIES
 from adapters.contract.objective import CONSTANTS, CORRECTIONS, Metric, Objective
 from adapters.toolkit import outputs
-from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Recorder, token_table
+from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Records, token_table
 from adapters.toolkit.worlds import cached, numbers
 from conformance.corpus.strategies import steps
 from reference.aggregation import AdvantageUnit, Conventions
@@ -156,7 +156,7 @@ def test_seam_adds_entropies_with_a_gradient_unless_a_framework_needs_none(
 
 def test_what_a_world_keeps_forgets_the_records_of_the_job_before() -> None:
     rank = Rank(index=0, world_size=1)
-    first = cached(rank, "worker", lambda: SimpleNamespace(gradients=Recorder[float]()))
+    first = cached(rank, "worker", lambda: SimpleNamespace(gradients=Records[float]()))
     first.gradients.append(1.0)
 
     again = cached(rank, "worker", lambda: SimpleNamespace())
