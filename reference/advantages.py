@@ -74,7 +74,7 @@ class Rollouts:
         return self.mask if which is TokenSet.ACTIVE else np.ones_like(self.mask)
 
     def only(self, tokens: NDArray[np.bool_]) -> Rollouts:
-        """The rollouts without the other tokens."""
+        """The rollouts with these tokens only."""
         columns = ("sample", "mask", "values", "divergences")
         return replace(self, **{name: getattr(self, name)[tokens] for name in columns})
 
@@ -144,7 +144,7 @@ class Peers:
         return self.of_group(len)
 
     def compared(self, advantages: Values, lone: Lone) -> Values:
-        """Advantages, [N], with what a reward has instead that is compared with no other."""
+        """Advantages, [N], with those of rewards that are compared with no other, by ``lone``."""
         others = self.of_others(len)
         compared = np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
         return np.where(self.missing, 0.0, compared)

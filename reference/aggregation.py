@@ -199,7 +199,7 @@ class Deviation(StrEnum):
 
     @property
     def lost_degrees_of_freedom(self) -> int:
-        """By how much that divisor is less than n."""
+        """The difference of n and that divisor."""
         return 1 if self is Deviation.UNBIASED else 0
 
 

@@ -315,7 +315,7 @@ def nested(settings: Settings) -> dict[str, Any]:
 
 
 _SIGNED = re.compile(r"(1 (?=-))?(- ?)?(1/2 )?(.+)")
-"""The name of a metric in logs, with what is before it in `Framework.metrics`."""
+"""The name of a metric in logs, with its prefix in `Framework.metrics`."""
 
 
 def _signed(name: str) -> tuple[str, str, str, str]:

@@ -147,11 +147,11 @@ class Operand(StrEnum):
 class Replacement:
     """Values that are put in place of a framework's own, wherever a line asks for an operation.
 
-    They are in the result, or in the tensor or the number of Python that is at ``position`` among
-    the operands of its kind. ``columns`` are those of the expression, None if they are not known,
-    and ``caller`` is the line that has to have called its function, None if any may have.
-    ``entries`` are by rank, and by how often the line has asked on it; of what they lack nothing is
-    replaced. None multiplies each entry by a mark of its own, or puts that in place of a 0.
+    They replace the result, or the tensor or Python number at ``position`` among the operands of
+    its kind. ``columns`` are those of the expression, None if they are not known. ``caller`` is the
+    line that must have called its function, None if any may have. ``entries`` has values by rank
+    and by the number of earlier calls of the line; calls that it lacks are left alone. If it is
+    None, each entry is multiplied by a mark of its own, or replaced by the mark if it is 0.
     """
 
     file: str
@@ -220,7 +220,7 @@ class Job:
     configuration: Configuration = DEFAULT_CONFIGURATION
     poison: Poison | None = None
     attached: Column | None = None
-    """The column whose values have a gradient, as of a model that was not run without one."""
+    """The column whose values have a gradient, as if a model was run without ``no_grad``."""
     defaults: Defaults | None = None
     """The way in which options get their documented defaults; None if all jobs' values are used."""
     painted: Paint | None = None

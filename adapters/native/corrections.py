@@ -33,7 +33,7 @@ class ActiveTokens:
 def assign_corrections(
     samples: Sequence[SampleTensors], objective: Objective
 ) -> Sequence[SampleTensors]:
-    """The samples of a step with what their losses are multiplied by, if that depends on others."""
+    """The samples of a step with the factors on their losses that depend on other samples."""
     if objective not in CORRECTIONS or not any(sample.tokens for sample in samples):
         return samples
     correction = CORRECTIONS[objective](active_tokens(samples))

@@ -39,7 +39,7 @@ class TokenTensors:
     original_mask: torch.Tensor
     log_probs: torch.Tensor  # of the model, without the probe
     entropies: torch.Tensor  # without the probe too
-    correction: torch.Tensor  # what losses that compare the tokens of a step are multiplied by
+    correction: torch.Tensor  # the factor on losses that compare the tokens of a step
 
 
 @dataclass(frozen=True, eq=False)

@@ -175,7 +175,7 @@ class NativeEstimator(OverRanks):
         return torch.cat([sample.values[1:], torch.zeros(1)])
 
     def discounted(self, values: torch.Tensor, decay: float) -> torch.Tensor:
-        """Sums of what follows, each token's times another factor of the decay."""
+        """Sums over each token and the following ones, each times one more factor of the decay."""
         found = values.clone()
         for token in range(len(values) - 2, -1, -1):
             found[token] += decay * found[token + 1]
@@ -231,7 +231,7 @@ class RolloutLog(OverRanks):
         }
 
     def mean_over_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
-        """The mean of what each sample has one of; context-parallel ranks have the same ones."""
+        """The mean of a value per sample, which context-parallel ranks all have."""
         return self.mean(torch.tensor(sum(values) / self.layout.cp), len(samples))
 
     def mean_over_tokens(

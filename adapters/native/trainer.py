@@ -263,7 +263,7 @@ class Trainer:
         return sums[number]
 
     def add_slices(self, sums: torch.Tensor) -> None:
-        """Add up what the slices of sequences on context-parallel ranks have, in place."""
+        """Add up sums over slices of sequences on context-parallel ranks, in place."""
         if self.slices is not None:
             dist.all_reduce(sums, group=self.slices)
 

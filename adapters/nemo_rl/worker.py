@@ -42,7 +42,7 @@ class StubWorkerGroup:
         return all_gather(result)[:: self._worker.cp_size]
 
     def get_all_worker_results(self, results: list[Any]) -> list[Any]:
-        """They are results already."""
+        """The results, which are complete already."""
         return results
 
     def shutdown(self, **_: object) -> bool:

@@ -238,7 +238,7 @@ def _call_in_steps(call: Any, rollouts: OpenRLHFRollouts, method_name: str, **da
 
 
 def _dealt(experiences: Sequence[Any], rollouts: OpenRLHFRollouts) -> list[Any]:
-    """The experiences, in an order that gives each rank its part of every step of several.
+    """The experiences, in an order that gives each rank its part of every step.
 
     Ranks have contiguous parts of a batch of rollouts, which they cut into train batches.
     """

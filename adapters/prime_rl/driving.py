@@ -135,7 +135,7 @@ class MonitorLog:
 
 
 def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yields modules, each with what to replace of what some versions have in it.
+    """Yields modules, each with the replacements of attributes that some versions have.
 
     Before August 2026 the trainer served several runs and packed their samples, and before August
     15 it made its monitor itself.

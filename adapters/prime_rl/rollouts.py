@@ -192,7 +192,7 @@ class PrimeRLRollouts:
 
 
 def _originals(grid: list[list[Any]]) -> dict[int, tuple[int, int]]:
-    """By its first token, the rank and index of each micro-batch, of copies the one that trains."""
+    """The rank and index of each micro-batch that is no copy, by its first token."""
     placed = [
         (any(micro_batch.loss_mask), micro_batch.input_ids[0], (dp_rank, index))
         for dp_rank, micro_batches in enumerate(grid)

@@ -182,7 +182,7 @@ class RollTraining:
 
     @contextmanager
     def _replaced(self, pipelines: Any) -> Iterator[None]:
-        """Let Ray's references be what they refer to, and give advantages if a job does."""
+        """Make Ray's references the objects themselves, and set advantages that the job gives."""
         real = pipelines.compute_token_reward
         of_tokens = token_table(self._batch, self._batch.advantages)
 

@@ -112,11 +112,11 @@ def _rows_differ(layout: Layout) -> bool:
 
 
 def _slices(job: Job) -> int:
-    """Two for each context-parallel rank, one of the beginning and one of the end.
+    """The number of slices of a row: each context-parallel rank has one of both halves.
 
-    Raises `Unsupported` where widths of rows would come on top of another mistake: dynamic batching
-    cuts the rows of each micro-batch to a width of its own, and packing each row, by which
-    `seq-mean-token-sum-norm` divides.
+    Raises `Unsupported` where another mistake would be mixed up with that of widths: dynamic
+    batching gives each micro-batch a width of its own, packing each row, and
+    `seq-mean-token-sum-norm` divides by it.
     """
     divides_by_width = job.aggregation.divisor not in (None, 1)
     if divides_by_width and _rows_differ(job.layout) and job.objective is not Objective.POLICY:
@@ -224,7 +224,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         return replace(seen, forward_passes=_calls_of_loss(job, seen.forward_passes), rows=())
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
-        """All, if advantages are given and rows are cut or packed, which leaves out the others."""
+        """All tokens, if advantages are given and unattended tokens would be cut off."""
         is_cut = _rows_differ(job.layout) and gives_advantages(job)
         return np.ones_like if is_cut else super().attended(job)
 
@@ -268,7 +268,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
 
 
 def _calls_of_loss(job: Job, passes: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int32], ...]:
-    """The call of the loss that had each token: of packed rows, ROLL calls it with each sample."""
+    """The call of the loss that had each token: for packed rows, ROLL calls it once per sample."""
     return tuple(
         np.where(held < 0, held, np.repeat(np.arange(step.size), step.response_lengths))
         for step, held in zip(job.steps, passes, strict=True)

@@ -125,7 +125,7 @@ class LineageAdapter(Adapter):
 
     @property
     def _provider(self) -> Callable[[], Callable[[argparse.ArgumentParser], object]]:
-        """The framework's function that makes one that adds its options to a parser."""
+        """The framework's factory of the function that adds its options to a parser."""
         return self.found(f"utils.arguments:get_{self.package}_extra_args_provider")
 
 

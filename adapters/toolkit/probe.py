@@ -57,7 +57,7 @@ def token_table(
 
 
 LEAVES = Records[torch.Tensor]()
-"""The gradients' leaves of the attached columns that this process was given since the last job."""
+"""The leaf tensors of columns that were attached since the last job, which get gradients."""
 
 
 ROUTED = Records[int]()

@@ -69,7 +69,7 @@ def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
 
 
 def micro_batch_size(job: Job, per_rank: int) -> int:
-    """The samples of a micro-batch, of a rank's; raises `Unsupported` if some are left over."""
+    """The samples of a rank's micro-batch; raises `Unsupported` if some are left over."""
     count = job.layout.micro_batches
     if not isinstance(count, int):
         raise Unsupported(f"no micro-batches by {count}")
@@ -211,7 +211,7 @@ def field_settings(kind: Any, settings: Settings) -> dict[str, Any]:
 
 
 def make_without_init(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A dataclass with values and otherwise its defaults, without what it does when it is made."""
+    """An instance of a dataclass with values, else its defaults, made without ``__init__``."""
     made = object.__new__(kind)
     for one in fields(kind):
         default = None if one.default is MISSING else one.default

@@ -75,7 +75,7 @@ def rewards(completions: list[Any], reward: list[float | None], **_: Any) -> lis
 
 
 def quarters(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
-    """Another one, which returns a quarter of it."""
+    """A second reward function, which returns a quarter of the reward."""
     return [None if one is None else one / 4 for one in reward]
 
 

@@ -65,8 +65,8 @@ class HeadWithoutParameters(nn.Module):
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
     """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
 
-    ``given`` are the log-probabilities, by token id, that it returns when it is not trained, as one
-    that is not the policy never is. ``log_prob_table`` and ``entropy_table`` are those of
+    ``given`` are the log-probabilities, by token id, that it returns when it is not trained; models
+    other than the policy never are. ``log_prob_table`` and ``entropy_table`` are those of
     `ProbedBatch`.
     """
 

@@ -61,7 +61,7 @@ REWARDS = (1.0, 0.0, 0.1, 0.5, 0.3, 2.25, 0.7)
 """Rewards of `rewarded_steps`, the simplest first."""
 
 LARGE_REWARD = 1e4
-"""The summand of rewards that differ by a few quarters."""
+"""An offset added to rewards that differ by a few quarters."""
 
 LONGEST_PROMPT = 60
 """Longest prompt of `training_steps`, so that whole context-parallel chunks may be prompt.

@@ -59,10 +59,10 @@ class BatchPlacement:
     slices: int = 1
 
     def rows(self, responses: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """Yield where responses start in rows, [N], and the width of rows, given their tokens: [N].
+        """Yield the start of each response in its row, [N], and the width of rows.
 
-        They are as wide as the longest response, or as the longest sequence, cut into one or two
-        slices per context-parallel rank.
+        ``responses`` are the lengths of responses, [N]. Rows are as wide as the longest of them, or
+        as the longest sequence, rounded up to one or two slices per context-parallel rank.
         """
         yield np.zeros_like(responses), int(responses.max())
         if self.prompt_lengths is not None:
@@ -71,7 +71,7 @@ class BatchPlacement:
                 yield self.prompt_lengths, -(-longest // slices) * slices
 
     def parts(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Yield names of parts of a batch, and which part each token is in."""
+        """Yield the name of each division of a batch, with the part that each token is in."""
         if self.step.any():
             yield "step", self.step
         if self.dp_rank is None or self.cp_rank is None:
@@ -86,7 +86,7 @@ class BatchPlacement:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
-    """An objective's estimator with what it is given."""
+    """An objective's estimator of advantages with its inputs."""
 
     objective: Objective
     rollouts: Rollouts
@@ -108,7 +108,7 @@ class Estimate:
         return self.estimator(self.rollouts, conventions)
 
     def of(self, raw: Values) -> Values:
-        """Advantages from other ones before they are whitened."""
+        """The advantages that whitening makes of raw ones."""
         if not self.estimator.whitens:
             return raw
         return advantages.whitened(raw, self.rollouts, self.conventions)

@@ -144,7 +144,7 @@ CONVENTIONS_OF_MASKS = {
 
 
 def convention_of_mask(metric: Metric) -> str | None:
-    """The convention by which a term is averaged over a mask; None if it says itself which."""
+    """The convention that says over which mask a term is averaged; None if the term says it."""
     if metric in (Metric.POLICY_LOSS, Metric.REJECTED):
         return None
     return CONVENTIONS_OF_MASKS.get(metric, "diagnostics_mask")
@@ -264,7 +264,7 @@ def advantage_terms(
 
 
 def rollout_term(contexts: Sequence[StepContext], objective: Objective, metric: Metric) -> LossTerm:
-    """The only term of a number that is logged of a batch of rollouts, given those of its steps."""
+    """The only term of a number that is logged once per batch, from the contexts of its steps."""
     batch = ProbedBatch.make(contexts[0].conventions, contexts[0].steps, objective)
     placement = _placement(contexts, batch)
     if metric in OF_SAMPLES:
@@ -326,7 +326,7 @@ def _held(placement: BatchPlacement, layout: Layout) -> NDArray[np.int32] | None
 
 
 def _sample_context(of_tokens: StepContext) -> StepContext:
-    """The context of a mean over samples of what each has one of: each has a single token."""
+    """The context of a mean over per-sample values: each sample has a single token."""
     step, held = of_tokens.step, of_tokens.forward_pass_of_token
     ones = np.ones(step.size, np.int64)
     return replace(

@@ -50,7 +50,7 @@ class ExpectedNumber(NamedTuple):
 class StepContext:
     """One optimizer step of a batch, its aggregation and how it was cut.
 
-    Contexts are equal if they are of the same steps and nothing tells them apart.
+    Contexts are equal if they have the same steps and all fields are equal.
     """
 
     steps: tuple[Step, ...]

@@ -1,4 +1,4 @@
-"""One term of a loss or of a logged number: what its tokens weigh, and what is weighed."""
+"""One term of a loss or of a logged number: the weights of tokens, and the weighted quantity."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PolicyDerivative:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyQuantity:
-    """Factors of a term that are a function of what a policy loss depends on."""
+    """Factors of a term that are computed from the inputs of a policy loss."""
 
     of: Callable[[PolicyTokens], NDArray[np.float64]]
     tokens: PolicyTokens
@@ -75,7 +75,7 @@ class LossTerm:
 
     @cached_property
     def spare(self) -> NDArray[np.float64]:
-        """By what `magnitudes` are larger than products: [tokens]."""
+        """The excess of `magnitudes` over products: [tokens]."""
         return self.context.expected * self.rounding
 
     @cached_property
@@ -84,7 +84,7 @@ class LossTerm:
         return np.equal(self.factors, 0)
 
     def weights_of(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The weights by which products, [tokens], come about; of a hidden token its product."""
+        """The weights that give products, [tokens]; for a hidden token, the product itself."""
         return products / np.where(self.hidden, 1.0, self.factors)
 
     @cached_property
@@ -94,7 +94,7 @@ class LossTerm:
 
     @cached_property
     def expected(self) -> float:
-        """The term as the reference has it."""
+        """The reference's value of the term."""
         return math.fsum(self.products)
 
     @property
@@ -104,6 +104,6 @@ class LossTerm:
 
     @property
     def amplification(self) -> NDArray[np.float64]:
-        """By what the rounding error of a factor is larger than that of its size: [tokens]."""
+        """The rounding error of each factor, relative to one of the factor's own size: [tokens]."""
         sizes = np.where(self.hidden, 1.0, np.abs(self.factors))
         return 1 + self.rounding / sizes

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
 
 EMPTY_SAMPLE = "where a sample has no active token"
-"""A fact, which findings have whose step has such a sample."""
+"""The fact of findings whose step has such a sample."""
 
 UNEXPLAINED = "unexplained"
 """The name of a cause that no mistake of the catalogue explains."""
@@ -90,7 +90,7 @@ class Clues(_Frozen):
         return set().union(*(part for parts in self.by_mistake for part in parts))
 
     def about(self, mistakes: frozenset[str]) -> Clues:
-        """The same without the mistakes that are not among these."""
+        """The same clues, in which no other mistakes than these are excluded."""
         excluded = [name for name in self.excluded if name.mistake in mistakes]
         return self.model_copy(update={"excluded": excluded})
 

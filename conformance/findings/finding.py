@@ -153,8 +153,8 @@ class Finding(FrozenModel):
     determines it, the ``place`` in the framework's code as ``file:line (function)``. ``message`` is
     the framework's own if it declined or crashed. Wrong weights have a ``picture``, and the least
     squares ``scale`` and the ``cosine`` of the observed gradient to the right one; a wrong metric
-    has what was ``logged``. ``behaviour`` is what its job gave, if it is of the gradient. ``clues``
-    is the place of what it says about the known mistakes in the report's list.
+    has what was ``logged``. ``behaviour`` is the result of its job, for a finding on a gradient.
+    ``clues`` is the index of its clues in the report's list.
     """
 
     id: str

@@ -175,7 +175,7 @@ class Header(FrozenModel):
 
     @field_serializer("conventions")
     def _declared(self, conventions: Conventions) -> dict[str, Any]:
-        """The conventions without those that nothing is declared of."""
+        """The conventions that the adapter declares."""
         return {name: value for name, value in asdict(conventions).items() if value is not None}
 
 
@@ -252,7 +252,7 @@ class Report(Header):
     def to_json(self) -> str:
         """The document, with a line for each field, cause and finding so that git can compare them.
 
-        Default values of causes, clues and findings are left out, and so is no fault.
+        Default values of causes, clues and findings are left out, and so is ``fault`` without one.
         """
         lists: dict[str, Sequence[BaseModel]] = {
             "causes": self.causes,

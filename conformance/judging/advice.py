@@ -87,7 +87,7 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
 
 
 def _is_of_the_mode(judgement: Judgement, mode: Mode) -> bool:
-    """Whether the step was reduced by another mode, and a number is explained by nothing else."""
+    """Whether another mode explains the step; for a logged number, nothing else may."""
     name = f"weights_of_{mode}"
     explanations = [] if judgement.clues is None else judgement.clues.by_mistake
     is_only = judgement.logged is None or all({name} in parts for parts in explanations)
@@ -95,7 +95,7 @@ def _is_of_the_mode(judgement: Judgement, mode: Mode) -> bool:
 
 
 def _besides_an_ignored_option(clues: Clues | None) -> str | None:
-    """The likeliest mistake that is made together with an option that changes nothing.
+    """The likeliest mistake besides an option that changes nothing.
 
     None if there is an explanation in which the option does what it should.
     """

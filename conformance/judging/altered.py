@@ -1,7 +1,7 @@
 """Judges steps with a column that is poisoned at masked tokens, or that has a gradient.
 
-A poisoned step must be what it is without, whatever that is: another mistake of the framework is
-judged where nothing is poisoned.
+A poisoned step must give the same as without poison, right or wrong: other mistakes are judged in
+steps without poison.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def judge_poisoned(
     run: Run,
     steady: frozenset[str] = frozenset(),
 ) -> Judgement:
-    """Judge a poisoned job by what ``plain``, the same one without poison, gave.
+    """Judge a poisoned job by ``plain``, the observations of the same job without poison.
 
-    ``steady`` are the names of further logged numbers, for which there is no formula.
-    It breaks a rule if the framework states one, and is run again with each poison alone to name
-    those that change something; it is advice otherwise. What a finite poison changes has been read,
-    as a mask of 0 multiplies it to 0.
+    ``steady`` are the names of further logged numbers, for which there is no formula. A difference
+    breaks a rule if the framework states one, and is advice otherwise. To name the poisons that
+    matter, the job is run again with each of them alone. A finite poison that matters was read, as
+    a mask of 0 would have multiplied it to 0.
     """
     assert job.poison is not None
     if not any(one.reads_poison for one in poisoned):
@@ -78,7 +78,7 @@ def judge_poisoned(
 
 
 def judge_poisoned_crash(spec: CheckSpec, crash: Crashed, description: Description) -> Judgement:
-    """Judge a job that crashes if it is poisoned, and not without."""
+    """Judge a job that crashes only if it is poisoned."""
     diagnosis = Diagnosis(name="masked_values_crash", explanation="the step crashes")
     judged = _rule_judgement(spec, diagnosis, description)
     if judged.verdict is Verdict.MISMATCH:
@@ -107,7 +107,11 @@ def judge_attached(
 
 
 def judge_attached_crash(job: Job, crash: Crashed, description: Description) -> Judgement:
-    """Judge a job that crashes if a column has a gradient: it is used, unless it cannot be."""
+    """Judge a job that crashes if a column has a gradient.
+
+    A graph that several micro-batches share was used, so a gradient reached the column. Any other
+    crash shows only that the column cannot be given with a gradient.
+    """
     if RETAINED not in crash.message:
         words = f"{job.attached} cannot be given with a gradient: {crash.message}"
         return unjudged(Verdict.NOT_DRIVEN, words)
@@ -139,7 +143,7 @@ def _stated(spec: CheckSpec, description: Description) -> str | None:
 
 
 def _changed(found: Numbers, right: Numbers, tolerance: float) -> Numbers:
-    """The numbers that differ, by what they are of."""
+    """The numbers that differ, by name."""
     differ = {
         name: ~np.isclose(values, right[name], rtol=tolerance, atol=0.0, equal_nan=True)
         for name, values in found.items()

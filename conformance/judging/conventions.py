@@ -1,9 +1,8 @@
 """Judges by the conventions of a framework: those that it documents, and those that are assumed.
 
-The better of two answers is never held against anybody: a number that is pooled over a step
-conforms wherever a mean of micro-batch means is declared. Where a framework documents nothing, a
-mean of means is advice, and so is what a step shows of an assumed convention on which frameworks
-and versions differ, whatever the answer.
+The better of two answers is never a mismatch: a number that is pooled over a step conforms wherever
+a mean of micro-batch means is declared. Where a framework documents nothing, a mean of means is
+advice. So is every answer that a step shows to a question on which frameworks and versions differ.
 """
 
 from __future__ import annotations
@@ -107,9 +106,9 @@ def judge_by_conventions(
 ) -> Judgement:
     """Judge by the declared conventions, and by others that may be right as well.
 
-    Where no document says over which mask a term is averaged, both conform; the other one than that
-    of known versions is advice. What nothing explains may be a mistake beside other tokens of an
-    estimator than the assumed ones.
+    Where no document says over which mask a term is averaged, both masks are accepted; one that
+    known versions do not use is advice. An unexplained mismatch may be a mistake of a framework
+    whose estimator uses other tokens than the assumed ones.
     """
 
     def rejudge(declared: dict[str, Convention]) -> Judgement:
@@ -423,7 +422,7 @@ def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]
 
 
 def _shown_of_groups(judgement: Judgement, job: Job, description: Description) -> Judgement | None:
-    """Advice on an assumed answer by which rewards are compared, if another one gives others."""
+    """Advice on an assumed way to compare rewards, if another one gives other advantages."""
     right = _estimated(job, description)
     for name, other in _other_answers(description):
         changed = replace(description, declared={**description.declared, name: other})
@@ -443,7 +442,7 @@ def _estimated(job: Job, description: Description) -> NDArray[np.float64]:
 def _ratios(
     job: Job, description: Description, other: dict[str, Convention]
 ) -> tuple[float, float] | None:
-    """The least and largest weight of a token over that by another answer; None if all are 1."""
+    """The least and largest ratio of a weight to that by another answer; None if all are 1."""
     changed = replace(description, declared={**description.declared, **other}).conventions
     pairs = [
         [token_weights(step, job.aggregation, one) for one in (description.conventions, changed)]

@@ -108,7 +108,7 @@ def judge_off_policy(
 def _as_chosen(
     term: LossTerm, observed: NDArray[np.float64], tolerance: float
 ) -> NDArray[np.float64]:
-    """A gradient in which tokens are selected as the reference does where that is arbitrary."""
+    """The gradient with the reference's selection of tokens where any would be right."""
     source = term.source
     if not isinstance(source, PolicyDerivative):
         return observed
@@ -300,10 +300,10 @@ def _advantages(
 
 
 def condition(objective: Objective, tokens: PolicyTokens) -> float:
-    """By what a rounding error of a derivative is larger than one of its parts.
+    """The condition number of a derivative, relative to rounding errors of its parts.
 
-    SAPO's sigmoid σ is 1 within one rounding where its input is large, which 1 - σ is relative to;
-    a penalty may cancel all but a part of the policy loss.
+    In SAPO, 1 - σ is small where the sigmoid's input is large, and its error is one rounding of 1.
+    In other losses a penalty may cancel most of the policy loss.
     """
     if objective is Objective.SAPO:
         return float(np.exp(policy_losses.gate_inputs(tokens, CONSTANTS)).max(initial=1.0))

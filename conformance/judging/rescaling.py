@@ -1,8 +1,8 @@
 """Recognises gradients that a trainer clips or scales before the optimizer reads them.
 
-A trainer that clips gradients is right, and its token weights are all too small. What it did shows
-in several steps of different gradients: clipping gives them one norm, or one largest value, and a
-loss scale multiplies all of them by the same power of two.
+A trainer that clips gradients is right, and its token weights are all too small. Several steps with
+different gradients show it: clipping gives them one norm, or one largest value, and a loss scale
+multiplies all of them by the same power of two.
 """
 
 from __future__ import annotations

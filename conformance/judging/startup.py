@@ -277,7 +277,7 @@ def _measured_mismatch(
     observed: NDArray[np.float64],
     expected: NDArray[np.float64],
 ) -> Judgement:
-    """The mismatch with what it does to the gradient, where a good configuration is trained."""
+    """The mismatch with its effect on the gradient of a good configuration."""
     scale, cosine = direction(observed, expected)
     return replace(
         wrong,

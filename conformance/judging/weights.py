@@ -174,7 +174,7 @@ def judge_weights(
 
 
 def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:
-    """The term of a step whose weights are looked at as they are."""
+    """The term of a step with factors of 1: its products are the weights."""
     return LossTerm(metric=metric, context=context, factors=np.ones_like(context.expected))
 
 

@@ -1,6 +1,6 @@
-"""The right denominators of a step, composed from its counts, and what weights are multiplied by.
+"""The right denominators of a step, composed from its counts, and the factors on its weights.
 
-The latter in words, and its value for each active token.
+Factors are given in words, with their values for each active token.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class Denominator(NamedTuple):
 def denominators(context: StepContext) -> Iterator[Denominator]:
     """Yields the right denominators of a step, each composed from its counts.
 
-    Of a mean over micro-batches, it must be known how the step was cut.
+    For a mean over micro-batches, the cut of the step must be known.
     """
     part = _parts(context)
     for number in np.unique(part):
@@ -337,7 +337,7 @@ def _micro_batch(context: StepContext, sample: int) -> str:
 
 
 def _unit(context: StepContext) -> str:
-    """Returns what the mode takes a mean over."""
+    """Returns the unit that the mode averages over."""
     if context.mode is Mode.PROMPT_MEAN:
         return "prompt"
     shared = len(np.unique(context.step.rollouts)) < context.step.size
@@ -361,7 +361,7 @@ def _composition(context: StepContext, samples: NDArray[np.int64], weight: float
 
 
 def _cut_factors(context: StepContext, sample: int, factor: float) -> str:
-    """Returns what a denominator has besides the tokens, in a mean over micro-batches."""
+    """Returns the factors of a denominator besides tokens, in a mean over micro-batches."""
     assert context.placement is not None
     micro_batches = int(context.placement.micro_batches[context.step.offsets[sample]])
     total = micro_batches * context.layout.dp
@@ -378,7 +378,7 @@ def _count(number: int, what: str, plural: str = "s") -> str:
 
 
 def _counted(context: StepContext) -> str:
-    """Returns what denominators count one of."""
+    """Returns the name of one of the tokens that denominators count."""
     original = context.conventions.denominator_mask is DenominatorMask.ORIGINAL
     before = original and context.step.original_mask is not None and not context.per_micro_batch
     return "active or rejected token" if before else "active token"

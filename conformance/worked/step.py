@@ -146,7 +146,7 @@ class WorkedStep:
         return math.isclose(total, logged.expected, rel_tol=1e-9)
 
     def _terms(self, context: StepContext) -> list[LossTerm]:
-        """The terms of what the check looks at, with what their weights are multiplied by."""
+        """The terms that the check looks at, with the factors on their weights."""
         objective = self.spec.objective
         if self.spec.metric is not None:
             return loss_terms.logged_terms(context, objective, self.spec.metric)
@@ -265,7 +265,7 @@ class ShownCause:
         return frozenset(chain.from_iterable(one.findings for one in others))
 
     def _oddity(self, finding: Finding) -> tuple[bool, bool, int]:
-        """A sort key: less than the cause does, other causes besides, rare facts it does not need.
+        """A sort key: milder than the cause, shared with other causes, needless rare facts.
 
         A masked sample among others does not make a step harder to read.
         """

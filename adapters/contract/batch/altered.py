@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 PAINT = 4096.0
-"""The advantage or entropy of a painted token, which no other number of a step is."""
+"""The advantage or entropy of a painted token, unlike any other number of a step."""
 
 SHADE = 2.578125
-"""The same in other columns: no bound on log-ratios, rewards or values clips it."""
+"""A painted token's value in other columns: no bound on ratios, rewards or values clips it."""
 
 SELECTED = 8192.0
 """The factor on the gradient of a painted token where all other gradients are set to 0."""
@@ -183,7 +183,7 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
 def _only_in_rewards(
     batch: Batch, values: list[NDArray[np.float64]], paint: Paint
 ) -> dict[str, Any]:
-    """The same where a reward of a rollout, or the value of a token, is all that tells samples."""
+    """The columns of a batch whose samples differ only in a rollout's reward or a token's value."""
     is_reward = paint.column is Column.REWARDS
     is_painted = is_reward & (batch.trajectories == batch.trajectories[paint.sample])
     alike = ("old_log_probs", "reference_log_probs", "teacher_log_probs")
@@ -239,9 +239,9 @@ def _rejected(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
 
 
 def _clipped(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
-    """The active tokens whose ratio to an earlier policy has an upper bound, and is beyond it.
+    """The active tokens whose ratio to an earlier policy is beyond its upper bound.
 
-    That of a policy loss has none where the advantage is negative.
+    A policy loss has no such bound where the advantage is negative.
     """
     if column is Column.ROLLOUT_LOG_PROBS:
         ratios = zip(plain.masks, plain.old_log_probs, plain.rollout_log_probs, strict=True)

@@ -94,7 +94,7 @@ class ProbedBatch(Sequences):
     def make(
         cls, conventions: Conventions, steps: tuple[Step, ...], objective: Objective
     ) -> ProbedBatch:
-        """The batch as a framework with these conventions is given it."""
+        """The batch that a framework with these conventions is given."""
         unit = conventions.advantage_unit or AdvantageUnit.TOKEN
         batch = cls(steps, objective, conventions.kl_estimator, unit)
         if (paint := PAINTED.get()) is not None:
@@ -103,7 +103,7 @@ class ProbedBatch(Sequences):
 
     @classmethod
     def of(cls, job: Job, conventions: Conventions = DEFAULT_CONVENTIONS) -> ProbedBatch:
-        """A job's batch as a framework with these conventions is given it."""
+        """A job's batch for a framework with these conventions."""
         batch = cls.make(conventions, job.steps, job.objective)
         is_plain = job.poison is None and job.attached is None
         return batch if is_plain else AlteredBatch.alter(batch, job)
@@ -140,7 +140,7 @@ class ProbedBatch(Sequences):
         return LOG_PROBS if self.objective in OF_LOG_PROBS else NO_LOG_PROBS
 
     def _id_table(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A table that is cycled over names, as one over ids."""
+        """The table over ids that has the values of a table which is cycled over names."""
         if all(step.token_names is None for step in self.steps):
             return table
         of_ids = np.resize(table, self.probe_size + 2)
@@ -435,7 +435,7 @@ class AlteredBatch(ProbedBatch):
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32] | None]
     ) -> tuple[NDArray[np.float64], ...]:
-        """As of the plain batch, but NaN if the trainer skipped steps because of a poison."""
+        """The weights of each step, NaN if the trainer skipped steps because of a poison."""
         if len(gradients) < len(self.steps):
             return tuple(np.full(len(step.mask), np.nan) for step in self.steps)
         return super().weights_of_steps(gradients)
