@@ -80,7 +80,7 @@ class MsSwiftRollouts(Generated):
         """
         rollouts, batch = self, self.batch
 
-        class WithSwiftAdvantages(found(path)):  # type: ignore[misc] # loaded when run
+        class SwiftTrainerWithAdvantages(found(path)):  # type: ignore[misc] # loaded when run
             def _generate_and_score_completions(self, inputs: Any) -> list[dict[str, Any]]:
                 made: list[dict[str, Any]] = super()._generate_and_score_completions(inputs)
                 for one in made if gives_advantages(rollouts.job) else ():
@@ -94,7 +94,7 @@ class MsSwiftRollouts(Generated):
                     of_loss.advantages = token_table(batch, batch.advantages)[ids]
                 return made
 
-        return WithSwiftAdvantages
+        return SwiftTrainerWithAdvantages
 
 
 class MsSwiftTraining:

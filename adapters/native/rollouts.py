@@ -31,7 +31,7 @@ LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
 """Estimators that compare a reward with the others of its prompt."""
 
 
-class OverRanks:
+class RankSums:
     """A computation from sums that each rank makes of its own tokens."""
 
     def __init__(self, job: Job) -> None:
@@ -44,7 +44,7 @@ class OverRanks:
         return sums
 
 
-class NativeEstimator(OverRanks):
+class NativeEstimator(RankSums):
     """Estimates by an objective; each possible mistake has a method of its own."""
 
     def __init__(self, job: Job) -> None:
@@ -200,7 +200,7 @@ class NativeEstimator(OverRanks):
         return (tokens - 1).clamp(min=1)
 
 
-class RolloutLog(OverRanks):
+class RolloutLog(RankSums):
     """The means of a batch; each possible mistake has a method of its own."""
 
     def means(

@@ -40,7 +40,7 @@ class PrimeRLTraining:
         with tempfile.TemporaryDirectory(prefix="rl-loss-prime-rl-") as folder:
             rollouts.send(Path(folder))
             of_model = capacity, rollouts.head
-            with _as_in_a_new_process(), self._replaced(*of_model), cuda_on_cpu.redirected():
+            with _fresh_process(), self._replaced(*of_model), cuda_on_cpu.redirected():
                 config = configured({**settings, "output_dir": Path(folder)})
                 module("trainer.rl.train").train.__wrapped__(config)
             self.logs = _step_logs([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
@@ -157,7 +157,7 @@ def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any
 
 
 @contextmanager
-def _as_in_a_new_process() -> Iterator[None]:
+def _fresh_process() -> Iterator[None]:
     """Forget the world and the monitors of a trainer that ran before, and its logger at the end."""
     module("trainer.world").reset_world()
     if hasattr(module("trainer.rl.train"), "monitors"):

@@ -52,7 +52,7 @@ class RollAdapter(Adapter):
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
         """The attention mask of a response by its loss mask: 0 after the last active token."""
-        return until_the_last_active
+        return attended_tokens
 
     def window_settings(self, job: Job, settings: Settings, rollouts: RollRollouts) -> Settings:
         """Further settings, by which every step of the batch is one window of micro-batches."""
@@ -119,7 +119,7 @@ class RollAdapter(Adapter):
         return trained
 
 
-def until_the_last_active(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def attended_tokens(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether each token comes before the last active one, or is it."""
     attended: NDArray[np.bool_] = np.flip(np.maximum.accumulate(np.flip(mask)))
     return attended

@@ -27,7 +27,7 @@ def probed(role: str, capacity: int, passes: ForwardPasses) -> ProbedTransformer
 
 def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of labels, plus the probe."""
-    return SEAM.around_log_probs(
+    return SEAM.wrap_log_probs(
         lambda logits, *rest, **options: log_probs_from_logits(logits.clone(), *rest, **options)
     )
 
@@ -39,7 +39,7 @@ def add_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[
         SEAM.predicted = logits[..., 0].detach().long()
         return entropy_from_logits(logits.clone(), **options)
 
-    return SEAM.around_entropies(entropies)
+    return SEAM.wrap_entropies(entropies)
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:

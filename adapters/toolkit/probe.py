@@ -217,11 +217,11 @@ class ProbeSeam:
         if home in self._homes:
             return
         self._homes.append(home)
-        setattr(home, log_probs, self.around_log_probs(getattr(home, log_probs)))
+        setattr(home, log_probs, self.wrap_log_probs(getattr(home, log_probs)))
         if entropies is not None:
-            setattr(home, entropies, self.around_entropies(getattr(home, entropies)))
+            setattr(home, entropies, self.wrap_entropies(getattr(home, entropies)))
 
-    def around_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A framework's function of logits and labels, with the probe added to what it returns."""
 
         def log_probs(logits: Any, labels: torch.Tensor, *rest: Any, **options: Any) -> Any:
@@ -231,7 +231,7 @@ class ProbeSeam:
 
         return log_probs
 
-    def around_entropies(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_entropies(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A framework's function of logits, with the entropies of the ids that they predict added.
 
         They have a gradient unless the framework says that it needs none (``requires_grad``).

@@ -102,22 +102,22 @@ def plain_divisor(job: Job) -> float | None:
 
 def prompts_per_step(steps: Sequence[Step]) -> int:
     """The number of prompt groups of every step; `Unsupported` if they differ."""
-    return _only((len(np.unique(step.groups)) for step in steps), "prompts in steps")
+    return _common_number((len(np.unique(step.groups)) for step in steps), "prompts in steps")
 
 
 def samples_per_step(steps: Sequence[Step]) -> int:
     """The number of samples of every step; `Unsupported` if they differ."""
-    return _only((step.size for step in steps), "samples in steps")
+    return _common_number((step.size for step in steps), "samples in steps")
 
 
 def rollouts_per_step(steps: Sequence[Step]) -> int:
     """The number of rollouts of every step; `Unsupported` if they differ."""
-    return _only((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")
+    return _common_number((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")
 
 
 def rollouts_per_prompt(steps: Sequence[Step]) -> int:
     """The number of rollouts of every prompt; `Unsupported` if they differ."""
-    return _only(_rollouts_of_prompts(steps), "rollouts of prompts")
+    return _common_number(_rollouts_of_prompts(steps), "rollouts of prompts")
 
 
 def rollouts_asked_for(job: Job) -> int:
@@ -170,7 +170,7 @@ def token_budget(steps: Sequence[Step], ranks: int) -> int:
     return max(max(shares) // 3 + 1, longest * 5 // 4)
 
 
-def _only(counts: Iterable[int], what: str) -> int:
+def _common_number(counts: Iterable[int], what: str) -> int:
     different = sorted(set(counts))
     if len(different) > 1:
         raise Unsupported(f"no different numbers of {what}: {different}")

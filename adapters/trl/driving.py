@@ -253,12 +253,12 @@ class GrpoTraining(GeneratingTraining):
             return trainer
         given = self.given_advantages
 
-        class WithTrlAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
+        class GrpoTrainerWithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
                 made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
                 return made | {"advantages": given(made)}
 
-        return WithTrlAdvantages
+        return GrpoTrainerWithAdvantages
 
     def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
         """The case's advantages of TRL's rows: [rows, width]."""

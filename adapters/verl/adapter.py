@@ -21,7 +21,7 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from adapters.verl import importing
-from adapters.verl.departures import before_the_default_trainer
+from adapters.verl.departures import legacy_record
 from adapters.verl.framework import VERL
 from adapters.verl.importing import configured, module
 from adapters.verl.sizes import last_epoch, uses_legacy_trainer
@@ -77,7 +77,7 @@ class VerlAdapter(Adapter):
         """Describe verl by its configuration and its registries."""
         framework = self.framework
         if not importing.has_default_trainer():
-            framework = before_the_default_trainer(framework)
+            framework = legacy_record(framework)
         names = importing.option_names(framework.always.get("model_engine"))
         found = framework.description(importing.offers, names, importing.default)
         of_loss = module("workers.utils.losses").ppo_loss.__code__.co_consts

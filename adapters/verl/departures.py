@@ -157,7 +157,7 @@ ALL_VERSIONS = (*DEFAULT_TRAINER, *LEGACY_TRAINER, *CRITIC_AND_SFT, *ALL_ENGINES
 """Departures of versions with both trainers, on every engine."""
 
 
-def before_the_default_trainer(record: Framework) -> Framework:
+def legacy_record(record: Framework) -> Framework:
     """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one."""
     of_trainer = [one for one in record.departures if one not in DEFAULT_TRAINER]
     of_layout = record.layout.items()

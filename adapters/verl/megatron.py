@@ -147,7 +147,7 @@ def _put_the_probe_in() -> None:
     engine = module(ENGINE)
     engine.MegatronCheckpointManager = lambda **_: None
     setattr(engine, LOG_PROBS, add_probe(getattr(engine, LOG_PROBS)))
-    setattr(engine, ENTROPIES, SEAM.around_entropies(getattr(engine, ENTROPIES)))
+    setattr(engine, ENTROPIES, SEAM.wrap_entropies(getattr(engine, ENTROPIES)))
     if not torch.cuda.is_available():
         _let_the_engine_run_on_the_cpu(engine)
 

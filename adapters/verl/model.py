@@ -103,7 +103,7 @@ def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..
     def row_log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
         return log_probs_from_logits(logits.unsqueeze(0), labels.unsqueeze(0), **options).squeeze(0)
 
-    return SEAM.around_log_probs(row_log_probs)
+    return SEAM.wrap_log_probs(row_log_probs)
 
 
 @cache
@@ -116,7 +116,7 @@ def put_the_probe_in() -> None:
     register()
     engine, functional = module(ENGINE), module("utils.torch_functional")
     engine.logprobs_from_logits = add_probe(engine.logprobs_from_logits)
-    functional.entropy_from_logits = SEAM.around_entropies(functional.entropy_from_logits)
+    functional.entropy_from_logits = SEAM.wrap_entropies(functional.entropy_from_logits)
     if on_cpu:
         cpu.register_engines(engine, "FSDP", "fsdp", "fsdp2")
         cpu.let_fsdp1_initialise()

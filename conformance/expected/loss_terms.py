@@ -150,7 +150,7 @@ def convention_of_mask(metric: Metric) -> str | None:
     return CONVENTIONS_OF_MASKS.get(metric, "diagnostics_mask")
 
 
-def _over_its_mask(context: StepContext, metric: Metric) -> StepContext:
+def _masked_context(context: StepContext, metric: Metric) -> StepContext:
     """The context of a term, over the mask before or after rejection sampling."""
     if metric is Metric.REJECTED:  # kept tokens are never counted as rejected
         return replace(context.before_rejection(), kept=None)
@@ -169,7 +169,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
     return [
         LossTerm(
             metric=term,
-            context=_over_its_mask(context, term).of_term(reducer_of(term, conventions)),
+            context=_masked_context(context, term).of_term(reducer_of(term, conventions)),
             factors=coefficient * batch.split(quantities(term, batch))[context.step_index],
             source=_source(term, batch, context.step_index),
         )
@@ -197,7 +197,7 @@ def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) ->
     return [
         LossTerm(
             metric=metric,
-            context=_over_its_mask(context, metric).of_term(
+            context=_masked_context(context, metric).of_term(
                 reducer_of_term(metric, context.conventions)
             ),
             factors=coefficient * derivatives[metric],

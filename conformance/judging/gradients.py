@@ -97,7 +97,7 @@ def judge_off_policy(
         measurements += (
             Measurement(
                 terms=[term],
-                observed=_as_chosen(term, weights * divisors, tolerance),
+                observed=_resolve_ties(term, weights * divisors, tolerance),
                 tolerance=tolerance,
             )
             for weights in final_weights(observations, step_index, job, description.conventions)
@@ -105,7 +105,7 @@ def judge_off_policy(
     return judging(measurements, _error, _wrong)
 
 
-def _as_chosen(
+def _resolve_ties(
     term: LossTerm, observed: NDArray[np.float64], tolerance: float
 ) -> NDArray[np.float64]:
     """The gradient with the reference's selection of tokens where any would be right."""
@@ -184,7 +184,7 @@ def judge_router(
         return judgement
     if not routed:
         return _partial_loss_mismatch(measurements[0], judgement) or judgement
-    return _per_token(job, routed, float(measurements[0].observed[0])) or judgement
+    return _judge_loss_per_token(job, routed, float(measurements[0].observed[0])) or judgement
 
 
 def _router_term(of_step: StepContext) -> LossTerm:
@@ -264,7 +264,7 @@ def _samples(context: StepContext, tokens: NDArray[np.bool_]) -> float:
     return len(np.unique(context.sample[tokens])) / context.step.size
 
 
-def _per_token(job: Job, routed: int, coefficient: float) -> Judgement | None:
+def _judge_loss_per_token(job: Job, routed: int, coefficient: float) -> Judgement | None:
     """The judgement of router losses with a loss per token.
 
     Megatron-Core's router multiplies its losses by the positions of a rank, padding included, each

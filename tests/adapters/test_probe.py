@@ -125,7 +125,7 @@ def test_seam_adds_the_probe_of_labels_that_a_framework_never_sees() -> None:
     seam, labels = ProbeSeam(), torch.tensor([1, 3])
     seam.probe = torch.tensor([0.0, 0.25, 0.5, 4.0])
 
-    log_probs = seam.around_log_probs(lambda logits, labels: logits.squeeze(-1) + labels)
+    log_probs = seam.wrap_log_probs(lambda logits, labels: logits.squeeze(-1) + labels)
 
     assert log_probs(torch.zeros(2, 1), labels).tolist() == [0.25, 4.0]
 
@@ -148,7 +148,7 @@ def test_seam_adds_entropies_with_a_gradient_unless_a_framework_needs_none(
     seam = ProbeSeam()
     seam.probe, seam.predicted = torch.zeros(4, requires_grad=True), torch.tensor([[1, 2]])
 
-    found = seam.around_entropies(lambda logits, **_: logits.sum(-1))(torch.zeros(2, 1), **options)
+    found = seam.wrap_entropies(lambda logits, **_: logits.sum(-1))(torch.zeros(2, 1), **options)
 
     assert found.tolist() == ENTROPIES[1:3].tolist()
     assert found.requires_grad is trained

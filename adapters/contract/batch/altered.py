@@ -153,7 +153,7 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
         return np.where(np.arange(batch.probe_size + 2) == painted_id, value, 0.0)
 
     if paint.column in (Column.REWARDS, Column.VALUES):
-        return _only_in_rewards(batch, one(size), paint)
+        return _reward_columns(batch, one(size), paint)
     neutral = {
         "raw_advantages": one(0.0),
         "entropies": one(0.0),
@@ -180,7 +180,7 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
     return {**neutral, **kept, **painted_columns}
 
 
-def _only_in_rewards(
+def _reward_columns(
     batch: Batch, values: list[NDArray[np.float64]], paint: Paint
 ) -> dict[str, Any]:
     """The columns of a batch whose samples differ only in a rollout's reward or a token's value."""

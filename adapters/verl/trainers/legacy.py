@@ -118,7 +118,7 @@ def train(
     logged: dict[str, Any] = {}
     log = SimpleNamespace(log=lambda data, step: logged.update(data))
     module("utils.tracking").Tracking = lambda **_: log
-    module("utils.ray_utils").parallel_put = _as_sent
+    module("utils.ray_utils").parallel_put = _copied_parts
     module(TRAINER).uuid = SimpleNamespace(uuid4=lambda: next(ids))
     given = ModelOutputs(batch, job)
     groups = {role: DispatchingGroup(worker, given) for role, worker in workers.items()}
@@ -131,7 +131,7 @@ def train(
     return VERL.reported([logged]) | _reported(of_steps, job)
 
 
-def _as_sent(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
+def _copied_parts(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
     """The parts of a batch, copied as if Ray had sent them to another process."""
     return [pickle.loads(pickle.dumps(part)) for part in parts]
 
