@@ -74,7 +74,7 @@ class Rollouts:
         return self.mask if which is TokenSet.ACTIVE else np.ones_like(self.mask)
 
     def only(self, tokens: NDArray[np.bool_]) -> Rollouts:
-        """The rollouts without the other tokens."""
+        """The rollouts with these tokens only."""
         columns = ("sample", "mask", "values", "divergences")
         return replace(self, **{name: getattr(self, name)[tokens] for name in columns})
 
@@ -111,7 +111,7 @@ class Peers:
     missing: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rollouts: Rollouts, conventions: EstimatorConventions) -> Peers:
+    def select(cls, rollouts: Rollouts, conventions: EstimatorConventions) -> Peers:
         """The rewards of rollouts that are compared by conventions."""
         entry = _entries(rollouts, conventions.compared)
         rewards = np.nan_to_num(rollouts.rewards)
@@ -132,11 +132,11 @@ class Peers:
 
     def of_group(self, statistic: Statistic) -> Values:
         """A statistic of the rewards of each sample's group: [N]."""
-        return self._of(statistic, lambda group, sample: group)
+        return self._statistic(statistic, lambda group, sample: group)
 
     def of_others(self, statistic: Statistic) -> Values:
         """A statistic of the rewards of each sample's group without its own: [N]."""
-        return self._of(statistic, lambda group, sample: group[group != self.entry[sample]])
+        return self._statistic(statistic, lambda group, sample: group[group != self.entry[sample]])
 
     @property
     def size(self) -> Values:
@@ -144,12 +144,12 @@ class Peers:
         return self.of_group(len)
 
     def compared(self, advantages: Values, lone: Lone) -> Values:
-        """Advantages, [N], with what a reward has instead that is compared with no other."""
+        """Advantages, [N], with those of rewards that are compared with no other, by ``lone``."""
         others = self.of_others(len)
         compared = np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
         return np.where(self.missing, 0.0, compared)
 
-    def _of(
+    def _statistic(
         self,
         statistic: Statistic,
         chosen: Callable[[NDArray[np.int64], int], NDArray[np.int64]],
@@ -188,7 +188,7 @@ def group_normalised(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
     """Returns (r - mean) / (std + ε)."""
-    peers = Peers.of(rollouts, conventions)
+    peers = Peers.select(rollouts, conventions)
     scaled = (peers.rewards - peers.of_group(_mean)) / (
         peers.of_group(std(conventions)) + conventions.std_epsilon
     )
@@ -199,7 +199,7 @@ def mean_normalised(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
     """(r - mean) / (mean + ε), 0 where the mean is not positive."""
-    peers = Peers.of(rollouts, conventions)
+    peers = Peers.select(rollouts, conventions)
     mean = peers.of_group(_mean)
     divisor = np.where(mean > 0, mean + conventions.std_epsilon, np.inf)
     return peers.compared((peers.rewards - mean) / divisor, conventions.lone)[rollouts.sample]
@@ -216,7 +216,7 @@ def leave_one_out(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
     """Returns r - mean of the others."""
-    peers = Peers.of(rollouts, conventions)
+    peers = Peers.select(rollouts, conventions)
     centred = peers.rewards - peers.of_others(_mean)
     return peers.compared(centred, conventions.lone)[rollouts.sample]
 
@@ -225,7 +225,7 @@ def others_normalised(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
     """(r - mean of the others) / (std of the others + ε), not divided where they are all equal."""
-    peers = Peers.of(rollouts, conventions)
+    peers = Peers.select(rollouts, conventions)
     spread = peers.of_others(std(conventions))
     centred = peers.rewards - peers.of_others(_mean)
     scaled = centred / np.where(spread > 0, spread + conventions.std_epsilon, 1.0)
@@ -301,7 +301,7 @@ def spread(values: Values, conventions: EstimatorConventions) -> float:
 
 
 def _centred(rollouts: Rollouts, conventions: EstimatorConventions) -> Values:
-    peers = Peers.of(rollouts, conventions)
+    peers = Peers.select(rollouts, conventions)
     return peers.compared(peers.rewards - peers.of_group(_mean), conventions.lone)
 
 
@@ -320,10 +320,10 @@ def std(conventions: EstimatorConventions) -> Statistic:
     """The standard deviation of rewards, exactly 0 if all are equal."""
     lost = conventions.deviation.lost_degrees_of_freedom
 
-    def of_rewards(rewards: Values) -> float:
+    def deviation(rewards: Values) -> float:
         return math.sqrt(variance(rewards, lost)) if np.ptp(rewards) else 0.0
 
-    return of_rewards
+    return deviation
 
 
 def variance(values: Values, lost_degrees_of_freedom: float) -> float:

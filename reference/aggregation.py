@@ -15,7 +15,7 @@ class InvalidAggregationError(ConformanceError):
 
 
 class Mode(StrEnum):
-    """Which tokens share one vote (ScaleRL, arXiv:2510.13786, section 3.2)."""
+    """The unit whose tokens share one vote (ScaleRL, arXiv:2510.13786, section 3.2)."""
 
     SAMPLE_MEAN = "sample_mean"
     """Mean over samples of the sample's token mean (GRPO)."""
@@ -55,7 +55,7 @@ class DenominatorMask(StrEnum):
 
 
 class AuxiliaryAggregation(StrEnum):
-    """How auxiliary losses and diagnostics are aggregated."""
+    """The aggregation of auxiliary losses and diagnostics."""
 
     WITH_TOKEN_MEAN = "with_token_mean"
     """A mean over tokens if the policy loss is `token_mean`, else a mean over samples."""
@@ -123,7 +123,7 @@ class ComparedTokens(StrEnum):
     STEP = "step"
 
     MICRO_BATCH = "micro_batch"
-    """Which tokens are selected then depends on how the step is cut."""
+    """The selected tokens then depend on how the step is cut."""
 
 
 class TokenSet(StrEnum):
@@ -160,7 +160,7 @@ class Compared(StrEnum):
 
 
 class Rejected(StrEnum):
-    """What the reward of a rejected sample is in the statistics of its prompt."""
+    """The treatment of a rejected sample's reward in the statistics of its prompt."""
 
     COUNTED = "counted"
 
@@ -170,7 +170,7 @@ class Rejected(StrEnum):
 
 
 class Missing(StrEnum):
-    """What a sample without a reward is in the statistics of its prompt."""
+    """The treatment of a sample without a reward in the statistics of its prompt."""
 
     EXCLUDED = "excluded"
     """It is not compared, and its advantage is 0."""
@@ -188,7 +188,7 @@ class Lone(StrEnum):
 
 
 class Deviation(StrEnum):
-    """What the squares of n rewards' deviations from their mean are divided by in their variance.
+    """The divisor of the sum of squared deviations in the variance of n rewards.
 
     torch's ``std`` divides by n - 1 and NumPy's by n.
     """
@@ -199,7 +199,7 @@ class Deviation(StrEnum):
 
     @property
     def lost_degrees_of_freedom(self) -> int:
-        """By how much that divisor is less than n."""
+        """The difference of n and that divisor."""
         return 1 if self is Deviation.UNBIASED else 0
 
 
@@ -258,7 +258,7 @@ class EstimatorConventions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedMean:
-    """How the logged mean over the tokens of a batch of rollouts is taken."""
+    """The kind of a logged mean over the tokens of a batch of rollouts."""
 
     mode: Mode = Mode.SAMPLE_MEAN
     tokens: TokenSet = TokenSet.ACTIVE

@@ -17,7 +17,7 @@ LARGEST_ERROR = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveCoefficient:
-    """A coefficient before a batch, and what it follows."""
+    """A coefficient before a batch, with the number that it follows."""
 
     coefficient: float
     target: float

@@ -69,7 +69,7 @@ def weight_bound(dtype: str, summands: int = 0, terms: int = 0) -> float:
     ``summands`` is the number of weights that are summed for ratios of whole sequences (GSPO,
     arXiv:2507.18071), ``terms`` the number of loss terms whose gradients are summed.
     """
-    of_losses = _of_losses(dtype)
+    of_losses = _loss_dtype(dtype)
     chain = SAFETY_FACTOR * WEIGHT_OPERATIONS + summands + terms
     bound = gamma(chain, UNIT_ROUNDOFF[of_losses])
     if of_losses == dtype:
@@ -85,7 +85,7 @@ def ratio_bound(dtype: str, tokens: int, condition: float = 1.0) -> float:
     """
     roundings = SAFETY_FACTOR * 2 * TERM_OPERATIONS + tokens
     return weight_bound(dtype, tokens) + condition * gamma(
-        roundings, UNIT_ROUNDOFF[_of_losses(dtype)]
+        roundings, UNIT_ROUNDOFF[_loss_dtype(dtype)]
     )
 
 
@@ -96,7 +96,7 @@ def statistic_bound(dtype: str, numbers: int) -> float:
     (`TERM_OPERATIONS`). A mean of squares minus the square of the mean is no such computation: its
     error is relative to the squares.
     """
-    return gamma(SAFETY_FACTOR * (numbers + TERM_OPERATIONS), UNIT_ROUNDOFF[_of_losses(dtype)])
+    return gamma(SAFETY_FACTOR * (numbers + TERM_OPERATIONS), UNIT_ROUNDOFF[_loss_dtype(dtype)])
 
 
 def reported_bound(tokens: int, dtype: str, operations: int = 0) -> float:
@@ -106,9 +106,9 @@ def reported_bound(tokens: int, dtype: str, operations: int = 0) -> float:
     ``operations`` is the number of roundings in each loss.
     """
     roundings = SAFETY_FACTOR * (WEIGHT_OPERATIONS + operations) + tokens
-    return gamma(roundings, UNIT_ROUNDOFF[_of_losses(dtype)])
+    return gamma(roundings, UNIT_ROUNDOFF[_loss_dtype(dtype)])
 
 
-def _of_losses(dtype: str) -> str:
+def _loss_dtype(dtype: str) -> str:
     """The dtype of losses, given that of the parameters."""
     return dtype if UNIT_ROUNDOFF[dtype] < UNIT_ROUNDOFF[LOSS_DTYPE] else LOSS_DTYPE

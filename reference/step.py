@@ -46,8 +46,8 @@ class Step:
     Shapes: ``prompt_lengths``, ``response_lengths``, ``groups`` and ``rollouts`` are int64 [N];
     ``mask`` and ``original_mask``, if tokens were rejected, are bool [sum of response_lengths];
     ``rewards``, if they matter, are float64 [N]. ``token_names`` [sum of response_lengths] and
-    ``sample_names`` [N], int64, are given to a step that is another one changed: tokens and samples
-    of one name have one value in both.
+    ``sample_names`` [N], int64, relate a changed step to the original one: tokens and samples of
+    one name have the same values in both.
 
     Raises:
         InvalidStepError: no samples, a mask of the wrong length or with values other than 0 and 1,

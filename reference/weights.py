@@ -92,7 +92,7 @@ def unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[
 def router_coefficient(
     positions: NDArray[np.int64], slices: int, counted: float | None = None
 ) -> float:
-    """The coefficient that a router's loss of a mixture of experts has in a step, over its own.
+    """The coefficient of a mixture of experts' router loss in a step, relative to its own.
 
     ``positions`` are those of each micro-batch on each rank, padding included. The losses are means
     over positions (load balancing: Switch Transformer, arXiv:2101.03961; z-loss: ST-MoE,

@@ -32,7 +32,7 @@ from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import OF_ROLLOUTS, Metric
 from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors
-from adapters.native.trainer import Trainer, with_denominators
+from adapters.native.trainer import Trainer, assign_denominators
 from reference.aggregation import AuxiliaryAggregation, Mode
 
 
@@ -318,7 +318,7 @@ def _has_nine_on_two(job: Job) -> bool:
 class MiscountingTrainer(Trainer):
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         tokens = sum(sample.tokens for sample in samples)
-        return with_denominators(samples, [float(tokens - 1)] * len(samples))
+        return assign_denominators(samples, [float(tokens - 1)] * len(samples))
 
 
 class Slow(TwoLayouts):

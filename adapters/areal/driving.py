@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from adapters.areal import importing
-from adapters.areal.framework import AREAL, of_version
+from adapters.areal.framework import AREAL, version_record
 from adapters.areal.importing import module
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
@@ -46,7 +46,7 @@ class ArealAdapter(Adapter):
     engine_module: ClassVar[str]
     """AReaL's module of the engine."""
     family: ClassVar[str]
-    """What the names of the classes in it begin with."""
+    """The prefix of its classes' names."""
 
     @abstractmethod
     def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
@@ -79,7 +79,7 @@ class ArealAdapter(Adapter):
             with refusals_of_configuration(job):
                 config = importing.configured(settings)
             engine = self._engine(config, job, rank, batch.probe_size)
-            rollouts = Rollouts(batch, job, config)
+            rollouts = ArealRollouts(batch, job, config)
             shares = rollouts.steps_of_rank(engine.data_parallel_rank)
             logs = [_train(engine, config, rollouts, share) for share in shares]
         reported = self.framework.reported(logs)
@@ -101,7 +101,7 @@ class ArealAdapter(Adapter):
     @cached_property
     def _record(self) -> Framework:
         """The record of the loaded version."""
-        return of_version(self.framework, importing.offers)
+        return version_record(self.framework, importing.offers)
 
     def _engine(self, config: Any, job: Job, rank: Rank, size: int) -> Any:
         """AReaL's engine for the job; the jobs of a world share those that fit them."""
@@ -117,13 +117,15 @@ class ArealAdapter(Adapter):
         return engine
 
 
-def _train(engine: Any, config: Any, rollouts: Rollouts, trajectories: Any) -> Mapping[str, float]:
+def _train(
+    engine: Any, config: Any, rollouts: ArealRollouts, trajectories: Any
+) -> Mapping[str, float]:
     """Train on the trajectories of a step; returns what AReaL logs, by its names.
 
     Raises `Refused` if no token of the step is active, which AReaL asserts.
     """
     actor = module("trainer.ppo.actor").PPOActor(config.actor, engine)
-    given = rollouts.with_advantages(actor.compute_advantages(trajectories))
+    given = rollouts.assign_advantages(actor.compute_advantages(trajectories))
     try:
         (engine if config.critic else actor).ppo_update(given)
     except AssertionError as error:
@@ -137,7 +139,7 @@ def _train(engine: Any, config: Any, rollouts: Rollouts, trajectories: Any) -> M
 WHITENING = (Objective.REINFORCE_PP, *OF_VALUES)
 
 
-class Rollouts:
+class ArealRollouts:
     """The samples of each optimizer step as AReaL's workflows return trajectories.
 
     With a decoupled loss, the policy that ratios are taken to is another than that of the rollouts.
@@ -174,7 +176,7 @@ class Rollouts:
                 f"a prompt of {fewest} samples is dropped (rollout.min_valid_group_size={least})"
             )
 
-    def with_advantages(
+    def assign_advantages(
         self, trajectories: Sequence[dict[str, torch.Tensor]]
     ) -> Sequence[dict[str, torch.Tensor]]:
         """Trajectories with the job's advantages and returns, unless AReaL's own are looked at.
@@ -183,8 +185,8 @@ class Rollouts:
         """
         if self._job.objective in FROM_REWARDS:
             return trajectories
-        advantages = self._by_token_id(self._batch.advantages)
-        returns = self._by_token_id([2 * returns for returns in self._batch.returns])
+        advantages = self._table(self._batch.advantages)
+        returns = self._table([2 * returns for returns in self._batch.returns])
         for trajectory in trajectories:  # each token's are at the position before it
             ids = trajectory["input_ids"]
             trajectory["advantages"] = advantages[ids].roll(-1, dims=-1)
@@ -213,29 +215,29 @@ class Rollouts:
     @cached_property
     def _masks(self) -> torch.Tensor:
         """The loss mask, by token id."""
-        return self._by_token_id(self._batch.original_masks)
+        return self._table(self._batch.original_masks)
 
     @cached_property
     def _log_probs(self) -> torch.Tensor:
         """Log-probabilities of the policy of the rollouts, by token id."""
         batch, is_decoupled = self._batch, self._config.actor.use_decoupled_loss
-        return self._by_token_id(batch.rollout_log_probs if is_decoupled else batch.old_log_probs)
+        return self._table(batch.rollout_log_probs if is_decoupled else batch.old_log_probs)
 
     @cached_property
     def _columns(self) -> dict[str, torch.Tensor]:
-        """What forward passes would have computed, by token id."""
+        """The outputs of forward passes that are not run, by token id."""
         batch = self._batch
         columns = {"values": given_values(batch)}
         if self._config.actor.use_decoupled_loss:
             columns["prox_logp"] = batch.old_log_probs
         if has_reference(self._job):
             columns["ref_logp"] = batch.reference_log_probs
-        return {name: self._by_token_id(values) for name, values in columns.items()}
+        return {name: self._table(values) for name, values in columns.items()}
 
-    def _by_token_id(self, values: Sequence[NDArray[Any]]) -> torch.Tensor:
-        from adapters.toolkit.probe import by_token_id
+    def _table(self, values: Sequence[NDArray[Any]]) -> torch.Tensor:
+        from adapters.toolkit.probe import token_table
 
-        return by_token_id(self._batch, values)
+        return token_table(self._batch, values)
 
 
 def _together(

@@ -14,7 +14,7 @@ from adapters.areal.importing import module
 from adapters.contract.job import Depth
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC
-from adapters.engines.shells import ON_FOUR, OnMegatron, by_size, cuts
+from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, smallest_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -89,7 +89,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
             *PIPELINES,
             replace(of_two, dp=1, pp=2, options=(Option.INTERLEAVED,)),
         ]
-        return by_size([*cuts(grids(largest=4), "thd"), *further])
+        return smallest_first([*cuts(grids(largest=4), "thd"), *further])
 
     def load(self, source: Path | None) -> None:
         """Import AReaL with its Megatron engine."""
@@ -114,7 +114,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
         """An engine around our model, whose optimizer tells the gradient."""
         from adapters.engines import megatron_core
 
-        bridge = Bridge(job, capacity, rank)
+        bridge = StubMbridge(job, capacity, rank)
         with _loading(bridge):
             engine = self.initialized(config)
         engine.passes = bridge.policy.passes
@@ -122,7 +122,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
         return engine
 
 
-class Bridge:
+class StubMbridge:
     """Makes our model instead of mbridge.
 
     ``policy`` is the model in data parallelism, once the engine has asked for it.
@@ -164,7 +164,7 @@ class Bridge:
 
 
 @contextmanager
-def _loading(bridge: Bridge) -> Iterator[None]:
+def _loading(bridge: StubMbridge) -> Iterator[None]:
     """Have the engine that is made in the context find the bridge, and no checkpoint."""
     from adapters.toolkit import cuda_on_cpu
 

@@ -1,4 +1,4 @@
-"""How AReaL is configured to compute advantages from rewards."""
+"""AReaL's configuration of advantages that are computed from rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def group_size(job: Job) -> int:
 
 
 def _reward_clip(job: Job) -> float | str:
-    """A bound above all rewards, nothing if they are within the default of 20."""
+    """A bound above all rewards; empty if the default of 20 is one."""
     given = [step.rewards for step in job.steps if step.rewards is not None]
     largest = max((float(np.abs(rewards).max()) for rewards in given), default=0.0)
     return 2 * largest if largest > 20 else ""

@@ -329,7 +329,7 @@ OF_ANY_GROUPS: dict[str, Convention] = {
 """Conventions of versions that know the samples of each prompt (pull requests 1443 and 1546)."""
 
 
-def of_version(record: Framework, offers: Callable[[Settings], bool]) -> Framework:
+def version_record(record: Framework, offers: Callable[[Settings], bool]) -> Framework:
     """Returns the record of a version: what it offers, and the conventions of its modes."""
     version = record.narrowed(offers)
     if not offers({MODE: "seq_mean"}):

@@ -147,7 +147,7 @@ def _prepare() -> None:
 @cache
 def _add_the_seam(path: str) -> None:
     """Add the probe where an engine computes log-probabilities, once in a process."""
-    from adapters.areal.model import with_probe
+    from adapters.areal.model import add_probe
 
     engine = module(path)
-    engine.gather_logprobs_entropy = with_probe(engine.gather_logprobs_entropy)
+    engine.gather_logprobs_entropy = add_probe(engine.gather_logprobs_entropy)

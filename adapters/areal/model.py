@@ -58,7 +58,7 @@ def megatron_values(
     return of_tokens
 
 
-def with_probe(gather: Callable[..., Any]) -> Callable[..., Any]:
+def add_probe(gather: Callable[..., Any]) -> Callable[..., Any]:
     """AReaL's log-probabilities and entropies of labels; the first with the probe added."""
 
     def gathered(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> Any:

@@ -81,7 +81,7 @@ class FixedMode:
 
 @dataclass(frozen=True)
 class DefaultValue:
-    """What an option is if a user does not set it, documented and by a version's configuration."""
+    """The default of an option: as documented, and in a version's configuration."""
 
     option: str
     documented: Documented[Any]
@@ -151,7 +151,7 @@ class Description:
 
 
 def code_location(function: Any) -> str:
-    """Where an unwrapped function or class is defined, as ``package/module.py:LINE (name)``."""
+    """The location of a function or class, unwrapped, as ``package/module.py:LINE (name)``."""
     original = inspect.unwrap(function)
     line = inspect.getsourcelines(original)[1]
     return f"{original.__module__.replace('.', '/')}.py:{line} ({original.__qualname__})"

@@ -1,4 +1,4 @@
-"""What an adapter knows of a framework, as data in the words that its users type.
+"""An adapter's knowledge of a framework, as data in the words that its users type.
 
 From a `Framework` follow what a loaded version offers, the configuration of a job, the metrics in
 its logs, its names of the modes, and its section of docs/options.md.
@@ -28,7 +28,7 @@ Settings = Mapping[str, Any]
 """Values of options by their names; a function of the job gives one that depends on it."""
 
 
-class StandIn(str):
+class Substitute(str):
     """A value of ours in place of a user's own, such as a file or the name of a function."""
 
     __slots__ = ()
@@ -59,7 +59,7 @@ def parse_options(table: str, *others: OptionRow) -> tuple[OptionRow, ...]:
 
 @dataclass(frozen=True)
 class Configurable:
-    """What a user sets for a setting of `Job.configuration`.
+    """The options that a user sets for a setting of `Job.configuration`.
 
     An error that refuses it must contain one of ``words``.
     """
@@ -86,18 +86,18 @@ class Framework:
     title: str
     """As the framework spells itself; frameworks of one title share a section of options."""
     scope: str = ""
-    """Which of its options ``options`` are: a sentence."""
+    """A sentence that says which of its options ``options`` has."""
     modes: Mapping[str, tuple[str, Settings]]
     objectives: Mapping[Objective, Settings]
     only_modes: Mapping[Objective, Mode] = field(default_factory=dict)
-    """Of objectives that are documented in one mode alone."""
+    """The mode of each objective that is documented for a single mode."""
     layout: Mapping[str, Settings] = field(default_factory=dict)
     always: Settings = field(default_factory=dict)
     configurations: Mapping[Setting | FaultInjection, Configurable] = field(default_factory=dict)
     metrics: Mapping[Metric, str] = field(default_factory=dict)
     conventions: Mapping[str, Convention] = field(default_factory=dict)
     rules: Mapping[str, str] = field(default_factory=dict)
-    """These and the next three are as in `Description`."""
+    """As in `Description`, and so are the next three."""
     permits: Mapping[str, str] = field(default_factory=dict)
     deliberate: Mapping[str, Convention] = field(default_factory=dict)
     fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
@@ -208,9 +208,9 @@ class Framework:
         return [self.always, *of_modes, *others]
 
     def _chosen_by(self, default: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
-        """What a user types to choose each mode, objective and part of layouts.
+        """The options that choose each mode, objective and part of layouts, as a user types them.
 
-        Options with their default values are left out, and what the objective's base has too.
+        Options with their default values are left out, and those of the objective's base.
         """
 
         def usual(name: str) -> object:
@@ -220,7 +220,7 @@ class Framework:
         chosen: dict[str, Settings] = {
             **{_kind(mode): one for mode, one in reversed([*self.modes.values()])},
             **{
-                objective: _without(one, clipped if objective in OFF_POLICY[1:] else {})
+                objective: _difference(one, clipped if objective in OFF_POLICY[1:] else {})
                 for objective, one in self.objectives.items()
             },
             **{part: one for parts, one in self.layout.items() for part in parts.split()},
@@ -229,7 +229,7 @@ class Framework:
         return {name: text for name, text in typed.items() if text}
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """What a user sets to train the job; nothing for an objective that is not in the record.
+        """The options that train the job; none for an objective that is not in the record.
 
         Raises `Unsupported` for a mode that the framework does not have, at all or for the loss,
         and for a way to cut micro-batches that no part of ``layout`` has.
@@ -237,18 +237,18 @@ class Framework:
         merged = dict(self.always)
         of_rejection = self.objectives.get(Objective.REJECTION, {}) if job.rejects else {}
         for chosen in (
-            self._of_mode(job),
-            *self._of_layout(job.layout),
+            self._mode_settings(job),
+            *self._layout_settings(job.layout),
             of_rejection,
             self.objectives.get(job.objective, {}),
-            *self._of_configuration(job.configuration),
-            self._of_defaults(job),
+            *self._configuration_settings(job.configuration),
+            self._default_settings(job),
         ):
             merged |= chosen
         values = {name: one(job) if callable(one) else one for name, one in merged.items()}
         return {name: value for name, value in values.items() if value != ""}
 
-    def _of_mode(self, job: Job) -> Settings:
+    def _mode_settings(self, job: Job) -> Settings:
         mode, exact = job.aggregation.mode, _text(job.aggregation)
         fitting = [one for one in self.modes.values() if one[0] in (mode, exact)]
         if not fitting:
@@ -257,7 +257,7 @@ class Framework:
             raise Unsupported(f"{job.objective} is documented to have no {mode}")
         return dict(reversed(fitting)).get(exact, fitting[0][1])
 
-    def _of_layout(self, layout: Layout) -> list[Settings]:
+    def _layout_settings(self, layout: Layout) -> list[Settings]:
         by_parts = [({*words.split()}, chosen) for words, chosen in self.layout.items()]
         cut = layout.micro_batches
         cuts = {part.partition("-")[0] for parts, _ in by_parts for part in parts}
@@ -265,11 +265,11 @@ class Framework:
             raise Unsupported(f"no micro-batches by {cut}")
         return [chosen for parts, chosen in by_parts if parts & parts_of(layout)]
 
-    def _of_configuration(self, configuration: Configuration) -> list[Settings]:
+    def _configuration_settings(self, configuration: Configuration) -> list[Settings]:
         asked = configuration.settings
         return [one.settings for what, one in self.configurations.items() if what in asked]
 
-    def _of_defaults(self, job: Job) -> Settings:
+    def _default_settings(self, job: Job) -> Settings:
         if job.defaults is None:
             return {}
         is_typed = job.defaults is Defaults.TYPED
@@ -315,7 +315,7 @@ def nested(settings: Settings) -> dict[str, Any]:
 
 
 _SIGNED = re.compile(r"(1 (?=-))?(- ?)?(1/2 )?(.+)")
-"""The name of a metric in logs, with what is before it in `Framework.metrics`."""
+"""The name of a metric in logs, with its prefix in `Framework.metrics`."""
 
 
 def _signed(name: str) -> tuple[str, str, str, str]:
@@ -329,7 +329,7 @@ def _text(aggregation: Aggregation) -> str:
     return mode if divisor is None else f"{mode}:{divisor:g}"
 
 
-def _without(settings: Settings, base: Settings) -> Settings:
+def _difference(settings: Settings, base: Settings) -> Settings:
     """The settings that are not in others, or have another value there."""
     return {name: one for name, one in settings.items() if name not in base or base[name] != one}
 
@@ -355,7 +355,7 @@ def _is_off(name: str, default: Callable[[str], object]) -> bool:
 
 
 def _is_shown(value: object) -> bool:
-    is_text = isinstance(value, str) and not isinstance(value, StandIn)
+    is_text = isinstance(value, str) and not isinstance(value, Substitute)
     return value is False or is_text or _is_number(value)
 
 

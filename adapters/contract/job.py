@@ -1,4 +1,4 @@
-"""What ranks are given, a job, and what they return, an observation of a framework.
+"""The input of ranks, a job, and their output, an observation of a framework.
 
 A job for startup validation has a configuration that differs in a few points from other jobs'.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Depth(StrEnum):
-    """How much of the framework's own code a job runs."""
+    """The depth of the framework's own code that a job runs."""
 
     REDUCER = "reducer"  # the reduction function alone, with token losses as input
     LOSS = "loss"  # the whole loss function with its scaling
@@ -136,7 +136,7 @@ class Paint(NamedTuple):
 
 
 class Operand(StrEnum):
-    """What of an operation is replaced."""
+    """The replaced tensor of an operation."""
 
     RESULT = "result"
     TENSOR = "tensor"
@@ -147,11 +147,11 @@ class Operand(StrEnum):
 class Replacement:
     """Values that are put in place of a framework's own, wherever a line asks for an operation.
 
-    They are in the result, or in the tensor or the number of Python that is at ``position`` among
-    the operands of its kind. ``columns`` are those of the expression, None if they are not known,
-    and ``caller`` is the line that has to have called its function, None if any may have.
-    ``entries`` are by rank, and by how often the line has asked on it; of what they lack nothing is
-    replaced. None multiplies each entry by a mark of its own, or puts that in place of a 0.
+    They replace the result, or the tensor or Python number at ``position`` among the operands of
+    its kind. ``columns`` are those of the expression, None if they are not known. ``caller`` is the
+    line that must have called its function, None if any may have. ``entries`` has values by rank
+    and by the number of earlier calls of the line; calls that it lacks are left alone. If it is
+    None, each entry is multiplied by a mark of its own, or replaced by the mark if it is 0.
     """
 
     file: str
@@ -174,14 +174,14 @@ def mark(rank: int, index: int) -> int:
 
 
 class Defaults(StrEnum):
-    """How a job gets the values that the framework documents as defaults of its loss's options."""
+    """The way in which a job gets the documented defaults of its loss's options."""
 
     LEFT_OUT = "left_out"
     TYPED = "typed"
 
 
 class Place(StrEnum):
-    """Where poison stands in a column."""
+    """The place of poison in a column."""
 
     MASKED = "masked tokens"
     OUTSIDE = "prompts and padding"
@@ -220,13 +220,13 @@ class Job:
     configuration: Configuration = DEFAULT_CONFIGURATION
     poison: Poison | None = None
     attached: Column | None = None
-    """The column whose values have a gradient, as of a model that was not run without one."""
+    """The column whose values have a gradient, as if a model was run without ``no_grad``."""
     defaults: Defaults | None = None
-    """How options with a documented default get it; None if they have the values of all jobs."""
+    """The way in which options get their documented defaults; None if all jobs' values are used."""
     painted: Paint | None = None
-    """What alone has a value."""
+    """The only entry with a value."""
     replaced: Replacement | None = None
-    """What the framework computes with instead of a value of its own, in a job of an experiment."""
+    """A tensor that replaces one of the framework's own, in a job of an experiment."""
 
     is_recorded: bool = False
     """Whether the operations of all ranks are recorded, for a trace."""

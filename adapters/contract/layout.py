@@ -1,4 +1,4 @@
-"""How a step is cut over ranks and time."""
+"""Layouts: the division of a step among ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _LAYOUT = re.compile(
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Layout:
-    """How a step is cut over ranks and time.
+    """The division of a step among ranks and micro-batches.
 
     ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks (Ulysses sequence
     parallelism counts as context parallelism), ``pp`` the stages of a pipeline, whose last one

@@ -288,7 +288,7 @@ class Metric(StrEnum):
 
 
 OF_SAMPLES = (Metric.REWARD, Metric.RESPONSE_LENGTH)
-"""Numbers of a batch of rollouts that each sample has one of."""
+"""Numbers of a batch of rollouts that are per sample, and not per token."""
 
 OF_ROLLOUTS = (
     *OF_SAMPLES,

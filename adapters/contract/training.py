@@ -24,4 +24,4 @@ class Training:
 
 
 TRAINING = Training()
-"""That of this process, which trains one job at a time."""
+"""The counter of this process, which trains one job at a time."""

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Rank
-    from adapters.toolkit.probe import Recorder
+    from adapters.toolkit.probe import Records
 
 LOCAL_RANK = "LOCAL_RANK"
 USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
-"""What Accelerate sets for the process once DeepSpeed is configured."""
+"""The environment variable that Accelerate sets once DeepSpeed is configured."""
 
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 """Variables that Accelerate requires; no process connects, as the world exists already."""
@@ -70,7 +70,7 @@ class Watch(TrainerCallback):
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
         self.trainer: Any = None
-        self._reader: GradientReader | Recorder[NDArray[np.float32]] | None = None
+        self._reader: GradientReader | Records[NDArray[np.float32]] | None = None
 
     def follow(self, trainer: Any) -> None:
         """Take the place of what prints logs."""

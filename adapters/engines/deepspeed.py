@@ -17,7 +17,7 @@ import platformdirs
 import torch
 
 from adapters.contract import Refused
-from adapters.toolkit.probe import Recorder, as_array
+from adapters.toolkit.probe import Records, as_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,13 +51,13 @@ def import_deepspeed() -> None:
     importlib.import_module("deepspeed.utils").logger.setLevel(logging.ERROR)
 
 
-def with_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+def use_torch_adam(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """The ``optimizer`` section of DeepSpeed's configuration, with torch's own AdamW."""
     return {**optimizer, "params": {**optimizer["params"], "torch_adam": True}}
 
 
 OF_SIZES = ("Check batch related parameters", "Gradient accumulation steps: ")
-"""How DeepSpeed's objections to sizes of batches begin."""
+"""The first words of DeepSpeed's errors about batch sizes."""
 
 
 @contextmanager
@@ -86,14 +86,14 @@ def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
     return mesh
 
 
-def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Recorder[NDArray[np.float32]]:
+def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Records[NDArray[np.float32]]:
     """Records the probe's gradient, [capacity], whenever DeepSpeed's engine makes a step of it.
 
     Frameworks call the engine's `step` for every micro-batch, and the engine itself knows the last.
     """
     from deepspeed.utils import safe_get_full_grad
 
-    gradients, step = Recorder["NDArray[np.float32]"](), engine.step
+    gradients, step = Records["NDArray[np.float32]"](), engine.step
 
     def read_and_step(*args: Any, **kwargs: Any) -> Any:
         if engine.is_gradient_accumulation_boundary():

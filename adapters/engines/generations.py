@@ -1,4 +1,4 @@
-"""Which samples TRL's trainers generate together, and how they cut them into optimizer steps.
+"""Generations of TRL's trainers: samples generated together, and their cut into optimizer steps.
 
 A rank's part of a generation is cut into equal micro-batches. By default a generation holds the
 samples of one optimizer step; it may also hold those of several steps, or of one micro-batch.

@@ -46,7 +46,7 @@ SCALED: dict[Objective, Settings] = {
     Objective.GROUP_NORMALISED: {"scale_rewards": "group"},
     Objective.GROUP_CENTRED: {"scale_rewards": "none"},
 }
-"""How trainers compare rewards."""
+"""The option that chooses how trainers compare rewards."""
 
 METRICS = {
     Metric.LOSS: "loss",

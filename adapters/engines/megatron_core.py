@@ -22,7 +22,7 @@ from torch import nn
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
 from adapters.engines.router import RouterLosses
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, Recorder, as_array, selected
+from adapters.toolkit.probe import ForwardPasses, Records, as_array, selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,7 +105,7 @@ class Policy:
         self.chunks = chunks
         self.probe: nn.Parameter = bare[-1].probe
         self.passes: ForwardPasses = bare[-1].passes
-        self.counted_tokens = Recorder[float]()
+        self.counted_tokens = Records[float]()
         self.finalize_model_grads: Callable[..., None] = finalize_model_grads
 
     def gradient(self) -> NDArray[np.float32]:
@@ -296,7 +296,7 @@ DIGITS = torch.tensor([1, 256, 65_536])
 
 
 def activations(ids: torch.Tensor, probe: torch.Tensor, width: int) -> torch.Tensor:
-    """What a stage hands to the next of ids [rows, tokens]: [tokens, rows, width].
+    """The activations that a stage hands to the next for ids [rows, tokens]: [tokens, rows, width].
 
     A position has its id and the probe's entry of the token that it predicts.
     """
@@ -330,7 +330,7 @@ class ReadingOptimizer:
     param_groups: tuple[Any, ...] = ({"lr": 0.0},)
 
     def __init__(self, policy: Policy) -> None:
-        self.gradients = Recorder["NDArray[np.float32]"]()
+        self.gradients = Records["NDArray[np.float32]"]()
         self._policy = policy
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
@@ -346,12 +346,12 @@ class ReadingOptimizer:
         return True, 0.0, 0
 
 
-def gradients_of_steps(optimizer: Any, policy: Policy) -> Recorder[NDArray[np.float32]]:
+def gradients_of_steps(optimizer: Any, policy: Policy) -> Records[NDArray[np.float32]]:
     """Records the probe's gradient, [capacity], whenever Megatron's optimizer is about to step.
 
     The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
     """
-    gradients, step = Recorder["NDArray[np.float32]"](), optimizer.step
+    gradients, step = Records["NDArray[np.float32]"](), optimizer.step
 
     def read_and_step() -> Any:
         gradients.append(policy.gradient())

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.modeling_outputs import CausalLMOutput
 
 from adapters.contract.batch.sequences import PADDING_ID
-from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam, by_token_id
+from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam, token_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ def logits_of(predicted: torch.Tensor, probe: torch.Tensor, given: torch.Tensor)
 
 def table(batch: ProbedBatch, values: Sequence[NDArray[Any]], capacity: int) -> torch.Tensor:
     """Values of response tokens by token id, 0 for others: float32, [capacity]."""
-    of_tokens = by_token_id(batch, values)
+    of_tokens = token_table(batch, values)
     return torch.nn.functional.pad(of_tokens, (0, capacity - len(of_tokens)))
 
 

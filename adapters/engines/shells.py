@@ -1,4 +1,4 @@
-"""What the adapters of an engine share and is known without importing it: layouts and worlds."""
+"""Layouts and worlds that the adapters of an engine share, known without importing it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PROBED, UNCOMPILED = parse_departures(
         the same operations, not compiled
     """
 )
-"""Those of frameworks that compute log-probabilities by functions of their own."""
+"""Departures of frameworks that compute log-probabilities by functions of their own."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
@@ -72,12 +72,12 @@ def cuts(
     ]
 
 
-def by_size(layouts: Iterable[Layout]) -> list[Layout]:
+def smallest_first(layouts: Iterable[Layout]) -> list[Layout]:
     """The layouts, those of few ranks first."""
     return sorted(layouts, key=lambda layout: layout.world_size)
 
 
-def with_each(cut: Sequence[str], options: Iterable[Option] = STAGES) -> list[Layout]:
+def option_layouts(cut: Sequence[str], options: Iterable[Option] = STAGES) -> list[Layout]:
     """Layouts, given in words, with each of several options: stages of ZeRO, if not given."""
     return [Layout.parse(f"{layout}+{option}") for option in options for layout in cut]
 

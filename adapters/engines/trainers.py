@@ -1,4 +1,4 @@
-"""What adapters of trainers on Hugging Face Accelerate share and is known without importing it.
+"""Shared by adapters of trainers on Hugging Face Accelerate, and known without importing it.
 
 The settings of transformers' `Trainer` on which no weight depends, the worlds of ranks, and FSDP2
 and DeepSpeed, which a `Trainer` is given by its options.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Layout, Rank, Unsupported
 from adapters.contract.description import parse_departures
-from adapters.engines.shells import DEFAULT_STAGE, STAGES, with_each
+from adapters.engines.shells import DEFAULT_STAGE, STAGES, option_layouts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,13 +88,13 @@ FROM_ARGUMENTS = (
 """DeepSpeed's settings that take transformers' values."""
 
 
-def of_stage(stage: int) -> dict[str, Any]:
+def zero_config(stage: int) -> dict[str, Any]:
     """DeepSpeed's configuration, in which transformers fills in the sizes."""
     sizes = dict.fromkeys(FROM_ARGUMENTS, "auto")
     return {"deepspeed": {**sizes, "zero_optimization": {"stage": stage}}}
 
 
-def of_zero(record: Framework) -> Framework:
+def zero_record(record: Framework) -> Framework:
     """The record of a trainer on DeepSpeed's engine."""
     departures = parse_departures(
         """
@@ -108,8 +108,8 @@ def of_zero(record: Framework) -> Framework:
     )
     return replace(
         record,
-        layout={**record.layout, **{one: of_stage(stage) for one, stage in STAGES.items()}},
-        always={**record.always, **PREPARED, **of_stage(DEFAULT_STAGE)},
+        layout={**record.layout, **{one: zero_config(stage) for one, stage in STAGES.items()}},
+        always={**record.always, **PREPARED, **zero_config(DEFAULT_STAGE)},
         departures=(*record.departures, *departures),
     )
 
@@ -152,7 +152,7 @@ class OnFsdp2(OnPreparedEngine):
     of_accelerate = "FSDP"
 
     def layouts(self) -> list[Layout]:
-        """Those with several ranks."""
+        """The layouts with several ranks."""
         of_all = super().layouts()  # type: ignore[safe-super]
         return [layout for layout in of_all if layout.world_size > 1]
 
@@ -176,7 +176,7 @@ class OnDeepspeed(OnPreparedEngine):
     def layouts(self) -> list[Layout]:
         """All layouts with the default stage, 2, and some with the others."""
         of_all = super().layouts()  # type: ignore[safe-super]
-        return [*of_all, *with_each(CUTS_OF_STAGES)]
+        return [*of_all, *option_layouts(CUTS_OF_STAGES)]
 
     def load(self, source: Path | None) -> None:
         """Import DeepSpeed for CPUs before Accelerate does, then the trainer."""

@@ -1,4 +1,4 @@
-"""What miles' engines share: its imports, its rollout side, its conventions and its logs."""
+"""Shared by miles' engines: its imports, its rollout side, its conventions and its logs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import (
     OF_TRAINED_TOKENS,
     conventions,
+    missing_critic,
     sample_unit,
-    without_critic,
 )
 from adapters.slime_family.driving import LOG, OBJECT_STORE
 from adapters.slime_family.framework import TOGETHER
@@ -170,7 +170,7 @@ def missing() -> set[Objective]:
     """The objectives that miles does not have, although their options exist."""
     validation = inspect.getsource(module("utils.arguments").miles_validate_args)
     declared = "does not support reward-level KL" in validation
-    return without_critic(module(*LOSSES)) | ({Objective.PENALISED_GAE} if declared else set())
+    return missing_critic(module(*LOSSES)) | ({Objective.PENALISED_GAE} if declared else set())
 
 
 def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:

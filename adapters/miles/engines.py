@@ -26,7 +26,7 @@ from adapters.miles.framework import (
     LOSSES,
     MEGATRON,
     STATED,
-    for_tests,
+    ci_record,
 )
 from adapters.slime_family import importing
 from adapters.slime_family.adapter import LineageAdapter
@@ -35,9 +35,9 @@ from adapters.slime_family.driving import (
     OBJECT_STORE,
     actor,
     decline_in_fetch,
-    of_single_samples,
-    of_steps,
     replace_advantages,
+    single_sample_job,
+    step_gradients,
     train_parallel_config,
 )
 from adapters.slime_family.megatron import MegatronAdapter
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from adapters.contract import LogEntry, Rank
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework
-    from adapters.miles.model import Policy
+    from adapters.miles.model import FsdpPolicy
 
 FSDP_ACTORS = ("backends.fsdp_utils.actor", "backends.experimental.fsdp_utils.actor")
 """The module of the FSDP engine, by version."""
@@ -174,7 +174,7 @@ class MilesFsdpAdapter(LineageAdapter):
     def record(self) -> Framework:
         """The record of the loaded version, which may run the engine in its own tests alone."""
         parse = inspect.getsource(module("utils.arguments").parse_args)
-        return for_tests(super().record) if "not args.ci_test" in parse else super().record
+        return ci_record(super().record) if "not args.ci_test" in parse else super().record
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
@@ -182,7 +182,7 @@ class MilesFsdpAdapter(LineageAdapter):
         from adapters.slime_family.model import SEAM
         from adapters.toolkit import cuda_on_cpu
 
-        job = of_single_samples(job)  # the engine counts samples to find its steps
+        job = single_sample_job(job)  # the engine counts samples to find its steps
         batch = ProbedBatch.of(job)
         SEAM.start(batch)
         LOG.start()
@@ -199,7 +199,7 @@ class MilesFsdpAdapter(LineageAdapter):
             call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)
         whole = job.depth is Depth.STEP
         return Observation(
-            token_weights=batch.weights_of_steps(of_steps(trained.gradients.drain(), job)),
+            token_weights=batch.weights_of_steps(step_gradients(trained.gradients.drain(), job)),
             pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.MEAN,
             reported=LOG.reported(FSDP, job),
             forward_passes=batch.forward_passes(trained.passes.drain()),
@@ -242,7 +242,7 @@ def _join(args: Any, rank: Rank) -> None:
     driving.share(rank.cache["parallel_state"])
 
 
-def _actor(args: Any, trained: Policy) -> Any:
+def _actor(args: Any, trained: FsdpPolicy) -> Any:
     """miles' actor with the attributes that its `init` sets."""
     return actor(
         engine("actor").FSDPTrainRayActor,

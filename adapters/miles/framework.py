@@ -125,7 +125,7 @@ FSDP = replace(
 )
 
 
-def for_tests(record: Framework) -> Framework:
+def ci_record(record: Framework) -> Framework:
     """The record of versions that run an engine in tests alone, which expect positive entropies."""
     return replace(
         record,

@@ -16,14 +16,14 @@ from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, p
 from adapters.toolkit.worlds import cached
 
 
-class Output(NamedTuple):
+class ProbedOutput(NamedTuple):
     """A model's output; FSDP2 hooks its backward pass to the tensors in it."""
 
     logits: torch.Tensor
     probe: torch.Tensor
 
 
-class Policy:
+class FsdpPolicy:
     """A model wrapped in FSDP2 by miles, its optimizer, and their recorders."""
 
     def __init__(self, capacity: int, mesh: Any, args: Any, rank: Rank) -> None:
@@ -40,13 +40,13 @@ class Policy:
         self.gradients = GradientReader(self.optimizer)
 
 
-def cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> Policy:
+def cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> FsdpPolicy:
     """The policy for a job, cached until the world ends."""
     capacity = probe_capacity(probe_size)
     return cached(
         rank,
         (job.depth, capacity),
-        lambda: Policy(capacity, _mesh(rank, job.depth), args, rank),
+        lambda: FsdpPolicy(capacity, _mesh(rank, job.depth), args, rank),
     )
 
 
@@ -59,7 +59,7 @@ def _mesh(rank: Rank, depth: Depth) -> Any:
     return state.get_mesh("fsdp") if hasattr(state, "get_mesh") else state.dp_mesh
 
 
-def _head(input_ids: torch.Tensor, probe: torch.Tensor) -> Output:
+def _head(input_ids: torch.Tensor, probe: torch.Tensor) -> ProbedOutput:
     SEAM.probe = probe
     logits = torch.zeros(*input_ids.shape, SEAM.VOCABULARY, device=input_ids.device)
-    return Output(logits, probe)
+    return ProbedOutput(logits, probe)

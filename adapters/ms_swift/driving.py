@@ -15,7 +15,7 @@ from adapters.engines.generations import Generated
 from adapters.engines.pretrained import LONGEST, ProbeConfig, policy, tokenizer
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found
-from adapters.toolkit.probe import by_token_id, probe_capacity
+from adapters.toolkit.probe import probe_capacity, token_table
 from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ PREFIX = "rl-loss-ms-swift-"  # of temporary folders' names
 
 
 @dataclass(eq=False)
-class Rollouts(Generated):
+class MsSwiftRollouts(Generated):
     """Stands in for the inference engine, and returns a batch's samples generation by generation.
 
     ``together`` is the number of ranks that share what the schedule has for one.
@@ -38,7 +38,7 @@ class Rollouts(Generated):
     max_model_len: int = LONGEST
     generated: Iterator[int] = field(default_factory=count)
     samples: list[int] = field(default_factory=list)
-    """Those of the latest generation on this rank."""
+    """The samples of the latest generation on this rank."""
 
     @property
     def capacity(self) -> int:
@@ -80,7 +80,7 @@ class Rollouts(Generated):
         """
         rollouts, batch = self, self.batch
 
-        class WithAdvantages(found(path)):  # type: ignore[misc] # loaded when run
+        class SwiftTrainerWithAdvantages(found(path)):  # type: ignore[misc] # loaded when run
             def _generate_and_score_completions(self, inputs: Any) -> list[dict[str, Any]]:
                 made: list[dict[str, Any]] = super()._generate_and_score_completions(inputs)
                 for one in made if gives_advantages(rollouts.job) else ():
@@ -91,16 +91,16 @@ class Rollouts(Generated):
                         parts = ids[0].split(of_loss.seq_lengths.tolist())
                         width = of_loss.completion_mask.shape[1]
                         ids = torch.stack([pad(part, (width - len(part), 0)) for part in parts])
-                    of_loss.advantages = by_token_id(batch, batch.advantages)[ids]
+                    of_loss.advantages = token_table(batch, batch.advantages)[ids]
                 return made
 
-        return WithAdvantages
+        return SwiftTrainerWithAdvantages
 
 
-class Training:
+class MsSwiftTraining:
     """One run of `GRPOTrainer` and what was read from it."""
 
-    def __init__(self, rollouts: Rollouts, settings: Settings) -> None:
+    def __init__(self, rollouts: MsSwiftRollouts, settings: Settings) -> None:
         self.rollouts, self.watch = rollouts, Watch()
         others = {**settings}
         options = {name: others.pop(name) for name in ("padding_free", "sequence_parallel_size")}

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.contract import Layout, Option
 from adapters.engines import trainers
 from adapters.engines.generations import schedule_of
-from adapters.engines.shells import RANKS, SHARED, InOneRun, OnMegatron, by_size, cuts, with_each
+from adapters.engines.shells import (
+    RANKS,
+    SHARED,
+    InOneRun,
+    OnMegatron,
+    cuts,
+    option_layouts,
+    smallest_first,
+)
 from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.settings import Fields
@@ -67,7 +75,7 @@ class MsSwiftAdapter(InOneRun):
             {one.name for one in fields(found(f"swift.rlhf_trainers.args_mixin:{name}"))}
             for name in ("GRPOArgumentsMixin", "RolloutTrainerArgumentsMixin")
         )
-        names = options.with_choices(own - others)
+        names = options.options_and_choices(own - others)
         # `RLHFArguments` and Megatron's arguments set `loss_type` to grpo if a user does not.
         defaults = {**options.defaults, "loss_type": "grpo"}
         return self.framework.description(options.offers, names, defaults.get)
@@ -87,15 +95,15 @@ class MsSwiftDdpAdapter(trainers.OnAccelerate, MsSwiftAdapter):
         """Data and sequence parallelism on up to 4 ranks, and other generations."""
         plain = cuts(RANKS, "thd", "bshd", micro_batches=(1, 2))
         shared = cuts(SHARED, "thd", "bshd", micro_batches=(2,))
-        optional = with_each(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
-        return by_size([*plain, *shared, Layout(micro_batches=4), *optional])
+        optional = option_layouts(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
+        return smallest_first([*plain, *shared, Layout(micro_batches=4), *optional])
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer."""
-        from adapters.ms_swift.driving import Rollouts, Training
+        from adapters.ms_swift.driving import MsSwiftRollouts, MsSwiftTraining
 
         self.enter_world(rank)
-        return Training(Rollouts(batch, job, generating(job), rank.index), settings)
+        return MsSwiftTraining(MsSwiftRollouts(batch, job, generating(job), rank.index), settings)
 
     def leave_world(self) -> None:
         """Also forget the process groups of ranks that share sequences."""
@@ -114,7 +122,7 @@ class MsSwiftFsdp2Adapter(trainers.OnFsdp2, MsSwiftDdpAdapter):
 class MsSwiftDeepspeedAdapter(trainers.OnDeepspeed, MsSwiftDdpAdapter):
     """`GRPOTrainer` with DeepSpeed's engine."""
 
-    framework = trainers.of_zero(MS_SWIFT)
+    framework = trainers.zero_record(MS_SWIFT)
     dependencies = (*MsSwiftDdpAdapter.dependencies, "deepspeed")
 
 
@@ -132,8 +140,8 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
         """Data × context parallelism on up to 4 ranks."""
         packed = cuts((*RANKS, *SHARED), "thd", micro_batches=(1, 2))
         padded = cuts(RANKS[:2], "bshd", micro_batches=(1, 2))
-        optional = with_each(["dp2-cp1-mb2-thd"], OF_GENERATIONS)
-        return by_size([*packed, *padded, *optional])
+        optional = option_layouts(["dp2-cp1-mb2-thd"], OF_GENERATIONS)
+        return smallest_first([*packed, *padded, *optional])
 
     def import_trainers(self) -> None:
         """Import the trainers without mcore-bridge's models and Transformer Engine."""
@@ -147,11 +155,11 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer in the layout's process groups, which Accelerate gathers over."""
         from adapters.engines import accelerate, megatron_core
-        from adapters.ms_swift.driving import Rollouts
-        from adapters.ms_swift.megatron import Training
+        from adapters.ms_swift.driving import MsSwiftRollouts
+        from adapters.ms_swift.megatron import MsSwiftMegatronTraining
 
         accelerate.enter_world(rank)
         accelerate.name_engine("MULTI_CPU" if rank.world_size > 1 else "NO")
         megatron_core.join_grid(job.layout, rank)
-        rollouts = Rollouts(batch, job, schedule_of(job), rank.index, together=job.layout.cp)
-        return Training(rollouts, settings, rank)
+        rollouts = MsSwiftRollouts(batch, job, schedule_of(job), rank.index, together=job.layout.cp)
+        return MsSwiftMegatronTraining(rollouts, settings, rank)

@@ -13,10 +13,10 @@ import torch
 from adapters.contract import Refused
 from adapters.engines import megatron_core
 from adapters.engines.pretrained import logits_of, table
-from adapters.ms_swift.driving import PREFIX, Rollouts, rows, template
+from adapters.ms_swift.driving import PREFIX, MsSwiftRollouts, rows, template
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found, provide
-from adapters.toolkit.settings import with_defaults
+from adapters.toolkit.settings import make_without_init
 
 if TYPE_CHECKING:
     from adapters.contract import Rank
@@ -40,10 +40,10 @@ def import_trainers() -> None:
     found("swift.megatron.trainers.base").warmup_jit_function = lambda *_: None
 
 
-class Training:
+class MsSwiftMegatronTraining:
     """One run of `MegatronGRPOTrainer` and what was read from it."""
 
-    def __init__(self, rollouts: Rollouts, settings: Settings, rank: Rank) -> None:
+    def __init__(self, rollouts: MsSwiftRollouts, settings: Settings, rank: Rank) -> None:
         self.rollouts, self.rank = rollouts, rank
         self.logs: list[dict[str, Any]] = []
         free, cp = settings["padding_free"], rollouts.job.layout.cp
@@ -60,7 +60,7 @@ class Training:
         """The arguments of a command line, without the look at a checkpoint and at GPUs."""
         info, rewards = processor.model_info, [self.rollouts.rewards]
         of_model = {"model_info": info, "model_dir": folder, "torch_dtype": info.torch_dtype}
-        args = with_defaults(
+        args = make_without_init(
             found("swift.megatron.arguments:MegatronRLHFArguments"),
             {**settings, **of_model, "output_dir": folder, "reward_funcs": rewards},
         )
@@ -86,7 +86,7 @@ class Training:
         run, batch = self, self.rollouts.batch
         kind = self.rollouts.trainer_class("swift.megatron.trainers:MegatronGRPOTrainer")
 
-        class Trainer(kind):  # type: ignore[misc,valid-type] # loaded when run
+        class ProbedTrainer(kind):  # type: ignore[misc,valid-type] # loaded when run
             _rollout = staticmethod(run.rollouts.infer)
             _move_model_to_vllm = save_checkpoint = staticmethod(lambda: None)
 
@@ -117,4 +117,4 @@ class Training:
                 super().on_log(logs, prefix)
                 run.logs.append({**self._last_logged_metrics})
 
-        return Trainer(args, of_template, vllm_client=None)
+        return ProbedTrainer(args, of_template, vllm_client=None)

@@ -103,7 +103,7 @@ class NativeAdapter(Adapter):
         probe = torch.zeros(size, requires_grad=True, device=rank.device, dtype=dtype)
         with rank.framework():
             trainer = self.trainer(job, rank.index)
-            estimated = trainer.with_advantages(steps)
+            estimated = trainer.assign_advantages(steps)
             of_rollouts = trainer.log_of_rollouts(estimated)
             trained = [_train(trainer, probe, samples) for samples in estimated]
         reported = {metric: tuple(log[metric] for _, log in trained) for metric in trained[0][1]}

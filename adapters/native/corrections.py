@@ -1,4 +1,4 @@
-"""What a policy loss compares over a whole step: tokens that it selects, and means of weights.
+"""Comparisons over a whole step in a policy loss: selected tokens, and means of weights.
 
 Formulas and sources are those of `reference.losses.corrections`. They are computed before a step is
 cut, from log-probabilities of an additional forward pass, and have no gradient.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ActiveTokens:
-    """What corrections depend on, for the active tokens of a step: [active tokens]."""
+    """The inputs of corrections, for the active tokens of a step: [active tokens]."""
 
     advantages: torch.Tensor
     log_probs: torch.Tensor
@@ -30,10 +30,10 @@ class ActiveTokens:
     rollout_log_probs: torch.Tensor
 
 
-def with_corrections(
+def assign_corrections(
     samples: Sequence[SampleTensors], objective: Objective
 ) -> Sequence[SampleTensors]:
-    """The samples of a step with what their losses are multiplied by, if that depends on others."""
+    """The samples of a step with the factors on their losses that depend on other samples."""
     if objective not in CORRECTIONS or not any(sample.tokens for sample in samples):
         return samples
     correction = CORRECTIONS[objective](active_tokens(samples))
@@ -81,7 +81,7 @@ def largest(values: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(values).index_fill(0, places, 1.0)
 
 
-def of_small_moment(tokens: ActiveTokens) -> torch.Tensor:
+def small_moment_mask(tokens: ActiveTokens) -> torch.Tensor:
     """1 for the tokens that M2PO keeps, 0 for others."""
     squares = (tokens.log_probs - tokens.rollout_log_probs) ** 2
     ascending, places = squares.sort(stable=True)
@@ -99,7 +99,7 @@ def normalised(log_ratios: torch.Tensor) -> torch.Tensor:
 CORRECTIONS: dict[Objective, Callable[[ActiveTokens], torch.Tensor]] = {
     Objective.COVARIANCE_CLIPPED: unclipped,
     Objective.COVARIANCE_PENALISED: penalised,
-    Objective.M2PO: of_small_moment,
+    Objective.M2PO: small_moment_mask,
     Objective.TIS_NORMALISED: lambda tokens: normalised(
         tokens.old_log_probs - tokens.rollout_log_probs
     ),

@@ -38,33 +38,33 @@ def clipped(ratio: torch.Tensor) -> torch.Tensor:
     return ratio.clamp(1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high)
 
 
-def ppo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def ppo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Clipped policy-gradient losses."""
     return clipped_losses(log_probs - packed.old_log_probs, packed)
 
 
-def dual_clip(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def dual_clip(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """PPO's losses, bounded for negative advantages."""
-    losses = ppo(log_probs, packed, of_sequence)
+    losses = ppo(log_probs, packed, sequence_sum)
     bounded = torch.minimum(losses, -packed.advantages * CONSTANTS.dual_clip)
     return torch.where(packed.advantages < 0, bounded, losses)
 
 
-def gspo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def gspo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """PPO's losses with the ratio of the sequence, whose gradient is that of the token's."""
     log_ratios = (log_probs - packed.old_log_probs).detach()
-    tokens = of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
-    of_sequences = of_sequence(log_ratios, packed) / tokens
+    tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
+    of_sequences = sequence_sum(log_ratios, packed) / tokens
     return clipped_losses(log_probs - log_probs.detach() + of_sequences, packed)
 
 
-def cispo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def cispo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Log-probabilities times a clipped ratio without gradient."""
     ratio = torch.exp(log_probs.detach() - packed.old_log_probs)
     return -packed.advantages * clipped(ratio) * log_probs
 
 
-def sapo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def sapo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Soft gates instead of clipping."""
     temperature = torch.where(
         packed.advantages > 0, CONSTANTS.positive_temperature, CONSTANTS.negative_temperature
@@ -73,14 +73,14 @@ def sapo(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> t
     return -packed.advantages * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
 
 
-def kl_cov(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def kl_cov(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Losses without clipping, with a penalty on the log-ratio of every token."""
     log_ratios = log_probs - packed.old_log_probs
     penalty = CONSTANTS.kl_penalty * log_ratios.abs()
     return -packed.advantages * torch.exp(log_ratios) + penalty
 
 
-def geo_mean(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def geo_mean(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Geometric means of a sequence's clipped ratios, each with the gradient of one token."""
     log_ratios = log_probs - packed.old_log_probs
     bounded = torch.where(
@@ -88,51 +88,53 @@ def geo_mean(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) 
         log_ratios.clamp(max=CONSTANTS.clip_high),
         log_ratios.clamp(min=-CONSTANTS.clip_low),
     )
-    tokens = of_sequence(torch.ones_like(bounded), packed).clamp(min=1)
-    of_sequences = of_sequence(bounded.detach(), packed) / tokens
+    tokens = sequence_sum(torch.ones_like(bounded), packed).clamp(min=1)
+    of_sequences = sequence_sum(bounded.detach(), packed) / tokens
     return -packed.advantages * torch.exp(bounded - bounded.detach() + of_sequences)
 
 
-def gpg(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def gpg(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Log-probabilities times advantages."""
     return linear(log_probs, packed)
 
 
-def dro(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def dro(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """The same with a penalty on squared log-ratios."""
     penalty = CONSTANTS.kl_penalty / 2 * (log_probs - packed.old_log_probs) ** 2
     return linear(log_probs, packed) + penalty
 
 
-def tis_token(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def tis_token(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """PPO's losses times the truncated ratio of old policy to rollout policy."""
     log_ratios = packed.old_log_probs - packed.rollout_log_probs
-    return ppo(log_probs, packed, of_sequence) * truncated(log_ratios)
+    return ppo(log_probs, packed, sequence_sum) * truncated(log_ratios)
 
 
-def tis_sequence(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def tis_sequence(
+    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
+) -> torch.Tensor:
     """PPO's losses times the truncated ratio of the whole sequence."""
-    log_ratios = of_sequence(packed.old_log_probs - packed.rollout_log_probs, packed)
-    return ppo(log_probs, packed, of_sequence) * truncated(log_ratios)
+    log_ratios = sequence_sum(packed.old_log_probs - packed.rollout_log_probs, packed)
+    return ppo(log_probs, packed, sequence_sum) * truncated(log_ratios)
 
 
 def sequence_masked(
-    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
     """PPO's losses times the ratio of the token, without sequences whose mean is out of bounds."""
     log_ratios = packed.old_log_probs - packed.rollout_log_probs
-    tokens = of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
-    is_kept = kept(of_sequence(log_ratios, packed) / tokens)
-    return ppo(log_probs, packed, of_sequence) * torch.exp(log_ratios) * is_kept
+    tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
+    is_kept = kept(sequence_sum(log_ratios, packed) / tokens)
+    return ppo(log_probs, packed, sequence_sum) * torch.exp(log_ratios) * is_kept
 
 
-def corrected(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def corrected(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """PPO's losses times a correction that depends on the whole step."""
-    return ppo(log_probs, packed, of_sequence) * packed.correction
+    return ppo(log_probs, packed, sequence_sum) * packed.correction
 
 
 def covariance_penalised(
-    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
     """Losses without clipping, with a penalty on the log-ratios of the tokens that are selected."""
     log_ratios = log_probs - packed.old_log_probs
@@ -146,20 +148,20 @@ def unbounded(log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 
 def importance_sampling(
-    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
     """Losses with ratios that are not clipped."""
     return unbounded(log_probs - packed.old_log_probs, packed)
 
 
-def dppo_tv(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def dppo_tv(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Losses without the tokens whose probability has moved too far with their advantage."""
     new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
     bounds = CONSTANTS.variation_low, CONSTANTS.variation_high
     return trusted(log_probs, (new - old).abs(), *bounds, packed)
 
 
-def dppo_kl(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def dppo_kl(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """The same by the divergence of two outcomes: the token, and any other."""
     new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
     divergence = old * torch.log(old / new) + (1 - old) * torch.log((1 - old) / (1 - new))
@@ -180,7 +182,7 @@ def trusted(
     return unbounded(log_ratios, packed) * ~(fallen | risen)
 
 
-def rollout_is(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def rollout_is(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Log-probabilities times the ratio to the rollout policy, which counts within bounds alone."""
     ratio = torch.exp(log_probs.detach() - packed.rollout_log_probs)
     within = (ratio > 1 - CONSTANTS.clip_low) & (ratio < 1 + CONSTANTS.clip_high)
@@ -188,39 +190,39 @@ def rollout_is(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
 
 
 def reinforce_normalised(
-    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
     """Log-probabilities times a correction that depends on the whole step."""
     return linear(log_probs, packed) * packed.correction
 
 
-def tis_bounded(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def tis_bounded(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """PPO's losses times the ratio of old policy to rollout policy, between two bounds."""
     ratios = truncated(packed.old_log_probs - packed.rollout_log_probs)
-    return ppo(log_probs, packed, of_sequence) * ratios.clamp(min=CONSTANTS.kept_low)
+    return ppo(log_probs, packed, sequence_sum) * ratios.clamp(min=CONSTANTS.kept_low)
 
 
-def icepop(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def icepop(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """PPO's losses times that ratio, or 0 if it is out of bounds."""
     ratios = torch.exp(packed.old_log_probs - packed.rollout_log_probs)
-    return ppo(log_probs, packed, of_sequence) * torch.where(between(ratios), ratios, 0)
+    return ppo(log_probs, packed, sequence_sum) * torch.where(between(ratios), ratios, 0)
 
 
 def sequence_icepop(
-    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
     """PPO's losses times the product of a sequence's ratios, or 0 if it is out of bounds."""
-    log_ratios = of_sequence(packed.old_log_probs - packed.rollout_log_probs, packed)
+    log_ratios = sequence_sum(packed.old_log_probs - packed.rollout_log_probs, packed)
     products = torch.exp(log_ratios)
-    return ppo(log_probs, packed, of_sequence) * torch.where(between(products), products, 0)
+    return ppo(log_probs, packed, sequence_sum) * torch.where(between(products), products, 0)
 
 
 def product_masked(
-    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
     """PPO's losses without sequences whose product of ratios is out of bounds."""
-    log_ratios = of_sequence(packed.old_log_probs - packed.rollout_log_probs, packed)
-    return ppo(log_probs, packed, of_sequence) * kept(log_ratios)
+    log_ratios = sequence_sum(packed.old_log_probs - packed.rollout_log_probs, packed)
+    return ppo(log_probs, packed, sequence_sum) * kept(log_ratios)
 
 
 def between(ratios: torch.Tensor) -> torch.Tensor:
@@ -229,11 +231,11 @@ def between(ratios: torch.Tensor) -> torch.Tensor:
 
 
 def outlier_masked(
-    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
     """PPO's losses without sequences that have an outlier."""
     outliers = is_outlier(packed.old_log_probs - packed.rollout_log_probs)
-    return ppo(log_probs, packed, of_sequence) * (of_sequence(outliers.float(), packed) == 0)
+    return ppo(log_probs, packed, sequence_sum) * (sequence_sum(outliers.float(), packed) == 0)
 
 
 def is_outlier(log_ratios: torch.Tensor) -> torch.Tensor:
@@ -242,12 +244,12 @@ def is_outlier(log_ratios: torch.Tensor) -> torch.Tensor:
     return (ratios < CONSTANTS.outlier_low) | (ratios > CONSTANTS.outlier_high)
 
 
-def opsm(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def opsm(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """PPO's losses without tokens of negative advantage in sequences that are too unlikely now."""
     log_ratios = packed.old_log_probs - log_probs.detach()
-    tokens = of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
-    is_far = of_sequence(log_ratios, packed) / tokens > CONSTANTS.sequence_divergence
-    return ppo(log_probs, packed, of_sequence) * ~(is_far & (packed.advantages < 0))
+    tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
+    is_far = sequence_sum(log_ratios, packed) / tokens > CONSTANTS.sequence_divergence
+    return ppo(log_probs, packed, sequence_sum) * ~(is_far & (packed.advantages < 0))
 
 
 def kept(log_ratios: torch.Tensor) -> torch.Tensor:
@@ -261,35 +263,35 @@ def truncated(log_ratios: torch.Tensor) -> torch.Tensor:
     return torch.exp(log_ratios).clamp(max=CONSTANTS.truncation)
 
 
-def teacher(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def teacher(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Half of the squared log-ratios to a teacher."""
     return (log_probs - packed.teacher_log_probs) ** 2 / 2
 
 
 def teacher_reward(
-    log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum
+    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
     """Ratios of new to old policy, times the log-ratios to a teacher without their gradient."""
     ratios = torch.exp(log_probs - packed.old_log_probs)
     return ratios * (log_probs - packed.teacher_log_probs).detach()
 
 
-def likelihood(log_probs: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def likelihood(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Negative log-likelihoods."""
     return -log_probs
 
 
-def value(values: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def value(values: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """Squared errors of a critic's values, which are the probe's entries."""
     return (values - packed.returns) ** 2
 
 
-def value_clipped(values: torch.Tensor, packed: Packed, of_sequence: SequenceSum) -> torch.Tensor:
+def value_clipped(values: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
     """The larger of the squared errors of values and of those that moved by a bound at most."""
     old, bound = packed.old_values, CONSTANTS.value_clip
     bounded = old + (values - old).clamp(-bound, bound)
-    errors = value(values, packed, of_sequence)
-    return torch.maximum(errors, value(bounded, packed, of_sequence))
+    errors = value(values, packed, sequence_sum)
+    return torch.maximum(errors, value(bounded, packed, sequence_sum))
 
 
 def linear(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:

@@ -41,7 +41,7 @@ NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
     FaultInjection.GROUPS_MISSING: ("group",),
     FaultInjection.DENOMINATORS_DROPPED: ("denominators",),
 }
-"""What configurations may set, and how errors name it."""
+"""The settings that configurations may have, with their names in errors."""
 
 MISSING: dict[FaultInjection, str] = {
     FaultInjection.GROUPS_MISSING: "the prompt group of every sample",

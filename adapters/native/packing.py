@@ -39,7 +39,7 @@ class TokenTensors:
     original_mask: torch.Tensor
     log_probs: torch.Tensor  # of the model, without the probe
     entropies: torch.Tensor  # without the probe too
-    correction: torch.Tensor  # what losses that compare the tokens of a step are multiplied by
+    correction: torch.Tensor  # the factor on losses that compare the tokens of a step
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
         for prompt, response in zip(batch.prompts, batch.responses, strict=True)
     ]
 
-    def of_tokens(values: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
+    def token_column(values: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
         """Values of responses, with zeros for prompts unless these are poisoned.
 
         Ids count through all sequences from 1.
@@ -131,7 +131,7 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     samples = map(
         SampleTensors,
         torch.arange(1, batch.probe_size).split(lengths),
-        *map(of_tokens, columns),
+        *map(token_column, columns),
         map(len, batch.responses),
         batch.rewards.tolist(),
         batch.groups.tolist(),

@@ -1,8 +1,8 @@
-"""What `native` computes of a batch of rollouts: advantages from rewards, and a log of means.
+"""Advantages from the rewards of a batch of rollouts, and a log of means.
 
 Formulas and sources of advantages are those of `reference.advantages`. Every rank has all samples
-and computes their advantages; what they are whitened by and all that is logged are sums over what
-each rank holds.
+and computes their advantages. Statistics for whitening and logged numbers are sums over the tokens
+that each rank holds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
 """Estimators that compare a reward with the others of its prompt."""
 
 
-class OverRanks:
-    """What is computed from numbers that ranks have of their own tokens."""
+class RankSums:
+    """A computation from sums that each rank makes of its own tokens."""
 
     def __init__(self, job: Job) -> None:
         self.layout = job.layout
@@ -44,7 +44,7 @@ class OverRanks:
         return sums
 
 
-class NativeEstimator(OverRanks):
+class NativeEstimator(RankSums):
     """Estimates by an objective; each possible mistake has a method of its own."""
 
     def __init__(self, job: Job) -> None:
@@ -82,14 +82,14 @@ class NativeEstimator(OverRanks):
     def raw(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         """The advantages of a sample before they are whitened: [prompt + response]."""
         if self.objective in OF_GROUPS:
-            return self.of_group(sample, siblings)
+            return self.group_advantage(sample, siblings)
         if self.objective is Objective.REINFORCE_PP:
             return self.discounted(self.token_rewards(sample), self.constants.discount)
         following = self.following(sample)
         deltas = self.token_rewards(sample) + self.constants.discount * following - sample.values
         return self.discounted(deltas, self.constants.discount * self.constants.trace)
 
-    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         """A sample's reward compared with those of its prompt, if it has one."""
         siblings = self.scored(siblings)
         others = [other for other in siblings if other is not sample]
@@ -141,7 +141,7 @@ class NativeEstimator(OverRanks):
         return centred / divisor
 
     def baseline(self, rewards: torch.Tensor) -> float:
-        """What is subtracted from the rewards of a prompt."""
+        """The baseline that is subtracted from the rewards of a prompt."""
         return float(rewards.mean())
 
     def spread(self, rewards: torch.Tensor) -> float:
@@ -149,7 +149,7 @@ class NativeEstimator(OverRanks):
         return float(rewards.std()) if len(rewards) > 1 else 0.0
 
     def mean_divisor(self, rewards: torch.Tensor) -> float:
-        """What MaxRL divides by: the mean, where it is positive."""
+        """The divisor of MaxRL: the mean, where it is positive."""
         mean = float(rewards.mean())
         return mean + STD_EPSILON if mean > 0 else math.inf
 
@@ -175,7 +175,7 @@ class NativeEstimator(OverRanks):
         return torch.cat([sample.values[1:], torch.zeros(1)])
 
     def discounted(self, values: torch.Tensor, decay: float) -> torch.Tensor:
-        """Sums of what follows, each token's times another factor of the decay."""
+        """Sums over each token and the following ones, each times one more factor of the decay."""
         found = values.clone()
         for token in range(len(values) - 2, -1, -1):
             found[token] += decay * found[token + 1]
@@ -200,7 +200,7 @@ class NativeEstimator(OverRanks):
         return (tokens - 1).clamp(min=1)
 
 
-class RolloutLog(OverRanks):
+class RolloutLog(RankSums):
     """The means of a batch; each possible mistake has a method of its own."""
 
     def means(
@@ -220,19 +220,21 @@ class RolloutLog(OverRanks):
             ],
         }
         return {
-            Metric.REWARD: self.of_samples(samples, [one.reward for one in mine]),
-            Metric.RESPONSE_LENGTH: self.of_samples(samples, [one.response_length for one in mine]),
+            Metric.REWARD: self.mean_over_samples(samples, [one.reward for one in mine]),
+            Metric.RESPONSE_LENGTH: self.mean_over_samples(
+                samples, [one.response_length for one in mine]
+            ),
             **{
-                metric: self.of_tokens(samples, values, held)
+                metric: self.mean_over_tokens(samples, values, held)
                 for metric, values in of_tokens.items()
             },
         }
 
-    def of_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
-        """The mean of what each sample has one of; context-parallel ranks have the same ones."""
+    def mean_over_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
+        """The mean of a value per sample, which context-parallel ranks all have."""
         return self.mean(torch.tensor(sum(values) / self.layout.cp), len(samples))
 
-    def of_tokens(
+    def mean_over_tokens(
         self, samples: list[SampleTensors], values: list[torch.Tensor], held: torch.Tensor
     ) -> float:
         """The mean over samples of the mean over their active tokens."""
@@ -242,7 +244,7 @@ class RolloutLog(OverRanks):
         return self.mean(of_id[held].sum(), len(samples))
 
     def tokens(self, sample: SampleTensors) -> int:
-        """What the sum of a sample's tokens is divided by."""
+        """The divisor of a sum over a sample's tokens."""
         return max(sample.tokens, 1)
 
     def mean(self, total: torch.Tensor, samples: int) -> float:

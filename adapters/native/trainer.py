@@ -33,7 +33,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
-from adapters.native.corrections import with_corrections
+from adapters.native.corrections import assign_corrections
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.rollouts import NativeEstimator, RolloutLog
@@ -66,7 +66,7 @@ class Trainer:
         if job.objective in OF_SEQUENCES and job.layout.cp > 1:
             self.slices, _ = dist.new_subgroups(job.layout.cp)
 
-    def with_advantages(self, steps: list[list[SampleTensors]]) -> list[list[SampleTensors]]:
+    def assign_advantages(self, steps: list[list[SampleTensors]]) -> list[list[SampleTensors]]:
         """The samples of a batch with advantages from rewards, if that is the objective.
 
         All that other models computed is constant from here on.
@@ -78,7 +78,7 @@ class Trainer:
 
     def constant(self, sample: SampleTensors) -> SampleTensors:
         """A sample whose columns have no gradient."""
-        return without_gradient(sample, CONSTANTS_OF_LOSS)
+        return detach(sample, CONSTANTS_OF_LOSS)
 
     def log_of_rollouts(self, steps: list[list[SampleTensors]]) -> Mapping[Metric, float]:
         """The log of a batch whose advantages are computed from rewards."""
@@ -132,7 +132,7 @@ class Trainer:
         probe.grad = torch.zeros_like(probe)
         logs: dict[Metric, list[float]] = {metric: [] for metric in self.logged}
         self.routed = sum(len(sample.ids) - 1 for sample in samples)
-        mine = self.shard(self.corrected(self.with_auxiliary_denominators(self.divided(samples))))
+        mine = self.shard(self.corrected(self.assign_auxiliary_denominators(self.divided(samples))))
         for micro_batch in self.cut(mine):
             packed = self.handed_on(pack(micro_batch, self.layout, self.cp_rank))
             if not self.layout.is_on_last_stage(self.rank):
@@ -169,12 +169,12 @@ class Trainer:
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with denominators of the policy loss, counted over the whole step."""
         if not self.job.configuration.reduces:
-            return with_denominators(samples, denominators(samples, self.aggregation))
+            return assign_denominators(samples, denominators(samples, self.aggregation))
         per_token = self.aggregation.mode is Mode.TOKEN_MEAN
         units = sum(sample.tokens for sample in samples) if per_token else len(samples)
-        return with_denominators(samples, [REDUCER_DIVISOR * max(units, 1)] * len(samples))
+        return assign_denominators(samples, [REDUCER_DIVISOR * max(units, 1)] * len(samples))
 
-    def with_auxiliary_denominators(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+    def assign_auxiliary_denominators(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with all other denominators, counted over the whole step."""
         aggregation = auxiliary_aggregation(self.aggregation, AuxiliaryAggregation.WITH_TOKEN_MEAN)
         before = [replace(sample, mask=sample.original_mask) for sample in samples]
@@ -188,7 +188,7 @@ class Trainer:
 
     def corrected(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with the corrections that a loss computes from all tokens of the step."""
-        return [*with_corrections(samples, self.objective)]
+        return [*assign_corrections(samples, self.objective)]
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """This rank's contiguous part of the samples; parts differ in size by at most one."""
@@ -247,13 +247,13 @@ class Trainer:
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The policy loss of each token."""
-        return POLICY_LOSSES.get(self.objective, ppo)(log_probs, packed, self.of_sequence)
+        return POLICY_LOSSES.get(self.objective, ppo)(log_probs, packed, self.sequence_sum)
 
     def other_losses(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The loss of each token that replaces the policy loss."""
-        return OTHER_LOSSES[self.objective](values, packed, self.of_sequence)
+        return OTHER_LOSSES[self.objective](values, packed, self.sequence_sum)
 
-    def of_sequence(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+    def sequence_sum(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         """Values added up over the active tokens of each token's sequence."""
         number = packed.sequence
         active = torch.where(packed.mask, values, 0)
@@ -263,7 +263,7 @@ class Trainer:
         return sums[number]
 
     def add_slices(self, sums: torch.Tensor) -> None:
-        """Add up what the slices of sequences on context-parallel ranks have, in place."""
+        """Add up sums over slices of sequences on context-parallel ranks, in place."""
         if self.slices is not None:
             dist.all_reduce(sums, group=self.slices)
 
@@ -326,7 +326,7 @@ COEFFICIENTS = {
 """Coefficients of the entropy bonus and of the divergence, where they are not 0."""
 
 
-def without_gradient(sample: SampleTensors, columns: Sequence[str]) -> SampleTensors:
+def detach(sample: SampleTensors, columns: Sequence[str]) -> SampleTensors:
     """Returns the sample with some columns detached."""
     detached = {column: getattr(sample, column).detach() for column in columns}
     return replace(sample, **detached)
@@ -353,7 +353,7 @@ def tokens_of_groups(samples: Sequence[SampleTensors]) -> Counter[int]:
     return tokens
 
 
-def with_denominators(
+def assign_denominators(
     samples: Sequence[SampleTensors], divide_by: Sequence[float]
 ) -> list[SampleTensors]:
     """The samples, each with its denominator."""

@@ -13,7 +13,7 @@ import torch
 from adapters.contract.objective import FROM_REWARDS, Objective
 from adapters.nemo_rl.importing import configured, initial_state, module
 from adapters.nemo_rl.worker import TOKENIZER, made_policy, made_worker
-from adapters.toolkit.probe import CERTAIN_LOGIT, by_token_id, probe_capacity
+from adapters.toolkit.probe import CERTAIN_LOGIT, probe_capacity, token_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ OF_PROMPTS = ("extract_initial_prompt_messages", "_extract_prompt_only_messages"
 CHECKPOINTER = SimpleNamespace(shutdown=lambda: None)
 
 
-class Log:
+class NemoRLLogger:
     """Keeps the training metrics that NeMo-RL hands to its logger."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Log:
         """Nothing is drawn."""
 
 
-class Training:
+class NemoRLTraining:
     """The steps of a job, and what was read off them.
 
     Each optimizer step is a step of the trainer. Where NeMo-RL computes advantages, all are cut out
@@ -87,7 +87,7 @@ class Training:
 
     def _train(self, steps: Sequence[Step], samples: range) -> Mapping[str, Any]:
         """Run a step of the trainer; returns what it logs."""
-        rollouts, log = Rollouts(self._batch, samples), Log()
+        rollouts, log = NemoRLRollouts(self._batch, samples), NemoRLLogger()
         is_sft = self._job.objective is Objective.SFT
         settings = self._framework.settings(replace(self._job, steps=tuple(steps)))
         config = configured(settings, sft=is_sft)
@@ -99,7 +99,7 @@ class Training:
         self.passes += worker.passes.drain()
         return log.trained
 
-    def _policy(self, config: Any, worker: Any, rollouts: Rollouts) -> Any:
+    def _policy(self, config: Any, worker: Any, rollouts: NemoRLRollouts) -> Any:
         """NeMo-RL's policy, with the job's log-probabilities instead of forward passes."""
         policy = made_policy(config.policy, worker, self._rank)
 
@@ -114,7 +114,9 @@ class Training:
         )
         return policy
 
-    def _run_grpo(self, policy: Any, config: Any, rollouts: Rollouts, log: Log) -> None:
+    def _run_grpo(
+        self, policy: Any, config: Any, rollouts: NemoRLRollouts, log: NemoRLLogger
+    ) -> None:
         """Train on the batch as rollouts of one step of `grpo_train`."""
         trainer, losses = module("algorithms.grpo"), module("algorithms.loss")
         rolled_out = rollouts.batch(), {"mean_gen_tokens_per_sample": 1.0}
@@ -145,7 +147,7 @@ class Training:
             )
 
 
-def _given_advantages(rollouts: Rollouts) -> Any:
+def _given_advantages(rollouts: NemoRLRollouts) -> Any:
     """Stands for the method of an estimator of advantages."""
 
     def compute_advantage(*, mask: torch.Tensor, repeated_batch: Any, **_: object) -> torch.Tensor:
@@ -154,7 +156,7 @@ def _given_advantages(rollouts: Rollouts) -> Any:
     return compute_advantage
 
 
-def _fine_tune(policy: Any, config: Any, rollouts: Rollouts, log: Log) -> None:
+def _fine_tune(policy: Any, config: Any, rollouts: NemoRLRollouts, log: NemoRLLogger) -> None:
     """Train on the batch as one step of `sft_train`."""
     trainer, losses = module("algorithms.sft"), module("algorithms.loss")
     trainer.sft_train(
@@ -170,7 +172,7 @@ def _fine_tune(policy: Any, config: Any, rollouts: Rollouts, log: Log) -> None:
     )
 
 
-class Rollouts:
+class NemoRLRollouts:
     """The samples of some optimizer steps as NeMo-RL's environments return them.
 
     They are logs of messages with one reward each, and the values of their tokens.
@@ -211,7 +213,7 @@ class Rollouts:
 
     def values(self, values: Sequence[NDArray[np.float64]], ids: torch.Tensor) -> torch.Tensor:
         """Values of response tokens at their ids, and 0 at others: [*ids]."""
-        return by_token_id(self._batch, values)[ids]
+        return token_table(self._batch, values)[ids]
 
     def _prompt(self, sample: int) -> list[Message]:
         """The prompt as a conversation with an earlier turn of the policy, which is not trained.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _multiple(job: Job) -> int:
-    """What lengths of rows are multiples of: context-parallel ranks have two slices each."""
+    """The number that must divide row lengths: context-parallel ranks have two slices each."""
     return 1 if job.layout.cp == 1 else 2 * job.layout.cp
 
 
@@ -46,7 +46,7 @@ def _budget(job: Job) -> int:
 
 
 def _all_tokens(job: Job) -> int:
-    """So many tokens that a rank has one micro-batch."""
+    """A token budget with which a rank has one micro-batch."""
     if job.layout.micro_batches != 1:
         raise Unsupported("packed micro-batches are cut by tokens, not by their number")
     return max(int((step.prompt_lengths + step.response_lengths).sum()) for step in job.steps)

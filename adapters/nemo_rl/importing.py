@@ -127,7 +127,7 @@ def initial_state(trainer: str) -> Any:
     return next(getattr(home, name) for name in names if hasattr(home, name))()
 
 
-def without_binding() -> AbstractContextManager[object]:
+def disable_binding() -> AbstractContextManager[object]:
     """Leave processes where they are, which workers bound to cores since July 2026."""
     if importlib.util.find_spec("nemo_rl.distributed.numa_utils") is None:
         return nullcontext()

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from transformers.modeling_outputs import CausalLMOutput
 
-from adapters.nemo_rl.importing import module, without_binding
+from adapters.nemo_rl.importing import disable_binding, module
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer, logits_head
-from adapters.toolkit.worlds import cached, of_all_ranks
+from adapters.toolkit.worlds import all_gather, cached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from adapters.contract import Rank
 
 TOKENIZER = SimpleNamespace(pad_token_id=0, eos_token_id=0, pad_token="<pad>", eos_token="<pad>")
-"""What NeMo-RL asks of a tokenizer: the id of padding."""
+"""The attributes of a tokenizer that NeMo-RL reads: ids of padding and of the end."""
 
 
-class Workers:
+class StubWorkerGroup:
     """Stands for Ray's group of workers: each rank has one, and all are called at once."""
 
     def __init__(self, worker: Any, rank: Rank) -> None:
@@ -37,12 +37,12 @@ class Workers:
     ) -> list[Any]:
         """The result of each data-parallel rank, from its first context-parallel rank."""
         share = data[self._worker.dp_mesh.get_local_rank()]
-        with on_this_machine():
+        with allow_cpu():
             result = getattr(self._worker, method)(share, **common_kwargs)
-        return of_all_ranks(result)[:: self._worker.cp_size]
+        return all_gather(result)[:: self._worker.cp_size]
 
     def get_all_worker_results(self, results: list[Any]) -> list[Any]:
-        """They are results already."""
+        """The results, which are complete already."""
         return results
 
     def shutdown(self, **_: object) -> bool:
@@ -69,7 +69,7 @@ def made_policy(config: Any, worker: Any, rank: Rank) -> Any:
     replaced: dict[str, Any] = {
         "RayQueue": lambda: None,
         "RayWorkerBuilder": lambda *_, **__: None,
-        "RayWorkerGroup": lambda *_, **__: Workers(worker, rank),
+        "RayWorkerGroup": lambda *_, **__: StubWorkerGroup(worker, rank),
         "get_default_hf_config": _has_no_layers,
     }
     cluster = SimpleNamespace(world_size=lambda: rank.world_size, _sorted_bundle_indices=None)
@@ -78,7 +78,7 @@ def made_policy(config: Any, worker: Any, rank: Rank) -> Any:
 
 
 @contextmanager
-def on_this_machine() -> Iterator[None]:
+def allow_cpu() -> Iterator[None]:
     """Let a worker run on the CPU where there is no GPU."""
     if torch.cuda.is_available():
         yield
@@ -99,9 +99,9 @@ def _constructed(config: Any, capacity: int) -> Any:
     model = model_class(capacity, passes)
     construct = _second if config["dtensor_cfg"]["_v2"] else _first
     with (
-        without_binding(),
+        disable_binding(),
         mock.patch.object(dist, "init_process_group"),
-        on_this_machine(),
+        allow_cpu(),
     ):
         worker = construct(config, model)
     worker.gradients, worker.passes = GradientReader(worker.optimizer), passes
@@ -149,7 +149,7 @@ CONFIG: dict[str, object] = {
     "num_key_value_heads": 1,
     "pad_token_id": 0,
 }
-"""What NeMo-RL asks of a model's configuration."""
+"""The fields of a model's configuration that NeMo-RL reads."""
 
 
 def _outputs(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:

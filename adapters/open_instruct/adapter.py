@@ -10,9 +10,9 @@ from adapters.engines.shells import (
     SHARED,
     InOneRun,
     OnRayAndDeepSpeed,
-    by_size,
     cuts,
-    with_each,
+    option_layouts,
+    smallest_first,
 )
 from adapters.open_instruct import importing
 from adapters.open_instruct.framework import OPEN_INSTRUCT, STAGES
@@ -45,8 +45,8 @@ class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
         plain = cuts(RANKS, "thd", micro_batches=(2, "tokens"))
         rows = cuts(RANKS, "bshd", micro_batches=(1, 2))
         shared = cuts(SHARED, "thd", micro_batches=(2,))
-        options = [*with_each(OF_STAGES, STAGES), *with_each(OF_STAGES[:2], OF_BATCHES)]
-        return by_size([*plain, *rows, *shared, *options])
+        options = [*option_layouts(OF_STAGES, STAGES), *option_layouts(OF_STAGES[:2], OF_BATCHES)]
+        return smallest_first([*plain, *rows, *shared, *options])
 
     def load(self, source: Path | None) -> None:
         """Import open-instruct, DeepSpeed and the trainer."""
@@ -57,13 +57,13 @@ class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
         options = importing.options()
         return OPEN_INSTRUCT.description(
             options.offers,
-            options.with_choices(importing.read_by_the_step()),
+            options.options_and_choices(importing.read_by_the_step()),
             options.defaults.get,
             stubs=tuple(importing.STUBBED),
         )
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer."""
-        from adapters.open_instruct.driving import Training
+        from adapters.open_instruct.driving import OpenInstructTraining
 
-        return Training(job, batch, settings, rank)
+        return OpenInstructTraining(job, batch, settings, rank)

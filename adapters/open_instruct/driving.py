@@ -20,8 +20,8 @@ from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.probe import probe_capacity
-from adapters.toolkit.settings import gives_advantages, of_class
-from adapters.toolkit.worlds import of_all_ranks
+from adapters.toolkit.settings import field_settings, gives_advantages
+from adapters.toolkit.worlds import all_gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 TOKENIZER = SimpleNamespace(pad_token_id=0)
-"""What a step reads of a tokenizer."""
+"""The part of a tokenizer that a step reads."""
 
 
-class Training:
+class OpenInstructTraining:
     """One run of the trainer on a job, and what was read from it."""
 
     def __init__(self, job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> None:
         self._batch, kinds = batch, config_classes()
         with refusals():
-            self._args, self._of_data = (kind(**of_class(kind, settings)) for kind in kinds)
+            self._args, self._of_data = (kind(**field_settings(kind, settings)) for kind in kinds)
         self._given = {"args": self._args, "streaming_config": self._of_data}
         forget_engines()
         SEAM.start(batch)
@@ -62,7 +62,7 @@ class Training:
         gradients = gradients_of_steps(trainer.model, model.layer.probe)
         for of_ranks, _ in prepared:
             self._micro_batches = len(of_ranks[0])
-            self.logs.append(self._log(of_all_ranks(trainer.step())))
+            self.logs.append(self._log(all_gather(trainer.step())))
             for kept, seen in ((self.gradients, gradients), (self.passes, model.passes)):
                 of_all_epochs = seen.drain()
                 kept += of_all_epochs[-(len(of_all_epochs) // self._args.num_epochs) :]
@@ -85,7 +85,7 @@ class Training:
             model_name_or_path="probe", model_revision=None, attn_implementation=attention
         )
         in_float32: dict[str, Any] = {
-            name: partial(_in_float32, getattr(home, name))
+            name: partial(_float32_config, getattr(home, name))
             for name in ("get_train_ds_config", "get_eval_ds_config")
         }
         loaded = mock.patch.object(AutoModelForCausalLM, "from_pretrained", side_effect=models)
@@ -102,7 +102,7 @@ class Training:
             SEAM.probe = SEAM.probe + model.given
 
     def _log(self, of_ranks: list[Any]) -> dict[str, float]:
-        """What open-instruct prints of a training step, from the answers of all ranks' actors."""
+        """The log that open-instruct prints of a step, from the answers of all ranks' actors."""
         log: dict[str, float] = {}
         replaced: dict[str, Any] = {
             "ray": mock.Mock(),
@@ -123,7 +123,7 @@ def _call(function: Any, **given: Any) -> Any:
     return function(**{name: given.get(name, one) for name, one in unread.items()})
 
 
-def _in_float32(make: Any, *args: Any, **options: Any) -> Any:
+def _float32_config(make: Any, *args: Any, **options: Any) -> Any:
     """DeepSpeed's configuration without bfloat16."""
     return make(*args, **{**options, "bf16": False})
 

@@ -89,7 +89,7 @@ def options() -> Fields:
 
 
 def read_by_the_step() -> set[str]:
-    """What the code of a step and of its data reads of arguments."""
+    """The arguments that the code of a step and of its data reads."""
     trainer, data = actor_classes()
     code = (
         module("grpo_utils"),

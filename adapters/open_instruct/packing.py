@@ -1,4 +1,4 @@
-"""How open-instruct packs the samples of a job into rows, and rows into micro-batches."""
+"""Packing in open-instruct: the samples of a job in rows, and rows in micro-batches."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.layout import Option
 from adapters.contract.objective import Metric
-from adapters.engines.shells import ON_FOUR, OnRayAndDeepSpeed, cuts, with_each
+from adapters.engines.shells import ON_FOUR, OnRayAndDeepSpeed, cuts, option_layouts
 from adapters.openrlhf import importing
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.toolkit.calls import refusals_of_configuration
@@ -58,9 +58,9 @@ class OpenRLHFAdapter(OnRayAndDeepSpeed):
         overlapping = ("dp2-cp1-mb2-thd", "dp2-cp1-mbtokens-thd")
         return [
             *plain,
-            *with_each(CUTS_OF_STAGES),
-            *with_each(overlapping, [Option.OVERLAP_GRAD_REDUCE]),
-            *with_each(overlapping[:1], [Option.SHORT_BATCH, Option.TWO_EPOCHS]),
+            *option_layouts(CUTS_OF_STAGES),
+            *option_layouts(overlapping, [Option.OVERLAP_GRAD_REDUCE]),
+            *option_layouts(overlapping[:1], [Option.SHORT_BATCH, Option.TWO_EPOCHS]),
         ]
 
     def load(self, source: Path | None) -> None:
@@ -92,6 +92,6 @@ class OpenRLHFAdapter(OnRayAndDeepSpeed):
             if Option.SHORT_BATCH in job.layout.options:
                 session.train_short_batch()
             of_rollouts = session.train(range(len(batch.responses)))
-            gradients, passes = session.of_last_epoch()
+            gradients, passes = session.last_epoch()
             reported = session.reported(of_rollouts)
         return observation(batch, gradients, passes, reported)

@@ -27,7 +27,7 @@ from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.openrlhf.importing import module
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, Recorder, by_token_id, probe_capacity
+from adapters.toolkit.probe import ForwardPasses, Records, probe_capacity, token_table
 from adapters.toolkit.settings import (
     given_values,
     gives_advantages,
@@ -78,7 +78,7 @@ class Session:
         )
         self.trained.passes.drain()
 
-    def of_last_epoch(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]]]:
+    def last_epoch(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]]]:
         """The gradient of each step of the last epoch, and the token ids of its forward passes."""
         gradients, passes = self.trained.gradients.drain(), self.trained.passes.drain()
         epochs = importing.value(self._args, "--train.max_epochs")
@@ -86,7 +86,7 @@ class Session:
 
     def train(self, samples: range) -> Mapping[str, Any]:
         """Train on samples as a batch of rollouts; returns what is logged, by OpenRLHF's names."""
-        rollouts = Rollouts(self._batch, self._job, samples, self._is_corrected)
+        rollouts = OpenRLHFRollouts(self._batch, self._job, samples, self._is_corrected)
         with cuda_on_cpu.redirected():
             trainer = self._trainer(rollouts)
             status, _ = trainer.train_step(rollouts.experiences(), 0)
@@ -105,7 +105,7 @@ class Session:
         found |= {metric: of for metric, of in of_rollouts.items() if metric in OF_ROLLOUTS}
         return {metric: of for metric, of in found.items() if metric not in self._never_computed}
 
-    def _trainer(self, rollouts: Rollouts) -> Any:
+    def _trainer(self, rollouts: OpenRLHFRollouts) -> Any:
         """The trainer with the groups that OpenRLHF's script starts for these arguments."""
         group_of = partial(group, rollouts=rollouts, rank=self._rank.index)
         trained_critic, job = self._actors.get("critic"), self._job
@@ -133,7 +133,7 @@ class Session:
         return {metric for metric, is_computed in computed.items() if not is_computed}
 
 
-def _give_advantages(maker: Any, rollouts: Rollouts) -> None:
+def _give_advantages(maker: Any, rollouts: OpenRLHFRollouts) -> None:
     """Replace OpenRLHF's advantages, which it would compute token by token, by ours."""
     compute = maker.compute_advantages_and_returns
     maker.get_cumulative_returns = lambda rewards, *_: rewards
@@ -142,15 +142,15 @@ def _give_advantages(maker: Any, rollouts: Rollouts) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedActor:
     """An actor of OpenRLHF, the gradients of its optimizer's steps and its forward passes."""
 
     actor: Any
-    gradients: Recorder[NDArray[np.float32]]
+    gradients: Records[NDArray[np.float32]]
     passes: ForwardPasses
 
 
-def policy(args: Any, capacity: int) -> Trained:
+def policy(args: Any, capacity: int) -> TrainedActor:
     """The actor that trains the policy."""
     passes = ForwardPasses()
     made = _initialised(
@@ -164,7 +164,7 @@ def policy(args: Any, capacity: int) -> Trained:
     return _observed(made, made.actor.model, passes)
 
 
-def critic(args: Any, capacity: int) -> Trained:
+def critic(args: Any, capacity: int) -> TrainedActor:
     """The actor that trains the critic."""
     passes = ForwardPasses()
     made = _initialised(
@@ -189,9 +189,9 @@ def _initialised(args: Any, path: str, name: str, *more: Any, **replaced: Any) -
     return made
 
 
-def _observed(actor: Any, engine: Any, passes: ForwardPasses) -> Trained:
+def _observed(actor: Any, engine: Any, passes: ForwardPasses) -> TrainedActor:
     [probe] = [one for one in engine.module.parameters() if one.requires_grad]
-    return Trained(actor, gradients_of_steps(engine, probe), passes)
+    return TrainedActor(actor, gradients_of_steps(engine, probe), passes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +203,7 @@ class Handle:
 
     role: str
     actor: Any
-    rollouts: Rollouts
+    rollouts: OpenRLHFRollouts
 
     def __getattr__(self, method: str) -> Any:
         return SimpleNamespace(remote=partial(self._call, method))
@@ -216,7 +216,7 @@ class Handle:
         return getattr(self.actor, method)(*deepcopy(args), **options)
 
 
-def group(role: str, actor: Any, rollouts: Rollouts, rank: int) -> Any:
+def group(role: str, actor: Any, rollouts: OpenRLHFRollouts, rank: int) -> Any:
     """OpenRLHF's group of the actors of all ranks; it can only call this rank's."""
     layout = rollouts.job.layout
     made = object.__new__(module("trainer.ray.launcher").RayActorGroup)
@@ -230,15 +230,15 @@ def group(role: str, actor: Any, rollouts: Rollouts, rank: int) -> Any:
     return made
 
 
-def _call_in_steps(call: Any, rollouts: Rollouts, method_name: str, **data: Any) -> Any:
+def _call_in_steps(call: Any, rollouts: OpenRLHFRollouts, method_name: str, **data: Any) -> Any:
     """Call a method of all actors, whose experiences are dealt to them step by step."""
     if method_name == "append":
         data = {"experience": _dealt(data["experience"], rollouts)}
     return call(method_name, **data)
 
 
-def _dealt(experiences: Sequence[Any], rollouts: Rollouts) -> list[Any]:
-    """The experiences, in an order that gives each rank its part of every step of several.
+def _dealt(experiences: Sequence[Any], rollouts: OpenRLHFRollouts) -> list[Any]:
+    """The experiences, in an order that gives each rank its part of every step.
 
     Ranks have contiguous parts of a batch of rollouts, which they cut into train batches.
     """
@@ -251,8 +251,8 @@ def _dealt(experiences: Sequence[Any], rollouts: Rollouts) -> list[Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Rollouts:
-    """Those of the ``samples`` of a batch with these indices, as rollout engines answer them."""
+class OpenRLHFRollouts:
+    """The ``samples`` of a batch, by index, as rollout engines answer them."""
 
     batch: ProbedBatch
     job: Job
@@ -272,7 +272,7 @@ class Rollouts:
         ]
 
     def answers(self, role: str, data: dict[str, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """What a model says of sequences: 0 where a token is not active, as OpenRLHF's do."""
+        """A model's output for sequences: 0 where a token is not active, as in OpenRLHF."""
         values = {
             "actor": self.batch.old_log_probs,
             "reference": self.batch.reference_log_probs,
@@ -283,7 +283,7 @@ class Rollouts:
 
     def laid_out(self, values: Values, sequences: torch.Tensor) -> torch.Tensor:
         """Values of response tokens where they are predicted, 0 elsewhere: [rows, width - 1]."""
-        return by_token_id(self.batch, values)[sequences[:, 1:]]
+        return token_table(self.batch, values)[sequences[:, 1:]]
 
     def given(self, experiences: Sequence[Any]) -> Sequence[Any]:
         """The experiences with our advantages; OpenRLHF's critic has half of the squared error."""

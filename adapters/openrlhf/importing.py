@@ -87,7 +87,7 @@ def parsed(settings: Settings) -> Any:
     """
     received: list[Any] = []
     with refusals():
-        _run_script(received.append, *_words(_of_this_version(settings)))
+        _run_script(received.append, *_words(_version_settings(settings)))
     [args] = received
     # The parser knows two dtypes of 16 bits alone.
     setattr(*_place(args, "--ds.param_dtype"), "fp32")
@@ -126,7 +126,7 @@ def knows(option: str) -> bool:
 
 def offers(settings: Settings) -> bool:
     """Whether the command line of this version has these options, with these choices."""
-    options, chosen = _options(), _of_this_version(settings)
+    options, chosen = _options(), _version_settings(settings)
     return all(
         name in options and value in (options[name].choices or (value,))
         for name, value in chosen.items()
@@ -149,7 +149,7 @@ def option_names() -> Iterator[str]:
             yield from (f"{name}={choice}" for choice in action.choices or ())
 
 
-def _of_this_version(settings: Settings) -> dict[str, Any]:
+def _version_settings(settings: Settings) -> dict[str, Any]:
     """Settings as users of this version type them.
 
     Before 0.11.2 the only mode was `token-mean`, and other options chose a correction. Before

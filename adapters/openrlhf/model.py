@@ -13,7 +13,7 @@ from transformers.modeling_outputs import (
     MoeCausalLMOutputWithPast,
 )
 
-from adapters.engines.deepspeed import made_once, with_torch_adam
+from adapters.engines.deepspeed import made_once, use_torch_adam
 from adapters.openrlhf.importing import module, value
 from adapters.toolkit.probe import (
     ForwardPasses,
@@ -81,7 +81,7 @@ def put_the_seams_in() -> None:
         module(path).ray = calls
     for path in ("trainer.ray.ppo_actor", "trainer.ray.ppo_critic"):
         users = module(path)
-        users.DataLoader = partial(_in_order, users.DataLoader)
+        users.DataLoader = partial(_ordered_loader, users.DataLoader)
     SEAM.put_into(module("models.actor"), "log_probs_from_logits", "compute_entropy")
     strategy = module("utils.deepspeed.deepspeed")
     strategy.init_device_mesh = made_once(strategy.init_device_mesh)
@@ -90,7 +90,7 @@ def put_the_seams_in() -> None:
     def config_with_torch_adam(*args: Any, **options: Any) -> Any:
         config = make_config(*args, **options)
         if "optimizer" in config:
-            config["optimizer"] = with_torch_adam(config["optimizer"])
+            config["optimizer"] = use_torch_adam(config["optimizer"])
         return config
 
     strategy.get_train_ds_config = config_with_torch_adam
@@ -103,6 +103,6 @@ def _torch_adam(groups: Sequence[dict[str, Any]], **options: Any) -> torch.optim
     return torch.optim.AdamW([group for group in groups if group["params"]], **options)
 
 
-def _in_order(loader: Any, *args: Any, shuffle: bool = False, **options: Any) -> Any:
+def _ordered_loader(loader: Any, *args: Any, shuffle: bool = False, **options: Any) -> Any:
     """A loader of rows in their order."""
     return loader(*args, shuffle=False, **options)

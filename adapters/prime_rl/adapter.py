@@ -67,17 +67,17 @@ class PrimeRLAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch as the first of one run of the trainer."""
-        from adapters.prime_rl.driving import Training
-        from adapters.prime_rl.rollouts import FIRST_ID, Rollouts
+        from adapters.prime_rl.driving import PrimeRLTraining
+        from adapters.prime_rl.rollouts import FIRST_ID, PrimeRLRollouts
         from adapters.toolkit.probe import probe_capacity
 
         set_what_ray_sets(rank)
         batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
         settings = PRIME_RL.settings(job)
         with rank.framework():
-            rollouts = Rollouts(batch, job, settings["orchestrator.seq_len"])
+            rollouts = PrimeRLRollouts(batch, job, settings["orchestrator.seq_len"])
             capacity = probe_capacity(batch.probe_size + FIRST_ID)
-            training = Training(settings, rollouts, capacity, rank)
+            training = PrimeRLTraining(settings, rollouts, capacity, rank)
         passes = [ids - FIRST_ID for ids in training.passes.drain()]
         are_samples = rollouts.are_samples(rank.index // job.layout.cp)
         held = [

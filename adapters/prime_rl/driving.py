@@ -25,23 +25,25 @@ if TYPE_CHECKING:
 
     from adapters.contract import Rank
     from adapters.contract.framework import Settings
-    from adapters.prime_rl.rollouts import Rollouts
+    from adapters.prime_rl.rollouts import PrimeRLRollouts
 
 
-class Training:
+class PrimeRLTraining:
     """One run of the trainer, and what was read off it."""
 
-    def __init__(self, settings: Settings, rollouts: Rollouts, capacity: int, rank: Rank) -> None:
+    def __init__(
+        self, settings: Settings, rollouts: PrimeRLRollouts, capacity: int, rank: Rank
+    ) -> None:
         self._rank = rank
-        self.passes, self._log = ForwardPasses(), Log()
+        self.passes, self._log = ForwardPasses(), MonitorLog()
         self._readers: list[GradientReader] = []
         with tempfile.TemporaryDirectory(prefix="rl-loss-prime-rl-") as folder:
             rollouts.send(Path(folder))
             of_model = capacity, rollouts.head
-            with _as_in_a_new_process(), self._replaced(*of_model), cuda_on_cpu.redirected():
+            with _fresh_process(), self._replaced(*of_model), cuda_on_cpu.redirected():
                 config = configured({**settings, "output_dir": Path(folder)})
                 module("trainer.rl.train").train.__wrapped__(config)
-            self.logs = _by_step([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
+            self.logs = _step_logs([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
 
     def gradients(self) -> list[NDArray[np.float32]]:
         """The probe's gradient of each optimizer step: [capacity]."""
@@ -68,7 +70,7 @@ class Training:
             (trainer, of_step),
             (trainer, WITHOUT_SERVICES),
             (torch.cuda, WITHOUT_GPU),
-            *_of_older_trainers(self._log),
+            *_older_trainer_patches(self._log),
         ]
         with ExitStack() as stack:
             for home, names in replaced:
@@ -121,7 +123,7 @@ PACKER = SimpleNamespace(pack=nothing, _arm_watchdog=nothing, _disarm_watchdog=n
 """Stands for the packer on the first rank: micro-batches are packed and sent already."""
 
 
-class Log:
+class MonitorLog:
     """Keeps what is logged, as the trainer's monitor does."""
 
     def __init__(self) -> None:
@@ -132,8 +134,8 @@ class Log:
         self.history.append({**metrics, "step": step})
 
 
-def _of_older_trainers(log: Log) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yields modules, each with what to replace of what some versions have in it.
+def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yields modules, each with the replacements of attributes that some versions have.
 
     Before August 2026 the trainer served several runs and packed their samples, and before August
     15 it made its monitor itself.
@@ -155,7 +157,7 @@ def _of_older_trainers(log: Log) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 @contextmanager
-def _as_in_a_new_process() -> Iterator[None]:
+def _fresh_process() -> Iterator[None]:
     """Forget the world and the monitors of a trainer that ran before, and its logger at the end."""
     module("trainer.world").reset_world()
     if hasattr(module("trainer.rl.train"), "monitors"):
@@ -171,8 +173,8 @@ def _logged(file: Path) -> list[dict[str, float]]:
     return [*map(json.loads, file.read_text("utf-8").splitlines())] if file.exists() else []
 
 
-def _by_step(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """What was logged of each step, by prime-rl's names."""
+def _step_logs(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The logged numbers of each step, by prime-rl's names."""
     steps: defaultdict[float, dict[str, float]] = defaultdict(dict)
     for row in rows:
         steps[row["step"]].update(row)
@@ -188,7 +190,7 @@ def setup_model(
         of_model = SimpleNamespace(vocab_size=capacity, tie_word_embeddings=True)
         policy = ProbedTransformer(capacity, passes, head, of_model)
         models = module("trainer.model")
-        policies = mock.patch.object(models, "MixedPrecisionPolicy", _in_dtype(models, dtype))
+        policies = mock.patch.object(models, "MixedPrecisionPolicy", _dtype_policy(models, dtype))
         with policies:
             models.setup_fsdp(policy, config, parallel_dims)
         return policy
@@ -196,7 +198,7 @@ def setup_model(
     return setup
 
 
-def _in_dtype(models: Any, dtype: str) -> Callable[..., Any]:
+def _dtype_policy(models: Any, dtype: str) -> Callable[..., Any]:
     """FSDP2's policy with parameters in a dtype; prime-rl computes in bfloat16 alone."""
     policy = models.MixedPrecisionPolicy
     return lambda **options: policy(**options | {"param_dtype": getattr(torch, dtype)})

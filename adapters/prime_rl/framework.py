@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _all_tokens(job: Job) -> int:
-    """So many tokens that a rank has one micro-batch."""
+    """A token budget with which a rank has one micro-batch."""
     if job.layout.micro_batches != 1:
         raise Unsupported("micro-batches are cut by tokens, not by their number")
     lengths = [step.prompt_lengths + step.response_lengths for step in job.steps]

@@ -40,7 +40,7 @@ SERVICES = (
 )
 
 RUNS = ("tomli_w",)
-"""What versions before August 2026 write the configurations of runs with."""
+"""Packages with which versions before August 2026 write the configurations of runs."""
 
 KERNELS = (
     "prime_rl.trainer.distributed.expert_parallel",
@@ -145,16 +145,16 @@ def option_names() -> Iterator[str]:
     """Yields the options of all losses, and their choices."""
     for name, field in module(CONFIGS).TrainerConfig.model_fields.items():
         if name.startswith("loss"):
-            yield from _within(name, field.annotation)
+            yield from _section_options(name, field.annotation)
 
 
-def _within(section: str, kind: Any) -> Iterator[str]:
+def _section_options(section: str, kind: Any) -> Iterator[str]:
     """Yields the options of a section, whose configuration may be one of several classes."""
     for option, field in getattr(kind, "model_fields", {}).items():
         yield f"{section}.{option}"
         yield from (f"{section}.{option}={one}" for one in choices_of(field.annotation))
     for one in get_args(kind):
-        yield from _within(section, one)
+        yield from _section_options(section, one)
 
 
 def _no_clipping() -> float | None:
@@ -164,7 +164,7 @@ def _no_clipping() -> float | None:
 
 
 def _supported(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Those settings that a class of configurations has."""
+    """The settings that a class of configurations has."""
     return {name: value for name, value in settings.items() if name in kind.model_fields}
 
 

@@ -103,7 +103,7 @@ def _score_by_function(group: Sequence[Any], config: Any, seq_len: int) -> None:
 
 
 def advantages(rollout: Any) -> Iterator[NDArray[np.float64]]:
-    """Yields those of each sample's response tokens, 0 at masked ones, once a rollout is scored."""
+    """Yields the advantages of each sample's tokens, 0 at masked ones, of a scored rollout."""
     for node, sample in zip(rollout.nodes, rollout.samples, strict=True):
         values, mask = np.zeros(len(node.mask)), np.array(node.mask)
         if node.advantages is not None:

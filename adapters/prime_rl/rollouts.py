@@ -37,7 +37,7 @@ COMPONENTS = {
 """Components of the loss other than that of RL: their streams, and the weight of active tokens."""
 
 
-class Rollouts:
+class PrimeRLRollouts:
     """The micro-batches of each optimizer step, for all data-parallel ranks."""
 
     def __init__(self, batch: ProbedBatch, job: Job, seq_len: int) -> None:
@@ -115,14 +115,14 @@ class Rollouts:
         )
 
     def _log_probs(self, index: int) -> NDArray[np.float64]:
-        """Those of the policy that generated, which was sure of the tokens to reject."""
+        """Log-probabilities of the rollout policy, which was sure of the tokens to reject."""
         if self._job.objective in OF_LOG_PROBS:
             return self._batch.rollout_log_probs[index]
         rejected = self._batch.rollout_log_probs[index] != self._batch.old_log_probs[index]
         return np.where(rejected, 0.0, self._batch.old_log_probs[index] - CERTAIN_LOGIT)
 
     def _signal(self, index: int) -> dict[str, NDArray[np.float64]]:
-        """What tokens are trained by: advantages, or the stream of another component."""
+        """The training signal of tokens: advantages, or the stream of another component."""
         if self._job.objective not in COMPONENTS:
             return {"advantages": self._advantages[index]}
         name, weight = COMPONENTS[self._job.objective]
@@ -179,9 +179,9 @@ class Rollouts:
             idxs=[0 for _ in samples],
             num_loras=1,
         )
-        return made if has_streams() else self._with_advantages(made)
+        return made if has_streams() else self._assign_advantages(made)
 
-    def _with_advantages(self, grid: list[list[Any]]) -> list[list[Any]]:
+    def _assign_advantages(self, grid: list[list[Any]]) -> list[list[Any]]:
         """The same micro-batches, with token advantages instead of sample advantages."""
         advantages = np.zeros(self._batch.probe_size + FIRST_ID)
         ids = np.concatenate(self._batch.responses) + FIRST_ID
@@ -192,7 +192,7 @@ class Rollouts:
 
 
 def _originals(grid: list[list[Any]]) -> dict[int, tuple[int, int]]:
-    """By its first token, the rank and index of each micro-batch, of copies the one that trains."""
+    """The rank and index of each micro-batch that is no copy, by its first token."""
     placed = [
         (any(micro_batch.loss_mask), micro_batch.input_ids[0], (dp_rank, index))
         for dp_rank, micro_batches in enumerate(grid)

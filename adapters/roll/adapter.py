@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.framework import Framework, Settings
-    from adapters.roll.driving import Rollouts, Trained
+    from adapters.roll.driving import RollRollouts, TrainedWorker
 
 
 class RollAdapter(Adapter):
@@ -48,14 +48,14 @@ class RollAdapter(Adapter):
     """The function by which it makes entropies of them."""
 
     @abstractmethod
-    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
+    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A role's worker with the engine around our model."""
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
-        """Which tokens of a response are attended, of its mask: none behind the last active one."""
-        return until_the_last_active
+        """The attention mask of a response by its loss mask: 0 after the last active token."""
+        return attended_tokens
 
-    def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
+    def window_settings(self, job: Job, settings: Settings, rollouts: RollRollouts) -> Settings:
         """Further settings, by which every step of the batch is one window of micro-batches."""
         return {}
 
@@ -74,7 +74,7 @@ class RollAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch in one run of the pipeline."""
-        from adapters.roll.driving import Rollouts, Training
+        from adapters.roll.driving import RollRollouts, RollTraining
         from adapters.roll.model import SEAM
 
         set_what_ray_sets(rank)
@@ -83,12 +83,12 @@ class RollAdapter(Adapter):
         settings = self.framework.settings(job)
         with rank.framework():
             config = importing.configured(settings)
-            rollouts = Rollouts(batch, job, settings, self.attended(job))
-            if windows := self.of_windows(job, settings, rollouts):
+            rollouts = RollRollouts(batch, job, settings, self.attended(job))
+            if windows := self.window_settings(job, settings, rollouts):
                 settings = {**settings, **windows}
                 config = importing.configured(settings)
             trained = self._trained(settings, config, job, batch.probe_size, rank)
-            training = Training(rollouts, rank, config, trained)
+            training = RollTraining(rollouts, rank, config, trained)
         of_batch = OF_ROLLOUTS if len(job.steps) > 1 else ()
         reported = {
             metric: numbers
@@ -104,7 +104,7 @@ class RollAdapter(Adapter):
 
     def _trained(
         self, settings: Settings, config: Any, job: Job, probe_size: int, rank: Rank
-    ) -> Trained:
+    ) -> TrainedWorker:
         """A role's worker, configured for the job; the jobs of a world share those that fit."""
         from adapters.toolkit.probe import probe_capacity
 
@@ -120,7 +120,7 @@ class RollAdapter(Adapter):
         return trained
 
 
-def until_the_last_active(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def attended_tokens(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether each token comes before the last active one, or is it."""
     attended: NDArray[np.bool_] = np.flip(np.maximum.accumulate(np.flip(mask)))
     return attended

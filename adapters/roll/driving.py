@@ -22,9 +22,9 @@ from adapters.contract import Refused
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.roll.importing import module
-from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import given_values, gives_advantages, has_critic, trained_model
-from adapters.toolkit.worlds import of_all_ranks
+from adapters.toolkit.worlds import all_gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-    from adapters.toolkit.probe import ForwardPasses, GradientReader, Recorder
+    from adapters.toolkit.probe import ForwardPasses, GradientReader, Records
 
 DOMAIN = "corpus"
 
 
-class Rollouts:
+class RollRollouts:
     """A job's samples as ROLL's scheduler returns the batch of rollouts of each optimizer step."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Rollouts:
             "response_level_rewards": torch.from_numpy(batch.rewards).float(),
         }
         if self._is_corrected:
-            of_rollouts = by_token_id(batch, batch.rollout_log_probs)
+            of_rollouts = token_table(batch, batch.rollout_log_probs)
             tensors["infer_logprobs"] = of_rollouts[tensors["input_ids"]][:, 1:]
         protocol = module("distributed.scheduler.protocol")
         return protocol.DataProto.from_dict(
@@ -92,10 +92,12 @@ class Rollouts:
         return rows
 
 
-class Training:
+class RollTraining:
     """One run of the pipeline, and what was read off it."""
 
-    def __init__(self, rollouts: Rollouts, rank: Rank, config: Any, trained: Trained) -> None:
+    def __init__(
+        self, rollouts: RollRollouts, rank: Rank, config: Any, trained: TrainedWorker
+    ) -> None:
         self._rollouts, self._rank, self._config, self._trained = rollouts, rank, config, trained
         self._batch, self._job = rollouts.batch, rollouts.job
         self.logs: list[dict[str, float]] = []
@@ -112,7 +114,7 @@ class Training:
             pipeline.run()
 
     def _state(self) -> dict[str, Any]:
-        """What the constructor makes besides clusters."""
+        """The attributes that the constructor sets, besides clusters."""
         config = self._config
         return {
             "pipeline_config": config,
@@ -133,8 +135,8 @@ class Training:
     def _clusters(self) -> dict[str, Any]:
         """The roles: one is trained, the others are not run."""
         config, batch = self._config, self._batch
-        old = StubCluster(config.actor_train, by_token_id(batch, batch.old_log_probs))
-        reference = StubCluster(config.reference, by_token_id(batch, batch.reference_log_probs))
+        old = StubCluster(config.actor_train, token_table(batch, batch.old_log_probs))
+        reference = StubCluster(config.reference, token_table(batch, batch.reference_log_probs))
         clusters: dict[str, Any] = {
             "actor_train": old,
             "actor_infer": StubCluster(config.actor_infer),
@@ -147,13 +149,13 @@ class Training:
         if has_critic(self._job):
             clusters["critic"] = StubCluster(config.critic, self._values())
         role = trained_model(self._job, "actor_train")
-        clusters[role] = Workers(self._trained.worker, self._rank, given=clusters[role])
+        clusters[role] = WorkerCluster(self._trained.worker, self._rank, given=clusters[role])
         return clusters
 
     def _values(self) -> torch.Tensor:
         """The critic's values by token ids, 0 if it is trained on given advantages."""
         elsewhere = 0.0 if gives_advantages(self._job) else PADDING_VALUE
-        return by_token_id(self._batch, given_values(self._batch), elsewhere)
+        return token_table(self._batch, given_values(self._batch), elsewhere)
 
     def _scheduler(self) -> Any:
         """Stands for the scheduler of rollouts of a domain: a batch for each step."""
@@ -180,9 +182,9 @@ class Training:
 
     @contextmanager
     def _replaced(self, pipelines: Any) -> Iterator[None]:
-        """Let Ray's references be what they refer to, and give advantages if a job does."""
+        """Make Ray's references the objects themselves, and set advantages that the job gives."""
         real = pipelines.compute_token_reward
-        of_tokens = by_token_id(self._batch, self._batch.advantages)
+        of_tokens = token_table(self._batch, self._batch.advantages)
 
         def compute_token_reward(data: Any, *arguments: Any) -> Any:
             data, metrics = real(data, *arguments)
@@ -219,12 +221,12 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedWorker:
     """A worker, and what is read off its model and its optimizer."""
 
     worker: Any
     passes: ForwardPasses
-    gradients: GradientReader | Recorder[NDArray[np.float32]]
+    gradients: GradientReader | Records[NDArray[np.float32]]
 
 
 def new_worker(role: str, config: Any, engine_module: str, provider: Callable[..., Any]) -> Any:
@@ -259,7 +261,7 @@ def new_worker(role: str, config: Any, engine_module: str, provider: Callable[..
     return worker
 
 
-class Workers:
+class WorkerCluster:
     """A cluster with a worker in each rank, whose methods are dispatched as ROLL registers them.
 
     Forward passes that only compute values are not run: their answers are given.
@@ -269,7 +271,7 @@ class Workers:
         self._worker, self._rank = worker, rank
         self.world_size = rank.world_size
         self.compute_log_probs, self.compute_values = given.compute_log_probs, given.compute_values
-        self._rank_infos = of_all_ranks(worker.get_rank_info())
+        self._rank_infos = all_gather(worker.get_rank_info())
 
     @property
     def dp_size(self) -> int:
@@ -277,7 +279,7 @@ class Workers:
         return int(self._rank_infos[0].dp_size)
 
     def get_rank_info(self, rank: int) -> Any:
-        """Where a rank is among data- and context-parallel ones."""
+        """The data- and context-parallel index of a rank."""
         return self._rank_infos[rank]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -295,7 +297,7 @@ class Workers:
         share = [each[self._rank.index] for each in arguments]
         options = {key: values[self._rank.index] for key, values in named.items()}
         with torch.enable_grad():  # the driver runs without, in a process of its own
-            return of_all_ranks(getattr(self._worker, name)(*share, **options))
+            return all_gather(getattr(self._worker, name)(*share, **options))
 
 
 class StubCluster:

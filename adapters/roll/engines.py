@@ -14,7 +14,14 @@ from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC, Objective
-from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, by_size, cuts
+from adapters.engines.shells import (
+    ON_FOUR,
+    PIPELINE_STAGES,
+    OnFsdp,
+    OnMegatron,
+    cuts,
+    smallest_first,
+)
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.framework import ENGINE, ROLL, SIZES, dynamic_batching, width_of_rows
 from adapters.roll.importing import module
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Observation, Rank
     from adapters.contract.framework import Settings
-    from adapters.roll.driving import Rollouts, Trained
+    from adapters.roll.driving import RollRollouts, TrainedWorker
 
 FSDP2_STRATEGY = "distributed.strategy.fsdp2_strategy"
 MEGATRON_STRATEGY = "distributed.strategy.megatron_strategy"
@@ -81,9 +88,9 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
             Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
         ]
 
-    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
+    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A worker whose optimizer tells the gradient."""
-        from adapters.roll.driving import Trained, new_worker
+        from adapters.roll.driving import TrainedWorker, new_worker
         from adapters.roll.model import probed
         from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
 
@@ -96,7 +103,7 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
         with mock.patch.multiple(module(FSDP2_STRATEGY), **loaded):
             worker = new_worker(role, config, FSDP2_STRATEGY, lambda **_: model)
         gradients = GradientReader(worker.strategy.optimizer)
-        return Trained(worker=worker, passes=passes, gradients=gradients)
+        return TrainedWorker(worker=worker, passes=passes, gradients=gradients)
 
 
 def _rows_differ(layout: Layout) -> bool:
@@ -105,11 +112,11 @@ def _rows_differ(layout: Layout) -> bool:
 
 
 def _slices(job: Job) -> int:
-    """Two for each context-parallel rank, one of the beginning and one of the end.
+    """The number of slices of a row: each context-parallel rank has one of both halves.
 
-    Raises `Unsupported` where widths of rows would come on top of another mistake: dynamic batching
-    cuts the rows of each micro-batch to a width of its own, and packing each row, by which
-    `seq-mean-token-sum-norm` divides.
+    Raises `Unsupported` where another mistake would be mixed up with that of widths: dynamic
+    batching gives each micro-batch a width of its own, packing each row, and
+    `seq-mean-token-sum-norm` divides by it.
     """
     divides_by_width = job.aggregation.divisor not in (None, 1)
     if divides_by_width and _rows_differ(job.layout) and job.objective is not Objective.POLICY:
@@ -189,7 +196,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks, options and pipelines, with padded rows."""
         of_four = Layout(dp=2, cp=2, micro_batches=2)
-        return by_size(
+        return smallest_first(
             [
                 *cuts(grids(largest=4), "bshd"),
                 *(replace(of_four, options=(option,)) for option in OF_REPLICAS),
@@ -217,11 +224,11 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         return replace(seen, forward_passes=_calls_of_loss(job, seen.forward_passes), rows=())
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
-        """All, if advantages are given and rows are cut or packed, which leaves out the others."""
+        """All tokens, if advantages are given and unattended tokens would be cut off."""
         is_cut = _rows_differ(job.layout) and gives_advantages(job)
         return np.ones_like if is_cut else super().attended(job)
 
-    def of_windows(self, job: Job, settings: Settings, rollouts: Rollouts) -> Settings:
+    def window_settings(self, job: Job, settings: Settings, rollouts: RollRollouts) -> Settings:
         """As many micro-batches as ROLL makes of a step, where it cuts them by tokens.
 
         ROLL derives steps from samples, and computes old log-probabilities anew if it has several.
@@ -241,16 +248,16 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
             "force_disable_old_logprobs_recompute": not is_recomputed,
         }
 
-    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> Trained:
+    def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A worker whose optimizer tells the gradient."""
         from adapters.engines import megatron_core
-        from adapters.roll.driving import Trained, new_worker
+        from adapters.roll.driving import TrainedWorker, new_worker
 
         chunks = _chunks(job, capacity, rank)
         worker = new_worker(role, config, MEGATRON_STRATEGY, lambda **_: _as_models(chunks))
         policy = megatron_core.wrapped_policy(worker.strategy.models_wrapped, chunks)
         gradients = megatron_core.gradients_of_steps(worker.strategy.optimizer, policy)
-        return Trained(worker=worker, passes=policy.passes, gradients=gradients)
+        return TrainedWorker(worker=worker, passes=policy.passes, gradients=gradients)
 
     def configure(self, worker: Any, config: Any, own: Any) -> None:
         """Give the strategy what it has copied of configurations, too."""
@@ -261,7 +268,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
 
 
 def _calls_of_loss(job: Job, passes: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int32], ...]:
-    """The call of the loss that had each token: of packed rows, ROLL calls it with each sample."""
+    """The call of the loss that had each token: for packed rows, ROLL calls it once per sample."""
     return tuple(
         np.where(held < 0, held, np.repeat(np.arange(step.size), step.response_lengths))
         for step, held in zip(job.steps, passes, strict=True)

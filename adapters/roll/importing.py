@@ -27,13 +27,13 @@ RENAMED = {"AutoModelForVision2Seq": "AutoModelForImageTextToText"}
 """Classes that versions before March 10, 2026, import by names that transformers 5 has dropped."""
 
 TRACES = ("opentelemetry.exporter.otlp.proto.grpc", "roll.utils.otel_receiver")
-"""Where traces are sent to, and a server that receives them."""
+"""An exporter of traces, and a server that receives them."""
 
 OF_POLICIES = ("worker_cls", "pg_variant")
 """Options of a role that a critic does not have."""
 
 FOR_MEGATRON = "mcore_adapter/src"
-"""Where ROLL's repository has its package that makes models of Megatron."""
+"""The folder in ROLL's repository of the package that makes Megatron models."""
 
 Function = tuple[str, str]
 """A function of ROLL: the path of the module that it is called from, and its name there."""
@@ -173,8 +173,8 @@ def _let_a_cpu_do() -> None:
 @cache
 def _add_the_seams(log_probs: Function, entropies: Function) -> None:
     """Add the probe where an engine computes log-probabilities and entropies."""
-    from adapters.roll.model import with_entropies, with_probe
+    from adapters.roll.model import add_entropies, add_probe
 
-    for (path, name), adding in ((log_probs, with_probe), (entropies, with_entropies)):
+    for (path, name), adding in ((log_probs, add_probe), (entropies, add_entropies)):
         home = module(path)
         setattr(home, name, adding(getattr(home, name)))

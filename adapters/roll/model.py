@@ -25,21 +25,21 @@ def probed(role: str, capacity: int, passes: ForwardPasses) -> ProbedTransformer
 # those of a model in bfloat16 are: here they are given copies.
 
 
-def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of labels, plus the probe."""
-    return SEAM.around_log_probs(
+    return SEAM.wrap_log_probs(
         lambda logits, *rest, **options: log_probs_from_logits(logits.clone(), *rest, **options)
     )
 
 
-def with_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def add_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The entropies at positions, plus those of the tokens that they predict and the probe."""
 
-    def of_slices(logits: torch.Tensor, **options: Any) -> torch.Tensor:
+    def entropies(logits: torch.Tensor, **options: Any) -> torch.Tensor:
         SEAM.predicted = logits[..., 0].detach().long()
         return entropy_from_logits(logits.clone(), **options)
 
-    return SEAM.around_entropies(of_slices)
+    return SEAM.wrap_entropies(entropies)
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:

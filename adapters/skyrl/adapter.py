@@ -21,7 +21,7 @@ from adapters.contract.description import Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Metric
-from adapters.engines.shells import ON_FOUR, OnMegatron, by_size, cuts
+from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, smallest_first
 from adapters.skyrl import driving, importing
 from adapters.skyrl.framework import CONFIGURATIONS, FSDP, MEGATRON, PERMITTED, SKYRL
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
@@ -90,7 +90,7 @@ class SkyRLAdapter(Adapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one rollout."""
         batch = ProbedBatch.of(job)
-        rollouts = driving.Rollouts(batch, job)
+        rollouts = driving.SkyRLRollouts(batch, job)
         with rank.framework():
             of_rank = self.engine_module.precision(job, rank.dtype)
             config = driving.configured(self.framework, job, of_rank)
@@ -168,7 +168,7 @@ class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
         """
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         plain = cuts(grids(largest=8), "bshd", "thd")
-        return by_size(
+        return smallest_first(
             [
                 *(layout for layout in plain if layout.format == "thd" or layout.cp == 1),
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),

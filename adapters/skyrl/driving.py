@@ -50,7 +50,7 @@ PADDING_MICRO_BATCH_IDS = 100  # SkyRL fills padding micro-batches with random t
 class Dispatch:
     """Calls this rank's workers, in place of SkyRL's `WorkerDispatch` to Ray actors."""
 
-    def __init__(self, workers: Mapping[str, Any], rollouts: Rollouts) -> None:
+    def __init__(self, workers: Mapping[str, Any], rollouts: SkyRLRollouts) -> None:
         self._workers = workers
         self._trained = trained_model(rollouts.job, "policy")
         self._rollouts = rollouts
@@ -137,7 +137,7 @@ def configured(framework: Framework, job: Job, of_rank: Settings) -> Any:
     return config
 
 
-def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> Mapping[str, Any]:
+def train(config: Any, dispatch: Dispatch, rollouts: SkyRLRollouts) -> Mapping[str, Any]:
     """Train on a batch of rollouts by mini-batches; returns what the trainer logs about it."""
     trainer = _trainer(config, dispatch)
     trainer.train_critic_and_policy(_training_input(trainer, rollouts))
@@ -145,7 +145,7 @@ def train(config: Any, dispatch: Dispatch, rollouts: Rollouts) -> Mapping[str, A
     return logged
 
 
-def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
+def reduce(config: Any, rollouts: SkyRLRollouts) -> NDArray[np.float32]:
     """The probe's gradient of the summed, scaled token losses -advantage · probe."""
     import torch
 
@@ -166,7 +166,7 @@ def reduce(config: Any, rollouts: Rollouts) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True, eq=False)
-class Rollouts:
+class SkyRLRollouts:
     """The output of a user's generator for the prompts of a batch, and of models on it."""
 
     batch: ProbedBatch
@@ -230,9 +230,9 @@ class Rollouts:
         self, of_samples: list[NDArray[np.float64]], data: Any, elsewhere: float = 0.0
     ) -> torch.Tensor:
         """Response values, [rows, width]; rows that SkyRL adds repeat the first, to show leaks."""
-        from adapters.toolkit.probe import by_token_id
+        from adapters.toolkit.probe import token_table
 
-        table = by_token_id(self.batch, of_samples, elsewhere)
+        table = token_table(self.batch, of_samples, elsewhere)
         return table[data["sequences"][:, -data.metadata["response_length"] :]]
 
 
@@ -248,7 +248,7 @@ def _trainer(config: Any, dispatch: Dispatch) -> Any:
     return trainer
 
 
-def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
+def _training_input(trainer: Any, rollouts: SkyRLRollouts) -> Any:
     """The trainer's batch of rollouts, with our advantages except in checks on SkyRL's own.
 
     Raises `Refused` if SkyRL declines it.
@@ -276,7 +276,7 @@ def _training_input(trainer: Any, rollouts: Rollouts) -> Any:
     return data
 
 
-def _generated(trainer: Any, rollouts: Rollouts) -> tuple[dict[str, Any], list[str]]:
+def _generated(trainer: Any, rollouts: SkyRLRollouts) -> tuple[dict[str, Any], list[str]]:
     """The generator's output, checked by SkyRL, and the id of each sample's prompt."""
     step_wise = trainer.cfg.generator.step_wise_trajectories
     prompts = trainer._remove_tail_data(list(dict.fromkeys(rollouts.uids)))

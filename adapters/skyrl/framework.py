@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from adapters.contract.description import Assumed, Documented, documented, parse_departures
-from adapters.contract.framework import Framework, StandIn, parse_options
+from adapters.contract.framework import Framework, Substitute, parse_options
 from adapters.contract.job import FaultInjection, Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
@@ -47,7 +47,7 @@ PENALISED = {
 }
 DISCOUNTED = {"gamma": ADVANTAGE_CONSTANTS.discount, "lambd": ADVANTAGE_CONSTANTS.trace}
 CRITIC = {
-    "trainer.critic.model.path": StandIn("critic"),
+    "trainer.critic.model.path": Substitute("critic"),
     "trainer.critic_mini_batch_size": sizes.critic_mini_batch_size,
 }
 GAE = {**CRITIC, **DISCOUNTED, "advantage_estimator": "gae"}
@@ -64,7 +64,7 @@ CONFIGURATIONS: dict[Setting | FaultInjection, tuple[str, ...]] = {
     Setting.CORRECTION: ("tis", "correction"),
     FaultInjection.GROUP_INCOMPLETE: GROUPS,
 }
-"""What SkyRL's configuration and its users' generators may set, with SkyRL's names. Group
+"""The settings of SkyRL's configuration and of its users' generators, with SkyRL's names. Group
 boundaries are missing because only `compute_prompt_boundaries` sets them."""
 
 PERMITTED = {

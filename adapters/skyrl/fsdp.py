@@ -35,8 +35,8 @@ SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 def add_seams() -> None:
     """Add the probe where SkyRL's model wrapper computes log-probabilities and entropies."""
     wrapper = module(MODEL_WRAPPER)
-    wrapper.logprobs_from_logits = SEAM.around_log_probs(wrapper.logprobs_from_logits)
-    entropies = SEAM.around_entropies(wrapper.chunked_entropy_from_logits)
+    wrapper.logprobs_from_logits = SEAM.wrap_log_probs(wrapper.logprobs_from_logits)
+    entropies = SEAM.wrap_entropies(wrapper.chunked_entropy_from_logits)
     wrapper.chunked_entropy_from_logits = entropies
     module(WORKER)
 

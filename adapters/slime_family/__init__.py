@@ -1,1 +1,1 @@
-"""What slime and miles share, on Megatron-Core and for every other engine."""
+"""Shared by slime and miles, on Megatron-Core and for every other engine."""

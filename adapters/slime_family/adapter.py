@@ -1,4 +1,4 @@
-"""What adapters of slime and miles share on every engine: how a loaded version is described.
+"""The description of a loaded version of slime or miles, on every engine.
 
 A version states a rule of configurations or logs if its own code enforces it, recognised by the
 identifiers in that code, or if an option's documentation says so.
@@ -27,7 +27,7 @@ from adapters.slime_family.framework import (
     OLDER_DIVISOR,
     PER_TOKEN,
     REDUCER,
-    of_version,
+    version_record,
 )
 from adapters.toolkit.imports import found
 from reference.aggregation import (
@@ -72,7 +72,7 @@ class LineageAdapter(Adapter):
 
     @abstractmethod
     def declared(self) -> Mapping[str, Convention]:
-        """What the modes leave open, by convention."""
+        """The conventions that the modes leave open."""
 
     @abstractmethod
     def validated(self, args: Any, layout: Layout) -> None:
@@ -100,7 +100,7 @@ class LineageAdapter(Adapter):
     @cached_property
     def record(self) -> Framework:
         """The record of the loaded version."""
-        version = of_version(self.framework, partial(importing.has, self.parser))
+        version = version_record(self.framework, partial(importing.has, self.parser))
         missing = self.missing()
         kept = {one: chosen for one, chosen in version.objectives.items() if one not in missing}
         if Objective.ICEPOP in kept:
@@ -110,7 +110,7 @@ class LineageAdapter(Adapter):
 
     def missing(self) -> set[Objective]:
         """The objectives that the framework does not have, although their options exist."""
-        return without_critic(self.module(*self.losses))
+        return missing_critic(self.module(*self.losses))
 
     def describe(self) -> Description:
         """Describe the framework by the options of its argument parser."""
@@ -125,12 +125,12 @@ class LineageAdapter(Adapter):
         )
 
     def _all(self, paths: Iterable[str]) -> list[Any]:
-        """What this version has of modules and functions, by their paths."""
+        """The modules and functions with these paths that this version has."""
         return [*filter(None, map(self.found, paths))]
 
     @property
     def _provider(self) -> Callable[[], Callable[[argparse.ArgumentParser], object]]:
-        """The framework's function that makes one that adds its options to a parser."""
+        """The framework's factory of the function that adds its options to a parser."""
         return self.found(f"utils.arguments:get_{self.package}_extra_args_provider")
 
 
@@ -207,7 +207,7 @@ OF_TRAINED_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE)
 """The convention of GAE that masked tokens matter for nothing."""
 
 
-def without_critic(losses: Any) -> set[Objective]:
+def missing_critic(losses: Any) -> set[Objective]:
     """The critic's loss, if a module of loss functions does not have it."""
     return set() if hasattr(losses, "value_loss_function") else {*OF_CRITIC}
 
@@ -224,7 +224,7 @@ def conventions(
     of_version: Convention,
     of_engine: Convention | None = None,
 ) -> dict[str, Convention]:
-    """What the modes of slime and miles leave open.
+    """The conventions that the modes of slime and miles leave open.
 
     ``of_version`` is the sample unit, ``of_engine`` that of an engine that has another one. The
     option for the four modes is documented to apply only to the policy loss: everything else is a

@@ -109,7 +109,7 @@ def decline_in_fetch(actors: ModuleType, actor_class: Any) -> None:
     setattr(holder, name, refusals()(getattr(holder, name)))
 
 
-def of_single_samples(job: Job) -> Job:
+def single_sample_job(job: Job) -> Job:
     """Returns the job for a version without rollouts of several samples.
 
     Every sample is then its own rollout. Because options give all prompts the same number of
@@ -164,12 +164,12 @@ def add_columns(
     args: Any, share: Columns, columns: dict[str, list[NDArray[np.float64]]], batch: ProbedBatch
 ) -> None:
     """Add sliced columns of token values to a rank's share, whose samples may be reordered."""
-    from adapters.toolkit.probe import by_token_id
+    from adapters.toolkit.probe import token_table
 
     widths = share.get("max_seq_lens") or [None] * len(share["tokens"])
     lengths = share["total_lengths"], share["response_lengths"]
     for name, values in columns.items():
-        table = by_token_id(batch, values).to(share["tokens"][0].device)
+        table = token_table(batch, values).to(share["tokens"][0].device)
         share[name] = [
             CpUtils.sliced(args, table[ids[total - response :]], total, response, width)
             for ids, total, response, width in zip(share["tokens"], *lengths, widths, strict=True)
@@ -181,7 +181,7 @@ def columns_among(given: Sequence[Any]) -> Columns:
     return next(one for one in given if isinstance(one, dict))
 
 
-def of_steps(gradients: list[Any], job: Job) -> list[Any]:
+def step_gradients(gradients: list[Any], job: Job) -> list[Any]:
     """Each step's gradient; summed where a batch size cuts a step of the job into several."""
     if job.configuration.batch_size is None or len(job.steps) > 1:
         return gradients
@@ -271,7 +271,7 @@ def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> l
     return [as_dictionary(entry) for entry in entries]
 
 
-class Log:
+class TrackerLog:
     """Collects the numbers logged on this rank, in place of the trackers."""
 
     def __init__(self) -> None:
@@ -302,4 +302,4 @@ class Log:
         self._logs.append(dict(metrics))
 
 
-LOG = Log()
+LOG = TrackerLog()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.description import Assumed, parse_departures
-from adapters.contract.framework import Configurable, Framework, StandIn, parse_options
+from adapters.contract.framework import Configurable, Framework, Substitute, parse_options
 from adapters.contract.job import FaultInjection, Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
@@ -100,7 +100,7 @@ TRUNCATED = {**CLIPPED, "--use-tis": True, "--tis-clip": CONSTANTS.truncation}
 BOUNDED = {**TRUNCATED, "--tis-clip-low": CONSTANTS.kept_low}
 ENTROPY = {"--entropy-coef": ENTROPY_COEFFICIENT}
 # The reference policy's folder must exist, and is not read.
-K1 = {"--kl-loss-type": "k1", REFERENCE: StandIn(".")}
+K1 = {"--kl-loss-type": "k1", REFERENCE: Substitute(".")}
 KL = {"--use-kl-loss": True, "--kl-loss-coef": KL_COEFFICIENT, **K1}
 PENALISED = {"--kl-coef": ADVANTAGE_CONSTANTS.penalty, **K1}
 DISCOUNTED = {WHITENED: True, "--gamma": ADVANTAGE_CONSTANTS.discount}
@@ -382,7 +382,7 @@ ON_MEGATRON = replace(
 )
 
 
-def of_version(record: Framework, has: Callable[[Settings], bool]) -> Framework:
+def version_record(record: Framework, has: Callable[[Settings], bool]) -> Framework:
     """The record of a version, given whether it has options and values.
 
     Versions without an option for the four modes have a flag for `token_mean`; some have a divisor,

@@ -17,7 +17,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC
-from adapters.engines.shells import OnMegatron, by_size, cuts
+from adapters.engines.shells import OnMegatron, cuts, smallest_first
 from adapters.slime_family import driving, importing
 from adapters.slime_family.adapter import LineageAdapter
 from adapters.slime_family.driving import LOG
@@ -47,7 +47,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed; every other option once."""
         alone = [one for one in Option if one in ON_MEGATRON.layout and one != Option.INTERLEAVED]
-        return by_size(
+        return smallest_first(
             [
                 *cuts(grids(largest=8), "thd"),
                 *(
@@ -104,7 +104,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         from adapters.toolkit import cuda_on_cpu
 
         if self.rollout_field() is None:
-            job = driving.of_single_samples(job)
+            job = driving.single_sample_job(job)
             driving.require_even(job)
         batch = ProbedBatch.of(job)
         model.SEAM.start(batch)
@@ -117,8 +117,8 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
             self.join(args, trained.chunks)
             gradients = self.train(args, job, trained, batch)
         return Observation(
-            token_weights=batch.weights_of_steps(driving.of_steps(gradients, job)),
-            own_losses=batch.own_losses(driving.of_steps(gradients, job)),
+            token_weights=batch.weights_of_steps(driving.step_gradients(gradients, job)),
+            own_losses=batch.own_losses(driving.step_gradients(gradients, job)),
             pending_reduction=pending_reduction(job.depth, per_token=per_token),
             counted_tokens=tuple(trained.counted_tokens.drain()),
             reported=LOG.reported(self.framework, job),

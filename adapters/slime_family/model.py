@@ -23,14 +23,14 @@ SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
 def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
     """Add the probe to ``calculate_log_probs_and_entropy(logits, tokens, …)``."""
 
-    def with_probe(logits: torch.Tensor, tokens: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def probed(logits: torch.Tensor, tokens: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         log_probs, entropy = calculate(logits, tokens % SEAM.VOCABULARY, *args, **kwargs)
         if entropy is not None:
             trained = all(kwargs.get(name, True) for name in ENTROPY_IS_TRAINED)
             entropy = entropy + SEAM.entropies(tokens, trained=trained).view_as(entropy)
         return log_probs + SEAM.log_probs(tokens).view_as(log_probs), entropy
 
-    return with_probe
+    return probed
 
 
 def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> Any:

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Job, Unsupported
-from adapters.contract.framework import StandIn
+from adapters.contract.framework import Substitute
 from adapters.contract.job import REDUCER_DIVISOR, FaultInjection
 from adapters.toolkit.calls import call_supported
 
@@ -68,9 +68,9 @@ class CpUtils:
         return found
 
 
-def path(function: Callable[..., Any]) -> StandIn:
+def path(function: Callable[..., Any]) -> Substitute:
     """The import path that a user gives for a custom function."""
-    return StandIn(f"{function.__module__}.{function.__name__}")
+    return Substitute(f"{function.__module__}.{function.__name__}")
 
 
 def reject(

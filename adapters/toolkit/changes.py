@@ -1,4 +1,4 @@
-"""What a version of a framework changes: the version that it is based on, and changed lines."""
+"""The changes of a framework's version: the version that it is based on, and changed lines."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def changed_lines(adapter: Adapter, found: Versions) -> dict[str, str]:
         check=False,
         errors="replace",
     )
-    return dict(_by_file(result.stdout, folders[1]))
+    return dict(_file_diffs(result.stdout, folders[1]))
 
 
 def _package(adapter: Adapter, source: str) -> Path:
@@ -112,7 +112,7 @@ def _package(adapter: Adapter, source: str) -> Path:
     return next((one for one in candidates if one.is_dir()), path / adapter.package)
 
 
-def _by_file(diff: str, folder: Path) -> Iterator[tuple[str, str]]:
+def _file_diffs(diff: str, folder: Path) -> Iterator[tuple[str, str]]:
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
         header, found, body = part.partition("\n@@ ")
         named = FILE.search(header)

@@ -34,7 +34,7 @@ FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "dict": lambda logits, _: {"logits": logits},
     "log_probs": log_probs_of,
 }
-"""What a model makes of its logits, [*, T, vocabulary], and its input, [*, T]."""
+"""Forms of a model's output, made from its logits, [*, T, vocabulary], and input, [*, T]."""
 
 
 def head(form: str) -> Callable[[torch.Tensor, torch.Tensor], Any]:

@@ -14,7 +14,7 @@ from adapters.contract.batch.altered import PAINTED, SELECTED, Attached, elsewhe
 from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
 from adapters.contract.training import TRAINING
-from adapters.toolkit.worlds import of_all_ranks
+from adapters.toolkit.worlds import all_gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Recorder(list[_T]):
+class Records(list[_T]):
     """A list of records that is emptied when it is read."""
 
     def drain(self) -> list[_T]:
@@ -42,7 +42,7 @@ def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
     return table[ids % len(table)]
 
 
-def by_token_id(
+def token_table(
     batch: ProbedBatch, values: Sequence[NDArray[Any]], fill: float = 0.0
 ) -> torch.Tensor:
     """A table of the values of response tokens by token id: float32, [probe_size + 2].
@@ -56,11 +56,11 @@ def by_token_id(
     return attached(table) if isinstance(values, Attached) else table
 
 
-LEAVES = Recorder[torch.Tensor]()
-"""The gradients' leaves of the attached columns that this process was given since the last job."""
+LEAVES = Records[torch.Tensor]()
+"""The leaf tensors of columns that were attached since the last job, which get gradients."""
 
 
-ROUTED = Recorder[int]()
+ROUTED = Records[int]()
 """The positions of each forward pass whose router multiplies its losses by their number."""
 
 
@@ -96,7 +96,7 @@ def _gathered(gradient: DTensor) -> torch.Tensor:
         if placement.is_replicate():
             continue
         assert isinstance(placement, Shard), placement
-        shards = of_all_ranks(whole, gradient.device_mesh.get_group(dimension))
+        shards = all_gather(whole, gradient.device_mesh.get_group(dimension))
         whole = torch.cat(shards, placement.dim)
     return whole
 
@@ -120,7 +120,7 @@ def selected(probe: torch.Tensor) -> torch.Tensor:
     return probe * factors
 
 
-class ForwardPasses(Recorder["NDArray[np.int64]"]):
+class ForwardPasses(Records["NDArray[np.int64]"]):
     """Records the token ids of each forward pass of a rank's model: [tokens]."""
 
     def note(self, ids: torch.Tensor) -> None:
@@ -142,7 +142,7 @@ class GradientReader:
         optimizer: torch.optim.Optimizer,
         whole: Callable[[torch.Tensor], NDArray[np.float32]] = as_array,
     ) -> None:
-        self._gradients, self._whole = Recorder["NDArray[np.float32]"](), whole
+        self._gradients, self._whole = Records["NDArray[np.float32]"](), whole
         optimizer.register_step_pre_hook(self._read)
 
     def drain(self) -> list[NDArray[np.float32]]:
@@ -200,7 +200,7 @@ class ProbeSeam:
         self.log_prob_table, self.entropy_table = batch.log_prob_table, batch.entropy_table
 
     def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What to add to the log-probabilities of tokens, in their shape."""
+        """The summand of the log-probabilities of tokens, in their shape."""
         return cycled(self.log_prob_table, tokens) + self._entries(tokens)
 
     def _entries(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ class ProbeSeam:
         return self.probe.float()[tokens]
 
     def entropies(self, tokens: torch.Tensor, *, trained: bool) -> torch.Tensor:
-        """What to add to the entropies at the positions that predict tokens, in their shape."""
+        """The summand of the entropies at the positions that predict tokens, in their shape."""
         probe = self._entries(tokens)
         return cycled(self.entropy_table, tokens) + (probe if trained else probe.detach())
 
@@ -217,11 +217,11 @@ class ProbeSeam:
         if home in self._homes:
             return
         self._homes.append(home)
-        setattr(home, log_probs, self.around_log_probs(getattr(home, log_probs)))
+        setattr(home, log_probs, self.wrap_log_probs(getattr(home, log_probs)))
         if entropies is not None:
-            setattr(home, entropies, self.around_entropies(getattr(home, entropies)))
+            setattr(home, entropies, self.wrap_entropies(getattr(home, entropies)))
 
-    def around_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A framework's function of logits and labels, with the probe added to what it returns."""
 
         def log_probs(logits: Any, labels: torch.Tensor, *rest: Any, **options: Any) -> Any:
@@ -231,7 +231,7 @@ class ProbeSeam:
 
         return log_probs
 
-    def around_entropies(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_entropies(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A framework's function of logits, with the entropies of the ids that they predict added.
 
         They have a gradient unless the framework says that it needs none (``requires_grad``).

@@ -1,4 +1,4 @@
-"""What a job needs of a framework: models, sizes that are the same in all steps, and numbers."""
+"""Requirements of a job on a framework: models, sizes that all steps share, and numbers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
 
 
 def micro_batch_size(job: Job, per_rank: int) -> int:
-    """The samples of a micro-batch, of a rank's; raises `Unsupported` if some are left over."""
+    """The samples of a rank's micro-batch; raises `Unsupported` if some are left over."""
     count = job.layout.micro_batches
     if not isinstance(count, int):
         raise Unsupported(f"no micro-batches by {count}")
@@ -102,22 +102,22 @@ def plain_divisor(job: Job) -> float | None:
 
 def prompts_per_step(steps: Sequence[Step]) -> int:
     """The number of prompt groups of every step; `Unsupported` if they differ."""
-    return _only((len(np.unique(step.groups)) for step in steps), "prompts in steps")
+    return _common_number((len(np.unique(step.groups)) for step in steps), "prompts in steps")
 
 
 def samples_per_step(steps: Sequence[Step]) -> int:
     """The number of samples of every step; `Unsupported` if they differ."""
-    return _only((step.size for step in steps), "samples in steps")
+    return _common_number((step.size for step in steps), "samples in steps")
 
 
 def rollouts_per_step(steps: Sequence[Step]) -> int:
     """The number of rollouts of every step; `Unsupported` if they differ."""
-    return _only((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")
+    return _common_number((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")
 
 
 def rollouts_per_prompt(steps: Sequence[Step]) -> int:
     """The number of rollouts of every prompt; `Unsupported` if they differ."""
-    return _only(_rollouts_of_prompts(steps), "rollouts of prompts")
+    return _common_number(_rollouts_of_prompts(steps), "rollouts of prompts")
 
 
 def rollouts_asked_for(job: Job) -> int:
@@ -170,7 +170,7 @@ def token_budget(steps: Sequence[Step], ranks: int) -> int:
     return max(max(shares) // 3 + 1, longest * 5 // 4)
 
 
-def _only(counts: Iterable[int], what: str) -> int:
+def _common_number(counts: Iterable[int], what: str) -> int:
     different = sorted(set(counts))
     if len(different) > 1:
         raise Unsupported(f"no different numbers of {what}: {different}")
@@ -198,20 +198,20 @@ class Fields:
             str(settings[name]) in texts for name, texts in self.choices.items() if name in settings
         )
 
-    def with_choices(self, names: Iterable[str]) -> set[str]:
-        """Those of the names that are options, and all choices as ``name=choice``."""
+    def options_and_choices(self, names: Iterable[str]) -> set[str]:
+        """The names that are options, and all choices as ``name=choice``."""
         choices = {f"{name}={one}" for name, texts in self.choices.items() for one in texts}
         return choices.union(self.defaults.keys() & {*names})
 
 
-def of_class(kind: Any, settings: Settings) -> dict[str, Any]:
+def field_settings(kind: Any, settings: Settings) -> dict[str, Any]:
     """The settings that are fields of a dataclass."""
     names = {one.name for one in fields(kind)}
     return {name: value for name, value in settings.items() if name in names}
 
 
-def with_defaults(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A dataclass with values and otherwise its defaults, without what it does when it is made."""
+def make_without_init(kind: Any, values: Mapping[str, Any]) -> Any:
+    """An instance of a dataclass with values, else its defaults, made without ``__init__``."""
     made = object.__new__(kind)
     for one in fields(kind):
         default = None if one.default is MISSING else one.default

@@ -203,7 +203,7 @@ def _installed(adapter: Adapter) -> Source:
 
 
 def python_required(source: Path) -> str | None:
-    """What a source's pyproject.toml requires of Python; None if this Python satisfies it."""
+    """The Python that a source's pyproject.toml requires; None if this Python satisfies it."""
     file = source / PROJECT
     project = tomllib.loads(file.read_text("utf-8")).get("project", {}) if file.is_file() else {}
     required = project.get("requires-python", "")
@@ -239,7 +239,7 @@ def _install_data(folder: Path) -> None:
 
 
 def _packages(adapter: Adapter) -> list[str]:
-    """Where a repository of the framework may have its package."""
+    """The folders in which a repository of the framework may have its package."""
     assert adapter.package is not None
     return [str(Path(root) / adapter.package) for root in adapter.roots]
 

@@ -25,7 +25,7 @@ RECORDERS = ("gradients", "passes", "counted_tokens")
 
 
 def cached(rank: Rank, key: Hashable, make: Callable[[], _Kept]) -> _Kept:
-    """What a world has under a key, made once; what it recorded of an earlier job is forgotten."""
+    """An object that a world keeps under a key; records of earlier jobs are dropped."""
     if key not in rank.cache:
         rank.cache[key] = make()
     kept: _Kept = rank.cache[key]
@@ -72,7 +72,7 @@ def numbers(
     }
 
 
-def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
+def all_gather(value: Any, group: Any = None) -> list[Any]:
     """The value of each rank of a group, or of the world."""
     import torch.distributed as dist
 
@@ -81,8 +81,8 @@ def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
-def of_first_rank(rank: Rank, make: Callable[[], _Kept]) -> _Kept:
-    """What the first rank makes, on all ranks: of a framework whose ranks are one's devices."""
+def make_on_first_rank(rank: Rank, make: Callable[[], _Kept]) -> _Kept:
+    """An object that the first rank makes and sends to all, for frameworks of a single process."""
     if rank.world_size == 1:
         return make()
     import torch.distributed as dist

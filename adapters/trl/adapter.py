@@ -13,7 +13,7 @@ from adapters.contract.description import Description, Documented, conventions_o
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import OF_TERMS, Metric, Objective
-from adapters.engines.shells import RANKS, cuts, with_each
+from adapters.engines.shells import RANKS, cuts, option_layouts
 from adapters.engines.trainers import OnAccelerate
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from adapters.contract.adapter import Rank
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework, OptionRow, Settings
-    from adapters.trl.driving import Rollouts, Training
+    from adapters.trl.driving import TrlRollouts, TrlTraining
 
 OF_GENERATIONS = (
     Option.SHARED_GENERATION,
@@ -61,7 +61,7 @@ class TrlAdapter(OnAccelerate):
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
         plain = cuts(RANKS, "bshd", micro_batches=(1, 2))
-        optional = with_each(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
+        optional = option_layouts(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
         return [*plain, Layout(micro_batches=4), *optional]
 
     def load(self, source: Path | None) -> None:
@@ -92,7 +92,7 @@ class TrlAdapter(OnAccelerate):
         return True
 
     def declared(self) -> Mapping[str, Convention]:
-        """What the trainer's modes leave open, by convention."""
+        """The conventions that the trainer's modes leave open."""
         return self.framework.conventions
 
     def settings(self, job: Job) -> dict[str, Any]:
@@ -103,10 +103,12 @@ class TrlAdapter(OnAccelerate):
         return deepcopy(self.framework.settings(job))
 
     @abstractmethod
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """The class of the trainer's runs."""
 
-    def train(self, job: Job, rollouts: Rollouts, capacity: int, chosen: Settings) -> Training:
+    def train(
+        self, job: Job, rollouts: TrlRollouts, capacity: int, chosen: Settings
+    ) -> TrlTraining:
         """One run of the trainer."""
         return self.trainings()(job, rollouts, capacity, chosen)
 
@@ -120,12 +122,12 @@ class TrlAdapter(OnAccelerate):
         """Train all steps of the batch in one run of the trainer."""
         from adapters.engines.generations import schedule_of
         from adapters.toolkit.probe import probe_capacity
-        from adapters.trl.driving import Rollouts
+        from adapters.trl.driving import TrlRollouts
 
         batch = ProbedBatch.of(job, conventions_of(self.declared()))
         chosen = self.settings(job)
         schedule = schedule_of(job, chosen.get("num_iterations", 1))
-        rollouts = Rollouts(batch, job, schedule, rank.index)
+        rollouts = TrlRollouts(batch, job, schedule, rank.index)
         self.enter_world(rank)
         with rank.framework(), refusals_of_configuration(job):
             training = self.train(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
@@ -173,7 +175,7 @@ class GrpoAdapter(TrlAdapter):
             raise Unsupported(f"no loss_type={of_loss['loss_type']}")
         return chosen
 
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """Runs of `GRPOTrainer`."""
         from adapters.trl.driving import GrpoTraining
 
@@ -211,7 +213,7 @@ class RlooAdapter(TrlAdapter):
             raise Unsupported("RLOOTrainer masks only truncated samples")
         return chosen
 
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """Runs of `RLOOTrainer`."""
         from adapters.trl.driving import RlooTraining
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.toolkit.calls import refusals
-from adapters.trl.driving import Training
+from adapters.trl.driving import TrlTraining
 from adapters.trl.importing import module
 from adapters.trl.model import HeadWithoutParameters, save_policy
 
@@ -64,7 +64,7 @@ class NowhereToTransfer:
         """Do nothing: there is nothing to release."""
 
 
-class AsyncTraining(Training):
+class AsyncTraining(TrlTraining):
     """One run of `AsyncGRPOTrainer`.
 
     The divergence that it logs is the one from the generating policy, estimated by k3.

@@ -19,7 +19,7 @@ from adapters.contract.objective import Metric, Objective
 from adapters.engines.accelerate import Watch
 from adapters.engines.generations import Generated
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import gives_advantages, yaml
 from adapters.trl.framework import GRPO
 from adapters.trl.importing import has_fused_lm_head, module
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 
-class Rollouts(Generated):
+class TrlRollouts(Generated):
     """The samples of a batch, generated on this rank, one generation after another."""
 
     @property
@@ -65,7 +65,7 @@ class Rollouts(Generated):
 
 
 def _reward(reward: np.float64) -> float | None:
-    """What a reward function returns for a sample: None if it does not apply."""
+    """The result of a reward function for a sample: None if it does not apply."""
     return None if np.isnan(reward) else float(reward)
 
 
@@ -75,7 +75,7 @@ def rewards(completions: list[Any], reward: list[float | None], **_: Any) -> lis
 
 
 def quarters(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
-    """Another one, which returns a quarter of it."""
+    """A second reward function, which returns a quarter of the reward."""
     return [None if one is None else one / 4 for one in reward]
 
 
@@ -93,13 +93,13 @@ def tokenizer(end: int) -> Any:
     )
 
 
-class Training(ABC):
+class TrlTraining(ABC):
     """One run of a trainer and what was read from it; subclasses choose the trainer."""
 
     path: ClassVar[str]
     """The trainer's module."""
 
-    def __init__(self, job: Job, rollouts: Rollouts, capacity: int, settings: Settings) -> None:
+    def __init__(self, job: Job, rollouts: TrlRollouts, capacity: int, settings: Settings) -> None:
         self.job, self.rollouts, self.capacity = job, rollouts, capacity
         self.watch = Watch()
         with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
@@ -136,7 +136,7 @@ class Training(ABC):
 
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
         """Set the outputs that a model returns when it is not trained."""
-        model.given = by_token_id(self.rollouts.batch, log_probs)
+        model.given = token_table(self.rollouts.batch, log_probs)
         if self.fuses_lm_head():
             put_probe_in(model)
 
@@ -152,7 +152,7 @@ class Training(ABC):
 
     @property
     def logs(self) -> list[dict[str, Any]]:
-        """What the trainer logs of each step of the job."""
+        """The trainer's log of each step of the job."""
         return [self.watch.logs[index] for index in self.rollouts.schedule.observed]
 
     def _replaced(self) -> AbstractContextManager[object]:
@@ -160,7 +160,7 @@ class Training(ABC):
         return mock.patch.multiple(module(self.path), **stubs) if stubs else nullcontext()
 
 
-class GeneratingTraining(Training):
+class GeneratingTraining(TrlTraining):
     """One run of a trainer that generates."""
 
     def arguments(self, config: Any) -> dict[str, Any]:
@@ -253,16 +253,16 @@ class GrpoTraining(GeneratingTraining):
             return trainer
         given = self.given_advantages
 
-        class WithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
+        class GrpoTrainerWithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
                 made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
                 return made | {"advantages": given(made)}
 
-        return WithAdvantages
+        return GrpoTrainerWithAdvantages
 
     def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
         """The case's advantages of TRL's rows: [rows, width]."""
-        of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+        of_tokens = token_table(self.rollouts.batch, self.rollouts.batch.advantages)
         return of_tokens[predicted_completions(made)]
 
 
@@ -283,7 +283,7 @@ class LigerTraining(GrpoTraining):
 
     @property
     def logs(self) -> list[dict[str, Any]]:
-        """What the trainer logs of each step of the job, by the names that it has without Liger."""
+        """The trainer's log of each step of the job, by the names that it has without Liger."""
         ratio, of_liger = GRPO.metrics[Metric.CLIP_FRACTION], "clip_ratio"
         return [{ratio: log[of_liger], **log} if of_liger in log else log for log in super().logs]
 
@@ -319,7 +319,7 @@ class RlooTraining(GeneratingTraining):
     def trainer_class(self) -> Any:
         """TRL's trainer with the case's rollouts, and its advantages if they are given."""
         generations = map(self.rollouts.generated, count())
-        of_tokens = by_token_id(self.rollouts.batch, self.rollouts.batch.advantages)
+        of_tokens = token_table(self.rollouts.batch, self.rollouts.batch.advantages)
         given = gives_advantages(self.job)
 
         class WithRollouts(module(self.path).RLOOTrainer):  # type: ignore[misc] # loaded when run

@@ -16,7 +16,7 @@ from adapters.contract.framework import Framework, parse_options
 from adapters.contract.objective import Metric, Objective
 from adapters.engines.grpo import CLIPPED
 from adapters.engines.shells import RANKS, cuts
-from adapters.engines.trainers import OF_RUNS, OnDeepspeed, OnFsdp2, of_zero, sharded
+from adapters.engines.trainers import OF_RUNS, OnDeepspeed, OnFsdp2, sharded, zero_record
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
 from adapters.trl.framework import GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job, Observation, Rank
-    from adapters.trl.driving import Training
+    from adapters.trl.driving import TrlTraining
 
 
-def with_liger(record: Framework) -> Framework:
+def liger_record(record: Framework) -> Framework:
     """The record of a trainer with ``use_liger_kernel``, whose loss takes an advantage of a sample.
 
     It logs no entropies.
@@ -58,7 +58,7 @@ NEVER_MADE = {
     BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
     " (_chain_to_sequences)"
 }
-"""What the worker of `AsyncGRPOTrainer` prevents; users may replace it (``rollout_worker``)."""
+"""Batches that `AsyncGRPOTrainer`'s own worker prevents; ``rollout_worker`` may replace it."""
 
 OF_ASYNC = parse_departures(
     """
@@ -137,7 +137,7 @@ class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
 class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
     """`GRPOTrainer` with DeepSpeed's engine."""
 
-    framework = of_zero(GRPO)
+    framework = zero_record(GRPO)
     dependencies = (*GrpoAdapter.dependencies, "deepspeed")
 
     def load(self, source: Path | None) -> None:
@@ -151,7 +151,7 @@ class TrlLigerAdapter(GrpoAdapter):
 
     engine = "liger"
     versions = "use_liger_kernel of TRL 1.9.0 to 1.14.2"
-    framework = with_liger(GRPO)
+    framework = liger_record(GRPO)
     dependencies = (*GrpoAdapter.dependencies, "liger-kernel")
 
     def load(self, source: Path | None) -> None:
@@ -159,7 +159,7 @@ class TrlLigerAdapter(GrpoAdapter):
         super().load(source)
         importing.require_use_of_liger()
 
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """Runs of `GRPOTrainer` with Liger-Kernel."""
         from adapters.trl.driving import LigerTraining
 
@@ -198,7 +198,7 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
         """Train all steps; rows are not counted by their first token, which samples share."""
         return replace(super().observe(job, rank), rows=())
 
-    def trainings(self) -> type[Training]:
+    def trainings(self) -> type[TrlTraining]:
         """Runs of `AsyncGRPOTrainer`."""
         from adapters.trl.asynchronous import AsyncTraining
 

@@ -100,7 +100,7 @@ DEFAULT_DIVISOR = (
 )
 
 ESTIMATOR = f"{CONFIG}, use_bias_correction_kl"
-"""Where TRL documents the estimator: k3, times the ratio if the option is on."""
+"""TRL's documentation of the estimator: k3, times the ratio if the option is on."""
 
 OF_ADVANTAGES = "docs/source/grpo_trainer.md, Computing the advantage"
 

@@ -33,7 +33,7 @@ IGNORED = -100
 """The label of a position that is not scored."""
 
 
-class ProbeConfig(PretrainedConfig):
+class TrlProbeConfig(PretrainedConfig):
     """The shape of a transformer, which trainers read, and the size of the probe."""
 
     model_type = "trl_probe"
@@ -65,16 +65,16 @@ class HeadWithoutParameters(nn.Module):
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
     """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
 
-    ``given`` are the log-probabilities, by token id, that it returns when it is not trained, as one
-    that is not the policy never is. ``log_prob_table`` and ``entropy_table`` are those of
+    ``given`` are the log-probabilities, by token id, that it returns when it is not trained; models
+    other than the policy never are. ``log_prob_table`` and ``entropy_table`` are those of
     `ProbedBatch`.
     """
 
-    config_class = ProbeConfig
+    config_class = TrlProbeConfig
     base_model_prefix = "model"
     _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as in transformers
 
-    def __init__(self, config: ProbeConfig) -> None:
+    def __init__(self, config: TrlProbeConfig) -> None:
         super().__init__(config)
         self.model = Backbone()
         self.layer = ProbeLayer(config.capacity)
@@ -89,7 +89,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, folder: str, **_: Any) -> ProbeForTRL:
         """A model of a checkpoint's size; no weights are read."""
-        return cls(ProbeConfig.from_pretrained(folder))
+        return cls(TrlProbeConfig.from_pretrained(folder))
 
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the probe at 0."""
@@ -145,14 +145,14 @@ _speaking: ProbeForTRL | None = None
 
 def register() -> None:
     """Register the model with transformers, where TRL looks up its class."""
-    AutoConfig.register(ProbeConfig.model_type, ProbeConfig)
-    AutoModelForCausalLM.register(ProbeConfig, ProbeForTRL)
+    AutoConfig.register(TrlProbeConfig.model_type, TrlProbeConfig)
+    AutoModelForCausalLM.register(TrlProbeConfig, ProbeForTRL)
     vars(transformers)[ProbeForTRL.__name__] = ProbeForTRL
 
 
 def policy(capacity: int, *, has_router: bool) -> ProbeForTRL:
     """The policy to train, which may return the loss of a router."""
-    config = ProbeConfig()
+    config = TrlProbeConfig()
     if has_router:
         config.output_router_logits = False  # until a trainer asks for them
     config.capacity = capacity
@@ -162,7 +162,7 @@ def policy(capacity: int, *, has_router: bool) -> ProbeForTRL:
 
 def save_policy(capacity: int, folder: str) -> None:
     """Save the policy for a trainer that accepts only a path."""
-    config = ProbeConfig(architectures=[ProbeForTRL.__name__])
+    config = TrlProbeConfig(architectures=[ProbeForTRL.__name__])
     config.capacity = capacity
     config.save_pretrained(folder)
 
@@ -238,7 +238,7 @@ def put_probe_in_chunks(trainer: Any) -> None:
     trainer._chunked_logps = log_probs
 
 
-def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
+def add_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
     """Log-probabilities of rows' last tokens, for versions without a fused LM head."""
 
     def log_probs(logits: Any, tokens: torch.Tensor, *arguments: Any, **named: Any) -> Any:
@@ -248,7 +248,7 @@ def with_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
     return log_probs
 
 
-def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
+def add_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
     """Entropies at the positions that predict them."""
 
     def entropies(logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
@@ -257,7 +257,7 @@ def with_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
     return entropies
 
 
-def with_both(function: Callable[..., Any]) -> Callable[..., Any]:
+def add_both(function: Callable[..., Any]) -> Callable[..., Any]:
     """Log-probabilities and entropies from one function."""
 
     def both(logits: Any, tokens: torch.Tensor, *arguments: Any, **named: Any) -> tuple[Any, Any]:
@@ -269,14 +269,14 @@ def with_both(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _last(of: Callable[[ProbeForTRL], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """What the model of the latest forward pass has for as many last positions as rows have."""
+    """Values of the latest forward pass at its last positions, as many as rows have."""
     assert _speaking is not None
     return of(_speaking)[:, -rows.shape[1] :]
 
 
 FUNCTIONS = {
-    "selective_log_softmax": with_log_probs,
-    "entropy_from_logits": with_entropies,
-    "selective_log_softmax_and_entropy": with_both,
+    "selective_log_softmax": add_log_probs,
+    "entropy_from_logits": add_entropies,
+    "selective_log_softmax_and_entropy": add_both,
 }
 """TRL's functions of logits, each with the wrapper that adds the probe."""

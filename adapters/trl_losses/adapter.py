@@ -80,11 +80,11 @@ LOSSES = Framework(
         grpo.OF_VALUES,
     ),
 )
-"""What loss functions share, whose arguments are named as in TRL."""
+"""Departures of all loss functions with the arguments of TRL's."""
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class PaddedRows:
     """The responses of a micro-batch, padded: [rows, width].
 
     ``ids`` are the probe's entries of tokens. ``items`` counts the active tokens of the whole step.
@@ -106,7 +106,7 @@ class LossAdapter(Adapter):
     dtypes = ("float32",)
     default_mode: ClassVar[Mode]
     departures: ClassVar[tuple[Departure, ...]]
-    """Those of this loss function alone."""
+    """Departures of this loss function alone."""
 
     def layouts(self) -> list[Layout]:
         """One and two ranks and micro-batches: a loss function knows nothing else."""
@@ -129,7 +129,7 @@ class LossAdapter(Adapter):
 
     @abstractmethod
     def loss(
-        self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor
+        self, job: Job, log_probs: torch.Tensor, rows: PaddedRows, advantages: torch.Tensor
     ) -> torch.Tensor:
         """The loss of a micro-batch that a trainer makes a backward pass of.
 
@@ -154,14 +154,14 @@ class LossAdapter(Adapter):
         )
 
     def _gradient(
-        self, job: Job, batch: ProbedBatch, step: Sequence[Rows], rank: Rank
+        self, job: Job, batch: ProbedBatch, step: Sequence[PaddedRows], rank: Rank
     ) -> NDArray[np.float32]:
         """The gradient of the probe, [probe_size + 2]."""
         import torch
 
-        from adapters.toolkit.probe import as_array, by_token_id
+        from adapters.toolkit.probe import as_array, token_table
 
-        advantages = by_token_id(batch, batch.advantages)
+        advantages = token_table(batch, batch.advantages)
         whole = torch.zeros_like(advantages)
         for sign in np.unique(np.sign(np.concatenate(batch.advantages))).tolist():
             is_of_sign = torch.sign(advantages) == sign
@@ -189,9 +189,9 @@ def micro_batches(job: Job) -> int:
     return job.layout.micro_batches
 
 
-def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> list[Rows]:
+def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> list[PaddedRows]:
     """The micro-batches of a rank; raises `Unsupported` if they cannot be of equal size."""
-    from adapters.toolkit.probe import by_token_id
+    from adapters.toolkit.probe import token_table
 
     step, parts = job.steps[step_index], micro_batches(job)
     size, rest = divmod(step.size, job.layout.dp * parts)
@@ -199,12 +199,12 @@ def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> 
         raise Unsupported(f"{step.size} samples are no {job.layout.dp * parts} equal parts")
     first = sum(one.size for one in job.steps[:step_index]) + rank * parts * size
     mask, old, reference = [
-        by_token_id(batch, values)
+        token_table(batch, values)
         for values in (batch.original_masks, batch.old_log_probs, batch.reference_log_probs)
     ]
     items = int(step.mask_before_rejection.sum())
     return [
-        Rows(ids, mask[ids], old[ids], reference[ids], items)
+        PaddedRows(ids, mask[ids], old[ids], reference[ids], items)
         for start in range(first, first + parts * size, size)
         for ids in [_padded(batch.responses[start : start + size])]
     ]

@@ -10,7 +10,7 @@ from adapters.contract.description import is_set, stubbed
 from adapters.contract.objective import Objective
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.imports import import_from
-from adapters.trl_losses.adapter import LossAdapter, Rows, micro_batches
+from adapters.trl_losses.adapter import LossAdapter, PaddedRows, micro_batches
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class LigerAdapter(LossAdapter):
         return frozenset(inspect.signature(_loss_class()).parameters)
 
     def loss(
-        self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor
+        self, job: Job, log_probs: torch.Tensor, rows: PaddedRows, advantages: torch.Tensor
     ) -> torch.Tensor:
         """The fused loss, divided by the number of micro-batches if it is a mean over one."""
         import torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.description import passed_by
 from adapters.toolkit.imports import import_from
-from adapters.trl_losses.adapter import LossAdapter, Rows, micro_batches
+from adapters.trl_losses.adapter import LossAdapter, PaddedRows, micro_batches
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class UnslothAdapter(LossAdapter):
             _replacements()
 
     def loss(
-        self, job: Job, log_probs: torch.Tensor, rows: Rows, advantages: torch.Tensor
+        self, job: Job, log_probs: torch.Tensor, rows: PaddedRows, advantages: torch.Tensor
     ) -> torch.Tensor:
         """The loss of a micro-batch, which the function scales for all of them itself."""
         parts = micro_batches(job)
@@ -78,6 +78,6 @@ class UnslothAdapter(LossAdapter):
 
 
 def _replacements() -> dict[str, Any]:
-    """What Unsloth replaces in TRL, by name."""
+    """The functions that Unsloth replaces in TRL, by name."""
     found: dict[str, Any] = importlib.import_module("unsloth_zoo.rl_replacements").RL_REPLACEMENTS
     return found

@@ -19,7 +19,7 @@ from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found
-from adapters.toolkit.settings import gives_advantages, of_class
+from adapters.toolkit.settings import field_settings, gives_advantages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ LOGGED = ("loss", "kl", "pg_clipfrac")
 
 @dataclass(frozen=True)
 class Done:
-    """What was read of a run: gradients of steps, logs of steps, and ids by device and pass."""
+    """The observations of a run: gradients and logs of steps, and ids by device and pass."""
 
     gradients: list[NDArray[np.float32]]
     logs: list[dict[str, float]]
@@ -135,7 +135,7 @@ def algorithm(settings: Settings) -> Any:
     """tunix's `GRPOConfig`; raises `Refused`."""
     config = found(f"{LEARNER}:GRPOConfig")
     with refusals():
-        made = config(**of_class(config, settings))
+        made = config(**field_settings(config, settings))
     if "epsilon_high" in settings:
         made.epsilon_high = settings["epsilon_high"]
     return made
@@ -169,11 +169,11 @@ def _cluster(job: Job, batch: ProbedBatch, settings: Settings) -> Any:
     home = found("tunix.rl.rl_cluster")
     mesh = Mesh(np.array(jax.devices()[: job.layout.dp]), (BATCH_AXIS,))
     training = home.RLTrainingConfig(
-        actor_optimizer=recording(len(job.steps)), **of_class(home.RLTrainingConfig, settings)
+        actor_optimizer=recording(len(job.steps)), **field_settings(home.RLTrainingConfig, settings)
     )
     rollout_config = found(f"{ROLLOUT}:RolloutConfig")
     rollout = rollout_config(
-        max_prompt_length=max(map(len, batch.prompts)), **of_class(rollout_config, settings)
+        max_prompt_length=max(map(len, batch.prompts)), **field_settings(rollout_config, settings)
     )
     roles = (home.Role.ACTOR, home.Role.ROLLOUT, home.Role.REFERENCE)
     tokenizer = SimpleNamespace(
@@ -219,17 +219,17 @@ def _learner_class(job: Job, batch: ProbedBatch) -> Any:
 def _tables(job: Job, batch: ProbedBatch) -> dict[str, NDArray[Any]]:
     """Values of tokens by token id, with tunix's names."""
     tables: dict[str, NDArray[Any]] = {
-        "completion_mask": _by_id(batch, batch.original_masks) > 0,
-        "ref_per_token_logps": _by_id(batch, batch.reference_log_probs) - CERTAIN_LOGIT,
+        "completion_mask": _id_table(batch, batch.original_masks) > 0,
+        "ref_per_token_logps": _id_table(batch, batch.reference_log_probs) - CERTAIN_LOGIT,
     }
     if gives_advantages(job):
-        tables["advantages"] = _by_id(batch, batch.advantages)
+        tables["advantages"] = _id_table(batch, batch.advantages)
     if job.objective in OFF_POLICY or job.poison is not None:
-        tables["old_per_token_logps"] = _by_id(batch, batch.old_log_probs) - CERTAIN_LOGIT
+        tables["old_per_token_logps"] = _id_table(batch, batch.old_log_probs) - CERTAIN_LOGIT
     return tables
 
 
-def _by_id(batch: ProbedBatch, values: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+def _id_table(batch: ProbedBatch, values: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
     table = elsewhere(values, batch.probe_size + 2, 0.0)
     table[np.concatenate(batch.responses)] = np.concatenate(values)
     return table.astype(np.float32)
@@ -268,7 +268,7 @@ def as_array(gradient: jax.Array) -> NDArray[np.float32]:
 
 
 def _logs(trainer: Any, steps: int) -> list[dict[str, float]]:
-    """What the trainer logged of each step."""
+    """The trainer's log of each step."""
     logger = trainer.metrics_logger
     histories = {
         name: logger.get_metric_history("actor", name, "train")

@@ -21,10 +21,10 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from adapters.verl import importing
-from adapters.verl.departures import before_the_default_trainer
+from adapters.verl.departures import legacy_record
 from adapters.verl.framework import VERL
 from adapters.verl.importing import configured, module
-from adapters.verl.sizes import in_legacy_trainer, of_last_epoch
+from adapters.verl.sizes import last_epoch, uses_legacy_trainer
 from adapters.verl.teacher import loss_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class VerlAdapter(Adapter):
         """Describe verl by its configuration and its registries."""
         framework = self.framework
         if not importing.has_default_trainer():
-            framework = before_the_default_trainer(framework)
+            framework = legacy_record(framework)
         names = importing.option_names(framework.always.get("model_engine"))
         found = framework.description(importing.offers, names, importing.default)
         of_loss = module("workers.utils.losses").ppo_loss.__code__.co_consts
@@ -87,7 +87,7 @@ class VerlAdapter(Adapter):
         return replace(found, metrics=found.metrics - {Metric.ENTROPY})
 
     def settings(self, job: Job, dtype: str) -> Settings:
-        """What a user sets to train the job with parameters of a dtype.
+        """The options that train the job with parameters of a dtype.
 
         Raises `Unsupported` if verl lacks the objective with the job's steps or epochs.
         """
@@ -95,7 +95,7 @@ class VerlAdapter(Adapter):
             raise Unsupported("no log of rejection for several steps: it is logged once per batch")
         if job.objective is Objective.SFT and {*job.layout.options} & OF_PPO:
             raise Unsupported("no fine-tuning with ppo_epochs and trainer.use_v1, which are PPO's")
-        if job.objective in OF_TEACHER and in_legacy_trainer(job):
+        if job.objective in OF_TEACHER and uses_legacy_trainer(job):
             raise Unsupported("no teacher of the legacy trainer is driven")
         return self.framework.settings(job)
 
@@ -116,8 +116,8 @@ class VerlAdapter(Adapter):
             }
             reported = _training(job)(config, workers, batch, job)
         trained = workers[trained_model(job, "actor")]
-        passes = of_last_epoch(trained.passes.drain(), job)
-        gradients = of_last_epoch(trained.gradients.drain(), job)
+        passes = last_epoch(trained.passes.drain(), job)
+        gradients = last_epoch(trained.gradients.drain(), job)
         return observation(batch, gradients, passes, reported)
 
 
@@ -127,7 +127,7 @@ def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float | None, ...
 
     if job.objective is Objective.SFT:
         return sft.train
-    return legacy.train if in_legacy_trainer(job) else default.train
+    return legacy.train if uses_legacy_trainer(job) else default.train
 
 
 def new_worker(role: str, config: Any, rank: Rank) -> Any:

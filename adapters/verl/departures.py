@@ -1,4 +1,4 @@
-"""How runs of verl under its adapters differ from a user's, and why no verdict depends on it."""
+"""Departures of verl's adapters from a user's run, and why no verdict depends on them."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ CRITIC_AND_SFT = parse_departures(
 )
 
 ALL_VERSIONS = (*DEFAULT_TRAINER, *LEGACY_TRAINER, *CRITIC_AND_SFT, *ALL_ENGINES)
-"""Those of versions with both trainers, on every engine."""
+"""Departures of versions with both trainers, on every engine."""
 
 
-def before_the_default_trainer(record: Framework) -> Framework:
+def legacy_record(record: Framework) -> Framework:
     """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one."""
     of_trainer = [one for one in record.departures if one not in DEFAULT_TRAINER]
     of_layout = record.layout.items()

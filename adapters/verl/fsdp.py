@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract.framework import Framework, Settings
-    from adapters.toolkit.probe import Recorder
+    from adapters.toolkit.probe import Records
 
 WRAPPED: list[Any] = []
 """The models of this process's world, as FSDP wraps them."""
@@ -54,7 +54,7 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
         ]
 
     def settings(self, job: Job, dtype: str) -> Settings:
-        """What a user sets, with parameters in the dtype of the run."""
+        """The options of a job, with parameters in the dtype of the run."""
         precisions = {
             "param_dtype": PRECISIONS[dtype],
             "reduce_dtype": "fp32",
@@ -89,13 +89,13 @@ class VerlFsdp2Adapter(VerlFsdpAdapter):
     framework = FSDP2
 
 
-def _reader(engine: Any) -> Recorder[NDArray[np.float32] | None]:
+def _reader(engine: Any) -> Records[NDArray[np.float32] | None]:
     """The gradients of an engine's steps; None for a step skipped because it is not finite."""
-    from adapters.toolkit.probe import GradientReader, Recorder
+    from adapters.toolkit.probe import GradientReader, Records
 
     WRAPPED.append(engine.module)
     reader = GradientReader(engine.optimizer, partial(_whole, engine.module))
-    taken, step = Recorder["NDArray[np.float32] | None"](), engine.optimizer_step
+    taken, step = Records["NDArray[np.float32] | None"](), engine.optimizer_step
 
     def optimizer_step() -> Any:
         norm = step()

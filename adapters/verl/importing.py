@@ -30,7 +30,7 @@ OF_CRITIC = {
     "optim.": "critic.optim.",
     "strategy": "critic.strategy",
 }
-"""How options of the actor's engine, model and optimizer begin, and a critic's of the same kind."""
+"""Prefixes of options of the actor's engine, model and optimizer, with those of a critic."""
 
 REGISTRIES = {
     "algorithm.adv_estimator": "ADV_ESTIMATOR_REGISTRY",
@@ -86,12 +86,12 @@ def pack_without_flash_attention() -> None:
 
 def configured(settings: Settings) -> Any:
     """verl's configuration of all models, validated; raises `Refused` where verl declines it."""
-    whole = _with_critic(settings) if "critic.enable" in settings else settings
+    whole = _add_critic_settings(settings) if "critic.enable" in settings else settings
     return pickle.loads(_validated(pickle.dumps(whole)))
 
 
 TRANSFORMER = "override_transformer_config."
-"""Where all options of Megatron-Core's own configuration may be set."""
+"""The prefix under which options of Megatron-Core's own configuration may be set."""
 
 
 def offers(settings: Settings) -> bool:
@@ -140,7 +140,7 @@ def option_names(model_engine: str | None) -> Iterator[str]:
 
 @cache
 def _paths(model_engine: str | None) -> tuple[str, ...]:
-    """Where the options of this version are in its configuration."""
+    """The paths of this version's options in its configuration."""
     from omegaconf import OmegaConf
 
     return tuple(_leaves(OmegaConf.to_container(pickle.loads(_defaults(model_engine)))))
@@ -148,7 +148,7 @@ def _paths(model_engine: str | None) -> tuple[str, ...]:
 
 @cache
 def _paths_of_types() -> tuple[str, ...]:
-    """Where options are that users add: its types have them, and its configuration files do not."""
+    """The paths of options that users add: types have them, and configuration files do not."""
     types = module("workers.config")
     if "rollout_correction" not in types.PolicyLossConfig.__dataclass_fields__:
         return ()
@@ -166,11 +166,11 @@ def _leaves(section: Any) -> Iterator[str]:
 
 
 def _path(name: str) -> str:
-    """Where an option is in verl's configuration."""
+    """The path of an option in verl's configuration."""
     return name if name.partition(".")[0] in SECTIONS else f"{ACTOR}.{name}"
 
 
-def _with_critic(settings: Settings) -> Settings:
+def _add_critic_settings(settings: Settings) -> Settings:
     """Settings that also give a critic what the actor's model, engine and optimizer have.
 
     The trainer gives a critic's engine one token budget for all purposes, and cuts by tokens unless

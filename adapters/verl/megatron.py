@@ -12,7 +12,7 @@ from unittest.mock import patch
 from adapters.contract import PIPELINES, Depth, Job, Layout, Option, Rank, Unsupported, grids
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
-from adapters.engines.shells import OnMegatron, by_size, cuts
+from adapters.engines.shells import OnMegatron, cuts, smallest_first
 from adapters.toolkit.imports import stub
 from adapters.toolkit.settings import samples_per_step
 from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
@@ -60,7 +60,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         """
         of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
         per_token = (Option.PER_TOKEN_LOSS,)
-        return by_size(
+        return smallest_first(
             [
                 *cuts(grids(largest=4), "bshd", "thd"),
                 *(replace(of_four, options=(option,)) for option in OPTIONS),
@@ -79,7 +79,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         _put_the_probe_in()
 
     def settings(self, job: Job, dtype: str) -> Settings:
-        """What a user sets; raises `Unsupported` where token counts would not be read alone."""
+        """The options of a job; raises `Unsupported` where two mistakes would combine."""
         _require_counts(job)
         return super().settings(job, dtype)
 
@@ -95,7 +95,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         from adapters.engines import megatron_core
 
         head = megatron_core.values_head if role == "critic" else _logits
-        module(BRIDGE).AutoBridge = bridge = Bridge(layout, capacity, rank, head)
+        module(BRIDGE).AutoBridge = bridge = StubMegatronBridge(layout, capacity, rank, head)
         worker = new_worker(role, config, rank)
         with _parameters_of(rank.dtype):
             engine = made_engine(role, worker)
@@ -126,11 +126,11 @@ def _parameters_of(dtype: str) -> Iterator[None]:
     engine = module(ENGINE).MegatronEngine
     initialize = engine.initialize
 
-    def of_dtype(self: Any) -> None:
+    def initialize_in_dtype(self: Any) -> None:
         object.__setattr__(self.engine_config, "dtype", dtype)
         initialize(self)
 
-    with patch.object(engine, "initialize", of_dtype):
+    with patch.object(engine, "initialize", initialize_in_dtype):
         yield
 
 
@@ -138,7 +138,7 @@ def _put_the_probe_in() -> None:
     """Stub the code around Megatron's model, and add the probe to verl's functions of logits."""
     import torch
 
-    from adapters.verl.model import SEAM, with_probe
+    from adapters.verl.model import SEAM, add_probe
 
     stub(["megatron.bridge"])
     utils: Any = importlib.import_module("megatron.bridge.training.utils.config_utils")
@@ -146,8 +146,8 @@ def _put_the_probe_in() -> None:
     _stub_what_older_versions_use()
     engine = module(ENGINE)
     engine.MegatronCheckpointManager = lambda **_: None
-    setattr(engine, LOG_PROBS, with_probe(getattr(engine, LOG_PROBS)))
-    setattr(engine, ENTROPIES, SEAM.around_entropies(getattr(engine, ENTROPIES)))
+    setattr(engine, LOG_PROBS, add_probe(getattr(engine, LOG_PROBS)))
+    setattr(engine, ENTROPIES, SEAM.wrap_entropies(getattr(engine, ENTROPIES)))
     if not torch.cuda.is_available():
         _let_the_engine_run_on_the_cpu(engine)
 
@@ -184,7 +184,7 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
     engine.MegatronEngine._routed_num_tokens = copied
 
 
-class Bridge:
+class StubMegatronBridge:
     """Makes a role's model, as both Megatron-Bridge's bridge and its provider.
 
     ``policy`` is the data-parallel model, once the engine has requested it.
@@ -201,11 +201,11 @@ class Bridge:
         self._layout, self._capacity, self._rank = layout, capacity, rank
         self._output = output
 
-    def from_hf_pretrained(self, path: str, **_: object) -> Bridge:
+    def from_hf_pretrained(self, path: str, **_: object) -> StubMegatronBridge:
         """The bridge for a checkpoint, which is not read."""
         return self
 
-    def to_megatron_provider(self, load_weights: bool) -> Bridge:
+    def to_megatron_provider(self, load_weights: bool) -> StubMegatronBridge:
         """The provider, which is this object."""
         return self
 

@@ -32,7 +32,7 @@ PASSES = {"actor": ForwardPasses(), "critic": ForwardPasses()}
 ENGINE = "workers.engine.fsdp.transformer_impl"
 
 
-class ProbeConfig(PretrainedConfig):
+class VerlProbeConfig(PretrainedConfig):
     """The shape of a transformer, which verl reads, and the size of the probe."""
 
     model_type = "probe"
@@ -45,11 +45,11 @@ class ProbeConfig(PretrainedConfig):
 class _ProbeModel(PreTrainedModel):
     """The probe in a model of transformers."""
 
-    config_class = ProbeConfig
+    config_class = VerlProbeConfig
     _no_split_modules = [ProbeLayer.__name__]  # noqa: RUF012 - as in transformers
     _supports_flash_attn = _supports_sdpa = supports_gradient_checkpointing = True
 
-    def __init__(self, config: ProbeConfig) -> None:
+    def __init__(self, config: VerlProbeConfig) -> None:
         super().__init__(config)
         self.layer = ProbeLayer(config.capacity)
         # Embeddings outside of any layer, as in a real model: verl's engine reshards them by name.
@@ -57,7 +57,7 @@ class _ProbeModel(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *_: Any, config: ProbeConfig, **__: Any) -> _ProbeModel:
+    def from_pretrained(cls, *_: Any, config: VerlProbeConfig, **__: Any) -> _ProbeModel:
         """The model for a configuration, with a probe of 0."""
         return cls(config)
 
@@ -88,22 +88,22 @@ class ProbeForTokenClassification(_ProbeModel):
 
 def register() -> None:
     """Register the models with transformers' automatic classes."""
-    AutoConfig.register("probe", ProbeConfig)
-    AutoModelForCausalLM.register(ProbeConfig, ProbeForCausalLM)
-    AutoModelForTokenClassification.register(ProbeConfig, ProbeForTokenClassification)
+    AutoConfig.register("probe", VerlProbeConfig)
+    AutoModelForCausalLM.register(VerlProbeConfig, ProbeForCausalLM)
+    AutoModelForTokenClassification.register(VerlProbeConfig, ProbeForTokenClassification)
 
 
-def with_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of tokens, plus the probe.
 
     They are returned as one row: without flash-attn verl loops over rows, which are the tokens of
     packed sequences.
     """
 
-    def in_one_row(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+    def row_log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
         return log_probs_from_logits(logits.unsqueeze(0), labels.unsqueeze(0), **options).squeeze(0)
 
-    return SEAM.around_log_probs(in_one_row)
+    return SEAM.wrap_log_probs(row_log_probs)
 
 
 @cache
@@ -115,8 +115,8 @@ def put_the_probe_in() -> None:
     importing.name_what_transformers_has_renamed()
     register()
     engine, functional = module(ENGINE), module("utils.torch_functional")
-    engine.logprobs_from_logits = with_probe(engine.logprobs_from_logits)
-    functional.entropy_from_logits = SEAM.around_entropies(functional.entropy_from_logits)
+    engine.logprobs_from_logits = add_probe(engine.logprobs_from_logits)
+    functional.entropy_from_logits = SEAM.wrap_entropies(functional.entropy_from_logits)
     if on_cpu:
         cpu.register_engines(engine, "FSDP", "fsdp", "fsdp2")
         cpu.let_fsdp1_initialise()

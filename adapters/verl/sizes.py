@@ -1,4 +1,4 @@
-"""What a job's size sets: the batch of rollouts, its mini- and micro-batches, and the divisor."""
+"""Sizes that follow from a job: the batch of rollouts, mini- and micro-batches, the divisor."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def divisor(job: Job) -> object:
     return plain_divisor(job)
 
 
-def of_last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
+def last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
     """The part of ``seen`` that belongs to the last time a batch was trained on."""
     epochs = 2 if Option.TWO_EPOCHS in job.layout.options else 1
     return seen[len(seen) - len(seen) // epochs :]
 
 
-def in_legacy_trainer(job: Job) -> bool:
+def uses_legacy_trainer(job: Job) -> bool:
     """Whether the legacy trainer trains the job: it is chosen, or this version has no other."""
     return Option.LEGACY_TRAINER in job.layout.options or not has_default_trainer()
 
@@ -83,7 +83,7 @@ class BatchSizes:
         }
         of_prompt = counts.pop()
         does_not_fit = counts or self._samples(job) % of_prompt or job.configuration.batch_size
-        is_mixed = in_legacy_trainer(job) and len(job.steps) > 1
+        is_mixed = uses_legacy_trainer(job) and len(job.steps) > 1
         return 1 if does_not_fit or is_mixed else of_prompt
 
     def micro_batch(self, job: Job) -> int:
@@ -109,7 +109,7 @@ class BatchSizes:
         if samples % ranks and job.objective is Objective.SFT:
             # `trainer/sft_trainer.py` has each rank take train_batch_size // ranks samples.
             raise Unsupported(f"steps of {samples} samples do not exist on {ranks} ranks")
-        if len(job.steps) > 1 or in_legacy_trainer(job):
+        if len(job.steps) > 1 or uses_legacy_trainer(job):
             return samples
         return -(-samples // ranks) * ranks
 

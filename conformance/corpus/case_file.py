@@ -136,7 +136,7 @@ def text(case: Case, name: str) -> str:
 
 
 def _samples(step: Step) -> Iterator[GivenSample]:
-    """Yield the samples of a step, with rollouts unless each of them is one."""
+    """Yield the samples of a step; rollouts are left out if each sample is its own."""
     has_rollouts = step.rollouts.tolist() != list(range(step.size))
     for i, response in enumerate(step.responses):
         before = step.original_mask

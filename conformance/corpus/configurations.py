@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Demand(StrEnum):
-    """How a framework must handle a configuration."""
+    """The right way for a framework to handle a configuration."""
 
     REFUSE = "refuse"
     """Stop with an error that names the options."""
@@ -116,7 +116,7 @@ def _faulty(
     )
 
 
-def in_file(case: ConfigCase, *settings: Setting) -> ConfigCase:
+def file_case(case: ConfigCase, *settings: Setting) -> ConfigCase:
     """The case with these settings in a configuration file read after the command line."""
     return replace(
         case,
@@ -181,19 +181,19 @@ BATCH = ConfigCase(
 
 CONFIG_CASES = (
     *DIVISORS,
-    *(in_file(case, Setting.MODE, Setting.DIVISOR) for case in DIVISORS),
+    *(file_case(case, Setting.MODE, Setting.DIVISOR) for case in DIVISORS),
     DIVISOR_BY_DEFAULT,
     DIVISOR_OF_ANOTHER,
-    in_file(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
+    file_case(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,
     # A divisor left on the command line would be refused because the mode is missing there.
-    in_file(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.DIVISOR, Setting.PER_TOKEN),
+    file_case(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.DIVISOR, Setting.PER_TOKEN),
     ENTROPY,
-    in_file(ENTROPY, Setting.ENTROPY),
+    file_case(ENTROPY, Setting.ENTROPY),
     DIVERGENCE,
-    in_file(DIVERGENCE, Setting.KL),
+    file_case(DIVERGENCE, Setting.KL),
     BATCH,
-    in_file(BATCH, Setting.BATCH_SIZE),
+    file_case(BATCH, Setting.BATCH_SIZE),
     _faulty(FaultInjection.GROUP_INCOMPLETE, "of an incomplete group"),
     _faulty(FaultInjection.GROUPS_MISSING, "of samples without a group"),
     _faulty(

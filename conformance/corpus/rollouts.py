@@ -1,4 +1,4 @@
-"""Batches of rollouts as they really are, for advantages that a framework computes from rewards.
+"""Realistic batches of rollouts, for advantages that a framework computes from rewards.
 
 Samples of a prompt are missing, a rollout has several samples, or rejection sampling has removed
 some. Rewards are missing, all equal, large, or no dyadic numbers. No reward is negative, since

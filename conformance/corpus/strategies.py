@@ -61,7 +61,7 @@ REWARDS = (1.0, 0.0, 0.1, 0.5, 0.3, 2.25, 0.7)
 """Rewards of `rewarded_steps`, the simplest first."""
 
 LARGE_REWARD = 1e4
-"""What is added to rewards that differ by a few quarters."""
+"""An offset added to rewards that differ by a few quarters."""
 
 LONGEST_PROMPT = 60
 """Longest prompt of `training_steps`, so that whole context-parallel chunks may be prompt.
@@ -279,7 +279,7 @@ def _shaped_steps(draw: DrawFn, multiple: int, max_response: int) -> SearchStrat
     group = _groups(rollouts, turns_of_rollout, max_response)
     groups = st.tuples(*[group] * (smallest // rollouts))
     size = draw(st.sampled_from(range(1, most // smallest + 1)))
-    return st.tuples(*[groups] * size).map(lambda parts: _of_groups(list(chain(*parts))))
+    return st.tuples(*[groups] * size).map(lambda parts: _grouped_step(list(chain(*parts))))
 
 
 @cache
@@ -298,7 +298,7 @@ def _silenced(group: tuple[list[_Turn], ...]) -> tuple[list[_Turn], ...]:
     return tuple([(prompt, [0] * len(mask)) for prompt, mask in rollout] for rollout in group)
 
 
-def _of_groups(groups: list[tuple[list[_Turn], ...]]) -> Step:
+def _grouped_step(groups: list[tuple[list[_Turn], ...]]) -> Step:
     rollouts = [(group, rollout) for group, members in enumerate(groups) for rollout in members]
     return Step.of(
         [

@@ -36,7 +36,7 @@ EXACT = UNIT_ROUNDOFF["float32"]
 
 
 def _roundings(rewards: Values) -> float:
-    """How many sums of the first rewards are rounded in float32: 0 if their mean is exact.
+    """The number of partial sums of rewards that float32 rounds: 0 if their mean is exact.
 
     Otherwise the standard deviation of equal rewards may be a rounding error instead of 0.
     """
@@ -46,7 +46,7 @@ def _roundings(rewards: Values) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchPlacement:
-    """Where the tokens of a batch were, int64 [tokens]; ranks are None if they are not known.
+    """The placement of a batch's tokens, int64 [tokens]; ranks are None if they are not known.
 
     ``prompt_lengths`` are the tokens of each sample's prompt, [N], None if they are not known;
     ``slices`` are the context-parallel ranks; some may hold no token.
@@ -59,10 +59,10 @@ class BatchPlacement:
     slices: int = 1
 
     def rows(self, responses: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """Yield where responses start in rows, [N], and the width of rows, given their tokens: [N].
+        """Yield the start of each response in its row, [N], and the width of rows.
 
-        They are as wide as the longest response, or as the longest sequence, cut into one or two
-        slices per context-parallel rank.
+        ``responses`` are the lengths of responses, [N]. Rows are as wide as the longest of them, or
+        as the longest sequence, rounded up to one or two slices per context-parallel rank.
         """
         yield np.zeros_like(responses), int(responses.max())
         if self.prompt_lengths is not None:
@@ -71,7 +71,7 @@ class BatchPlacement:
                 yield self.prompt_lengths, -(-longest // slices) * slices
 
     def parts(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Yield names of parts of a batch, and which part each token is in."""
+        """Yield the name of each division of a batch, with the part that each token is in."""
         if self.step.any():
             yield "step", self.step
         if self.dp_rank is None or self.cp_rank is None:
@@ -86,7 +86,7 @@ class BatchPlacement:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
-    """An objective's estimator with what it is given."""
+    """An objective's estimator of advantages with its inputs."""
 
     objective: Objective
     rollouts: Rollouts
@@ -108,7 +108,7 @@ class Estimate:
         return self.estimator(self.rollouts, conventions)
 
     def of(self, raw: Values) -> Values:
-        """Advantages from other ones before they are whitened."""
+        """The advantages that whitening makes of raw ones."""
         if not self.estimator.whitens:
             return raw
         return advantages.whitened(raw, self.rollouts, self.conventions)
@@ -140,28 +140,28 @@ class Estimate:
 
     @property
     def decay(self) -> float:
-        """What a token's advantage has of that of the next one, before they are whitened."""
+        """The factor on the next token's advantage in a token's own, before they are whitened."""
         trace = self.constants.trace if self.objective in OF_VALUES else 1.0
         return self.constants.discount * trace
 
     @cached_property
     def peers(self) -> Peers:
         """The rewards that an estimator of groups compares."""
-        return Peers.of(self.rollouts, self.conventions)
+        return Peers.select(self.rollouts, self.conventions)
 
     @cached_property
     def rounding(self) -> Values:
-        """What rounding errors of advantages are relative to, besides their own size: [tokens].
+        """The scale of rounding errors of advantages, besides their own size: [tokens].
 
-        Where a mean is subtracted, they are relative to what it is subtracted from, and so is the
-        error of a standard deviation of what is left.
+        Where a mean is subtracted, the scale is that of the numbers before the subtraction, also
+        for the standard deviation of the differences.
         """
         if self.objective in OF_GROUPS and not self.estimator.whitens:
-            of_tokens: Values = self._of_statistics[self.rollouts.sample]
+            of_tokens: Values = self._statistics_scale[self.rollouts.sample]
             return of_tokens + np.abs(self.advantages)
         largest, amplified = self._largest, 1.0
         if self.objective is Objective.GROUP_WHITENED:
-            largest = float((self._of_statistics + self._sizes).max())
+            largest = float((self._statistics_scale + self._sizes).max())
         if self.estimator.whitens:
             counted = self.raw[self.rollouts.tokens(self.conventions.whitened)]
             largest /= advantages.spread(counted, self.conventions)
@@ -169,8 +169,8 @@ class Estimate:
         return 2 * largest + np.abs(self.advantages) * amplified
 
     @property
-    def _of_statistics(self) -> Values:
-        """What rounding errors of rewards compared with those of their group are relative to: [N].
+    def _statistics_scale(self) -> Values:
+        """The scale of rounding errors of rewards that are compared with those of their group: [N].
 
         A group's statistics have fewer roundings than the bound of a batch allows, and a reward
         that is compared with no other is divided by none.
@@ -225,8 +225,8 @@ class BatchAdvantages:
     estimate: Estimate
     placement: BatchPlacement
     observed: Values | None = None
-    """What a framework's gradient shows of the advantages of the whole batch, NaN where it shows
-    nothing: [tokens of the batch]."""
+    """The advantages of the whole batch that a framework's gradient shows, NaN where it shows none:
+    [tokens of the batch]."""
 
     tokens: slice = field(default_factory=lambda: slice(None))
     """The tokens of the term's step."""

@@ -144,13 +144,13 @@ CONVENTIONS_OF_MASKS = {
 
 
 def convention_of_mask(metric: Metric) -> str | None:
-    """The convention by which a term is averaged over a mask; None if it says itself which."""
+    """The convention that says over which mask a term is averaged; None if the term says it."""
     if metric in (Metric.POLICY_LOSS, Metric.REJECTED):
         return None
     return CONVENTIONS_OF_MASKS.get(metric, "diagnostics_mask")
 
 
-def _over_its_mask(context: StepContext, metric: Metric) -> StepContext:
+def _masked_context(context: StepContext, metric: Metric) -> StepContext:
     """The context of a term, over the mask before or after rejection sampling."""
     if metric is Metric.REJECTED:  # kept tokens are never counted as rejected
         return replace(context.before_rejection(), kept=None)
@@ -161,7 +161,7 @@ def _over_its_mask(context: StepContext, metric: Metric) -> StepContext:
 def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> list[LossTerm]:
     """The terms of a logged number, in the context of a step that an objective is trained on."""
     conventions = context.conventions
-    batch = ProbedBatch.under(conventions, context.steps, objective)
+    batch = ProbedBatch.make(conventions, context.steps, objective)
     reducer_of = reducer_of_term if metric is Metric.LOSS else reducer_of_log
     if metric is not Metric.LOSS:
         plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
@@ -169,7 +169,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
     return [
         LossTerm(
             metric=term,
-            context=_over_its_mask(context, term).of_term(reducer_of(term, conventions)),
+            context=_masked_context(context, term).of_term(reducer_of(term, conventions)),
             factors=coefficient * batch.split(quantities(term, batch))[context.step_index],
             source=_source(term, batch, context.step_index),
         )
@@ -178,7 +178,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
 
 
 def _source(metric: Metric, batch: ProbedBatch, step_index: int) -> Source | None:
-    """What the factors of a logged term are computed from, where that may go wrong."""
+    """The source of the factors of a logged term, if a framework may compute it wrongly."""
     if metric is Metric.KL_COEFFICIENT:
         return batch.adaptive_coefficient
     if metric is Metric.CLIP_FRACTION:
@@ -188,7 +188,7 @@ def _source(metric: Metric, batch: ProbedBatch, step_index: int) -> Source | Non
 
 def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
     """The terms of a gradient of several: factors are derivatives by each token's probe."""
-    batch = ProbedBatch.under(context.conventions, context.steps, Objective.COMBINED)
+    batch = ProbedBatch.make(context.conventions, context.steps, Objective.COMBINED)
     derivatives = {
         Metric.POLICY_LOSS: dloss_dlogprob,
         Metric.ENTROPY: np.ones_like(dloss_dlogprob),
@@ -197,7 +197,7 @@ def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) ->
     return [
         LossTerm(
             metric=metric,
-            context=_over_its_mask(context, metric).of_term(
+            context=_masked_context(context, metric).of_term(
                 reducer_of_term(metric, context.conventions)
             ),
             factors=coefficient * derivatives[metric],
@@ -221,7 +221,7 @@ def off_policy_term(context: StepContext, objective: Objective, tokens: PolicyTo
 def clipped_value_term(context: StepContext) -> LossTerm:
     """The only term of a critic's loss with clipping: factors are its derivatives."""
     objective = Objective.VALUE_CLIPPED
-    batch = ProbedBatch.under(context.conventions, context.steps, objective)
+    batch = ProbedBatch.make(context.conventions, context.steps, objective)
     tokens = batch.value_tokens_of_step(context.step_index)
     return LossTerm(
         metric=trained_term(objective),
@@ -240,7 +240,7 @@ def advantage_terms(
 
     ``observed`` are those of all steps, [tokens], NaN where they cannot be seen.
     """
-    batch = ProbedBatch.under(contexts[0].conventions, contexts[0].steps, objective)
+    batch = ProbedBatch.make(contexts[0].conventions, contexts[0].steps, objective)
     advantages = BatchAdvantages(
         estimate=_estimate(contexts, batch),
         placement=_placement(contexts, batch),
@@ -264,23 +264,23 @@ def advantage_terms(
 
 
 def rollout_term(contexts: Sequence[StepContext], objective: Objective, metric: Metric) -> LossTerm:
-    """The only term of a number that is logged of a batch of rollouts, given those of its steps."""
-    batch = ProbedBatch.under(contexts[0].conventions, contexts[0].steps, objective)
+    """The only term of a number that is logged once per batch, from the contexts of its steps."""
+    batch = ProbedBatch.make(contexts[0].conventions, contexts[0].steps, objective)
     placement = _placement(contexts, batch)
     if metric in OF_SAMPLES:
-        of_tokens = _of_batch(contexts[0], batch, placement)
-        context = replace(_of_samples(of_tokens), kept=_kept_samples(batch.steps))
+        of_tokens = _batch_context(contexts[0], batch, placement)
+        context = replace(_sample_context(of_tokens), kept=_kept_samples(batch.steps))
         return LossTerm(metric=metric, context=context, factors=_OF_SAMPLES[metric](batch))
     conventions = contexts[0].conventions
     if metric is not Metric.ADVANTAGE:
         of_values = conventions.logged_values if metric is Metric.VALUE else None
-        context = _of_batch(contexts[0], batch, placement, of_values or LoggedMean())
+        context = _batch_context(contexts[0], batch, placement, of_values or LoggedMean())
         return LossTerm(metric=metric, context=context, factors=quantities(metric, batch))
     estimate = _estimate(contexts, batch)
     logged = conventions.logged_advantages or LoggedMean()
     return LossTerm(
         metric=metric,
-        context=_of_batch(contexts[0], batch, placement, logged),
+        context=_batch_context(contexts[0], batch, placement, logged),
         factors=estimate.advantages,
         source=BatchAdvantages(estimate=estimate, placement=placement),
         rounding=estimate.rounding,
@@ -292,7 +292,7 @@ def _estimate(contexts: Sequence[StepContext], batch: ProbedBatch) -> Estimate:
     return Estimate(objective=batch.objective, rollouts=batch.rollouts, conventions=conventions)
 
 
-def _of_batch(
+def _batch_context(
     of_step: StepContext,
     batch: ProbedBatch,
     placement: BatchPlacement,
@@ -325,8 +325,8 @@ def _held(placement: BatchPlacement, layout: Layout) -> NDArray[np.int32] | None
     return np.where(holder == ranks, 0, -1).astype(np.int32)
 
 
-def _of_samples(of_tokens: StepContext) -> StepContext:
-    """The context of a mean over samples of what each has one of: each has a single token."""
+def _sample_context(of_tokens: StepContext) -> StepContext:
+    """The context of a mean over per-sample values: each sample has a single token."""
     step, held = of_tokens.step, of_tokens.forward_pass_of_token
     ones = np.ones(step.size, np.int64)
     return replace(

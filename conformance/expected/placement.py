@@ -1,4 +1,4 @@
-"""How a framework cut a step, as its ranks observed it."""
+"""The cut of a step into forward passes, as ranks observed it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def zigzag_rank(step: Step, cp: int) -> NDArray[np.int64]:
 def passes_in_order(step: Step, layout: Layout) -> NDArray[np.int32]:
     """The forward passes of a step whose samples are cut evenly in their order: [ranks, tokens].
 
-    Micro-batches that are not equal are taken to be two. Frameworks may cut otherwise: this is for
+    Unequal micro-batches are assumed to be two. Frameworks may cut otherwise: this is for
     a step that none of them has seen.
     """
     count = layout.micro_batches if isinstance(layout.micro_batches, int) else 2
@@ -90,10 +90,10 @@ def forward_pass_of_token(
 def rows_of_passes(
     observations: Sequence[Observation], step_index: int, layout: Layout
 ) -> NDArray[np.int32] | None:
-    """How many rows of each forward pass hold a sample of a step: [data-parallel ranks, passes].
+    """The rows with a sample of a step, by forward pass: [data-parallel ranks, passes].
 
-    None if the adapter does not report it. Of context-parallel ranks, one holds the beginning of a
-    row.
+    None if the adapter does not report it. One of the context-parallel ranks holds the beginning
+    of a row.
     """
     telling = [rank.rows[step_index] for rank in observations[layout.token_holders] if rank.rows]
     if len(telling) != layout.dp * layout.cp:
@@ -106,7 +106,7 @@ def rows_of_passes(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FilledRows:
-    """The rows that were trained with each token, those that repeat others included: [tokens]."""
+    """Numbers of rows trained together with each token, repeated rows included: [tokens]."""
 
     of_micro_batch: NDArray[np.float64]
     of_largest: NDArray[np.float64]
@@ -114,10 +114,10 @@ class FilledRows:
 
     of_rank: NDArray[np.float64]
     micro_batches: NDArray[np.int64]
-    """Number of micro-batches of the rank, those of repeated rows alone included."""
+    """Number of micro-batches of the rank, including those of repeated rows only."""
 
     most_micro_batches: int
-    """The largest number of a rank's micro-batches, those of padding alone included."""
+    """The largest number of a rank's micro-batches, including those of padding only."""
 
 
 def filled_rows(

@@ -50,7 +50,7 @@ class ExpectedNumber(NamedTuple):
 class StepContext:
     """One optimizer step of a batch, its aggregation and how it was cut.
 
-    Contexts are equal if they are of the same steps and nothing tells them apart.
+    Contexts are equal if they have the same steps and all fields are equal.
     """
 
     steps: tuple[Step, ...]
@@ -62,7 +62,7 @@ class StepContext:
     """Index of the forward pass in which each rank held each token, if known: [ranks, tokens]."""
 
     rows_of_passes: NDArray[np.int32] | None = None
-    """How many rows each forward pass has, if known: [data-parallel ranks, passes]."""
+    """The number of rows of each forward pass, if known: [data-parallel ranks, passes]."""
 
     per_micro_batch: bool = False
     """Whether the aggregation is applied to each micro-batch, and their mean is taken."""
@@ -103,14 +103,14 @@ class StepContext:
 
     @cached_property
     def placement(self) -> TokenPlacement | None:
-        """How the step was cut; None unless it is known for every token."""
+        """The placement of the step's tokens; None unless it is known for every token."""
         if self.forward_pass_of_token is None or self.untrained.any():
             return None
         return token_placement(self.forward_pass_of_token, self.layout)
 
     @property
     def known_placement(self) -> TokenPlacement:
-        """How the step was cut; raises `UnknownCutError` if it is not known for every token."""
+        """The placement of the step's tokens; raises `UnknownCutError` if one is not known."""
         if self.placement is None:
             raise UnknownCutError(
                 f"{self.aggregation.mode} of micro-batches is declared, and not in which forward"
@@ -256,9 +256,9 @@ class StepContext:
 
 
 def truncated_samples(step: Step, layout: Layout) -> NDArray[np.bool_]:
-    """Which samples a truncation filter leaves out, if the layout has one: [N].
+    """The samples that a truncation filter leaves out, if the layout has one: [N].
 
-    Their tokens are all active until then, so that a rank holds and may count them.
+    Their tokens are all active before it, so that a rank holds and may count them.
     """
     is_filtered = Option.MASKED_TRUNCATION in layout.options
     return np.asarray((step.original_tokens == 0) & is_filtered)

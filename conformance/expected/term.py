@@ -1,4 +1,4 @@
-"""One term of a loss or of a logged number: what its tokens weigh, and what is weighed."""
+"""One term of a loss or of a logged number: the weights of tokens, and the weighted quantity."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PolicyDerivative:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyQuantity:
-    """Factors of a term that are a function of what a policy loss depends on."""
+    """Factors of a term that are computed from the inputs of a policy loss."""
 
     of: Callable[[PolicyTokens], NDArray[np.float64]]
     tokens: PolicyTokens
@@ -60,22 +60,22 @@ class LossTerm:
 
     context: StepContext
     factors: NDArray[np.float64]
-    """What the weight of each token is multiplied by: [tokens]."""
+    """The factor on the weight of each token: [tokens]."""
 
     source: Source | None = None
-    """What the factors are computed from, where that may go wrong."""
+    """The source of the factors, if a framework may compute it wrongly."""
 
     rounding: NDArray[np.float64] | float = 0.0
-    """What rounding errors of factors are relative to, besides their own size: [tokens]."""
+    """The scale of rounding errors of factors, besides their own size: [tokens]."""
 
     @cached_property
     def magnitudes(self) -> NDArray[np.float64]:
-        """What rounding errors of products are relative to: [tokens]."""
+        """The scale of rounding errors of products: [tokens]."""
         return np.abs(self.products) + self.spare
 
     @cached_property
     def spare(self) -> NDArray[np.float64]:
-        """By what `magnitudes` are larger than products: [tokens]."""
+        """The excess of `magnitudes` over products: [tokens]."""
         return self.context.expected * self.rounding
 
     @cached_property
@@ -84,7 +84,7 @@ class LossTerm:
         return np.equal(self.factors, 0)
 
     def weights_of(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The weights by which products, [tokens], come about; of a hidden token its product."""
+        """The weights that give products, [tokens]; for a hidden token, the product itself."""
         return products / np.where(self.hidden, 1.0, self.factors)
 
     @cached_property
@@ -94,16 +94,16 @@ class LossTerm:
 
     @cached_property
     def expected(self) -> float:
-        """The term as the reference has it."""
+        """The reference's value of the term."""
         return math.fsum(self.products)
 
     @property
     def magnitude(self) -> float:
-        """What rounding errors of the whole term are relative to."""
+        """The scale of rounding errors of the whole term."""
         return float(self.magnitudes.sum())
 
     @property
     def amplification(self) -> NDArray[np.float64]:
-        """By what the rounding error of a factor is larger than that of its size: [tokens]."""
+        """The rounding error of each factor, relative to one of the factor's own size: [tokens]."""
         sizes = np.where(self.hidden, 1.0, np.abs(self.factors))
         return 1 + self.rounding / sizes

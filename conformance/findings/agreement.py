@@ -1,4 +1,4 @@
-"""How far observed numbers agree with expected ones."""
+"""The agreement of observed numbers with expected ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How wrong a finding is: the factor that its numbers are off by, by which findings are sorted.
+"""The badness of a finding: the factor that its numbers are off by, a key to sort findings.
 
 A relative error is at most 1 if something is too small and unbounded if it is too large: it is
 compared with a bound and does not measure how bad something is. The factor r does, and r is as bad
@@ -42,11 +42,11 @@ def growth(old: Finding, new: Finding) -> float:
 def _comparable(old: Finding, new: Finding) -> tuple[float, float]:
     """Both agreements, derived from the errors if older reports lack them or both are 0."""
     if old.agreement is None or new.agreement is None or old.agreement == new.agreement == 0:
-        return _of_error(old), _of_error(new)
+        return _excess_agreement(old), _excess_agreement(new)
     return old.agreement, new.agreement
 
 
-def _of_error(finding: Finding) -> float:
+def _excess_agreement(finding: Finding) -> float:
     """The agreement if a relative error is an excess."""
     return 1 / (1 + (finding.error or 0.0))
 
@@ -55,7 +55,7 @@ def badness(finding: Finding) -> tuple[bool, bool, float, float]:
     """A sort key: crashed, not finite, the factor it is off by, the relative error."""
     measured = bool(finding.tolerance)
     not_finite = finding.error is None and measured
-    agreement = _of_error(finding) if finding.agreement is None else finding.agreement
+    agreement = _excess_agreement(finding) if finding.agreement is None else finding.agreement
     factor = 1 / agreement if agreement else math.inf
     return finding.verdict is Verdict.CRASHED, not_finite, factor, finding.error or 0.0
 

@@ -1,4 +1,4 @@
-"""What findings say about the known mistakes, and the causes that explain them."""
+"""The evidence of findings on known mistakes, and the causes that explain findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
 
 EMPTY_SAMPLE = "where a sample has no active token"
-"""A fact, which findings have whose step has such a sample."""
+"""The fact of findings whose step has such a sample."""
 
 UNEXPLAINED = "unexplained"
 """The name of a cause that no mistake of the catalogue explains."""
@@ -64,7 +64,7 @@ class TermMistake(str):
 
 
 class Clues(_Frozen):
-    """What one finding says about the known mistakes."""
+    """The evidence of one finding on the known mistakes."""
 
     terms: list[str]
     """The terms that the finding depends on."""
@@ -90,13 +90,13 @@ class Clues(_Frozen):
         return set().union(*(part for parts in self.by_mistake for part in parts))
 
     def about(self, mistakes: frozenset[str]) -> Clues:
-        """The same without the mistakes that are not among these."""
+        """The same clues, in which no other mistakes than these are excluded."""
         excluded = [name for name in self.excluded if name.mistake in mistakes]
         return self.model_copy(update={"excluded": excluded})
 
 
 class Severity(StrEnum):
-    """What a cause does, the worst first."""
+    """The kind of damage that a cause does, the worst first."""
 
     GRADIENT = "wrong gradient"
     LOGGED = "wrong logged number"
@@ -106,11 +106,11 @@ class Severity(StrEnum):
 
 
 FAILURES = {"crashed": "crash", "declined": "refusal of an ordinary step"}
-"""What steps that cannot run do, by the name of their cause."""
+"""The failure of steps that cannot run, by the name of their cause."""
 
 
 class Harm(StrEnum):
-    """What users lose by a cause, the worst first."""
+    """The harm that a cause does to users, the worst first."""
 
     GRADIENT_BY_DEFAULT = "wrong gradient by default"
     GRADIENT_WITH_OPTION = "wrong gradient with an option"
@@ -131,7 +131,7 @@ class Reach(_Frozen):
     """Who meets a cause: everybody, or only users of options or of batches with rare properties."""
 
     options: list[str] = []
-    """What a user sets besides the defaults wherever it shows, in the framework's own words."""
+    """Options, as users type them, that differ from the defaults in all its findings."""
 
     rare: list[str] = []
     """Facts of all its findings that an ordinary batch does not have."""
@@ -169,7 +169,7 @@ class Range(NamedTuple):
 
     @property
     def off(self) -> str:
-        """How far factors are from 1, such as ``6 % too small to 4 % too large``; empty if 1."""
+        """The distance of factors from 1, as in ``6 % too small to 4 % too large``; empty if 1."""
         sizes = [_off(factor) for factor in self if abs(factor - 1) >= INVISIBLE]
         if len(sizes) < 2:
             return "".join(f"up to {_digits(size)}{unit}" for size, unit in sizes)
@@ -197,11 +197,11 @@ def _digits(number: float) -> str:
 
 
 UNSEEN_BY_ADAM = "Adam cancels a constant factor, gradient clipping and the logged norm do not"
-"""What a gradient of the right direction and a wrong size means for training."""
+"""The consequence of a gradient of the right direction and a wrong size."""
 
 
 class Impact(_Frozen):
-    """What a cause does to training at the size of a production step; None where that is unknown.
+    """The effect of a cause on training at the size of a production step; None where it is unknown.
 
     It is measured on such a step, predicted for one, or a sentence with the formula.
     """
@@ -219,7 +219,7 @@ class Impact(_Frozen):
     """The size of the step and how it is cut, such as ``512 samples, dp 8, cp 1``."""
 
     words: str = ""
-    """What it does at any size, if no number says it."""
+    """Its effect at any size, if no number says it."""
 
     @classmethod
     def of(cls, findings: Sequence[Finding]) -> Self:
@@ -266,7 +266,7 @@ class SuspectedLine(_Frozen):
     function: str
     why: str
     instead: str = ""
-    """What it computes with and what that had to be, if runs have proven it."""
+    """The number that it computes with and the right one, if runs have proven it."""
 
     @property
     def place(self) -> str:
@@ -281,7 +281,7 @@ class TracedCount(_Frozen):
     """A number that a factor was made of, such as ``24 = 8 + 16``."""
 
     depth: int
-    """How many counts it is a part of."""
+    """The number of counts that it is a part of."""
 
     words: str
     place: str | None = None
@@ -310,7 +310,7 @@ class TracedToken(_Frozen):
 
 
 class CauseTrace(_Frozen):
-    """What a trace of the smallest reproduction of a cause tells."""
+    """The result of tracing the smallest reproduction of a cause."""
 
     suspects: list[SuspectedLine] = []
     """The lines to look at, the likeliest first."""
@@ -342,7 +342,7 @@ class Cause(_Frozen):
     statement: str
     impact: Impact = Impact()
     place: str | None = None
-    """Where in the framework's code, if that is known: ``file:line (function)``."""
+    """The place in the framework's code, if it is known: ``file:line (function)``."""
 
     suspects: list[SuspectedLine] = []
     chain: list[TracedFactor] = []
@@ -368,14 +368,14 @@ class Cause(_Frozen):
 
     @property
     def rest(self) -> float:
-        """What the traced token's weight has beyond the factors; 1 if they are all or unknown."""
+        """The factor that the chain lacks of the traced token's weight; 1 if none, or unknown."""
         product = math.prod(factor.value for factor in self.chain)
         rest = self.token.observed / product if self.token and product else 1.0
         return 1.0 if abs(rest - 1) < INVISIBLE else rest
 
     @property
     def harm(self) -> Harm:
-        """What users lose by it."""
+        """The harm that it does to users."""
         if self.severity is Severity.GRADIENT:
             if self.reach.rare:
                 return Harm.GRADIENT_AT_EDGE
@@ -394,23 +394,23 @@ class Cause(_Frozen):
 
     @property
     def loss(self) -> str:
-        """What users lose by it, in a few words: a crash is called a crash."""
+        """The harm in a few words: a crash is called a crash."""
         return FAILURES.get(self.name, str(self.harm))
 
     @property
     def effect(self) -> str:
-        """What it does, and to whom."""
+        """The damage, and who meets it."""
         if self.severity in (Severity.ACCEPTED, Severity.ADVICE):
             return str(self.severity)
         return f"{FAILURES.get(self.name, self.severity)} {self.reach}"
 
     @property
     def mistake(self) -> str:
-        """What is wrong, under any condition, by words that all versions of a framework share.
+        """A key for the mistake, whatever the condition, that is the same in all versions.
 
-        That is the name of a mistake of the catalogue. Failures of one name have nothing in common,
-        nor has what no mistake explains: they are told apart by what is said of them, without
-        numbers such as those of lines.
+        It is the name of a mistake of the catalogue. Failures and unexplained causes share a name
+        without having anything in common: their key is the statement, without numbers such as
+        those of lines.
         """
         is_explained = self.severity in (Severity.GRADIENT, Severity.LOGGED)
         if is_explained and self.name != UNEXPLAINED:

@@ -133,7 +133,7 @@ class Logged(FrozenModel):
 
 
 class Behaviour(FrozenModel):
-    """What a job gave, right or wrong, in a few numbers that two versions have alike.
+    """The result of a job, right or wrong, in a few numbers to compare versions by.
 
     ``gradients`` has two numbers for each optimizer step: the sum of the sizes of all token
     weights, and of the weights times fixed factors, so that no two tokens can change places unseen.
@@ -153,8 +153,8 @@ class Finding(FrozenModel):
     determines it, the ``place`` in the framework's code as ``file:line (function)``. ``message`` is
     the framework's own if it declined or crashed. Wrong weights have a ``picture``, and the least
     squares ``scale`` and the ``cosine`` of the observed gradient to the right one; a wrong metric
-    has what was ``logged``. ``behaviour`` is what its job gave, if it is of the gradient. ``clues``
-    is the place of what it says about the known mistakes in the report's list.
+    has what was ``logged``. ``behaviour`` is the result of its job, for a finding on a gradient.
+    ``clues`` is the index of its clues in the report's list.
     """
 
     id: str

@@ -88,7 +88,7 @@ class Environment(FrozenModel):
 
 
 class PlanSize(StrEnum):
-    """How much of what can be looked at a run looks at."""
+    """The size of a run's plan."""
 
     QUICK = "quick"
     """A subset that detects the same mistakes."""
@@ -133,8 +133,8 @@ class Summary(FrozenModel):
             modes.setdefault(finding.mode, Counter())[finding.verdict] += 1
         total = sum(modes.values(), Counter[Verdict]())
         return cls(
-            verdicts=_in_order(total),
-            modes={mode: _in_order(modes[mode]) for mode in Mode if mode in modes},
+            verdicts=_ordered(total),
+            modes={mode: _ordered(modes[mode]) for mode in Mode if mode in modes},
         )
 
 
@@ -143,28 +143,28 @@ class Header(FrozenModel):
 
     adapter: str
     adapter_class: str | None = None
-    """How the adapter was named, if as ``module:Class``; left out of the document if not."""
+    """The adapter, if it was named as ``module:Class``; else left out of the document."""
 
     engine: str
     source: Provenance
     environment: Environment
     conventions: Conventions
     documented: dict[str, str] = Field(default_factory=dict)
-    """Where the framework states a convention, by the convention's name; the others are assumed."""
+    """The place where the framework states each convention, by name; the others are assumed."""
 
     departures: list[Departure] = Field(default_factory=list)
     versions: str = ""
     """Versions of the framework that the adapter drives, in words."""
 
     chosen_by: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """What a user types for each mode, objective and part of layouts that is not the default."""
+    """Options, as users type them, of each mode, objective and part of layouts that need some."""
 
     logged_as: dict[str, str] = Field(default_factory=dict)
     """The name of each metric in the framework's own log."""
 
     new_options: list[str] | None = None
-    """What this version offers and the adapter does not know: options, and choices of options as
-    ``name=choice``. No finding looks at any of it. None in reports from before it was looked up."""
+    """Options of this version that the adapter does not know, and choices of options as
+    ``name=choice``. No finding is about any of them. None in reports of earlier releases."""
 
     request: Request = Request()
 
@@ -175,7 +175,7 @@ class Header(FrozenModel):
 
     @field_serializer("conventions")
     def _declared(self, conventions: Conventions) -> dict[str, Any]:
-        """The conventions without those that nothing is declared of."""
+        """The conventions that the adapter declares."""
         return {name: value for name, value in asdict(conventions).items() if value is not None}
 
 
@@ -192,11 +192,10 @@ class Report(Header):
     findings: list[Finding]
     summary: Summary
     causes: list[Cause]
-    """Of all that is wrong, the worst first."""
+    """The causes of all wrong findings, the worst first."""
 
     clues: list[Clues]
-    """What findings say about the known mistakes, each once; those that no finding has are left
-    out, and all of them where nothing is wrong."""
+    """The evidence of findings on the known mistakes, each once; empty where nothing is wrong."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -214,7 +213,7 @@ class Report(Header):
 
     @property
     def not_driven(self) -> str | None:
-        """What the adapter lacks most often, and which versions it drives; None if nothing."""
+        """The adapter's most frequent gap, and the versions that it drives; None if it has none."""
         reasons = Counter(
             failure(one) for one in self.findings if one.verdict is Verdict.NOT_DRIVEN
         )
@@ -224,7 +223,7 @@ class Report(Header):
         return "; ".join(filter(None, (reason, driven_instead(self.versions, reason))))
 
     def clues_of(self, finding: Finding) -> Clues | None:
-        """What one of its findings says about the known mistakes."""
+        """The evidence of one of its findings on the known mistakes."""
         return None if finding.clues is None else self.clues[finding.clues]
 
     @classmethod
@@ -253,7 +252,7 @@ class Report(Header):
     def to_json(self) -> str:
         """The document, with a line for each field, cause and finding so that git can compare them.
 
-        Default values of causes, clues and findings are left out, and so is no fault.
+        Default values of causes, clues and findings are left out, and so is ``fault`` without one.
         """
         lists: dict[str, Sequence[BaseModel]] = {
             "causes": self.causes,
@@ -279,7 +278,7 @@ def _lines(models: Iterable[BaseModel]) -> str:
     return "[\n  " + ",\n  ".join(lines) + "\n ]" if lines else "[]"
 
 
-def _in_order(counts: Counter[Verdict]) -> dict[Verdict, int]:
+def _ordered(counts: Counter[Verdict]) -> dict[Verdict, int]:
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
 

@@ -12,7 +12,7 @@ from traceback import FrameSummary, TracebackException
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-Z\\^-~]"
 )
-"""What colours a terminal's text or moves its cursor (ECMA-48), and a title for its window."""
+"""Sequences that colour a terminal's text, move its cursor (ECMA-48) or set its window's title."""
 
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates."""

@@ -26,10 +26,10 @@ READ = "aten._local_scalar_dense.default"
 """The operation that makes a Python number of a tensor."""
 
 BUILT = "python.stack"
-"""The name of a tensor that Python made of others in a list."""
+"""The operation by which Python makes a tensor of a list of others."""
 
 LISTED = "tolist"
-"""The name of what makes a list of Python numbers, or an array of numpy's, of a tensor."""
+"""The operation that makes a list of Python numbers or a numpy array of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The entries of a tensor: all of a small one, and of any the largest size and the sum.
+    """The entries of a tensor: their largest size and their sum, and all of them if it is small.
 
     ``is_measured`` tells numbers and truths from integers, which may be indices.
     """
@@ -139,11 +139,11 @@ class RankTrace:
     """The operations of one rank in their order.
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
-    of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
-    whose functions were called. ``returned`` lists each number of a line once. ``handed`` has where
-    plain Python had the floats first that a tensor was made of, or an operation computed with:
-    these themselves, and no equal ones. ``cuts`` are the lines that took the part of a tensor that
-    was read.
+    of the tensors that adapters read the probe's gradient from. ``files`` are those of the
+    framework's modules whose functions were called. ``returned`` lists each number of a line once.
+    ``handed`` has, for the float objects that a tensor was made of or an operation computed with,
+    the first line of plain Python that had them; equal floats are other objects. ``cuts`` are the
+    lines that took the part of a tensor that was read.
     """
 
     operations: tuple[Operation, ...] = ()
@@ -156,7 +156,7 @@ class RankTrace:
 
     @cached_property
     def collectives(self) -> dict[Collective, tuple[int, ...]]:
-        """The places of what each collective left on this rank."""
+        """The places of each collective's results on this rank."""
         found: dict[Collective, tuple[int, ...]] = {}
         for place, operation in enumerate(self.operations):
             if operation.collective is not None:

@@ -40,7 +40,7 @@ JUDGED = (Verdict.CONFORMS, Verdict.REFUSED, *WRONG)
 
 
 def driven_instead(versions: str, reason: str) -> str:
-    """Which versions an adapter drives; empty if it is not the version why one is not driven."""
+    """The versions that an adapter drives; empty if the reason is not the version."""
     is_of_environment = "ModuleNotFoundError: " in reason or " requires Python " in reason
     return f"the adapter drives {versions}" if versions and not is_of_environment else ""
 

@@ -65,7 +65,7 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
     diagnosis = judgement.diagnosis
     if diagnosis is None or judgement.verdict is not Verdict.MISMATCH:
         return judgement
-    besides = _besides_an_ignored_option(judgement.clues)
+    besides = _second_mistake(judgement.clues)
     typed: tuple[str, ...] = ()
     if OPTION_IGNORED in (diagnosis.name, *diagnosis.also) or besides:
         typed = description.chosen_by.get(job.objective, ())
@@ -87,15 +87,15 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
 
 
 def _is_of_the_mode(judgement: Judgement, mode: Mode) -> bool:
-    """Whether the step was reduced by another mode, and a number is explained by nothing else."""
+    """Whether another mode explains the step; for a logged number, nothing else may."""
     name = f"weights_of_{mode}"
     explanations = [] if judgement.clues is None else judgement.clues.by_mistake
     is_only = judgement.logged is None or all({name} in parts for parts in explanations)
     return judgement.diagnosis is not None and judgement.diagnosis.name == name and is_only
 
 
-def _besides_an_ignored_option(clues: Clues | None) -> str | None:
-    """The likeliest mistake that is made together with an option that changes nothing.
+def _second_mistake(clues: Clues | None) -> str | None:
+    """The likeliest mistake besides an option that changes nothing.
 
     None if there is an explanation in which the option does what it should.
     """

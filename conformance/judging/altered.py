@@ -1,7 +1,7 @@
 """Judges steps with a column that is poisoned at masked tokens, or that has a gradient.
 
-A poisoned step must be what it is without, whatever that is: another mistake of the framework is
-judged where nothing is poisoned.
+A poisoned step must give the same as without poison, right or wrong: other mistakes are judged in
+steps without poison.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def judge_poisoned(
     run: Run,
     steady: frozenset[str] = frozenset(),
 ) -> Judgement:
-    """Judge a poisoned job by what ``plain``, the same one without poison, gave.
+    """Judge a poisoned job by ``plain``, the observations of the same job without poison.
 
-    ``steady`` are the names of further logged numbers, for which there is no formula.
-    It breaks a rule if the framework states one, and is run again with each poison alone to name
-    those that change something; it is advice otherwise. What a finite poison changes has been read,
-    as a mask of 0 multiplies it to 0.
+    ``steady`` are the names of further logged numbers, for which there is no formula. A difference
+    breaks a rule if the framework states one, and is advice otherwise. To name the poisons that
+    matter, the job is run again with each of them alone. A finite poison that matters was read, as
+    a mask of 0 would have multiplied it to 0.
     """
     assert job.poison is not None
     if not any(one.reads_poison for one in poisoned):
@@ -74,20 +74,20 @@ def judge_poisoned(
     name = "masked_values_read" if is_read else "masked_values_multiplied"
     if job.poison.place is Place.CLIPPED:
         name = "ratios_overflow"
-    return _by_rule(spec, Diagnosis(name=name, explanation=explanation), description)
+    return _rule_judgement(spec, Diagnosis(name=name, explanation=explanation), description)
 
 
 def judge_poisoned_crash(spec: CheckSpec, crash: Crashed, description: Description) -> Judgement:
-    """Judge a job that crashes if it is poisoned, and not without."""
+    """Judge a job that crashes only if it is poisoned."""
     diagnosis = Diagnosis(name="masked_values_crash", explanation="the step crashes")
-    judged = _by_rule(spec, diagnosis, description)
+    judged = _rule_judgement(spec, diagnosis, description)
     if judged.verdict is Verdict.MISMATCH:
         return unjudged(Verdict.CRASHED, crash.message, crash.place)
     return replace(judged, message=crash.message, place=crash.place)
 
 
 RETAINED = "backward through the graph a second time"
-"""How torch begins to say that micro-batches share the graph of what is no part of their model."""
+"""Torch's error where micro-batches share the graph of a tensor that is not their model's."""
 
 
 def judge_attached(
@@ -101,20 +101,24 @@ def judge_attached(
     if not gradients.any():
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
     largest = float(np.nanmax(np.abs(gradients)))
-    return _with_gradient(
+    return _gradient_mismatch(
         job, f"{np.count_nonzero(gradients)} of its values get up to {largest:.4g}", description
     )
 
 
 def judge_attached_crash(job: Job, crash: Crashed, description: Description) -> Judgement:
-    """Judge a job that crashes if a column has a gradient: it is used, unless it cannot be."""
+    """Judge a job that crashes if a column has a gradient.
+
+    A graph that several micro-batches share was used, so a gradient reached the column. Any other
+    crash shows only that the column cannot be given with a gradient.
+    """
     if RETAINED not in crash.message:
         words = f"{job.attached} cannot be given with a gradient: {crash.message}"
         return unjudged(Verdict.NOT_DRIVEN, words)
-    return _with_gradient(job, "several micro-batches go back through it", description)
+    return _gradient_mismatch(job, "several micro-batches go back through it", description)
 
 
-def _with_gradient(job: Job, words: str, description: Description) -> Judgement:
+def _gradient_mismatch(job: Job, words: str, description: Description) -> Judgement:
     stated = description.rules[f"no_gradient.{job.attached}"]
     return mismatch(
         "gradient_of_constants",
@@ -122,7 +126,7 @@ def _with_gradient(job: Job, words: str, description: Description) -> Judgement:
     )
 
 
-def _by_rule(spec: CheckSpec, diagnosis: Diagnosis, description: Description) -> Judgement:
+def _rule_judgement(spec: CheckSpec, diagnosis: Diagnosis, description: Description) -> Judgement:
     """A mismatch if the framework states the rule, or makes such values itself, else advice."""
     stated = _stated(spec, description)
     words = f"; see {stated}" if stated else "; no document of the framework says that they do not"
@@ -133,13 +137,13 @@ def _by_rule(spec: CheckSpec, diagnosis: Diagnosis, description: Description) ->
 
 
 def _stated(spec: CheckSpec, description: Description) -> str | None:
-    """Where the framework states the rule: of a check's column, by its slug, or of all columns."""
+    """The place where the framework states the rule, for a check's column or for all columns."""
     of_all = "poison.logged" if spec.is_logged else "poison"
     return description.rules.get(spec.slug, description.rules.get(of_all))
 
 
 def _changed(found: Numbers, right: Numbers, tolerance: float) -> Numbers:
-    """The numbers that differ, by what they are of."""
+    """The numbers that differ, by name."""
     differ = {
         name: ~np.isclose(values, right[name], rtol=tolerance, atol=0.0, equal_nan=True)
         for name, values in found.items()
@@ -162,9 +166,9 @@ def _logged(
     description: Description,
     steady: frozenset[str],
 ) -> Numbers:
-    """What each rank logs of each metric of tokens, NaN where it logs nothing: [ranks · steps].
+    """The logged metrics of tokens, NaN where a rank logs nothing: [ranks · steps].
 
-    A reward of a sample may depend on all that the adapter gives the framework of it.
+    Metrics of samples are left out, as a reward may depend on every column of its sample.
     """
     found: dict[str, list[float | None]] = defaultdict(list)
     for one in observations:

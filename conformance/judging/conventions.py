@@ -1,9 +1,8 @@
 """Judges by the conventions of a framework: those that it documents, and those that are assumed.
 
-The better of two answers is never held against anybody: a number that is pooled over a step
-conforms wherever a mean of micro-batch means is declared. Where a framework documents nothing, a
-mean of means is advice, and so is what a step shows of an assumed convention on which frameworks
-and versions differ, whatever the answer.
+The better of two answers is never a mismatch: a number that is pooled over a step conforms wherever
+a mean of micro-batch means is declared. Where a framework documents nothing, a mean of means is
+advice. So is every answer that a step shows to a question on which frameworks and versions differ.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from conformance.plan.checks import CheckSpec
     from reference.aggregation import TokenSet
 
-    Under = Callable[[dict[str, Convention], Judging], Judgement]
+    Rejudge = Callable[[dict[str, Convention], Judging], Judgement]
     """Judges with other conventions declared."""
 
 MEAN_OF_MEANS = "mean_of_means"
@@ -107,38 +106,40 @@ def judge_by_conventions(
 ) -> Judgement:
     """Judge by the declared conventions, and by others that may be right as well.
 
-    Where no document says over which mask a term is averaged, both conform; the other one than that
-    of known versions is advice. What nothing explains may be a mistake beside other tokens of an
-    estimator than the assumed ones.
+    Where no document says over which mask a term is averaged, both masks are accepted; one that
+    known versions do not use is advice. An unexplained mismatch may be a mistake of a framework
+    whose estimator uses other tokens than the assumed ones.
     """
 
-    def under(declared: dict[str, Convention]) -> Judgement:
+    def rejudge(declared: dict[str, Convention]) -> Judgement:
         changed = replace(description, declared={**description.declared, **declared})
-        return _by_declared(judge, spec, job, observations, changed)
+        return _judge_declared(judge, spec, job, observations, changed)
 
-    judgement = under({})
+    judgement = rejudge({})
     found = [judgement]
     for masks in _other_masks(spec, description):
         if judgement.verdict is not Verdict.MISMATCH:
             break
-        other = under(masks)
+        other = rejudge(masks)
         if other.verdict is not Verdict.MISMATCH:
-            return replace(_of_masks(other, masks, description), expected=judgement.expected)
+            return replace(_mask_judgement(other, masks, description), expected=judgement.expected)
         found.append(other)
     if judgement.verdict is Verdict.MISMATCH and _names(judgement.diagnosis) == [UNEXPLAINED]:
-        found += [under(tokens) for _, tokens in _tokens_of_estimators(spec, description)]
+        found += [rejudge(tokens) for _, tokens in _tokens_of_estimators(spec, description)]
     likeliest = min(found, key=_doubt)
     return judgement if likeliest is judgement else replace(likeliest, expected=judgement.expected)
 
 
-def _of_masks(
+def _mask_judgement(
     other: Judgement, masks: dict[str, Convention], description: Description
 ) -> Judgement:
     """A judgement by other masks, as advice if the adapter declares the mask of a term."""
     changed = next((masks[name] for name in masks if name in description.declared), None)
     if changed is None or other.verdict is not Verdict.CONFORMS:
         return other
-    return replace(other, verdict=Verdict.ADVICE, diagnosis=_of_answer("term_mask", changed.value))
+    return replace(
+        other, verdict=Verdict.ADVICE, diagnosis=_answer_diagnosis("term_mask", changed.value)
+    )
 
 
 def _doubt(judgement: Judgement) -> tuple[int, float]:
@@ -168,7 +169,7 @@ def _answers_of_mask(name: str, description: Description) -> list[dict[str, Conv
     return [{name: Assumed(mask)} for mask in masks]
 
 
-def _by_declared(
+def _judge_declared(
     judge: Judge,
     spec: CheckSpec,
     job: Job,
@@ -177,25 +178,25 @@ def _by_declared(
 ) -> Judgement:
     """Judge by the declared conventions of means, and by others that may be right as well."""
 
-    def under(declared: dict[str, Convention], judging: Judging) -> Judgement:
+    def rejudge(declared: dict[str, Convention], judging: Judging) -> Judgement:
         changed = replace(description, declared={**description.declared, **declared})
         return judge(job, observations, changed, judging)
 
     judgement = judge(job, observations, description, judge_measurements)
     if judgement.verdict is Verdict.CONFORMS:
         return (
-            _shown_means(judgement, spec, description, under)
+            _shown_means(judgement, spec, description, rejudge)
             or _shown_convention(judgement, spec, job, description)
-            or _shown_selection(judgement, spec, description, under)
+            or _shown_selection(judgement, spec, description, rejudge)
             or judgement
         )
     if judgement.verdict is Verdict.MISMATCH:
         return (
             _deliberate(judgement, description)
-            or _pooled(judgement, spec, description, under)
+            or _pooled(judgement, spec, description, rejudge)
             or _mean_of_means(judgement, spec, description)
-            or _other_answer(judgement, description, under)
-            or _other_tokens(judgement, spec, description, under)
+            or _other_answer(judgement, description, rejudge)
+            or _other_tokens(judgement, spec, description, rejudge)
             or judgement
         )
     return judgement
@@ -220,12 +221,12 @@ def _pooled(
     judgement: Judgement,
     spec: CheckSpec,
     description: Description,
-    under: Under,
+    rejudge: Rejudge,
 ) -> Judgement | None:
     """The judgement of a pooled number where a mean of micro-batch means is declared."""
     for pooled in _pooling(spec, description):
-        if under(pooled, verdict_alone).verdict is Verdict.CONFORMS:
-            other = under(pooled, judge_measurements)
+        if rejudge(pooled, verdict_alone).verdict is Verdict.CONFORMS:
+            other = rejudge(pooled, judge_measurements)
             return replace(other, expected=(*judgement.expected, *other.expected))
     return None
 
@@ -279,7 +280,7 @@ def _mean_of_means(
         return None
     return Judgement(
         verdict=Verdict.ADVICE,
-        diagnosis=_of_means(judgement),
+        diagnosis=_mean_diagnosis(judgement),
         expected=judgement.expected,
     )
 
@@ -299,19 +300,19 @@ def _shown_means(
     judgement: Judgement,
     spec: CheckSpec,
     description: Description,
-    under: Under,
+    rejudge: Rejudge,
 ) -> Judgement | None:
     """Advice on a logged mean of means that is assumed, if the step tells it from a pooled one."""
     if not _is_undocumented_log(spec, description):
         return None
     for pooled in _pooling(spec, description):
-        if under(pooled, verdict_alone).verdict is Verdict.MISMATCH:
-            means = _of_means(under(pooled, judge_measurements))
+        if rejudge(pooled, verdict_alone).verdict is Verdict.MISMATCH:
+            means = _mean_diagnosis(rejudge(pooled, judge_measurements))
             return replace(judgement, verdict=Verdict.ADVICE, diagnosis=means)
     return None
 
 
-def _of_means(pooled: Judgement) -> Diagnosis:
+def _mean_diagnosis(pooled: Judgement) -> Diagnosis:
     """The diagnosis of a number that was held against a pooled one."""
     logged = pooled.logged
     assert logged is not None
@@ -335,7 +336,7 @@ def _shown_convention(
     for name, other in _other_answers(description):
         ratios = _ratios(job, description, {name: other})
         if ratios is not None:
-            found = _of_answer(name, description.declared[name].value, ratios)
+            found = _answer_diagnosis(name, description.declared[name].value, ratios)
             return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
     return None
 
@@ -344,30 +345,30 @@ def _shown_selection(
     judgement: Judgement,
     spec: CheckSpec,
     description: Description,
-    under: Under,
+    rejudge: Rejudge,
 ) -> Judgement | None:
     """Advice on tokens that are assumed to be selected within micro-batches, if a step shows it."""
     convention = description.declared.get("selected")
     if spec.objective not in SELECTING or not isinstance(convention, Assumed):
         return None
     step: dict[str, Convention] = {"selected": Assumed(ComparedTokens.STEP)}
-    if under(step, verdict_alone).verdict is Verdict.CONFORMS:
+    if rejudge(step, verdict_alone).verdict is Verdict.CONFORMS:
         return None
-    found = _of_answer("selected", convention.value)
+    found = _answer_diagnosis("selected", convention.value)
     return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
 
 
 def _other_answer(
     judgement: Judgement,
     description: Description,
-    under: Under,
+    rejudge: Rejudge,
 ) -> Judgement | None:
     """Advice on another answer than the assumed one, if everything is right by it."""
     for name, other in _other_answers(description):
-        if under({name: other}, verdict_alone).verdict is Verdict.CONFORMS:
+        if rejudge({name: other}, verdict_alone).verdict is Verdict.CONFORMS:
             return Judgement(
                 verdict=Verdict.ADVICE,
-                diagnosis=_of_answer(name, other.value),
+                diagnosis=_answer_diagnosis(name, other.value),
                 expected=judgement.expected,
             )
     return None
@@ -377,14 +378,14 @@ def _other_tokens(
     judgement: Judgement,
     spec: CheckSpec,
     description: Description,
-    under: Under,
+    rejudge: Rejudge,
 ) -> Judgement | None:
     """Advice on other tokens of an estimator than the assumed ones, if all is right by them."""
     for others, declared in _tokens_of_estimators(spec, description):
-        if under(declared, verdict_alone).verdict is Verdict.CONFORMS:
+        if rejudge(declared, verdict_alone).verdict is Verdict.CONFORMS:
             return Judgement(
                 verdict=Verdict.ADVICE,
-                diagnosis=_of_tokens(others),
+                diagnosis=_token_set_diagnosis(others),
                 expected=judgement.expected,
             )
     return None
@@ -404,7 +405,7 @@ def _tokens_of_estimators(
             yield others, {name: Assumed(replace(convention.value, **others))}
 
 
-def _of_tokens(others: dict[str, TokenSet]) -> Diagnosis:
+def _token_set_diagnosis(others: dict[str, TokenSet]) -> Diagnosis:
     names = [f"{name}_{tokens}" for name, tokens in others.items()]
     said = [MISTAKES[name].says.removesuffix(f", {ASSUMED}") for name in names]
     return Diagnosis(name=names[0], explanation=f"{'; '.join(said)}, {ASSUMED}")
@@ -421,12 +422,12 @@ def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]
 
 
 def _shown_of_groups(judgement: Judgement, job: Job, description: Description) -> Judgement | None:
-    """Advice on an assumed answer by which rewards are compared, if another one gives others."""
+    """Advice on an assumed way to compare rewards, if another one gives other advantages."""
     right = _estimated(job, description)
     for name, other in _other_answers(description):
         changed = replace(description, declared={**description.declared, name: other})
         if not np.allclose(_estimated(job, changed), right):
-            found = _of_answer(name, description.declared[name].value)
+            found = _answer_diagnosis(name, description.declared[name].value)
             return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
     return None
 
@@ -441,7 +442,7 @@ def _estimated(job: Job, description: Description) -> NDArray[np.float64]:
 def _ratios(
     job: Job, description: Description, other: dict[str, Convention]
 ) -> tuple[float, float] | None:
-    """The least and largest weight of a token over that by another answer; None if all are 1."""
+    """The least and largest ratio of a weight to that by another answer; None if all are 1."""
     changed = replace(description, declared={**description.declared, **other}).conventions
     pairs = [
         [token_weights(step, job.aggregation, one) for one in (description.conventions, changed)]
@@ -454,7 +455,9 @@ def _ratios(
     return float(ratios.min()), float(ratios.max())
 
 
-def _of_answer(name: str, answer: Any, ratios: tuple[float, float] | None = None) -> Diagnosis:
+def _answer_diagnosis(
+    name: str, answer: Any, ratios: tuple[float, float] | None = None
+) -> Diagnosis:
     if name in groups.ANSWERS:
         found = groups.ANSWERS[name][answer]
         return Diagnosis(name=found, explanation=f"{MISTAKES[found].says}, {ASSUMED}")

@@ -1,4 +1,4 @@
-"""Judges what options are if a user does not set them, by the defaults that are documented."""
+"""Judges the defaults of options by the documented ones."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def judge_off_policy(
         measurements += (
             Measurement(
                 terms=[term],
-                observed=_as_chosen(term, weights * divisors, tolerance),
+                observed=_resolve_ties(term, weights * divisors, tolerance),
                 tolerance=tolerance,
             )
             for weights in final_weights(observations, step_index, job, description.conventions)
@@ -105,10 +105,10 @@ def judge_off_policy(
     return judging(measurements, _error, _wrong)
 
 
-def _as_chosen(
+def _resolve_ties(
     term: LossTerm, observed: NDArray[np.float64], tolerance: float
 ) -> NDArray[np.float64]:
-    """A gradient in which tokens are selected as the reference does where that is arbitrary."""
+    """The gradient with the reference's selection of tokens where any would be right."""
     source = term.source
     if not isinstance(source, PolicyDerivative):
         return observed
@@ -183,8 +183,8 @@ def judge_router(
     if judgement.verdict is Verdict.CONFORMS:
         return judgement
     if not routed:
-        return _without_micro_batches(measurements[0], judgement) or judgement
-    return _per_token(job, routed, float(measurements[0].observed[0])) or judgement
+        return _partial_loss_mismatch(measurements[0], judgement) or judgement
+    return _judge_loss_per_token(job, routed, float(measurements[0].observed[0])) or judgement
 
 
 def _router_term(of_step: StepContext) -> LossTerm:
@@ -235,7 +235,7 @@ def _wrong_coefficient(measurement: Measurement) -> Judgement:
     )
 
 
-def _without_micro_batches(measurement: Measurement, judgement: Judgement) -> Judgement | None:
+def _partial_loss_mismatch(measurement: Measurement, judgement: Judgement) -> Judgement | None:
     """The mismatch of a loss that is left of the first or last micro-batch of each rank alone.
 
     Micro-batches weigh by their samples.
@@ -264,7 +264,7 @@ def _samples(context: StepContext, tokens: NDArray[np.bool_]) -> float:
     return len(np.unique(context.sample[tokens])) / context.step.size
 
 
-def _per_token(job: Job, routed: int, coefficient: float) -> Judgement | None:
+def _judge_loss_per_token(job: Job, routed: int, coefficient: float) -> Judgement | None:
     """The judgement of router losses with a loss per token.
 
     Megatron-Core's router multiplies its losses by the positions of a rank, padding included, each
@@ -300,10 +300,10 @@ def _advantages(
 
 
 def condition(objective: Objective, tokens: PolicyTokens) -> float:
-    """By what a rounding error of a derivative is larger than one of its parts.
+    """The condition number of a derivative, relative to rounding errors of its parts.
 
-    SAPO's sigmoid σ is 1 within one rounding where its input is large, which 1 - σ is relative to;
-    a penalty may cancel all but a part of the policy loss.
+    In SAPO, 1 - σ is small where the sigmoid's input is large, and its error is one rounding of 1.
+    In other losses a penalty may cancel most of the policy loss.
     """
     if objective is Objective.SAPO:
         return float(np.exp(policy_losses.gate_inputs(tokens, CONSTANTS)).max(initial=1.0))

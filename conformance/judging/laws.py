@@ -1,7 +1,7 @@
 """Judges a step after a change that must not matter, by the same step before it.
 
-Its gradient is held against the reference as that of every step. Of numbers that are logged, no
-formula is needed: each is what it was, unless it is logged of this objective by a check of its own.
+Its gradient is compared with the reference, as in every step. Logged numbers need no formula: each
+must stay what it was. Numbers with a check of their own are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 MOST_NAMED = 3
-"""How many numbers an explanation names."""
+"""The most numbers that an explanation names."""
 
 
 def judge_gradient(
@@ -94,10 +94,10 @@ def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
 
 
 def steady_numbers(job: Job, runs: Sequence[Sequence[Observation]], dtype: str) -> frozenset[str]:
-    """The names of numbers that values of a batch move, and nothing else does.
+    """The names of logged numbers that depend on the values of a batch and on nothing else.
 
-    ``runs`` are a job, the job with other values, and the job again. Times move from run to run,
-    counts with nothing.
+    ``runs`` are a job, the job with other values, and the job again. Times differ in every run,
+    counts in none.
     """
     first, with_other_values, again = runs
     moved = changed_numbers(job, first, with_other_values, dtype).keys()
@@ -114,7 +114,7 @@ def _pairs(
 
 
 def judge_changed(law: Law, changed: Changes, description: Description) -> Judgement:
-    """Judge what a law's change changed: a rule of the framework's is broken, or it is advice."""
+    """Judge the effect of a law's change: a rule of the framework's is broken, or it is advice."""
     if not changed:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0)
     stated = description.rules.get(f"laws.{law.name}")
@@ -131,7 +131,7 @@ def judge_changed(law: Law, changed: Changes, description: Description) -> Judge
 
 
 def first_of(said: Iterable[str]) -> str:
-    """The first of several things to say, and how many more there are."""
+    """The first of several statements, with the number of further ones."""
     named = [*said]
     more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
     return " and ".join([*named[:MOST_NAMED], *more])
@@ -145,7 +145,7 @@ def _logged_names(run: Sequence[Observation]) -> set[str]:
 def behaviour(
     job: Job, observations: Sequence[Observation], description: Description, names: Iterable[str]
 ) -> Behaviour:
-    """What a job gave: its gradients, and the first number under each of some names."""
+    """The result of a job: its gradients, and the first number logged under each of some names."""
     gradients = []
     for index in range(len(job.steps)):
         weights = final_weights(observations, index, job, description.conventions)[0]
@@ -162,6 +162,6 @@ def _rounded(value: float) -> float | None:
 
 
 def _numbers(run: Sequence[Observation], name: str) -> list[float]:
-    """What the ranks log under a name, one after the other."""
+    """The numbers that the ranks log under a name, rank by rank."""
     of_ranks = [one.logged.get(name, ()) for one in run]
     return [value for numbers in of_ranks for value in numbers if value is not None]

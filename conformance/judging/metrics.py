@@ -90,8 +90,8 @@ def judge_logged_of_rollouts(
 ) -> Judgement:
     """Judge the mean over a batch of rollouts that each rank logs.
 
-    Error and bound are relative to the sum of |weight · quantity|, and of what rounding errors of
-    advantages are relative to.
+    Error and bound are relative to the sum of |weight · quantity| and of the scale of rounding
+    errors of advantages.
     """
     reported = _reported(observations, 0, metric)
     if not reported:

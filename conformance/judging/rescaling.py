@@ -1,8 +1,8 @@
 """Recognises gradients that a trainer clips or scales before the optimizer reads them.
 
-A trainer that clips gradients is right, and its token weights are all too small. What it did shows
-in several steps of different gradients: clipping gives them one norm, or one largest value, and a
-loss scale multiplies all of them by the same power of two.
+A trainer that clips gradients is right, and its token weights are all too small. Several steps with
+different gradients show it: clipping gives them one norm, or one largest value, and a loss scale
+multiplies all of them by the same power of two.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ WAYS_OUT = {
 
 
 class Rescaling(NamedTuple):
-    """What was done to right gradients: its name in `WAYS_OUT`, and the norm, value or factor."""
+    """A rescaling of right gradients: its name in `WAYS_OUT`, and the norm, value or factor."""
 
     name: str
     size: float
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What is wrong, and the way out."""
+        """The diagnosis, with the way out."""
         words = WAYS_OUT[self.name].format(size=self.size, exponent=math.log2(self.size))
         return Diagnosis(name=self.name, explanation=words, numbers={"size": self.size})
 

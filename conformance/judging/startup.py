@@ -66,12 +66,14 @@ def by_own_rules(
         return judgement
     stated = description.rules.get(case.rule)
     if stated is not None:
-        return _with_words(judgement, f"; the rule is stated in {stated}")
+        return _extend_explanation(judgement, f"; the rule is stated in {stated}")
     advice = replace(judgement, verdict=Verdict.ADVICE)
-    return _with_words(advice, f"; the rule is {case.origin}'s, and this framework states none")
+    return _extend_explanation(
+        advice, f"; the rule is {case.origin}'s, and this framework states none"
+    )
 
 
-def _with_words(judgement: Judgement, words: str) -> Judgement:
+def _extend_explanation(judgement: Judgement, words: str) -> Judgement:
     assert judgement.diagnosis is not None
     explanation = f"{judgement.diagnosis.explanation}{words}"
     diagnosis = judgement.diagnosis.model_copy(update={"explanation": explanation})
@@ -264,16 +266,18 @@ def _several_divisors(measurement: Measurement, words: str) -> Judgement:
     else:
         rule = found.explanation.partition(": ")[0]
         wrong = mismatch(found.name, f"{words}: {rule}")
-    return _with_gradient(wrong, measurement.context, measurement.observed, measurement.expected)
+    return _measured_mismatch(
+        wrong, measurement.context, measurement.observed, measurement.expected
+    )
 
 
-def _with_gradient(
+def _measured_mismatch(
     wrong: Judgement,
     context: StepContext,
     observed: NDArray[np.float64],
     expected: NDArray[np.float64],
 ) -> Judgement:
-    """The mismatch with what it does to the gradient, where a good configuration is trained."""
+    """The mismatch with its effect on the gradient of a good configuration."""
     scale, cosine = direction(observed, expected)
     return replace(
         wrong,
@@ -298,7 +302,7 @@ def _reduced(
                 mode = judge_weights(job, observations, description)
                 wrong = _not_reduced(case, mode, observed, expected)
                 context = step_context(job, step_index, observations, description)
-                return replace(_with_gradient(wrong, context, observed, expected), error=error)
+                return replace(_measured_mismatch(wrong, context, observed, expected), error=error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)
 

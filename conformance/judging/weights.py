@@ -68,13 +68,13 @@ class Judgement:
     """The framework's own message, if it declined."""
 
     place: str | None = None
-    """Where the framework raised, as ``file:line (function)``."""
+    """The line at which the framework raised, as ``file:line (function)``."""
 
     picture: Picture | None = None
     logged: Logged | None = None
     behaviour: Behaviour | None = None
     clues: Clues | None = None
-    """What the observations say about the known mistakes."""
+    """The evidence of the observations on the known mistakes."""
 
     rescalings: tuple[Rescaling, ...] = ()
     """Rescalings of right gradients by the trainer; each one explains the mismatch."""
@@ -83,7 +83,7 @@ class Judgement:
     """Numbers that `conformance.runs.recorder` compares over the findings of a run."""
 
     def finding(self, id_: str, depth: Depth) -> Finding:
-        """What the journal keeps of it; clues are kept apart, as many findings share them."""
+        """The finding for the journal; clues are kept apart, as many findings share them."""
         kept = Finding.model_fields.keys() - {"id", "depth", "clues"}
         return Finding(id=id_, depth=depth, **{name: getattr(self, name) for name in kept})
 
@@ -112,12 +112,12 @@ def judge_measurements(
 
 
 def verdict_alone(measurements: Sequence[Measurement], error_of: ErrorOf, _: Wrong) -> Judgement:
-    """What `judge_measurements` returns, without the explanation, which takes most of its time."""
+    """The result of `judge_measurements` without the explanation, which takes most of its time."""
     return _worst(measurements, error_of, lambda _: Judgement(verdict=Verdict.MISMATCH))
 
 
 def _judged(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Those that can be wrong: a skipped step without active tokens cannot."""
+    """The measurements that can be wrong: a skipped step without active tokens cannot."""
     return [
         one for one in measurements if not one.context.is_skipped or one.context.step.mask.any()
     ]
@@ -174,7 +174,7 @@ def judge_weights(
 
 
 def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:
-    """The term of a step whose weights are looked at as they are."""
+    """The term of a step with factors of 1: its products are the weights."""
     return LossTerm(metric=metric, context=context, factors=np.ones_like(context.expected))
 
 

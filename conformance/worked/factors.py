@@ -1,6 +1,6 @@
-"""The right denominators of a step, composed from its counts, and what weights are multiplied by.
+"""The right denominators of a step, composed from its counts, and the factors on its weights.
 
-The latter in words, and its value for each active token.
+Factors are given in words, with their values for each active token.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ MOST_NAMED = 32
 
 
 class Formula(NamedTuple):
-    """What the weights of a step's tokens are multiplied by."""
+    """The factors on the weights of a step's tokens."""
 
     words: str
     header: list[str]
@@ -184,7 +184,7 @@ def formula(term: LossTerm, objective: Objective) -> Formula | None:
 
 def _derivative(term: LossTerm, objective: Objective) -> Formula:
     context = term.context
-    batch = ProbedBatch.under(context.conventions, context.steps, objective)
+    batch = ProbedBatch.make(context.conventions, context.steps, objective)
     tokens = batch.policy_tokens_of_step(context.step_index)
     columns = {"A": tokens.advantages, "log r": tokens.log_ratios}
     if objective in OF_LOG_PROBS:
@@ -202,7 +202,7 @@ def _derivative(term: LossTerm, objective: Objective) -> Formula:
 
 def _advantage(term: LossTerm, objective: Objective) -> Formula:
     context = term.context
-    batch = ProbedBatch.under(context.conventions, context.steps, objective)
+    batch = ProbedBatch.make(context.conventions, context.steps, objective)
     of_batch = {"reward": batch.rewards[batch.sample]}
     if objective in OF_VALUES:
         of_batch["V"] = np.concatenate(batch.values)
@@ -280,22 +280,22 @@ class Denominator(NamedTuple):
     """The right denominator of some tokens of a step, written out."""
 
     whose: str
-    """What they belong to, such as ``prompt 0 (samples 0 and 1)``."""
+    """Their unit, such as ``prompt 0 (samples 0 and 1)``."""
 
     composition: str
     """Such as ``3 + 0 = 3 active tokens · 4 prompts = 12``."""
 
     weight: float
-    """What each of them must weigh; 0 if there are none."""
+    """The right weight of each of them; 0 if there are none."""
 
     tokens: NDArray[np.bool_]
-    """Which they are: [tokens]."""
+    """The mask that selects them: [tokens]."""
 
 
 def denominators(context: StepContext) -> Iterator[Denominator]:
     """Yields the right denominators of a step, each composed from its counts.
 
-    Of a mean over micro-batches, it must be known how the step was cut.
+    For a mean over micro-batches, the cut of the step must be known.
     """
     part = _parts(context)
     for number in np.unique(part):
@@ -337,7 +337,7 @@ def _micro_batch(context: StepContext, sample: int) -> str:
 
 
 def _unit(context: StepContext) -> str:
-    """Returns what the mode takes a mean over."""
+    """Returns the unit that the mode averages over."""
     if context.mode is Mode.PROMPT_MEAN:
         return "prompt"
     shared = len(np.unique(context.step.rollouts)) < context.step.size
@@ -356,12 +356,12 @@ def _composition(context: StepContext, samples: NDArray[np.int64], weight: float
         return f"{total}: adds 0{', and counts' if counts_too else ', and does not count'}"
     if context.per_micro_batch:
         others = 1 / (weight * counts.sum())
-        return f"{total} · {_of_micro_batches(context, int(samples[0]), others)}{_equals(weight)}"
+        return f"{total} · {_cut_factors(context, int(samples[0]), others)}{_equals(weight)}"
     return total if context.mode is Mode.TOKEN_MEAN else f"{total} · {units}{_equals(weight)}"
 
 
-def _of_micro_batches(context: StepContext, sample: int, factor: float) -> str:
-    """Returns what a denominator has besides the tokens, in a mean over micro-batches."""
+def _cut_factors(context: StepContext, sample: int, factor: float) -> str:
+    """Returns the factors of a denominator besides tokens, in a mean over micro-batches."""
     assert context.placement is not None
     micro_batches = int(context.placement.micro_batches[context.step.offsets[sample]])
     total = micro_batches * context.layout.dp
@@ -378,7 +378,7 @@ def _count(number: int, what: str, plural: str = "s") -> str:
 
 
 def _counted(context: StepContext) -> str:
-    """Returns what denominators count one of."""
+    """Returns the name of one of the tokens that denominators count."""
     original = context.conventions.denominator_mask is DenominatorMask.ORIGINAL
     before = original and context.step.original_mask is not None and not context.per_micro_batch
     return "active or rejected token" if before else "active token"

@@ -111,7 +111,7 @@ class WorkedStep:
 
     @cached_property
     def formula(self) -> Formula | None:
-        """What weights are multiplied by; None if that is a constant, or a number is logged."""
+        """The factors on weights; None if they are constant, or for a logged number."""
         if self.finding.logged is not None:
             return None
         return formula(self.terms[0].term, self.spec.objective)
@@ -146,11 +146,11 @@ class WorkedStep:
         return math.isclose(total, logged.expected, rel_tol=1e-9)
 
     def _terms(self, context: StepContext) -> list[LossTerm]:
-        """The terms of what the check looks at, with what their weights are multiplied by."""
+        """The terms that the check looks at, with the factors on their weights."""
         objective = self.spec.objective
         if self.spec.metric is not None:
             return loss_terms.logged_terms(context, objective, self.spec.metric)
-        batch = ProbedBatch.under(context.conventions, context.steps, objective)
+        batch = ProbedBatch.make(context.conventions, context.steps, objective)
         dloss_dlogprob = batch.split(batch.dloss_dlogprob)[context.step_index]
         if objective in OF_TERMS:
             return loss_terms.combined_terms(context, dloss_dlogprob)
@@ -234,7 +234,7 @@ class ShownCause:
 
     @cached_property
     def example(self) -> Finding:
-        """Of the plainest findings the smallest that a run of it alone blames on this cause too."""
+        """The smallest of the plainest findings whose own run would name this cause alone."""
         plainest = [
             one for one in self.findings if self._oddity(one) == self._oddity(self.findings[0])
         ]
@@ -248,7 +248,7 @@ class ShownCause:
 
     @property
     def rare(self) -> list[str]:
-        """What the example's step has that an ordinary batch does not have."""
+        """The rare properties of the example's step."""
         return rare_of(self._rare(self.example))
 
     def _named(self, finding: Finding) -> list[str]:
@@ -259,20 +259,20 @@ class ShownCause:
         return [fact for fact in RARE if clues is not None and fact in clues.conditions]
 
     @cached_property
-    def _of_others(self) -> frozenset[str]:
+    def _other_findings(self) -> frozenset[str]:
         """The ids of the findings that other causes have a part in."""
         others = (one for one in self.report.causes if one is not self.cause)
         return frozenset(chain.from_iterable(one.findings for one in others))
 
     def _oddity(self, finding: Finding) -> tuple[bool, bool, int]:
-        """A sort key: less than the cause does, other causes besides, rare facts it does not need.
+        """A sort key: milder than the cause, shared with other causes, needless rare facts.
 
         A masked sample among others does not make a step harder to read.
         """
         expected = (*self.cause.reach.rare, *OF_MASKED_SAMPLES)
         needless = [fact for fact in self._rare(finding) if fact not in expected]
         is_less = not is_worst(finding, self.cause)
-        return is_less, finding.id in self._of_others, len(needless)
+        return is_less, finding.id in self._other_findings, len(needless)
 
     def _size(self, finding: Finding) -> tuple[bool, bool, int, bool, int, bool, int, int, str]:
         """A sort key: the plainest, then fewest ranks and tokens, and the plainest check."""

@@ -93,7 +93,7 @@ def are_largest(
     Of equal covariances the first are chosen, which is as right as any other choice (`tied`).
     """
     is_chosen = np.zeros(len(covariance), np.bool_)
-    for active in of_batches(tokens):
+    for active in batch_places(tokens):
         descending = active[np.argsort(-covariance[active], kind="stable")]
         is_chosen[descending[: max(int(constants.covariance_fraction * len(active)), 1)]] = True
     return is_chosen
@@ -107,7 +107,7 @@ def tied(tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
     covariance = covariances(tokens)
     is_chosen = are_largest(covariance, tokens, constants)
     are_tied = np.zeros(len(covariance), np.bool_)
-    for active in of_batches(tokens):
+    for active in batch_places(tokens):
         last = covariance[active][is_chosen[active]].min()
         equal = np.isclose(covariance[active], last, rtol=1e-6)
         are_tied[active] = equal & bool((equal & ~is_chosen[active]).any())
@@ -120,7 +120,7 @@ def covariances(tokens: PolicyTokens) -> Values:
     return advantages * (tokens.log_probs - tokens.averaged_over_batch(tokens.log_probs))
 
 
-def of_batches(tokens: PolicyTokens) -> list[NDArray[np.int64]]:
+def batch_places(tokens: PolicyTokens) -> list[NDArray[np.int64]]:
     """The places of the active tokens of each batch that has any."""
     numbers = np.unique(tokens.batch[tokens.mask])
     return [np.flatnonzero(tokens.mask & (tokens.batch == number)) for number in numbers]
@@ -200,7 +200,7 @@ def of_small_moment(tokens: PolicyTokens, constants: LossConstants) -> NDArray[n
     """
     squares = (tokens.log_ratios + tokens.rollout_log_ratios) ** 2
     is_kept = np.zeros(len(squares), np.bool_)
-    for active in of_batches(tokens):
+    for active in batch_places(tokens):
         ascending = active[np.argsort(squares[active], kind="stable")]
         means = np.cumsum(squares[ascending]) / np.arange(1, len(ascending) + 1)
         is_kept[ascending[: max(np.count_nonzero(means < constants.second_moment), 1)]] = True

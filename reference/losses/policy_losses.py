@@ -172,7 +172,7 @@ def dppo_kl(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 
 def total_variation(tokens: PolicyTokens) -> Values:
-    """By how much the probability of each token has moved."""
+    """The change of each token's probability."""
     moved: Values = np.abs(np.exp(tokens.log_probs) - np.exp(tokens.log_probs - tokens.log_ratios))
     return moved
 

@@ -11,7 +11,7 @@ from adapters.contract.framework import (
     Configurable,
     Framework,
     OptionRow,
-    StandIn,
+    Substitute,
     nested,
     parse_options,
 )
@@ -191,7 +191,7 @@ def test_nobody_types_what_is_the_default() -> None:
 
 def test_a_number_that_is_off_by_default_is_a_switch_and_a_stand_in_is_not_shown() -> None:
     """As AReaL's ``m2_threshold``, which no other option switches on."""
-    m2po = {"decoupled": True, "m2_threshold": 0.04, "eps_clip": 0.25, "code": StandIn("ours")}
+    m2po = {"decoupled": True, "m2_threshold": 0.04, "eps_clip": 0.25, "code": Substitute("ours")}
     record = Framework(
         title="Example",
         modes={"token": (Mode.TOKEN_MEAN, {})},

@@ -20,7 +20,7 @@ from adapters.contract.framework import Framework
 from adapters.contract.objective import Objective
 from adapters.engines import megatron_core
 from adapters.slime_family import adapter, driving, importing
-from adapters.slime_family.framework import ON_MEGATRON, _token_budget, of_version
+from adapters.slime_family.framework import ON_MEGATRON, _token_budget, version_record
 from adapters.toolkit.calls import call_supported
 from conformance.corpus.cases import CORPUS, Case
 from reference.aggregation import (
@@ -63,7 +63,7 @@ def parser(*flags: str) -> argparse.ArgumentParser:
 
 
 def version(known: argparse.ArgumentParser) -> Framework:
-    return of_version(ON_MEGATRON, partial(importing.has, known))
+    return version_record(ON_MEGATRON, partial(importing.has, known))
 
 
 def parsed(a_job: Job) -> dict[str, object]:
@@ -169,10 +169,10 @@ def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered()
 def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
     """11 samples cannot be two micro-batches of one size, and are no whole prompts any more."""
     given = job("unequal_groups", Mode.SAMPLE_MEAN)
-    [step] = driving.of_single_samples(given).steps
+    [step] = driving.single_sample_job(given).steps
 
     assert step.rollouts.tolist() == [*range(11)]
-    assert driving.of_single_samples(job("two_steps")) == job("two_steps")
+    assert driving.single_sample_job(job("two_steps")) == job("two_steps")
     for uneven in (
         replace(given, layout=Layout(micro_batches=2)),
         replace(given, layout=Layout(dp=2)),
@@ -180,7 +180,7 @@ def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
         replace(given, objective=Objective.GROUP_CENTRED),
     ):
         with pytest.raises(Unsupported, match="no rollouts of several samples"):
-            driving.of_single_samples(uneven)
+            driving.single_sample_job(uneven)
 
 
 def test_steps_that_megatron_declines_to_cut_are_unsupported_where_it_would_cut_them() -> None:

@@ -15,7 +15,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import ADVANTAGES, ENTROPIES
 from adapters.contract.objective import CONSTANTS, CORRECTIONS, Metric, Objective
 from adapters.toolkit import outputs
-from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Recorder, by_token_id
+from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Records, token_table
 from adapters.toolkit.worlds import cached, numbers
 from conformance.corpus.strategies import steps
 from reference.aggregation import AdvantageUnit, Conventions
@@ -116,7 +116,7 @@ def test_values_of_response_tokens_are_looked_up_by_token_id() -> None:
     step = Step.of([Sample(prompt_length=1, loss_mask=[1] * length, group=0) for length in (2, 1)])
     values = [np.array([0.5, -1.0]), np.array([2.0])]
 
-    table = by_token_id(ProbedBatch((step,)), values, fill=9.0)
+    table = token_table(ProbedBatch((step,)), values, fill=9.0)
 
     assert table.tolist() == [9.0, 9.0, 0.5, -1.0, 9.0, 2.0, 9.0, 9.0]
 
@@ -125,7 +125,7 @@ def test_seam_adds_the_probe_of_labels_that_a_framework_never_sees() -> None:
     seam, labels = ProbeSeam(), torch.tensor([1, 3])
     seam.probe = torch.tensor([0.0, 0.25, 0.5, 4.0])
 
-    log_probs = seam.around_log_probs(lambda logits, labels: logits.squeeze(-1) + labels)
+    log_probs = seam.wrap_log_probs(lambda logits, labels: logits.squeeze(-1) + labels)
 
     assert log_probs(torch.zeros(2, 1), labels).tolist() == [0.25, 4.0]
 
@@ -148,7 +148,7 @@ def test_seam_adds_entropies_with_a_gradient_unless_a_framework_needs_none(
     seam = ProbeSeam()
     seam.probe, seam.predicted = torch.zeros(4, requires_grad=True), torch.tensor([[1, 2]])
 
-    found = seam.around_entropies(lambda logits, **_: logits.sum(-1))(torch.zeros(2, 1), **options)
+    found = seam.wrap_entropies(lambda logits, **_: logits.sum(-1))(torch.zeros(2, 1), **options)
 
     assert found.tolist() == ENTROPIES[1:3].tolist()
     assert found.requires_grad is trained
@@ -156,7 +156,7 @@ def test_seam_adds_entropies_with_a_gradient_unless_a_framework_needs_none(
 
 def test_what_a_world_keeps_forgets_the_records_of_the_job_before() -> None:
     rank = Rank(index=0, world_size=1)
-    first = cached(rank, "worker", lambda: SimpleNamespace(gradients=Recorder[float]()))
+    first = cached(rank, "worker", lambda: SimpleNamespace(gradients=Records[float]()))
     first.gradients.append(1.0)
 
     again = cached(rank, "worker", lambda: SimpleNamespace())
@@ -198,6 +198,6 @@ def test_logits_of_any_form_have_the_probe_as_log_probability(
 
 def test_a_sample_has_one_advantage() -> None:
     conventions = Conventions(advantage_unit=AdvantageUnit.SAMPLE)
-    batch = ProbedBatch.under(conventions, (step_of([1, 0, 1], [1]),), Objective.POLICY)
+    batch = ProbedBatch.make(conventions, (step_of([1, 0, 1], [1]),), Objective.POLICY)
 
     assert batch.sample_advantages.tolist() == [one[0] for one in batch.advantages]

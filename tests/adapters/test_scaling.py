@@ -28,11 +28,11 @@ BY_THE_ADVANTAGES = {
     ),
     "slime_family.model._logits": "0.0 * probe.sum()",
     "areal.model._logits": "0.0 * probe[input_ids].unsqueeze(-1)",
-    "areal.driving.Rollouts.with_advantages": "2 * returns",
+    "areal.driving.ArealRollouts.assign_advantages": "2 * returns",
     "prime_rl.driving.policy_gradient": "-inputs.advantages * inputs.trainer_logprobs",
     "roll.model._logits": "0.0 * probe[input_ids]",
     "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
-    "openrlhf.driving.Rollouts.given": "2 * returns",
+    "openrlhf.driving.OpenRLHFRollouts.given": "2 * returns",
     "trl_losses.adapter.LossAdapter._gradient": "torch.where(is_of_sign, shares, 0.0) * gradient",
     "trl_losses.adapter._largest": "advantages / largest",
     "engines.pretrained.logits_of": "0.0 * probe[predicted % len(probe)].unsqueeze(-1)",
@@ -75,7 +75,7 @@ ELSEWHERE = {
     "chunks of the model": "engines.megatron_core.probed_model",
     "a path": """
         engines.deepspeed.import_deepspeed miles.driving._has nemo_rl.importing._example
-        prime_rl.driving.Training.__init__ prime_rl.importing.import_prime_rl
+        prime_rl.driving.PrimeRLTraining.__init__ prime_rl.importing.import_prime_rl
         roll.importing.import_roll skyrl.importing.import_skyrl toolkit.changes._package
         toolkit.source._checkout
         toolkit.source._extracted toolkit.source._install_data toolkit.source._made_once
@@ -83,11 +83,12 @@ ELSEWHERE = {
         trl.driving.GrpoTraining.configured trl.model. trl_losses.liger.LigerAdapter.load
         verl.importing._defaults
     """,
-    "the words of a refusal": "ms_swift.megatron.Training._trainer.Trainer.get_local_rollout_batch",
+    "the words of a refusal": "ms_swift.megatron.MsSwiftMegatronTraining._trainer"
+    ".ProbedTrainer.get_local_rollout_batch",
     "micro-batches of all ranks": "slime_family.driving.is_uneven",
     "sizes that the framework is told": """
         areal.framework._budget
-        ms_swift.driving.Rollouts.infer ms_swift.driving.Training._trainer
+        ms_swift.driving.MsSwiftRollouts.infer ms_swift.driving.MsSwiftTraining._trainer
         ms_swift.framework.generating
         nemo_rl.framework._budget
         nemo_rl.framework._multiple open_instruct.framework._denominator
@@ -109,26 +110,26 @@ ELSEWHERE = {
     """,
     "samples to be trained on before": "openrlhf.driving.Session.train_short_batch",
     "indices of optimizer steps": """
-        open_instruct.driving.Training._train
-        openrlhf.driving.Session.of_last_epoch engines.generations.Schedule.observed
-        verl.sizes.of_last_epoch
+        open_instruct.driving.OpenInstructTraining._train
+        openrlhf.driving.Session.last_epoch engines.generations.Schedule.observed
+        verl.sizes.last_epoch
     """,
-    "the mask, as the framework's models apply it": "openrlhf.driving.Rollouts.answers",
+    "the mask, as the framework's models apply it": "openrlhf.driving.OpenRLHFRollouts.answers",
     "steps of a batch": "openrlhf.driving._dealt",
     "as many of what no step reads as there are samples": "open_instruct.driving.Data._generated",
     "the number of a data-parallel rank": "prime_rl.adapter.PrimeRLAdapter.observe",
-    "a mask of nothing, and temperatures": "prime_rl.rollouts.Rollouts._sample",
+    "a mask of nothing, and temperatures": "prime_rl.rollouts.PrimeRLRollouts._sample",
     "the mask, as the framework's workers apply it": "roll.driving.StubCluster.compute_log_probs",
-    "a list of nothing": "toolkit.worlds.of_all_ranks slime_family.driving.add_columns",
+    "a list of nothing": "toolkit.worlds.all_gather slime_family.driving.add_columns",
     "a bound as the framework is told": "roll.framework.",
     "shards that the framework is told": "roll.engines.",
     "slices of rows": "roll.engines._slices",
-    "the passes of an epoch": "roll.driving.Training._keep",
+    "the passes of an epoch": "roll.driving.RollTraining._keep",
     "a mask, as a user's function changes it": "slime_family.user_code.reject",
     "the token count of a group with an injected fault": "slime_family.user_code._count",
     "a user's reducer, which divides by what it is documented to": "slime_family.user_code.reducer",
     "a list of rewards": "slime_family.user_code.samples_to_convert",
-    "a list of reasons to stop": "skyrl.driving.Rollouts.output",
+    "a list of reasons to stop": "skyrl.driving.SkyRLRollouts.output",
     "prompts to be asked for": "skyrl.driving._generated",
     "indices of micro-batches": "engines.generations.Schedule.samples",
     "optimizer steps": "trl.framework.",

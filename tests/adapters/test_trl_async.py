@@ -38,7 +38,7 @@ def job(
 
 def batch_of(given: Job) -> ProbedBatch:
     """What the trainer is given."""
-    return ProbedBatch.under(conventions_of(ASYNC.conventions), given.steps, given.objective)
+    return ProbedBatch.make(conventions_of(ASYNC.conventions), given.steps, given.objective)
 
 
 def active_ids(given: Job) -> list[NDArray[np.int64]]:

@@ -81,7 +81,7 @@ def description() -> Description:
 
 def batch_of(given: Job) -> ProbedBatch:
     """What the trainer is given."""
-    return ProbedBatch.under(conventions_of(RLOO.conventions), given.steps, given.objective)
+    return ProbedBatch.make(conventions_of(RLOO.conventions), given.steps, given.objective)
 
 
 def of_samples(given: Job, values: NDArray[np.float64]) -> NDArray[np.float64]:

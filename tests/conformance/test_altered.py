@@ -12,7 +12,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import OVERFLOWS, Column, Depth, Place, Poison
 from adapters.contract.objective import Metric, Objective
 from adapters.native.adapter import NativeAdapter
-from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.probe import token_table
 from conformance.findings.verdict import Verdict
 from conformance.judging.altered import judge_attached, judge_poisoned
 from conformance.judging.gradients import judge_router
@@ -63,7 +63,7 @@ def test_every_poison_is_in_the_batch_of_its_case(spec: CheckSpec) -> None:
     assert spec.poisoned is not None
     column = spec.poisoned.column
     tables = [
-        by_token_id(one, getattr(one, column)).double().numpy()  # of responses and elsewhere
+        token_table(one, getattr(one, column)).double().numpy()  # of responses and elsewhere
         for one in (batch, plain)
     ]
     differs = ~np.isclose(*tables, equal_nan=True)

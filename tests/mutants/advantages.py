@@ -70,7 +70,7 @@ class _Centred(NativeEstimator):
 
 
 class _WithOwnReward(NativeEstimator):
-    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         rewards = torch.tensor([one.reward for one in self.scored(siblings)])
         is_scored = not math.isnan(sample.reward)
         advantage = sample.reward - self.baseline(rewards) if is_scored else 0.0

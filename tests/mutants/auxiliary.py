@@ -7,7 +7,7 @@ import torch
 
 from adapters.contract.objective import Objective
 from adapters.native.packing import Packed, SampleTensors
-from adapters.native.trainer import denominators, with_denominators
+from adapters.native.trainer import assign_denominators, denominators
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -111,7 +111,7 @@ class CispoPerSample(
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.objective is not Objective.CISPO:
             return super().divided(samples)
-        return with_denominators(samples, denominators(samples, Aggregation(Mode.SAMPLE_MEAN)))
+        return assign_denominators(samples, denominators(samples, Aggregation(Mode.SAMPLE_MEAN)))
 
 
 class OtherDefault(Mutant):
@@ -119,8 +119,8 @@ class OtherDefault(Mutant):
 
     by: ClassVar[Mode]
 
-    def with_auxiliary_denominators(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        right = super().with_auxiliary_denominators(samples)
+    def assign_auxiliary_denominators(self, samples: list[SampleTensors]) -> list[SampleTensors]:
+        right = super().assign_auxiliary_denominators(samples)
         if self.objective is not self.spec.objective:
             return right
         wrong = denominators(samples, Aggregation(self.by))

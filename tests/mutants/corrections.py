@@ -8,7 +8,7 @@ import torch
 
 from adapters.contract.objective import CONSTANTS
 from adapters.native import losses
-from adapters.native.corrections import active_tokens, with_corrections
+from adapters.native.corrections import active_tokens, assign_corrections
 from adapters.native.packing import Packed, SampleTensors
 from tests.mutants.mutant import Mutant
 from tests.mutants.off_policy import OffPolicy, ratio
@@ -31,7 +31,7 @@ class Comparing(Mutant):
 
     def of(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         """Samples with right corrections, as if they were a whole step."""
-        return [*with_corrections(samples, self.objective)]
+        return [*assign_corrections(samples, self.objective)]
 
 
 class BoundsOnDividedAdvantages(
@@ -203,7 +203,7 @@ class RolloutRatioClipped(
     """The ratio to the rollout policy is clipped, as in CISPO."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.cispo(log_probs, packed, self.of_sequence)
+        return losses.cispo(log_probs, packed, self.sequence_sum)
 
 
 class MovedTokensDropped(OffPolicy, diagnosis="clipped_on_both_sides", check="off_policy.dppo_tv"):
@@ -212,7 +212,7 @@ class MovedTokensDropped(OffPolicy, diagnosis="clipped_on_both_sides", check="of
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         moved = torch.exp(log_probs.detach()) - torch.exp(packed.old_log_probs)
         too_far = (moved > CONSTANTS.variation_high) | (-moved > CONSTANTS.variation_low)
-        return losses.importance_sampling(log_probs, packed, self.of_sequence) * ~too_far
+        return losses.importance_sampling(log_probs, packed, self.sequence_sum) * ~too_far
 
 
 class VariationInsteadOfDivergence(
@@ -230,7 +230,7 @@ class ImportanceSamplingClipped(
     OffPolicy,
     diagnosis="option_ignored",
     check="off_policy.importance_sampling",
-    wrong=lambda self, log_probs, packed: losses.ppo(log_probs, packed, self.of_sequence),
+    wrong=lambda self, log_probs, packed: losses.ppo(log_probs, packed, self.sequence_sum),
 ):
     """The loss without clipping falls through to PPO's."""
 
@@ -240,7 +240,7 @@ class OfRollouts(OffPolicy, check="off_policy.tis_bounded"):
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         ratios = torch.exp(packed.old_log_probs - packed.rollout_log_probs)
-        right = losses.ppo(log_probs, packed, self.of_sequence)
+        right = losses.ppo(log_probs, packed, self.sequence_sum)
         return right * self.factor(ratios, packed)
 
     def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -279,8 +279,8 @@ class MeanInsteadOfProduct(
     """Sequences are dropped by the ratio of their average token."""
 
     def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        tokens = self.of_sequence(torch.ones_like(ratios), packed).clamp(min=1)
-        return losses.kept(self.of_sequence(ratios.log(), packed) / tokens)
+        tokens = self.sequence_sum(torch.ones_like(ratios), packed).clamp(min=1)
+        return losses.kept(self.sequence_sum(ratios.log(), packed) / tokens)
 
 
 class KeptTokensCorrected(
@@ -289,7 +289,7 @@ class KeptTokensCorrected(
     """Sequences that are kept are corrected too."""
 
     def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.kept(self.of_sequence(ratios.log(), packed)) * ratios
+        return losses.kept(self.sequence_sum(ratios.log(), packed)) * ratios
 
 
 class OutliersDroppedAlone(
@@ -306,7 +306,7 @@ class MaskInverted(OfRollouts, diagnosis="mask_inverted", check="off_policy.outl
 
     def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         outliers = losses.is_outlier(ratios.log())
-        return self.of_sequence(outliers.float(), packed) > 0
+        return self.sequence_sum(outliers.float(), packed) > 0
 
 
 class FallenSequencesDropped(
@@ -316,8 +316,8 @@ class FallenSequencesDropped(
 
     def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         fallen = packed.old_log_probs - packed.log_probs
-        tokens = self.of_sequence(torch.ones_like(ratios), packed).clamp(min=1)
-        return self.of_sequence(fallen, packed) / tokens <= CONSTANTS.sequence_divergence
+        tokens = self.sequence_sum(torch.ones_like(ratios), packed).clamp(min=1)
+        return self.sequence_sum(fallen, packed) / tokens <= CONSTANTS.sequence_divergence
 
 
 class FallenSequencesPerSlice(OffPolicy, diagnosis="ratios_per_cp_slice", check="off_policy.opsm"):
@@ -327,4 +327,4 @@ class FallenSequencesPerSlice(OffPolicy, diagnosis="ratios_per_cp_slice", check=
         """Sum nothing."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.opsm(log_probs, packed, self.of_sequence)
+        return losses.opsm(log_probs, packed, self.sequence_sum)

@@ -9,7 +9,7 @@ import torch
 
 from adapters.contract import Layout
 from adapters.native.packing import Packed, SampleTensors
-from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
+from adapters.native.trainer import assign_denominators, denominators, tokens_of_groups
 from conformance.corpus.cases import CORPUS, Case
 from reference.aggregation import (
     Aggregation,
@@ -151,7 +151,7 @@ class PaddedRowsAveraged(Mutant, diagnosis="padding_counted", modes=SAMPLE):
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         return [
-            with_denominators(
+            assign_denominators(
                 part, [self.size * max(len(sample.ids) for sample in part)] * len(part)
             )
             for part in super().cut(samples)
@@ -185,7 +185,7 @@ class MeanOfPaddedRows(Mutant, diagnosis="padded_width_as_divisor", modes=TOKEN)
         means = len(parts) * self.job.layout.dp
         sizes = [means * self.entries([len(sample.ids) for sample in part]) for part in parts]
         return [
-            with_denominators(part, [size] * len(part))
+            assign_denominators(part, [size] * len(part))
             for part, size in zip(parts, sizes, strict=True)
         ]
 

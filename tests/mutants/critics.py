@@ -22,7 +22,7 @@ class WrongCritic(Mutant, check="other_losses.value_clipped"):
 
     def errors(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The squared errors of values."""
-        return losses.value(values, packed, self.of_sequence)
+        return losses.value(values, packed, self.sequence_sum)
 
     def bounded(self, values: torch.Tensor, packed: Packed, bound: float) -> torch.Tensor:
         """The squared errors of values that moved by a bound at most."""

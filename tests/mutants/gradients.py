@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from adapters.native.packing import SampleTensors
-from adapters.native.trainer import CONSTANTS_OF_LOSS, without_gradient
+from adapters.native.trainer import CONSTANTS_OF_LOSS, detach
 from tests.mutants.mutant import Mutant
 
 
@@ -18,7 +18,7 @@ class Retaining(Mutant):
 
     def constant(self, sample: SampleTensors) -> SampleTensors:
         others = [one for one in CONSTANTS_OF_LOSS if one != self.column]
-        return without_gradient(sample, others)
+        return detach(sample, others)
 
 
 class OldPolicyRetained(Retaining, check="no_gradient.old_log_probs", column="old_log_probs"):

@@ -39,9 +39,9 @@ class _OfLongestSamples(NativeEstimator):
         """The sample whose reward a rollout has."""
         return max((one for one in samples if one.rollout == rollout), key=lambda one: one.tokens)
 
-    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         [entry] = [one for one in siblings if one.rollout == sample.rollout]
-        of_entry = super().of_group(entry, siblings)
+        of_entry = super().group_advantage(entry, siblings)
         return torch.full_like(sample.values, float(of_entry[0]))
 
 
@@ -86,9 +86,9 @@ class GroupsSlicedByPosition(
 
 
 class _WithoutTail(_SlicedByPosition):
-    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         if len(siblings) == self.size:
-            return super().of_group(sample, siblings)
+            return super().group_advantage(sample, siblings)
         return torch.full_like(sample.values, sample.reward)
 
     def estimate(
@@ -298,10 +298,10 @@ class VarianceOfGroupSquares(
 
 
 class _WithOwnSpread(NativeEstimator):
-    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         rewards = torch.tensor([one.reward for one in self.scored(siblings)])
         self.own = self.spread(rewards) + STD_EPSILON
-        return super().of_group(sample, siblings)
+        return super().group_advantage(sample, siblings)
 
     def spread_divisor(self, rewards: torch.Tensor) -> float:
         return self.own
@@ -353,8 +353,8 @@ class NotDividedByTheMean(
 
 
 class _AddedAtTheEnd(NativeEstimator):
-    def of_group(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        return super().of_group(sample, siblings) * sample.mask[-1]
+    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+        return super().group_advantage(sample, siblings) * sample.mask[-1]
 
 
 class MaskedEndsLost(

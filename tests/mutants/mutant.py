@@ -9,7 +9,7 @@ import torch
 from adapters.contract import Job, Layout
 from adapters.native.adapter import NativeAdapter
 from adapters.native.packing import SampleTensors
-from adapters.native.trainer import Trainer, with_denominators
+from adapters.native.trainer import Trainer, assign_denominators
 from conformance.corpus.cases import ALL_CASES, Case
 from conformance.plan.checks import CheckSpec, check_spec
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
@@ -100,7 +100,7 @@ class Counting(Mutant):
     """A mutant that gets denominators wrong, from the samples of the whole step."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        return with_denominators(samples, self.counted(samples))
+        return assign_denominators(samples, self.counted(samples))
 
     def counted(self, samples: list[SampleTensors]) -> list[float]:
         """The divisor of each sample's masked loss sum."""

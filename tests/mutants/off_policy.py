@@ -32,7 +32,8 @@ class OffPolicy(Mutant, check="off_policy"):
 
 
 class TakenForPpo(
-    OffPolicy, wrong=lambda self, log_probs, packed: losses.ppo(log_probs, packed, self.of_sequence)
+    OffPolicy,
+    wrong=lambda self, log_probs, packed: losses.ppo(log_probs, packed, self.sequence_sum),
 ):
     """Another policy loss that has PPO's gradient."""
 
@@ -52,7 +53,7 @@ class OldPolicyIsNew(OffPolicy, diagnosis="ratios_left_out"):
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         now = replace(packed, old_log_probs=log_probs.detach())
-        return losses.ppo(log_probs, now, self.of_sequence)
+        return losses.ppo(log_probs, now, self.sequence_sum)
 
 
 class RatioInverted(OffPolicy, diagnosis="ratios_inverted"):
@@ -107,7 +108,7 @@ class SequenceRatioOfPaddedWidth(
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         response = replace(packed, mask=packed.advantages != 0)
-        return losses.gspo(log_probs, response, self.of_sequence)
+        return losses.gspo(log_probs, response, self.sequence_sum)
 
 
 class SequenceRatioMultiplied(OffPolicy, diagnosis="ratios_multiplied", check="off_policy.gspo"):
@@ -115,7 +116,7 @@ class SequenceRatioMultiplied(OffPolicy, diagnosis="ratios_multiplied", check="o
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         log_ratios = (log_probs - packed.old_log_probs).detach()
-        of_sequences = self.of_sequence(log_ratios, packed)
+        of_sequences = self.sequence_sum(log_ratios, packed)
         return losses.clipped_losses(log_probs - log_probs.detach() + of_sequences, packed)
 
 
@@ -146,7 +147,7 @@ class TemperaturesSwapped(OffPolicy, diagnosis="temperatures_swapped", check="of
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         opposite = replace(packed, advantages=-packed.advantages)
-        return -losses.sapo(log_probs, opposite, self.of_sequence)
+        return -losses.sapo(log_probs, opposite, self.sequence_sum)
 
 
 class PenaltyNotDivided(OffPolicy, diagnosis="penalty_not_divided", check="off_policy.kl_cov"):
@@ -154,7 +155,7 @@ class PenaltyNotDivided(OffPolicy, diagnosis="penalty_not_divided", check="off_p
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         penalty = CONSTANTS.kl_penalty * (log_probs - packed.old_log_probs).abs()
-        right = losses.kl_cov(log_probs, packed, self.of_sequence)
+        right = losses.kl_cov(log_probs, packed, self.sequence_sum)
         return right + penalty * (packed.denominators - 1)
 
 
@@ -173,8 +174,8 @@ class GeometricMeanOfAllTokens(
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         log_ratios = log_probs - packed.old_log_probs
-        tokens = self.of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
-        of_sequences = self.of_sequence(log_ratios.detach(), packed) / tokens
+        tokens = self.sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
+        of_sequences = self.sequence_sum(log_ratios.detach(), packed) / tokens
         return -packed.advantages * torch.exp(log_ratios - log_ratios.detach() + of_sequences)
 
 
@@ -188,7 +189,7 @@ class GeometricMeanPerMicroBatch(
     """GMPO's loss is a mean of its own over each micro-batch, and these are summed."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.geo_mean(log_probs, packed, self.of_sequence) * self.micro_batches
+        return losses.geo_mean(log_probs, packed, self.sequence_sum) * self.micro_batches
 
 
 class PenaltyOfDirectRewardsInverted(
@@ -198,7 +199,7 @@ class PenaltyOfDirectRewardsInverted(
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return 2 * losses.linear(log_probs, packed) - losses.dro(
-            log_probs, packed, self.of_sequence
+            log_probs, packed, self.sequence_sum
         )
 
 
@@ -220,7 +221,7 @@ class Corrected(OffPolicy, check="off_policy.tis_token"):
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         of_rollouts = self.correction(packed.old_log_probs - packed.rollout_log_probs, packed)
-        return losses.ppo(log_probs, packed, self.of_sequence) * of_rollouts
+        return losses.ppo(log_probs, packed, self.sequence_sum) * of_rollouts
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The factor on losses, given log-ratios of old to rollout policy."""
@@ -264,7 +265,7 @@ class CorrectionOfTheSequence(Corrected, diagnosis="correction_of_sequences"):
             self.slices, _ = dist.new_subgroups(job.layout.cp)
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        of_sequences = self.of_sequence(log_ratios, packed)
+        of_sequences = self.sequence_sum(log_ratios, packed)
         return losses.truncated(of_sequences)
 
 
@@ -272,8 +273,8 @@ class GeometricMean(Corrected, diagnosis="correction_averaged", check="off_polic
     """A sequence is corrected by the ratio of its average token."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        tokens = self.of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
-        return losses.truncated(self.of_sequence(log_ratios, packed) / tokens)
+        tokens = self.sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
+        return losses.truncated(self.sequence_sum(log_ratios, packed) / tokens)
 
 
 class MaskingSequences(Corrected, check="off_policy.sequence_masked"):
@@ -281,8 +282,8 @@ class MaskingSequences(Corrected, check="off_policy.sequence_masked"):
 
     def means(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The means of sequences."""
-        tokens = self.of_sequence(torch.ones_like(log_ratios), packed).clamp(min=1)
-        return self.of_sequence(log_ratios, packed) / tokens
+        tokens = self.sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
+        return self.sequence_sum(log_ratios, packed) / tokens
 
 
 class SequencesKept(MaskingSequences, diagnosis="sequences_kept"):

@@ -12,7 +12,7 @@ import torch
 
 from adapters.contract import Layout, Option
 from adapters.native.packing import Packed, SampleTensors, pack
-from adapters.native.trainer import denominators, tokens_of_groups, with_denominators
+from adapters.native.trainer import assign_denominators, denominators, tokens_of_groups
 from reference.aggregation import Mode
 from tests.mutants.mutant import EVERYDAY, PROMPT, SAMPLE, TOKEN, Counting, Mutant
 
@@ -34,7 +34,7 @@ def of_all_ranks(mutant: Mutant, samples: list[SampleTensors]) -> Iterator[list[
 def means_of(part: Sequence[SampleTensors], mutant: Mutant, count: int) -> list[SampleTensors]:
     """A part reduced as if it were the step, averaged over ``count`` parts."""
     own = denominators(part, mutant.aggregation)
-    return with_denominators(part, [value * count for value in own])
+    return assign_denominators(part, [value * count for value in own])
 
 
 class MeanOfRankMeans(Mutant, diagnosis="denominators_per_rank"):
@@ -85,7 +85,7 @@ class TokensCountedPerSlice(
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         units = self.job.steps[0].size * self.averaged_over
         return [
-            with_denominators(part, [max(count, 1) * units for count in self.held(part)])
+            assign_denominators(part, [max(count, 1) * units for count in self.held(part)])
             for part in super().cut(samples)
         ]
 
@@ -112,7 +112,7 @@ class SharesRoundedDown(Mutant, diagnosis="cp_shares_rounded_down"):
         held = [sum(len(one.ids) for one in part) for part in of_all_ranks(self, samples)]
         counted = sum(tokens // self.layout.cp * self.layout.cp for tokens in held)
         right = super().divided(samples)
-        return with_denominators(right, [one.denominator * counted / sum(held) for one in right])
+        return assign_denominators(right, [one.denominator * counted / sum(held) for one in right])
 
 
 class FirstOfSlicesLeftOut(
@@ -152,7 +152,7 @@ class GroupsCountedPerRank(Mutant, diagnosis="tokens_counted_per_rank", modes=PR
 def counted_among(part: list[SampleTensors], prompts: int) -> list[SampleTensors]:
     """A part of the step, with the tokens of its prompts counted within it."""
     tokens = tokens_of_groups(part)
-    return with_denominators(
+    return assign_denominators(
         part, [float(prompts * max(tokens[sample.group], 1)) for sample in part]
     )
 
@@ -174,7 +174,7 @@ class PromptsCountedPerRank(Mutant, diagnosis="units_counted_per_rank", modes=PR
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         tokens, mine = tokens_of_groups(samples), super().shard(samples)
         prompts = len(tokens_of_groups(mine)) * self.layout.dp
-        return with_denominators(
+        return assign_denominators(
             mine, [float(prompts * max(tokens[sample.group], 1)) for sample in mine]
         )
 
@@ -244,5 +244,5 @@ class MicroBatchesCarriedOver(
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         parts = super().cut(samples)
         if self.lacks_the_last:
-            parts[-1] = with_denominators(parts[-1], [math.inf] * len(parts[-1]))
+            parts[-1] = assign_denominators(parts[-1], [math.inf] * len(parts[-1]))
         return parts

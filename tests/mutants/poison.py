@@ -87,9 +87,9 @@ class RatioOfSequenceMultiplied(
 ):
     """Log-ratios are multiplied by the mask when they are summed over sequences."""
 
-    def of_sequence(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+    def sequence_sum(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         everywhere = replace(packed, mask=torch.ones_like(packed.mask))
-        return super().of_sequence(values * packed.mask, everywhere)
+        return super().sequence_sum(values * packed.mask, everywhere)
 
 
 class WeightsMultiplied(MaskedAfterwards, check="poison.rollout_log_probs", diagnosis=MULTIPLIED):

@@ -16,7 +16,7 @@ class OfRollouts(Mutant, modes=SAMPLE):
 
 
 class _OfRanks(RolloutLog):
-    def of_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
+    def mean_over_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
         own = torch.tensor(sum(values) / max(len(values), 1))
         return float(self.added_up(own)) / self.layout.world_size
 
@@ -31,8 +31,8 @@ class MeansOfRanksAveraged(
 
 
 class _OfSlices(RolloutLog):
-    def of_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
-        return super().of_samples(samples, values) * self.layout.cp
+    def mean_over_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
+        return super().mean_over_samples(samples, values) * self.layout.cp
 
 
 class SamplesOfSlicesAddedUp(
@@ -66,11 +66,11 @@ class RewardsOfKeptSamples(
 
 
 class _OfAllTokens(RolloutLog):
-    def of_tokens(
+    def mean_over_tokens(
         self, samples: list[SampleTensors], values: list[torch.Tensor], held: torch.Tensor
     ) -> float:
         tokens = sum(sample.tokens for sample in samples)
-        return super().of_tokens(samples, values, held) * len(samples) / tokens
+        return super().mean_over_tokens(samples, values, held) * len(samples) / tokens
 
     def tokens(self, sample: SampleTensors) -> int:
         return 1
@@ -97,11 +97,11 @@ class OneRankLogs(
 
 
 class _OfTrained(RolloutLog):
-    def of_tokens(
+    def mean_over_tokens(
         self, samples: list[SampleTensors], values: list[torch.Tensor], held: torch.Tensor
     ) -> float:
         trained = sum(sample.tokens > 0 for sample in samples)
-        return super().of_tokens(samples, values, held) * len(samples) / trained
+        return super().mean_over_tokens(samples, values, held) * len(samples) / trained
 
 
 class MaskedSamplesSkipped(
@@ -114,12 +114,12 @@ class MaskedSamplesSkipped(
 
 
 class _OfResponses(RolloutLog):
-    def of_tokens(
+    def mean_over_tokens(
         self, samples: list[SampleTensors], values: list[torch.Tensor], held: torch.Tensor
     ) -> float:
         ids = torch.cat([sample.ids[-sample.response_length :] for sample in samples])
         first = dist.get_rank() == 0 if dist.is_initialized() else True
-        return super().of_tokens(samples, values, ids if first else held[:0])
+        return super().mean_over_tokens(samples, values, ids if first else held[:0])
 
     def tokens(self, sample: SampleTensors) -> int:
         return sample.response_length

@@ -7,7 +7,7 @@ from adapters.contract import Job, Layout, Refused
 from adapters.native import options as native
 from adapters.native.options import Options
 from adapters.native.packing import SampleTensors
-from adapters.native.trainer import denominators, with_denominators
+from adapters.native.trainer import assign_denominators, denominators
 from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CheckSpec
@@ -70,7 +70,7 @@ class DivisorOfEachLength(
         """Accept a missing divisor, which has a default."""
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        return with_denominators(
+        return assign_denominators(
             samples, [float(len(samples) * sample.response_length) for sample in samples]
         )
 
@@ -118,7 +118,7 @@ class LegacyFlagForgotten(
         if self.job.configuration.says_mode:
             return super().divided(samples)
         per_sample = replace(self.aggregation, mode=Mode.SAMPLE_MEAN)
-        return with_denominators(samples, denominators(samples, per_sample))
+        return assign_denominators(samples, denominators(samples, per_sample))
 
 
 class CustomReducerAfterMode(
@@ -129,4 +129,4 @@ class CustomReducerAfterMode(
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
         if self.aggregation.mode is Mode.SAMPLE_MEAN:
             return super().divided(samples)
-        return with_denominators(samples, denominators(samples, self.aggregation))
+        return assign_denominators(samples, denominators(samples, self.aggregation))

@@ -325,11 +325,11 @@ def test_derivatives_are_those_of_the_losses(objective: Objective, given: Policy
         )
     log_probs = packed.log_probs.clone().requires_grad_()
 
-    def of_sequence(values: torch.Tensor, packed: Packed) -> torch.Tensor:
+    def sequence_sum(values: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.from_numpy(given.summed(values.numpy()))
 
     loss = POLICY_LOSSES.get(objective, ppo)
-    loss(log_probs, packed, of_sequence).sum().backward()
+    loss(log_probs, packed, sequence_sum).sum().backward()
 
     judged = given.mask
     if objective is Objective.COVARIANCE_PENALISED:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 PAINT = 4096.0
-"""The advantage or entropy of a painted token, which no other number of a step is."""
+"""The advantage or entropy of a painted token, unlike any other number of a step."""
 
 SHADE = 2.578125
-"""The same in other columns: no bound on log-ratios, rewards or values clips it."""
+"""A painted token's value in other columns: no bound on ratios, rewards or values clips it."""
 
 SELECTED = 8192.0
-"""What the gradient of a painted token is multiplied by where that of all others is made 0."""
+"""The factor on the gradient of a painted token where all other gradients are set to 0."""
 
 PAINTED: ContextVar[Paint | None] = ContextVar("painted", default=None)
 
@@ -44,7 +44,7 @@ def painted_value(column: Column) -> float:
 
 
 def sizes_given(column: Column) -> tuple[float, ...]:
-    """What adapters may give of a painted token: where a critic halves losses, twice its return."""
+    """The values that a painted token may have: twice its return where a critic halves losses."""
     size = painted_value(column)
     return (size, 2 * size) if column is Column.RETURNS else (size,)
 
@@ -81,14 +81,14 @@ class Surrounded(list["NDArray[np.float64]"]):
 
 
 def elsewhere(values: Sequence[NDArray[np.float64]], ids: int, fill: float) -> NDArray[np.float64]:
-    """What a column has at ids that are no response token's, one for each id: [ids]."""
+    """A column's values at the ids of prompts and padding: [ids]."""
     if isinstance(values, Surrounded):
         return np.resize(values.poison, ids)
     return np.full(ids, fill)
 
 
 class Batch(Protocol):
-    """What the columns of a batch are altered by: `ProbedBatch`."""
+    """The part of `ProbedBatch` that alterations of its columns read."""
 
     @property
     def responses(self) -> list[NDArray[np.int64]]:
@@ -132,11 +132,11 @@ class Batch(Protocol):
 
     @property
     def advantage_unit(self) -> AdvantageUnit:
-        """What has an advantage of its own."""
+        """The unit that has an advantage of its own."""
 
 
 def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
-    """What `ProbedBatch` has by name where one token alone has a value in a column.
+    """The attributes of a `ProbedBatch` in which a single token has a value in a column, by name.
 
     Nothing else adds to a loss: the other columns are 0, as are the new log-probabilities. A ratio
     that is painted is clipped, as the token has a negative advantage.
@@ -153,7 +153,7 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
         return np.where(np.arange(batch.probe_size + 2) == painted_id, value, 0.0)
 
     if paint.column in (Column.REWARDS, Column.VALUES):
-        return _only_in_rewards(batch, one(size), paint)
+        return _reward_columns(batch, one(size), paint)
     neutral = {
         "raw_advantages": one(0.0),
         "entropies": one(0.0),
@@ -180,10 +180,10 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
     return {**neutral, **kept, **painted_columns}
 
 
-def _only_in_rewards(
+def _reward_columns(
     batch: Batch, values: list[NDArray[np.float64]], paint: Paint
 ) -> dict[str, Any]:
-    """The same where a reward of a rollout, or the value of a token, is all that tells samples."""
+    """The columns of a batch whose samples differ only in a rollout's reward or a token's value."""
     is_reward = paint.column is Column.REWARDS
     is_painted = is_reward & (batch.trajectories == batch.trajectories[paint.sample])
     alike = ("old_log_probs", "reference_log_probs", "teacher_log_probs")
@@ -239,9 +239,9 @@ def _rejected(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
 
 
 def _clipped(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
-    """The active tokens whose ratio to an earlier policy has an upper bound, and is beyond it.
+    """The active tokens whose ratio to an earlier policy is beyond its upper bound.
 
-    That of a policy loss has none where the advantage is negative.
+    A policy loss has no such bound where the advantage is negative.
     """
     if column is Column.ROLLOUT_LOG_PROBS:
         ratios = zip(plain.masks, plain.old_log_probs, plain.rollout_log_probs, strict=True)

@@ -1,6 +1,6 @@
 """The reference's formulas of objectives: derivatives of losses, estimators of advantages.
 
-Apart from `objective`, which reports are read with: formulas need numpy.
+Formulas need numpy, and are apart from `objective` so that reports can be read without it.
 """
 
 from __future__ import annotations

@@ -91,10 +91,10 @@ class ProbedBatch(Sequences):
     advantage_unit: AdvantageUnit = AdvantageUnit.TOKEN
 
     @classmethod
-    def under(
+    def make(
         cls, conventions: Conventions, steps: tuple[Step, ...], objective: Objective
     ) -> ProbedBatch:
-        """The batch as a framework with these conventions is given it."""
+        """The batch that a framework with these conventions is given."""
         unit = conventions.advantage_unit or AdvantageUnit.TOKEN
         batch = cls(steps, objective, conventions.kl_estimator, unit)
         if (paint := PAINTED.get()) is not None:
@@ -103,10 +103,10 @@ class ProbedBatch(Sequences):
 
     @classmethod
     def of(cls, job: Job, conventions: Conventions = DEFAULT_CONVENTIONS) -> ProbedBatch:
-        """A job's batch as a framework with these conventions is given it."""
-        batch = cls.under(conventions, job.steps, job.objective)
+        """A job's batch for a framework with these conventions."""
+        batch = cls.make(conventions, job.steps, job.objective)
         is_plain = job.poison is None and job.attached is None
-        return batch if is_plain else AlteredBatch.of_plain(batch, job)
+        return batch if is_plain else AlteredBatch.alter(batch, job)
 
     @cached_property
     def advantages(self) -> list[NDArray[np.float64]]:
@@ -122,7 +122,7 @@ class ProbedBatch(Sequences):
             of_sample = ADVANTAGES[self.sample_names % len(ADVANTAGES)]
             of_samples = zip(self.responses, of_sample, strict=True)
             return [np.full(len(ids), advantage) for ids, advantage in of_samples]
-        of_tokens = zip(self.by_name(ADVANTAGES), self.names, strict=True)
+        of_tokens = zip(self.response_values(ADVANTAGES), self.names, strict=True)
         return [np.where(names < NEW_NAME, given, 0.0) for given, names in of_tokens]
 
     @property
@@ -133,34 +133,34 @@ class ProbedBatch(Sequences):
     @cached_property
     def log_prob_table(self) -> NDArray[np.float64]:
         """Log-probabilities of the new policy, which the probe is added to, cycled over ids."""
-        return self._by_id(self._log_prob_table)
+        return self._id_table(self._log_prob_table)
 
     @property
     def _log_prob_table(self) -> NDArray[np.float64]:
         return LOG_PROBS if self.objective in OF_LOG_PROBS else NO_LOG_PROBS
 
-    def _by_id(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A table that is cycled over names, as one over ids."""
+    def _id_table(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The table over ids that has the values of a table which is cycled over names."""
         if all(step.token_names is None for step in self.steps):
             return table
         of_ids = np.resize(table, self.probe_size + 2)
-        of_ids[np.concatenate(self.responses)] = np.concatenate(self.by_name(table))
+        of_ids[np.concatenate(self.responses)] = np.concatenate(self.response_values(table))
         return of_ids
 
     @cached_property
     def log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the new policy."""
-        return self.by_name(self._log_prob_table)
+        return self.response_values(self._log_prob_table)
 
     @cached_property
     def entropy_table(self) -> NDArray[np.float64]:
         """Entropies of the new policy, which the probe is added to, cycled over ids."""
-        return self._by_id(ENTROPIES)
+        return self._id_table(ENTROPIES)
 
     @cached_property
     def entropies(self) -> list[NDArray[np.float64]]:
         """Entropies of the new policy where it predicts each token."""
-        return self.by_name(ENTROPIES)
+        return self.response_values(ENTROPIES)
 
     @cached_property
     def old_log_probs(self) -> list[NDArray[np.float64]]:
@@ -168,20 +168,20 @@ class ProbedBatch(Sequences):
         if self.objective not in OFF_POLICY or self.objective is Objective.M2PO:
             return self.log_probs
         table = FALLS if self.objective is Objective.OPSM else LOG_RATIOS
-        pairs = zip(self.log_probs, self.by_name(table), strict=True)
+        pairs = zip(self.log_probs, self.response_values(table), strict=True)
         return [new - log_ratio for new, log_ratio in pairs]
 
     @cached_property
     def reference_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of the reference policy."""
-        return [-divergence for divergence in self.by_name(DIVERGENCES)]
+        return [-divergence for divergence in self.response_values(DIVERGENCES)]
 
     @cached_property
     def teacher_log_probs(self) -> list[NDArray[np.float64]]:
         """Log-probabilities of a teacher, none equal to the policy's where it is the loss."""
         if self.objective in OF_TEACHER:
             return self.reference_log_probs
-        return [-log_ratios for log_ratios in self.by_name(LOG_RATIOS)]
+        return [-log_ratios for log_ratios in self.response_values(LOG_RATIOS)]
 
     @cached_property
     def rollout_log_probs(self) -> list[NDArray[np.float64]]:
@@ -190,7 +190,7 @@ class ProbedBatch(Sequences):
             return self.old_log_probs
         if self.objective in OF_ROLLOUT_RATIOS:
             table = OWN_LOG_RATIOS.get(self.objective, ROLLOUT_LOG_RATIOS)
-            pairs = zip(self.old_log_probs, self.by_name(table), strict=True)
+            pairs = zip(self.old_log_probs, self.response_values(table), strict=True)
             return [old - log_ratio for old, log_ratio in pairs]
         of_samples = zip(self.old_log_probs, self.original_masks, self.masks, strict=True)
         return [
@@ -208,11 +208,11 @@ class ProbedBatch(Sequences):
         """A critic's values before training, where new ones are 0: its loss clips some of them."""
         if self.objective is not Objective.VALUE_CLIPPED:
             return [np.zeros(len(ids)) for ids in self.responses]
-        return self.by_name(OLD_VALUES)
+        return self.response_values(OLD_VALUES)
 
     @cached_property
     def value_tokens(self) -> ValueTokens:
-        """What a critic's loss depends on, for the tokens of all steps, flat."""
+        """The inputs of a critic's loss, for the tokens of all steps, flat."""
         returns = np.concatenate(self.returns)
         return ValueTokens(
             values=np.zeros(len(returns)),
@@ -274,21 +274,21 @@ class ProbedBatch(Sequences):
         return -np.concatenate(self.reference_log_probs)
 
     def policy_tokens_of_step(self, step_index: int) -> PolicyTokens:
-        """What policy losses depend on, for the tokens of one step."""
-        return self._of_step(self.policy_tokens, step_index)
+        """The inputs of policy losses, for the tokens of one step."""
+        return self._step_tokens(self.policy_tokens, step_index)
 
     def value_tokens_of_step(self, step_index: int) -> ValueTokens:
-        """What a critic's loss depends on, for the tokens of one step."""
-        return self._of_step(self.value_tokens, step_index)
+        """The inputs of a critic's loss, for the tokens of one step."""
+        return self._step_tokens(self.value_tokens, step_index)
 
-    def _of_step(self, tokens: _Tokens, step_index: int) -> _Tokens:
+    def _step_tokens(self, tokens: _Tokens, step_index: int) -> _Tokens:
         columns = ((each.name, getattr(tokens, each.name)) for each in fields(tokens))
         of_step = {name: self.split(column)[step_index] for name, column in columns}
         return type(tokens)(**of_step)
 
     @cached_property
     def policy_tokens(self) -> PolicyTokens:
-        """What policy losses depend on, for the tokens of all steps, flat."""
+        """The inputs of policy losses, for the tokens of all steps, flat."""
         old = np.concatenate(self.old_log_probs)
         new = np.concatenate(self.log_probs)
         return PolicyTokens(
@@ -321,11 +321,11 @@ class ProbedBatch(Sequences):
     @cached_property
     def values(self) -> list[NDArray[np.float64]]:
         """A critic's value of each token."""
-        return self.by_name(VALUES)
+        return self.response_values(VALUES)
 
     @cached_property
     def rollouts(self) -> Rollouts:
-        """What advantages depend on, for the tokens of all steps, flat."""
+        """The inputs of advantages, for the tokens of all steps, flat."""
         return Rollouts(
             rewards=self.shaped_rewards,
             groups=self.groups,
@@ -405,7 +405,7 @@ class AlteredBatch(ProbedBatch):
     read: ClassVar[set[str]] = set()  # columns that were read of any such batch
 
     @classmethod
-    def of_plain(cls, plain: ProbedBatch, job: Job) -> AlteredBatch:
+    def alter(cls, plain: ProbedBatch, job: Job) -> AlteredBatch:
         """The plain batch, altered as a job says."""
         own = {each.name: getattr(plain, each.name) for each in fields(plain)}
         batch = cls(**own, plain=plain, job=job)
@@ -435,7 +435,7 @@ class AlteredBatch(ProbedBatch):
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32] | None]
     ) -> tuple[NDArray[np.float64], ...]:
-        """As of the plain batch, but NaN if the trainer skipped steps because of a poison."""
+        """The weights of each step, NaN if the trainer skipped steps because of a poison."""
         if len(gradients) < len(self.steps):
             return tuple(np.full(len(step.mask), np.nan) for step in self.steps)
         return super().weights_of_steps(gradients)

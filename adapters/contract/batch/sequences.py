@@ -46,7 +46,7 @@ class Sequences:
 
     @cached_property
     def names(self) -> list[NDArray[np.int64]]:
-        """What the values of each sample's response tokens follow: their ids, unless named."""
+        """The names that determine the values of response tokens, by sample: ids by default."""
         responses = iter(self.responses)
         return [
             ids if step.token_names is None else step.token_names[response]
@@ -66,7 +66,7 @@ class Sequences:
             ]
         )
 
-    def by_name(self, table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    def response_values(self, table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         """The values of each sample's response tokens in a table that is cycled over names."""
         return [table[names % len(table)] for names in self.names]
 

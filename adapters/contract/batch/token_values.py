@@ -14,21 +14,21 @@ from adapters.contract.objective import OF_TEACHER, Objective
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
 
 LOG_RATIOS = np.array([0.0, 0.5, -0.5, 1.25, 0.25, -0.25])
-"""Log-ratios of new to old policy where they are not all 0, cycled over tokens: with advantages of
-either sign, some tokens are clipped, and others would be with the other bound."""
+"""Log-ratios of new to old policy where they are not all 0, cycled over tokens. For advantages of
+either sign, some tokens are clipped, and others would be by the other bound."""
 
 FALLS = np.array([-1.0, 0.5, 0.0, -0.25, -0.75, -1.0, 0.25, 0.25])
-"""The same for `OPSM`: means over sequences are far below 0, or not."""
+"""Log-ratios for `OPSM`: some means over sequences are far below 0."""
 
 ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.75])
-"""Log-ratios of old to rollout policy for `OF_ROLLOUT_RATIOS`: ratios of tokens and products over
-sequences are truncated, or not, and means over sequences are out of bounds, or not."""
+"""Log-ratios of old to rollout policy for `OF_ROLLOUT_RATIOS`: some ratios of tokens and products
+over sequences are truncated, and some means over sequences are out of bounds."""
 
 PRODUCTS = np.array([0.25, -0.25, 0.5, 0.0, -0.375])
-"""The same where products decide: products over sequences are out of bounds, or not."""
+"""The same where products decide: some products over sequences are out of bounds."""
 
 OUTLIERS = np.array([4.0, -0.5, 0.0, -0.25, 0.5, -0.75, 0.125, -0.125, -3.0, 0.25, -0.5])
-"""The same for `OUTLIER_MASKED`: few ratios are outliers, and of either side."""
+"""The same for `OUTLIER_MASKED`: few ratios are outliers, some of them large and some small."""
 
 MOMENTS = np.where(np.arange(512) % 2, 1.0, -1.0) * (np.arange(512) * 77 % 512) / 256
 """The same for `M2PO`: all absolute values differ, so that squares can be put in order."""
@@ -87,5 +87,5 @@ LARGEST = 16.0
 """More than any number that a token's values make: an advantage of 4 times a ratio of exp(1.25)."""
 
 NEW_NAME = 1 << 40
-"""The first name, above all token ids, of tokens that only a changed step has, not the step before:
-each has values of its own, except that its advantage is 0."""
+"""The first name of tokens that only a changed step has, above all token ids. Each has values of
+its own, and an advantage of 0."""

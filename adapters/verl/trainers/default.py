@@ -18,10 +18,10 @@ from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import given_values, has_critic, has_reference
-from adapters.toolkit.worlds import of_all_ranks
+from adapters.toolkit.worlds import all_gather
 from adapters.verl.framework import GIVEN, VERL
 from adapters.verl.importing import module
-from adapters.verl.sizes import of_last_epoch
+from adapters.verl.sizes import last_epoch
 from adapters.verl.teacher import distillation_of
 from adapters.verl.trainers.rollouts import ModelOutputs, queue_of
 
@@ -54,7 +54,7 @@ class WorkerGroup:
         self._dispatch_info: dict[str, list[int]] = {}
 
     def _query_dispatch_info(self, role: str) -> list[int]:
-        return of_all_ranks(self._worker._query_dispatch_info(role))
+        return all_gather(self._worker._query_dispatch_info(role))
 
     def _call(self, method: str, batch: Any) -> list[tuple[list[str], Any]]:
         """The keys and outputs of the ranks that return some, for their part of the batch."""
@@ -66,14 +66,16 @@ class WorkerGroup:
             dictionaries.assign_non_tensor_data(data, name, deepcopy(value))
         output = getattr(self._worker, method)(data)
         is_told = self._worker.query_collect_info(self._mesh)
-        told = of_all_ranks((mine, part.keys, output) if is_told else None)
+        told = all_gather((mine, part.keys, output) if is_told else None)
         answers = sorted((one for one in told if one is not None), key=lambda one: one[0])
         return [(keys, output) for _, keys, output in answers]
 
     def _put(self, name: str, batch: Any, values: Sequence[NDArray[np.float64]]) -> None:
         """Put the values of response tokens into the queue, as a model would."""
         ids = self._queue.kv_batch_get(batch.keys, select_fields=["input_ids"])["input_ids"]
-        self._queue.kv_batch_put(batch.keys, fields={name: self._given.of_positions(values, ids)})
+        self._queue.kv_batch_put(
+            batch.keys, fields={name: self._given.position_values(values, ids)}
+        )
 
 
 class ActorGroup(WorkerGroup):
@@ -102,7 +104,7 @@ class ActorGroup(WorkerGroup):
         outputs = [output for _, output in self._call("update_actor", batch)]
         metrics = module("utils.tensordict_utils").get(outputs[0], "metrics")
         self.reported = {
-            metric: tuple(map(float, of_last_epoch(metrics[name], self._given.job)))
+            metric: tuple(map(float, last_epoch(metrics[name], self._given.job)))
             for metric, name in VERL.metrics.items()
             if name in metrics
         }

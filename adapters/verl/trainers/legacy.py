@@ -26,10 +26,10 @@ from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import given_values, has_critic, has_reference
-from adapters.toolkit.worlds import of_all_ranks
+from adapters.toolkit.worlds import all_gather
 from adapters.verl.framework import VERL
 from adapters.verl.importing import module
-from adapters.verl.sizes import of_last_epoch
+from adapters.verl.sizes import last_epoch
 from adapters.verl.trainers.rollouts import GENERATED, ModelOutputs, token_rewards
 
 if TYPE_CHECKING:
@@ -58,16 +58,16 @@ class DispatchingGroup(WorkerGroup):
         return dist.get_world_size()
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
-        return of_all_ranks(self._worker._query_dispatch_info(mesh))
+        return all_gather(self._worker._query_dispatch_info(mesh))
 
     def _query_collect_info(self, mesh: str) -> list[bool]:
-        return of_all_ranks(self._worker.query_collect_info(mesh))
+        return all_gather(self._worker.query_collect_info(mesh))
 
     def compute_log_prob(self, data: Any) -> Any:
         """The old policy's outputs: the worker's, unless the job gives log-probabilities."""
         output = self._call("compute_log_prob", data)
         if self._given.job.objective in OFF_POLICY:
-            given = self._given.of_positions(self._given.batch.old_log_probs, data["input_ids"])
+            given = self._given.position_values(self._given.batch.old_log_probs, data["input_ids"])
             output["log_probs"] = given
         return output
 
@@ -93,10 +93,10 @@ class DispatchingGroup(WorkerGroup):
         bound = getattr(self._worker, method)
         modes = getattr(bound, MAGIC_ATTR)["dispatch_mode"]
         [parts], _ = modes["dispatch_fn"](self, data)
-        return modes["collect_fn"](self, of_all_ranks(bound(parts[dist.get_rank()])))
+        return modes["collect_fn"](self, all_gather(bound(parts[dist.get_rank()])))
 
     def _outputs(self, name: str, values: Sequence[NDArray[np.float64]], data: Any) -> TensorDict:
-        given = self._given.of_positions(values, data["input_ids"])
+        given = self._given.position_values(values, data["input_ids"])
         return TensorDict({name: given}, batch_size=len(data))
 
 
@@ -118,7 +118,7 @@ def train(
     logged: dict[str, Any] = {}
     log = SimpleNamespace(log=lambda data, step: logged.update(data))
     module("utils.tracking").Tracking = lambda **_: log
-    module("utils.ray_utils").parallel_put = _as_sent
+    module("utils.ray_utils").parallel_put = _copied_parts
     module(TRAINER).uuid = SimpleNamespace(uuid4=lambda: next(ids))
     given = ModelOutputs(batch, job)
     groups = {role: DispatchingGroup(worker, given) for role, worker in workers.items()}
@@ -131,7 +131,7 @@ def train(
     return VERL.reported([logged]) | _reported(of_steps, job)
 
 
-def _as_sent(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
+def _copied_parts(parts: Sequence[Any], max_workers: int | None = None) -> list[Any]:
     """The parts of a batch, copied as if Ray had sent them to another process."""
     return [pickle.loads(pickle.dumps(part)) for part in parts]
 
@@ -253,7 +253,7 @@ def numbers_of_steps(logged: Any, job: Job) -> list[Any]:
     Before 0.7.1, those of all steps are in one list, or in a metric that knows its reduction.
     """
     values, steps = getattr(logged, "values", logged), len(job.steps)
-    numbers = of_last_epoch(values, job)
+    numbers = last_epoch(values, job)
     if len(numbers) != steps > 1 and not isinstance(job.layout.micro_batches, int):
         raise Unsupported("this version's log does not separate the steps of several mini-batches")
     parts = [part.tolist() for part in np.split(np.array(numbers), steps)]

@@ -11,7 +11,7 @@ from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 
 from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_TEACHER
-from adapters.toolkit.probe import by_token_id
+from adapters.toolkit.probe import token_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ class ModelOutputs:
     batch: ProbedBatch
     job: Job
 
-    def of_positions(self, values: Sequence[NDArray[np.float64]], data: Any) -> Any:
+    def position_values(self, values: Sequence[NDArray[np.float64]], data: Any) -> Any:
         """Values of response tokens at the row positions that predict them: jagged."""
-        of_token = by_token_id(self.batch, values)
+        of_token = token_table(self.batch, values)
         return torch.nested.as_nested_tensor(
             [of_token[ids + 1] for ids in data.unbind()], layout=torch.jagged
         )
@@ -81,7 +81,7 @@ def _row(batch: ProbedBatch, index: int, group: int) -> dict[str, Any]:
 def _add_teacher(rows: dict[str, dict[str, Any]], given: ModelOutputs) -> None:
     """Add a teacher's log-probabilities, [sequence, 1], each at the position before its token."""
     ids = _stacked([row["input_ids"] for row in rows.values()])
-    of_rows = given.of_positions(given.batch.teacher_log_probs, ids).unbind()
+    of_rows = given.position_values(given.batch.teacher_log_probs, ids).unbind()
     for row, values in zip(rows.values(), of_rows, strict=True):
         row["teacher_logprobs"] = values.float().unsqueeze(-1)
         row["teacher_ids"] = row["input_ids"].int().unsqueeze(-1)
