@@ -108,6 +108,29 @@ def fork(function: Callable[..., None], *arguments: object) -> int:
     return process.exitcode
 
 
+class Forked:
+    """A run of pytest in a process forked from a warm one, with what is used of a `Popen`."""
+
+    def __init__(self, folder: Path, output: str, *arguments: str) -> None:
+        install_broken_adapters(folder / "site")
+        context = warm_context()
+        server = forkserver._forkserver._forkserver_address
+        given = (server, _pytest, folder, arguments, _environment(folder), output)
+        self._process = context.Process(target=_with_shared_ranks, args=given)
+        self._process.start()
+        self.terminate = self._process.terminate
+        self.kill = self._process.kill
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("pytest", timeout or 0.0)
+        return self._process.exitcode
+
+
 def warm_context() -> ForkServerContext:
     """Starts processes that have torch and what frameworks import in memory."""
     context = multiprocessing.get_context("forkserver")
