@@ -47,7 +47,8 @@ class Layouts:
     """The layouts of a review."""
 
     usual: tuple[Layout, ...]
-    """The one on which most mistakes show, and the one that most users have."""
+    """The one on which most mistakes show, the one that most users have, and one of one rank, which
+    takes cases that others cannot cut."""
 
     special: tuple[Layout, ...] = ()
     """Smallest ones with a pipeline, tensor parallelism or an option, for code that they have."""
@@ -68,7 +69,9 @@ class Layouts:
         first = max(fitting, key=cut)
         plain = [one for one in fitting if one != first and _is_plain(one)]
         second = sorted(plain, key=lambda one: (one.format != usual, one.micro_batches == "tokens"))
-        chosen = (first, *second[:1])
+        alone = [one for one in fitting if one.world_size == 1 and not [*_special(one)]]
+        alone.sort(key=lambda one: (one.micro_batches != 2, one.format != usual, str(one)))
+        chosen = (first, *second[:1], *alone[:1])
         left = {part for one in small for part in _special(one)}
         left -= {part for one in chosen for part in _special(one)}
         by_size = sorted(small, key=lambda one: (len([*_special(one)]), one.world_size))
@@ -170,6 +173,7 @@ class Order:
             for name, cells in self._left.items()
         }
         self._known: set[Hashable] = set()
+        self._new: dict[str, frozenset[Hashable]] = {}
         self._looked_at: set[Hashable] = set()
         self._made = 0
         self._was_scout = False
@@ -179,6 +183,11 @@ class Order:
         """Take in which changed statements a cell's job has run."""
         self.not_run -= ran
         self._ran[_kind(cell)] = self._ran.get(_kind(cell), frozenset()) | ran
+
+    def note_declined(self, cell: MatrixCell) -> None:
+        """Take in that a cell's job did not run, so that others are to tell what it was to."""
+        self._known -= self._new.pop(name_of(cell), frozenset())
+        self._made -= 1
 
     def upcoming(self) -> Turn | None:
         """The next job, or None if no other tells anything."""
@@ -209,7 +218,8 @@ class Order:
             return None
         cells = self._left.pop(chosen)
         self._made += 1
-        self._known |= self._facts[chosen]
+        self._new[chosen] = self._facts[chosen] - self._known
+        self._known |= self._new[chosen]
         self._looked_at.update(map(_part, cells))
         return Turn(cells)
 

@@ -69,8 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if controller is not None:
         controller.recorder()
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        name = "test_conformance.py" if config.getoption("review") is None else "test_review.py"
-        config.args = [str(SUITE / name)]
+        config.args = [str(SUITE if config.getoption("review") is None else SUITE / "review.py")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

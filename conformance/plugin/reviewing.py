@@ -18,7 +18,7 @@ from conformance.plan.telling import Jobs, Order, name_of
 from conformance.ranks import changed
 from conformance.runs import review_task
 from conformance.runs.check import is_offered, job_cells, make
-from conformance.runs.recorder import fault_message, message
+from conformance.runs.recorder import DECLINED, fault_message, message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,6 +105,8 @@ class Side:
                 message(cell, judgement, next(self.headers), seconds)
             )
             self.findings[finding.id] = finding
+        if order and all(self.findings[one.id].verdict in DECLINED for one in cells):
+            order.note_declined(cells[0])
 
     def _upcoming(self, cell: MatrixCell, order: Order | None) -> Iterator[MatrixCell]:
         if order is None:

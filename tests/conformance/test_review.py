@@ -18,7 +18,7 @@ from conformance import cli
 from conformance.comparing.reviewed import Reviewed
 from conformance.findings.cause import SuspectedLine
 from conformance.findings.errors import NothingToCompareError
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import Check, Verdict
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
 from conformance.plan.telling import JOBS, Jobs, Layouts, Order, Turn
@@ -147,6 +147,21 @@ def test_jobs_in_a_mode_whose_code_changes_come_first_and_steps_of_several_soon(
     assert judged.index(of_mode[5]) < 16
 
 
+def test_what_a_declined_job_was_to_show_is_looked_at_on_another_layout() -> None:
+    """TRL cannot cut nine samples into four micro-batches, and one rank needs two."""
+    order = Order(SLIME, [EVERYWHERE], lambda _: True)
+    odd: list[MatrixCell] = []
+    while (turn := order.next()) is not None:
+        is_of_loss = turn.cells[0].spec.objective is Objective.POLICY
+        order.note(turn.cells[0], frozenset([EVERYWHERE] if is_of_loss else []))
+        if not turn.is_scout and turn.cells[0].case.name == "nine_samples":
+            odd += turn.cells[:1]
+            if turn.cells[0].layout.dp > 1:
+                order.note_declined(turn.cells[0])
+
+    assert any(cell.spec.check is Check.WEIGHTS and cell.layout.dp == 1 for cell in odd)
+
+
 def test_where_no_job_runs_the_change_each_check_is_looked_at_and_every_layout_tried() -> None:
     found = turns(lambda _: set(), NOWHERE)
     judged = [cell.spec.check for one in found if not one.is_scout for cell in one.cells]
@@ -158,12 +173,13 @@ def test_where_no_job_runs_the_change_each_check_is_looked_at_and_every_layout_t
     assert any("allgather_cp" in layout for layout in scouted)
 
 
-def test_of_two_layouts_one_is_where_most_shows_and_one_what_most_users_have() -> None:
+def test_one_layout_is_where_most_shows_one_what_most_users_have_and_one_of_one_rank() -> None:
     layouts = Layouts.of(registry.create("slime"))
 
     assert layouts.usual == (
         Layout.parse("dp2-cp2-mbtokens-thd"),
         Layout.parse("dp2-cp1-mb2-thd"),
+        Layout.parse("dp1-cp1-mb2-thd"),
     )
     assert all(one.pp > 1 or one.options for one in layouts.special)
 
@@ -252,7 +268,7 @@ def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Have runs of pytest forked, and what is known of bases kept in a folder of its own."""
 
     def start(folder: str, output: IO[str], *arguments: str) -> command.Forked:
-        return command.Forked(Path(folder), output.name, *arguments)
+        return command.forked(Path(folder), output.name, *arguments)
 
     monkeypatch.setattr(histories, "start", start)
     monkeypatch.setattr(kept, "user_cache_path", lambda _: tmp_path / "cache")

@@ -182,10 +182,10 @@ class _Side:
         if not self.has_ended:
             self._process.terminate()
 
-    def row(self) -> Row:
+    def row(self, latest: float) -> Row:
         """What became of it; of a run that had to be killed, what its journal has."""
         try:
-            self._process.wait(SECONDS_TO_END)
+            self._process.wait(max(latest - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -273,7 +273,8 @@ def run(
             sides = [one for one in (head, base) if one is not None]
             for one in sides:
                 one.tell_to_end()
-        rows = [one.row() for one in sides]
+        latest = time.monotonic() + SECONDS_TO_END
+        rows = [one.row(latest) for one in sides]
         of_head = rows[0]
         of_base_run = rows[1] if base is not None else None
         whole = merged(known, of_base_run.report if of_base_run else None)
