@@ -116,6 +116,11 @@ class Journal:
         self._findings.append(finding)
         self._write(finding.model_dump_json())
 
+    def replace(self, finding: Finding) -> None:
+        """Record a finding anew, of which more is known by now."""
+        self._findings = [finding if one.id == finding.id else one for one in self._findings]
+        self._write(finding.model_dump_json())
+
     def report(
         self,
         selection: Selection,

@@ -94,9 +94,8 @@ class Controller:
         if side.task.follows is not None:
             return
         side.wait_for_base()
-        worse = {finding.id for finding in side.worse()}
-        causes = [one for one in side.recorder.causes() if worse.intersection(one.findings)]
-        self._trace(causes, side.recorder, side.jobs)
+        side.name_what_is_carried()
+        self._trace(side.new_causes(), side.recorder, side.jobs)
 
     @property
     def _came_to_its_end(self) -> bool:

@@ -16,6 +16,7 @@ from conformance.findings.errors import HarnessFaultError
 from conformance.plan.matrix import StartupCell
 from conformance.plan.telling import Jobs, Order, name_of
 from conformance.ranks import changed
+from conformance.runs import carried as carried_over
 from conformance.runs import review_task
 from conformance.runs.check import is_offered, job_cells, make
 from conformance.runs.recorder import DECLINED, fault_message, message
@@ -23,6 +24,7 @@ from conformance.runs.recorder import DECLINED, fault_message, message
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.plan.matrix import MatrixCell
     from conformance.ranks.changed import Place
@@ -139,6 +141,23 @@ class Side:
     def worse(self) -> list[Finding]:
         """The findings of the head that are worse than the base's."""
         return [*worse(_made_by(self.task.base), self.findings.values())]
+
+    def new_causes(self) -> list[Cause]:
+        """The causes of what is worse."""
+        worse = {finding.id for finding in self.worse()}
+        return [one for one in self.recorder.causes() if worse.intersection(one.findings)]
+
+    def name_what_is_carried(self) -> None:
+        """Make one cause of those whose numbers are of the job that was run before."""
+        carried = [*carried_over.of_causes(self.new_causes(), self._made_cells, self.jobs)]
+        for finding in carried_over.renamed(carried, self.findings):
+            self.findings[finding.id] = finding
+            self.recorder.replace(finding)
+
+    @property
+    def _made_cells(self) -> dict[str, MatrixCell]:
+        ran = {name: one for name, one in self.findings.items() if one.verdict not in DECLINED}
+        return {name: self.candidates.by_id[name] for name in ran}
 
     def wait_for_base(self) -> None:
         """Wait until the base has made what the head has, unless it takes too long."""
