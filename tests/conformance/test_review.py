@@ -284,6 +284,7 @@ def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
         "--adapter=slime",
         "--layout=dp1-cp2-mb1-thd",
         "--checks=weights",
+        "--budget=600",
         f"--reports={tmp_path / 'kept'}",
     ]
     assert cli.main([*arguments, f"--source={repository}@change"]) == cli.WORSE
@@ -320,7 +321,10 @@ def test_the_second_review_of_a_branch_runs_one_side_and_names_what_no_job_runs(
         return start(folder, output, *arguments)
 
     monkeypatch.setattr(histories, "start", counted)
-    arguments = ["--layout=dp1-cp2-mb1-thd", "--checks=weights", f"--source={repository}"]
+    arguments = [
+        *("--layout=dp1-cp2-mb1-thd", "--checks=weights", "--budget=600"),
+        f"--source={repository}",
+    ]
     told = []
     for _ in range(2):
         assert cli.main(["review", "--adapter=slime", "--base=HEAD", *arguments]) == 0

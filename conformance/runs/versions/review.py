@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -213,6 +213,77 @@ class _Side:
         return None
 
 
+class _Both:
+    """The runs of both versions; that of the base begins once it has anything to make."""
+
+    def __init__(self, review: Review, reports: Path, scratch: Path, trace_at: float) -> None:
+        self._review = review
+        self._scratch = scratch
+        self._kept = Kept.of(review.adapter, review.versions.base, review.selection.options)
+        self._known = self._kept.load()
+        self._had = {} if self._known is None else {one.id: one for one in self._known.findings}
+        self._paths = {name: reports / f"{name}.json" for name in ("head", "base")}
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+        of_known = scratch / "known.json"
+        if self._known is not None:
+            report_file.write(self._known, of_known)
+        layouts = review.layouts
+        self._task = ReviewTask(
+            usual=tuple(map(str, layouts.usual)), special=tuple(map(str, layouts.special))
+        )
+        for_head = replace(
+            self._task,
+            lines=review.lines,
+            base=(str(of_known), str(self._paths["base"])),
+            trace_at=trace_at,
+        )
+        self.head = _Side(review, review.versions.head, self._paths["head"], for_head, scratch)
+        self._base: _Side | None = None
+        self.progress()
+
+    def progress(self) -> Progress:
+        """What both have made by now."""
+        head = journal.findings(self._paths["head"])
+        base = self._had | {one.id: one for one in journal.findings(self._paths["base"])}
+        if self._base is None and (self._known is None or {one.id for one in head} - {*base}):
+            task = replace(self._task, follows=str(self._paths["head"]), kept=tuple(self._had))
+            commit, path = self._review.versions.base, self._paths["base"]
+            self._base = _Side(self._review, commit, path, task, self._scratch)
+        return Progress(head, base)
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether nothing more is to come, as also where one of them ends without a report."""
+        sides = self._sides
+        are_lost = any(one.has_ended and not one.report.exists() for one in sides)
+        return are_lost or all(one.has_ended for one in sides)
+
+    @property
+    def _sides(self) -> list[_Side]:
+        return [one for one in (self.head, self._base) if one is not None]
+
+    def tell_to_end(self) -> None:
+        """Have both write their reports."""
+        for one in self._sides:
+            one.tell_to_end()
+
+    def rows(self) -> tuple[Row, Row]:
+        """What became of the base and of the head; what is known of the base is kept."""
+        latest = time.monotonic() + SECONDS_TO_END
+        head = self.head.row(latest)
+        base = Row(commit=self._review.versions.base)
+        if self._base is not None:
+            base = self._base.row(latest)
+        if base.problem is not None and (self._known is None or base.report is not None):
+            return base, head
+        whole = merged(self._known, base.report)
+        if whole is not None:
+            self._kept.save(whole)
+            report_file.write(whole, self._paths["base"])
+        return replace(base, report=whole, problem=None), head
+
+
 def run(
     review: Review,
     reports: Path | None,
@@ -222,71 +293,31 @@ def run(
 ) -> Ran:
     """Run both versions at once, and show what each has made, until both have ended.
 
-    They are ended at ``until``, by `time.monotonic`, or once the review ``is_ended``. Their reports
-    are kept in a folder, if one is given, as base.json and head.json.
+    They are ended at ``until``, by `time.monotonic`, or once the review ``is_ended``. On a machine
+    that takes all of that time to start them they have it twice, as a verdict needs a finding.
+    Their reports are kept in a folder, if one is given, as base.json and head.json.
     """
-    start = time.monotonic()
-    kept = Kept.of(review.adapter, review.versions.base, review.selection.options)
-    known = kept.load()
+    budget = until - time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        head_path, base_path = (
-            (reports or scratch).resolve() / f"{name}.json" for name in ("head", "base")
-        )
-        for path in (head_path, base_path):
-            path.unlink(missing_ok=True)
-        usual, special = (
-            tuple(map(str, some)) for some in (review.layouts.usual, review.layouts.special)
-        )
-        had = {} if known is None else {one.id: one for one in known.findings}
-        of_known = scratch / "known.json"
-        if known is not None:
-            report_file.write(known, of_known)
-        for_head = ReviewTask(
-            usual=usual,
-            special=special,
-            lines=review.lines,
-            base=(str(of_known), str(base_path)),
-            trace_at=time.time() + OF_FINDINGS * (until - start),
-        )
-        for_base = ReviewTask(usual=usual, special=special, follows=str(head_path), kept=tuple(had))
-        head = _Side(review, review.versions.head, head_path, for_head, scratch)
-        base = None
+        trace_at = time.time() + OF_FINDINGS * budget
+        both = _Both(review, (reports or scratch).resolve(), scratch, trace_at)
         try:
-            while True:
-                made = journal.findings(head_path)
-                of_base = had | {one.id: one for one in journal.findings(base_path)}
-                show(Progress(made, of_base))
-                if base is None and (known is None or {one.id for one in made} - {*had}):
-                    base = _Side(review, review.versions.base, base_path, for_base, scratch)
-                if is_ended() or time.monotonic() > until:
-                    is_cut_short = not head.has_ended
-                    break
-                if head.has_ended and (base is None or base.has_ended or not head_path.exists()):
-                    is_cut_short = False
-                    break
-                if base is not None and base.has_ended and not base_path.exists():
-                    is_cut_short = False
+            while not both.have_ended and not is_ended():
+                show(progress := both.progress())
+                has_common = any(one.id in progress.base for one in progress.head)
+                if time.monotonic() > (until if has_common else until + budget):
                     break
                 time.sleep(POLL)
+            is_cut_short = not both.head.has_ended
         finally:
-            sides = [one for one in (head, base) if one is not None]
-            for one in sides:
-                one.tell_to_end()
-        latest = time.monotonic() + SECONDS_TO_END
-        rows = [one.row(latest) for one in sides]
-        of_head = rows[0]
-        of_base_run = rows[1] if base is not None else None
-        whole = merged(known, of_base_run.report if of_base_run else None)
-        problem = of_base_run.problem if of_base_run is not None else None
-        if whole is not None and problem is None:
-            kept.save(whole)
-            report_file.write(whole, base_path)
+            both.tell_to_end()
+        base, head = both.rows()
         return Ran(
-            base=Row(commit=review.versions.base, report=whole, problem=problem),
-            head=of_head,
-            not_run=review.places - review_task.ran(head.path),
-            is_cut_short=is_cut_short or review_task.has_more(head.path),
+            base=base,
+            head=head,
+            not_run=review.places - review_task.ran(both.head.path),
+            is_cut_short=is_cut_short or review_task.has_more(both.head.path),
         )
 
 
