@@ -16,7 +16,7 @@ from adapters.toolkit.changes import changed_lines, lines_in_head, versions
 from adapters.toolkit.source import Commit, SourceError
 from conformance import cli
 from conformance.comparing.reviewed import Reviewed
-from conformance.findings.cause import SuspectedLine
+from conformance.findings.cause import Reach, SuspectedLine
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.matrix import MatrixCell
@@ -253,6 +253,18 @@ def test_lines_to_look_at_are_in_files_that_the_version_changes() -> None:
 
     assert "look at slime/loss.py:7 (f)" in text
     assert "accelerator" not in text
+
+
+def test_options_that_were_not_tested_are_said_of_no_mistake() -> None:
+    after = report(wrong(A, CP))
+    reach = Reach(options=["--cp=2"], untested=["--cp=2"])
+    [cause] = after.causes
+    after = after.model_copy(update={"causes": [cause.model_copy(update={"reach": reach})]})
+    text = "\n".join(as_text(Reviewed.of(report(right(A)), after), {}))
+
+    assert "\n  wrong gradient" in text
+    assert "--cp=2" not in text
+    assert "by default" not in text
 
 
 def test_a_refusal_that_the_contract_allows_is_no_fault() -> None:

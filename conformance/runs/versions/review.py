@@ -45,6 +45,9 @@ SECONDS_TO_END = 3.0
 OF_FINDINGS = 0.6
 """The share of the budget after which lines are looked for, if anything is worse by then."""
 
+OF_A_VERDICT = 0.5
+"""The share of the budget that is left for what comes after the first finding of both."""
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -293,21 +296,21 @@ def run(
 ) -> Ran:
     """Run both versions at once, and show what each has made, until both have ended.
 
-    They are ended at ``until``, by `time.monotonic`, or once the review ``is_ended``. On a machine
-    that takes all of that time to start them they have it twice, as a verdict needs a finding.
-    Their reports are kept in a folder, if one is given, as base.json and head.json.
+    They are ended at ``until``, by `time.monotonic`, or once the review ``is_ended``. If a machine
+    is so slow that they take most of that time to start, they have up to twice as much. Their
+    reports are kept in a folder, if one is given, as base.json and head.json.
     """
     budget = until - time.monotonic()
+    latest = until + budget
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         trace_at = time.time() + OF_FINDINGS * budget
         both = _Both(review, (reports or scratch).resolve(), scratch, trace_at)
         try:
-            while not both.have_ended and not is_ended():
+            while time.monotonic() < until and not both.have_ended and not is_ended():
                 show(progress := both.progress())
-                has_common = any(one.id in progress.base for one in progress.head)
-                if time.monotonic() > (until if has_common else until + budget):
-                    break
+                if not any(one.id in progress.base for one in progress.head):
+                    until = min(latest, max(until, time.monotonic() + OF_A_VERDICT * budget))
                 time.sleep(POLL)
             is_cut_short = not both.head.has_ended
         finally:

@@ -18,7 +18,7 @@ from conformance.explain.conditions.findings import NEGATIVE
 from conformance.explain.conditions.wording import OBJECTIVES
 from conformance.explain.reach import options
 from conformance.findings.badness import explain, failure
-from conformance.findings.cause import Severity
+from conformance.findings.cause import Reach, Severity
 from conformance.findings.sanitize import first_line, numberless, printable
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 from reference.aggregation import Mode
@@ -152,11 +152,23 @@ def _change(change: CauseChange, changed: Collection[str]) -> Iterator[str]:
     cause = change.new or change.old
     assert cause is not None
     said = str(cause.impact)
-    yield f"  {cause.effect}{f': {said}' if said else ''}; {change.findings} findings"
+    yield f"  {_effect(cause)}{f': {said}' if said else ''}; {change.findings} findings"
     yield f"  for example {cause.findings[0]}"
     is_number = cause.severity is not Severity.NOT_TRAINED
     suspects = (one for one in cause.suspects if one.file in changed or not is_number)
     yield from (f"  look at {suspect}" for suspect in suspects)
+
+
+def _effect(cause: Cause) -> str:
+    """Returns what a cause does, and to whom as far as a few layouts and cases show it."""
+    if not cause.reach.untested:
+        return cause.effect
+    tested = {*cause.reach.tested}
+    shown = Reach(
+        options=[one for one in cause.reach.options if one in tested],
+        rare=[one for one in cause.reach.rare if one in tested],
+    )
+    return cause.model_copy(update={"reach": shown}).effect.removesuffix(f" {Reach()}")
 
 
 def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
