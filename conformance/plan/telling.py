@@ -31,6 +31,9 @@ LEAST_OF_A_FORMAT = 0.2
 """Of the layouts that have to be of a format for it to be chosen: slime has a few for a format that
 only old versions have."""
 
+UNKNOWN = 0.01
+"""What counts of a job that no scout has run, as where only laws or poison are looked at."""
+
 OF_ALL_CHECKS = 4
 """Each so manieth job is one of a check, or of a mode, that was not looked at yet."""
 
@@ -242,7 +245,9 @@ class Order:
         if kind in weights:
             return weights[kind]
         alike = [one for one in weights if (one.objective, one.layout) == (kind[0], kind[2])]
-        return max((weights[one] for one in alike), default=self._base)
+        is_scouted = self._scouts or kind.layout or kind.objective not in set(Objective)
+        unknown = self._base if is_scouted else max(self._base, UNKNOWN)
+        return max((weights[one] for one in alike), default=unknown)
 
     def _is_new(self, name: str) -> bool:
         return any(_part(cell) not in self._looked_at for cell in self._left[name])

@@ -147,6 +147,21 @@ def test_jobs_in_a_mode_whose_code_changes_come_first_and_steps_of_several_soon(
     assert judged.index(of_mode[5]) < 16
 
 
+def test_checks_that_no_scout_is_of_are_looked_at() -> None:
+    """As with ``--checks=poison``."""
+    driven = registry.create("slime")
+    layouts = Layouts.of(driven)
+    chosen = frozenset([Check.POISON])
+    plan = Plan(layouts=layouts.usual, checks=chosen, mode_of_advantages=Mode.SAMPLE_MEAN)
+    order = Order(Jobs(plan, driven, layouts), [EVERYWHERE], lambda _: True)
+    names = set()
+    while (turn := order.next()) is not None:
+        names.update(cell.spec.name for cell in turn.cells)
+        order.note(turn.cells[0], frozenset([EVERYWHERE]))
+
+    assert {"old_log_probs", "advantages", "rollout_log_probs", "values"} <= names
+
+
 def test_what_a_declined_job_was_to_show_is_looked_at_on_another_layout() -> None:
     """TRL cannot cut nine samples into four micro-batches, and one rank needs two."""
     order = Order(SLIME, [EVERYWHERE], lambda _: True)
