@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,35 @@ def fork(function: Callable[..., None], *arguments: object) -> int:
         process.kill()
         raise TimeoutError(f"{function.__name__}{arguments} does not end")
     return process.exitcode
+
+
+class Forked:
+    """A forked process, with what is used of a `Popen`."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self.terminate = process.terminate
+        self.kill = process.kill
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("pytest", timeout or 0.0)
+        return self._process.exitcode
+
+
+def forked(folder: Path, output: str, *arguments: str) -> Forked:
+    """Start pytest in a process forked from a warm one."""
+    install_broken_adapters(folder / "site")
+    context = warm_context()
+    server = forkserver._forkserver._forkserver_address
+    given = (server, _pytest, folder, arguments, _environment(folder), output)
+    process = context.Process(target=_with_shared_ranks, args=given)
+    process.start()
+    return Forked(process)
 
 
 def warm_context() -> ForkServerContext:

@@ -19,7 +19,7 @@ from adapters.toolkit.source import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from adapters.contract import Adapter
@@ -30,6 +30,9 @@ DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "mast
 """Names of a clone's default branch; which of them a clone has depends on how it was made."""
 
 FILE = re.compile(r"^\+\+\+ (?:\"?b/)?(.*?)\"?\t?$", re.MULTILINE)
+
+HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
+"""The first line of a hunk in the later version, and how many there are."""
 
 OF_TESTS = re.compile(r"(^|/)(tests?|examples?)/|(^|/)test_|\.pyi$")
 """Python files that no training step runs."""
@@ -102,6 +105,43 @@ def changed_lines(adapter: Adapter, found: Versions) -> dict[str, str]:
         errors="replace",
     )
     return dict(_file_diffs(result.stdout, folders[1]))
+
+
+def lines_in_head(
+    adapter: Adapter, found: Versions, changed: Mapping[str, str]
+) -> dict[str, list[int]]:
+    """The numbers of the changed lines in the later version, by the absolute path of each file.
+
+    Of a hunk that only removes lines it is the line before, and the one behind if it is in the
+    same block.
+    """
+    root = _package(adapter, found.head.source(found.repository)).parent
+    paths = {name: (root / name).resolve() for name in changed}
+    return {
+        str(path): [*_numbers(changed[name], path)]
+        for name, path in paths.items()
+        if path.is_file()
+    }
+
+
+def _numbers(hunks: str, path: Path) -> Iterator[int]:
+    text = path.read_text(errors="replace").splitlines()
+    for first, count in ((int(one), int(several or 1)) for one, several in HUNK.findall(hunks)):
+        yield from range(first, first + count)
+        if count == 0:
+            behind = text[first] if first < len(text) else ""
+            before = [number for number in range(1, first + 1) if _has_code(text[number - 1])]
+            yield from before[-1:]
+            if before and _indent(behind) == _indent(text[before[-1] - 1]):
+                yield first + 1
+
+
+def _has_code(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _package(adapter: Adapter, source: str) -> Path:

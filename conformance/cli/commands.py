@@ -17,11 +17,12 @@ from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from conformance.explain.groups import FindingFilter
     from conformance.runs.registry import Entry
     from conformance.runs.versions.history import Row
+    from conformance.runs.versions.review import Ran, Review
     from conformance.runs.versions.watch import Target
     from conformance.views.overview.committed import CommittedReport
 
@@ -145,15 +146,15 @@ def plan(options: argparse.Namespace) -> Iterator[str]:
 
 def review(options: argparse.Namespace) -> Generator[str, None, int]:
     """Yields what a version changes, and returns whether anything is worse."""
-    from conformance.cli.progress import TwoBars
     from conformance.comparing.known import expected as expectations_of
     from conformance.comparing.reviewed import Reviewed
-    from conformance.plan.matrix import may_decline as may_be_declined
+    from conformance.plan.matrix import may_decline
     from conformance.runs.options import GITHUB_SUMMARY
     from conformance.runs.versions import review as runs
     from conformance.views import report_formats
     from conformance.views.versions import review as view
 
+    start = time.monotonic()
     prepared = runs.prepare(
         adapter=options.adapter,
         source=options.source,
@@ -164,30 +165,47 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
         modes=options.modes,
         options=_handed_on(options, OF_BOTH_VERSIONS),
     )
-    adapter = prepared.adapter
+    adapter, by_id = prepared.adapter, prepared.jobs.by_id
     expected = options.expect and expectations_of(options.expect, adapter.name, adapter.engine)
-    yield from view.begins(prepared)
-    yield f"ends after at most {options.budget:g} s (--budget)"
-    with TwoBars("base", "head", total=len(prepared.telling.cells)) as bars:
-        start = time.monotonic()
-        rows, is_interrupted = runs.run(prepared, options.reports, options.budget, bars.show)
-    may_decline = {cell.id for cell in prepared.telling.cells if may_be_declined(cell)}
-    found = Reviewed.of(*runs.reports(rows), may_decline, expected)
-    lines = [*view.as_text(found, prepared.changed)]
-    if any(row.is_cut_short for row in rows):
-        made, planned = len(found.head.findings), len(prepared.telling.cells)
-        lines[-1] += (
-            f" That is after {time.monotonic() - start:.0f} s and {made} of {planned} findings of"
-            " each; a larger --budget looks at the rest."
-        )
-    yield from ("", *lines)
-    if is_interrupted:
-        raise KeyboardInterrupt
+    yield from view.begins(prepared, options.budget)
+    with runs.signals_noted() as interrupted:
+        ran = _run_both(prepared, options, start, interrupted.is_set)
+        base, head = runs.reports(ran)
+        declined = {one.id for one in head.findings if may_decline(by_id[one.id])}
+        found = Reviewed.of(base, head, declined, expected)
+        lines = [*view.as_text(found, prepared.changed)]
+        if ran.is_cut_short:
+            lines[-1] += view.cut_short(found, time.monotonic() - start, options.budget)
+        lines[-1] += view.not_looked_at(ran.not_run, prepared.changed)
+        yield from ("", *lines)
+        if interrupted.is_set():
+            raise KeyboardInterrupt
     if (path := os.environ.get(GITHUB_SUMMARY)) is not None:
         report_formats.add_summary(found.head, lines, Path(path))
         objections = [found.objection] if found.objection else []
         yield from report_formats.error_commands(found.head, found.failing, objections)
     return WORSE if found.failing or found.objection else 0
+
+
+def _run_both(
+    prepared: Review, options: argparse.Namespace, start: float, is_ended: Callable[[], bool]
+) -> Ran:
+    """Runs both versions, and shows how far they have come."""
+    from conformance.cli.progress import BudgetBar
+    from conformance.runs.versions import review as runs
+    from conformance.views.versions import review as view
+
+    said: list[str] = []
+    with BudgetBar(options.budget) as bar:
+
+        def show(progress: runs.Progress) -> None:
+            seconds = time.monotonic() - start
+            bar.show(seconds, view.so_far(progress))
+            if not said and (worse := runs.first_worse(progress)) is not None:
+                said.append(view.first_worse(progress.base[worse.id], worse))
+                bar.say(f"{seconds:.0f} s: {said[0]}")
+
+        return runs.run(prepared, options.reports, start + options.budget, is_ended, show)
 
 
 def recipe(options: argparse.Namespace) -> Generator[str, None, int]:

@@ -26,8 +26,8 @@ HELP = {
     "cases": "the corpus as a table: what each case catches and where that is known from",
     "plan": "what the quick plan of an adapter looks at, and what each job of it is for",
     "trace": "the factors of a token's weight in one finding, each with the line that applied it",
-    "review": "run a version and the one that it is based on for a minute: what got worse, in one"
-    " sentence; exit status 0 nothing, 1 something, 2 they could not be compared",
+    "review": "run a version and the one that it is based on for two minutes: what got worse, in"
+    " one sentence; exit status 0 nothing, 1 something, 2 they could not be compared",
     "recipe": "which known mistakes reach a recipe of yours, and which numbers of its log are"
     " wrong; exit status 0 none, 1 some, 2 it cannot be read",
     "history": "run commits of a framework one by one: verdicts and causes by commit",

@@ -1,35 +1,35 @@
-"""How far two runs have come, on the error stream: two lines that are written over and over."""
+"""How far a review has come, on the error stream: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
 
+EVERY = 10.0
+"""Seconds between two lines where there is no terminal."""
 
-class TwoBars:
-    """A bar for each of two runs, with the finding that it has just made; nothing if piped."""
 
-    def __init__(self, *names: str, total: int) -> None:
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[last]}"),
-            console=Console(stderr=True),
-            transient=True,
+class BudgetBar:
+    """Shows how much of a budget is used, and what for."""
+
+    def __init__(self, budget: float) -> None:
+        self._bar = Progress(
+            BarColumn(20), TextColumn("{task.description}"), console=Console(stderr=True)
         )
-        self._tasks = [self._bars.add_task(name, total=total, last="") for name in names]
+        self._bar.live.transient = True
+        self._task = self._bar.add_task("starts", total=budget)
+        self._next = EVERY
 
     def __enter__(self) -> Self:
-        if self._bars.console.is_terminal:
-            self._bars.start()
+        if self._bar.console.is_terminal:
+            self._bar.start()
         return self
 
     def __exit__(
@@ -38,11 +38,20 @@ class TwoBars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bars.console.is_terminal:
-            self._bars.stop()
+        if self._bar.console.is_terminal:
+            self._bar.stop()
 
-    def show(self, *made: Sequence[str]) -> None:
-        """Show the ids of the findings that each run has made."""
-        for task, ids in zip(self._tasks, made, strict=True):
-            last = ids[-1] if ids else "starts"
-            self._bars.update(task, completed=len(ids), last=last)
+    def show(self, seconds: float, words: str) -> None:
+        """Show the seconds that have passed, and what is being done."""
+        said = f"{seconds:.0f} s: {words}"
+        self._bar.update(self._task, completed=seconds, description=said)
+        if not self._bar.console.is_terminal and seconds >= self._next:
+            self._next += EVERY
+            print(said, file=sys.stderr, flush=True)
+
+    def say(self, words: str) -> None:
+        """Leave a line that stays."""
+        if self._bar.console.is_terminal:
+            self._bar.console.print(words, markup=False, highlight=False)
+        else:
+            print(words, file=sys.stderr, flush=True)

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 from conformance.comparing.report_file import (
     JOURNAL,
     assembled,
+    load,
     require_regular,
     require_regular_itself,
     write,
 )
-from conformance.findings.errors import ReportPathError
+from conformance.findings.errors import ReportFileError, ReportPathError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,6 +50,30 @@ def made(path: Path) -> list[str]:
         return [found.decode() for found in FINDING.findall(_journal_path(path).read_bytes())]
     except FileNotFoundError:
         return []
+
+
+def findings(path: Path) -> list[Finding]:
+    """The findings that the run for a report has made so far, or those of its report."""
+    from conformance.findings.finding import Finding
+
+    try:
+        lines = _journal_path(path).read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        with suppress(ReportFileError):
+            return load(path).findings
+        return []
+    return [Finding.model_validate_json(one) for one in lines if FINDING.match(one)]
+
+
+def left(path: Path) -> Path | None:
+    """The journal that the run for a report has left, if it did not come to its end."""
+    written = _journal_path(path)
+    return written if written.exists() else None
+
+
+def drop(path: Path) -> None:
+    """Remove the journal that the run for a report has left."""
+    _journal_path(path).unlink(missing_ok=True)
 
 
 class Journal:
@@ -89,6 +114,11 @@ class Journal:
                 self._write(line)
             finding = finding.model_copy(update={"clues": self._clues[line][0]})
         self._findings.append(finding)
+        self._write(finding.model_dump_json())
+
+    def replace(self, finding: Finding) -> None:
+        """Record a finding anew, of which more is known by now."""
+        self._findings = [finding if one.id == finding.id else one for one in self._findings]
         self._write(finding.model_dump_json())
 
     def report(

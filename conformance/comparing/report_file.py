@@ -107,15 +107,17 @@ def _of_journal(lines: Sequence[bytes], path: Path) -> Report:
         header = Header.model_validate_json(lines[0])
     except ValidationError as error:
         raise ReportFileError(f"{path} is no journal of this version", WAY_OUT) from error
-    findings: list[Finding] = []
+    findings: dict[str, Finding] = {}
     clues: list[Clues] = []
     with suppress(ValidationError):  # the finding in flight
         for line in lines[1:]:
             if line.startswith(b'{"terms":'):
                 clues.append(Clues.model_validate_json(line))
             else:
-                findings.append(Finding.model_validate_json(line))
-    return assembled(header, findings, clues, Selection(selected=len(findings) + 1, deselected=0))
+                finding = Finding.model_validate_json(line)
+                findings[finding.id] = finding  # the last of one that was recorded anew
+    selection = Selection(selected=len(findings) + 1, deselected=0)
+    return assembled(header, [*findings.values()], clues, selection)
 
 
 def write(report: Report, path: Path) -> None:

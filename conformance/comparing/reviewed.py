@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.comparing.cause_changes import Fate, cause_changes
-from conformance.comparing.diff import Difference, difference
+from conformance.comparing.diff import Change, ChangeKind, Difference, difference
 from conformance.comparing.gate import Comparing, Expecting, Outcome, Strict
 from conformance.explain.groups import finding_groups
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.expectations import Expectations
@@ -99,6 +99,14 @@ class Reviewed:
             and change.old is not None
             and (change.old.name != UNEXPLAINED or change.old.severity is Severity.NOT_TRAINED)
         ]
+
+
+def worse(before: Mapping[str, Finding], after: Iterable[Finding]) -> Iterator[Finding]:
+    """Yields the findings that are worse than those of the same id before."""
+    for finding in after:
+        former = before.get(finding.id)
+        if former is not None and Change(former, finding).kind is ChangeKind.WORSE:
+            yield finding
 
 
 def _is_known(finding: Finding, report: Report, expected: Expectations) -> bool:

@@ -1,146 +1,300 @@
-"""Chooses the jobs that are most likely to show what a change does: a minute's, on two layouts.
+"""Orders the jobs of a review by what they tell of a change: those that run it come first.
 
-A change to the code of advantages needs other checks than a change to a loss. Which checks it
-touches is read off the words of its lines. This only orders the jobs: every check gets some while
-there is time.
+A scout of each objective says which changed statements its code has. The fewer kinds of jobs run a
+statement, the more each of these tells of it. What no changed statement is run by cannot change.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import Objective
-from conformance.findings.report import PlanSize
-from conformance.findings.verdict import Check
-from conformance.plan.plan import Plan, mode_of_advantages
-from conformance.plan.quick import covering
+from conformance.plan.matrix import MatrixCell, StartupCell
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from adapters.contract import Adapter, Layout
-    from conformance.plan.matrix import MatrixCell
+    from conformance.plan.plan import Plan
+    from conformance.ranks.changed import Place
 
-JOBS = 64
-"""Run of each version: a minute for two versions of SkyRL, slime or miles on two cores."""
+JOBS = 96
+"""Run at most, after the scouts."""
 
 MOST_RANKS = 4
-
-WORDS = {
-    Check.WEIGHTS: r"aggregat|reduc|denominator|num_(tokens|items|samples)|_mean\b|loss_mask|"
-    r"scal(e|ing)\b|micro_?batch|accumulat",
-    Check.METRIC: r"metric|log_dict|\blog_|stats|wandb|report|track",
-    Check.SHARDING: r"group|prompt_(id|ind|mean)|partition|balanc|shard|dispatch",
-    Check.OFF_POLICY: r"ratio|clip|old_log|cispo|gspo|ppo_loss|policy_loss|surrogate",
-    Check.AUXILIARY: r"entropy|kl_loss|kl_coef|aux_loss|router",
-    Check.REJECTION: r"reject|rollout_log|\btis\b|icepop|mismatch|importance|veto|staleness",
-    Check.ADVANTAGES: r"advantage|\bgae\b|reward|return|whiten|normali[sz]|baseline|rloo|discount",
-    Check.ROLLOUTS: r"rollout|response_length|reward|advantage",
-    Check.OTHER_LOSSES: r"value|critic|\bsft\b|distill|teacher",
-    Check.LAWS: r"metric|log_dict|\blog_|stats|wandb|report|track|ratio|\.(mean|std|sum)\(",
-    Check.POISON: r"masked_fill|isfinite|isnan|nan_to_num|\b(nan|inf)\b|where\(|\* *\w*mask|clamp",
-    Check.NO_GRADIENT: r"detach|no_grad|requires_grad|stop_gradient",
-    Check.DEFAULTS: r"default|: *(float|int|str|bool)( \| None)? *=",
-}
-"""Words of changed lines that each check can tell something of."""
-
-PARALLELISM = {
-    "pp": r"pipeline|\bpp\b|virtual_stage",
-    "tp": r"tensor_(model_)?parallel|\btp\b",
-}
-"""Words of lines for which a layout with several ranks of a kind is chosen."""
-
-SHARE = 0.05
-"""Of the changed lines that have to be about a pipeline or an option for it to be chosen."""
 
 LEAST_OF_A_FORMAT = 0.2
 """Of the layouts that have to be of a format for it to be chosen: slime has a few for a format that
 only old versions have."""
 
-LARGEST_WEIGHT = 5
-"""How much more a fact counts of the check that most changed lines are about."""
+UNKNOWN = 0.01
+"""What counts of a job that no scout has run, as where only laws or poison are looked at."""
+
+OF_ALL_CHECKS = 4
+"""Each so manieth job is one of a check, or of a mode, that was not looked at yet."""
+
+OF_SEVERAL_STEPS = 3
+"""How much more it counts that a batch has several steps: few cases have, and a number of the step
+before shows in no other.
+"""
+
+PARALLEL = ("tp", "pp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Telling:
-    """Layouts, cells to run on them, and the checks that a change is about, most lines first.
+class Layouts:
+    """The layouts of a review."""
 
-    Cells of the most telling jobs come first; cells of one job stay together.
-    """
+    usual: tuple[Layout, ...]
+    """The one on which most mistakes show, the one that most users have, and one of one rank, which
+    takes cases that others cannot cut."""
 
-    layouts: tuple[Layout, ...]
+    special: tuple[Layout, ...] = ()
+    """Smallest ones with a pipeline, tensor parallelism or an option, for code that they have."""
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> Layouts:
+        """Choose them for an adapter."""
+        usual = adapter.layouts()[0].format
+        small = [one for one in adapter.layouts() if one.world_size <= MOST_RANKS]
+        formats = Counter(one.format for one in small)
+        fitting = [one for one in small if formats[one.format] >= LEAST_OF_A_FORMAT * len(small)]
+
+        def cut(layout: Layout) -> tuple[int, int, bool, bool]:
+            parts = (layout.dp > 1) + (layout.cp > 1) + (layout.micro_batches != 1)
+            of_tokens = layout.micro_batches == "tokens"
+            return -len([*_special(layout)]), parts, layout.format != usual, of_tokens
+
+        first = max(fitting, key=cut)
+        plain = [one for one in fitting if one != first and _is_plain(one)]
+        second = sorted(plain, key=lambda one: (one.format != usual, one.micro_batches == "tokens"))
+        alone = [one for one in fitting if one.world_size == 1 and not [*_special(one)]]
+        alone.sort(key=lambda one: (one.micro_batches != 2, one.format != usual, str(one)))
+        chosen = (first, *second[:1], *alone[:1])
+        left = {part for one in small for part in _special(one)}
+        left -= {part for one in chosen for part in _special(one)}
+        by_size = sorted(small, key=lambda one: (len([*_special(one)]), one.world_size))
+        special = [
+            next(one for one in by_size if part in _special(one)) for part in sorted(left, key=str)
+        ]
+        return cls(usual=chosen, special=tuple(dict.fromkeys(special)))
+
+
+def _special(layout: Layout) -> Iterator[str]:
+    yield from layout.options
+    yield from (part for part in PARALLEL if getattr(layout, part) > 1)
+
+
+def _is_plain(layout: Layout) -> bool:
+    has_several = layout.dp > 1 and layout.micro_batches != 1
+    return has_several and layout.cp == 1 and not [*_special(layout)]
+
+
+class Jobs:
+    """What a review may run: the cells of each job, and jobs that show which code there is."""
+
+    def __init__(self, plan: Plan, adapter: Adapter, layouts: Layouts) -> None:
+        usual = replace(plan, layouts=layouts.usual)
+        special = replace(plan, layouts=layouts.special or layouts.usual[:1])
+        cells = [
+            cell
+            for cell in (*usual.cells(), *special.cells_of_cases)
+            if isinstance(cell, MatrixCell)
+            and cell.spec.check in plan.checks
+            and _is_offered(cell, adapter)
+            and (cell.layout in layouts.usual or cell.spec.objective is Objective.POLICY)
+        ]
+        cells_of: dict[str, dict[str, MatrixCell]] = defaultdict(dict)
+        for cell in cells:
+            cells_of[name_of(cell)][cell.id] = cell
+        self.cells = {name: (*several.values(),) for name, several in cells_of.items()}
+        self.by_id = {cell.id: cell for cell in cells}
+        first: dict[Hashable, MatrixCell] = {}
+        for cell in sorted(
+            cells, key=lambda one: one.aggregation.mode is not plan.mode_of_advantages
+        ):
+            if cell.spec.is_looked_at_once or type(cell) is not MatrixCell:
+                continue
+            is_policy = cell.spec.objective is Objective.POLICY
+            what = (cell.aggregation.mode, cell.layout) if is_policy else cell.spec.objective
+            first.setdefault(what, cell)
+        of_usual = [one for one in first.values() if one.layout in layouts.usual]
+        self.scouts = sorted(of_usual, key=lambda one: one.spec.objective is not Objective.POLICY)
+        self.last_scouts = [
+            *(
+                one
+                for one in first.values()
+                if one not in of_usual and one.aggregation.mode is plan.mode_of_advantages
+            ),
+            *(one for one in cells if isinstance(one, StartupCell)),
+        ]
+
+
+def name_of(cell: MatrixCell) -> str:
+    """The name of the job that a cell is judged by; configurations have one each."""
+    return cell.id if isinstance(cell, StartupCell) else cell.job_id
+
+
+class Turn(NamedTuple):
+    """A job, with the cells that are judged by it; a scout is run and not judged."""
+
     cells: tuple[MatrixCell, ...]
-    touched: tuple[Check, ...]
+    is_scout: bool = False
 
 
-def telling(
-    adapter: Adapter,
-    changed: Mapping[str, str],
-    layouts: Sequence[Layout] = (),
-    checks: Collection[Check] = tuple(Check),
-    modes: Collection[Mode] = tuple(Mode),
-) -> Telling:
-    """What to run of an adapter for a change, on two layouts or on given ones.
+class Order:
+    """Which job is the next, by what the jobs before have run of the changed ``places``.
 
-    ``changed`` has the changed lines of each file.
+    ``is_everywhere`` says that statements change which run on import, so that any job may tell.
     """
-    lines = [
-        f"{name} {line}".lower() for name, text in changed.items() for line in text.split("\n")
-    ]
-    counts = {check: _count(lines, words) for check, words in WORDS.items() if check in checks}
-    touched = sorted((one for one in counts if counts[one]), key=lambda one: -counts[one])
-    chosen = tuple(layouts) or _layouts(adapter, lines)
-    plan = Plan(
-        layouts=chosen,
-        aggregations=dict.fromkeys(modes),
-        checks=frozenset(checks),
-        size=PlanSize.FULL,
-        mode_of_advantages=mode_of_advantages(adapter, modes),
-        fills_up=adapter.fills_up,
-    )
-    cells = [
-        cell
-        for cell in (*plan.cells_of_cases, *plan.cells_apart)
-        if cell.spec.check in checks and _is_offered(cell, adapter)
-    ]
-    most = max(counts.values(), default=0) or 1
-    weights = {one: 1 + round((LARGEST_WEIGHT - 1) * counts[one] / most) for one in counts}
-    facts: dict[str, set[tuple[object, ...]]] = defaultdict(set)
-    for cell in cells:
-        for fact in _facts(cell):
-            weight = weights.get(cell.spec.check, 1)
-            facts[cell.job_id].update((*fact, number) for number in range(weight))
-    checks_of = {cell.job_id: cell.spec.check for cell in cells}
-    ordered = list(covering(facts))
-    first_of_checks = {checks_of[one]: one for one in reversed(ordered)}.values()
-    ids = {*ordered[:JOBS], *first_of_checks}
-    order = {one: place for place, one in enumerate(dict.fromkeys([*ordered, *ids]))}
-    kept = tuple(
-        sorted((one for one in cells if one.job_id in ids), key=lambda one: order[one.job_id])
-    )
-    return Telling(layouts=chosen, cells=kept, touched=tuple(touched))
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        places: Iterable[Place],
+        is_offered: Callable[[MatrixCell], bool],
+        *,
+        is_everywhere: bool = False,
+    ) -> None:
+        self._jobs = jobs
+        self.not_run = {*places}
+        self._base = 0.5 if is_everywhere else 0.0
+        self._left = {
+            name: offered
+            for name, cells in jobs.cells.items()
+            if (offered := tuple(filter(is_offered, cells)))
+        }
+        self._scouts = [one for one in jobs.scouts if name_of(one) in self._left]
+        self._last = [one for one in jobs.last_scouts if name_of(one) in self._left]
+        self._ran: dict[Kind, frozenset[Place]] = {}
+        self._facts = {
+            name: frozenset(chain.from_iterable(map(_facts, cells)))
+            for name, cells in self._left.items()
+        }
+        self._known: set[Hashable] = set()
+        self._new: dict[str, frozenset[Hashable]] = {}
+        self._looked_at: set[Hashable] = set()
+        self._made = 0
+        self._was_scout = False
+        self._upcoming: Turn | None = None
+
+    def note(self, cell: MatrixCell, ran: frozenset[Place]) -> None:
+        """Take in which changed statements a cell's job has run."""
+        self.not_run -= ran
+        self._ran[_kind(cell)] = self._ran.get(_kind(cell), frozenset()) | ran
+
+    def note_declined(self, cell: MatrixCell) -> None:
+        """Take in that a cell's job did not run, so that others are to tell what it was to."""
+        self._known -= self._new.pop(name_of(cell), frozenset())
+        self._made -= 1
+
+    def upcoming(self) -> Turn | None:
+        """The next job, or None if no other tells anything."""
+        if self._upcoming is None:
+            self._upcoming = self._scout() or self._next()
+        return self._upcoming
+
+    def next(self) -> Turn | None:
+        """The same, which is then done."""
+        turn, self._upcoming = self.upcoming(), None
+        return turn
+
+    def _scout(self) -> Turn | None:
+        """A job that is run for what it runs alone, in turn with those that tell something."""
+        self._was_scout = not self._was_scout
+        if not self._was_scout and self._best() is not None:
+            return None
+        scouts = self._scouts or (self._last if self.not_run else [])
+        return Turn((scouts.pop(0),), is_scout=True) if scouts else None
+
+    def _next(self) -> Turn | None:
+        if self._made >= JOBS:
+            return None
+        chosen = self._best()
+        if chosen is None or self._made % OF_ALL_CHECKS == OF_ALL_CHECKS - 1:
+            chosen = next(filter(self._is_new, self._left), chosen)
+        if chosen is None:
+            return None
+        cells = self._left.pop(chosen)
+        self._made += 1
+        self._new[chosen] = self._facts[chosen] - self._known
+        self._known |= self._new[chosen]
+        self._looked_at.update(map(_part, cells))
+        return Turn(cells)
+
+    def _best(self) -> str | None:
+        """The job that tells most that is new of the changed statements."""
+        often = Counter(chain.from_iterable(self._ran.values()))
+        weights = {
+            kind: self._base + sum(1 / often[place] for place in ran)
+            for kind, ran in self._ran.items()
+        }
+        gains = {
+            name: self._weight(_kind(cells[0]), weights) * len(self._facts[name] - self._known)
+            for name, cells in self._left.items()
+        }
+        best = max(gains, key=lambda name: gains[name], default=None)
+        return best if best is not None and gains[best] else None
+
+    def _weight(self, kind: Kind, weights: Mapping[Kind, float]) -> float:
+        """That of a kind, or of the same objective in another mode."""
+        if kind in weights:
+            return weights[kind]
+        alike = [one for one in weights if (one.objective, one.layout) == (kind[0], kind[2])]
+        is_scouted = self._scouts or kind.layout or kind.objective not in set(Objective)
+        unknown = self._base if is_scouted else max(self._base, UNKNOWN)
+        return max((weights[one] for one in alike), default=unknown)
+
+    def _is_new(self, name: str) -> bool:
+        return any(_part(cell) not in self._looked_at for cell in self._left[name])
 
 
-def _count(lines: Iterable[str], words: str) -> int:
-    return sum(re.search(words, line) is not None for line in lines)
+def _part(cell: MatrixCell) -> Hashable:
+    """A part of the contract that is looked at in each review: a check, of the loss in each mode.
+
+    What is right where the change is not run tells what a mistake depends on.
+    """
+    is_of_loss = cell.spec.objective is Objective.POLICY
+    return cell.spec.check, cell.aggregation.mode if is_of_loss else None
 
 
-def _facts(cell: MatrixCell) -> Iterator[tuple[object, ...]]:
+class Kind(NamedTuple):
+    """What jobs have in common that mostly run the same code."""
+
+    objective: str
+    mode: Mode
+    layout: Layout | None = None
+    """One with a pipeline, tensor parallelism or an option."""
+
+
+def _kind(cell: MatrixCell) -> Kind:
+    mode = cell.aggregation.mode
+    if isinstance(cell, StartupCell):
+        return Kind(cell.config_case.name, mode)
+    return Kind(cell.spec.objective, mode, cell.layout if [*_special(cell.layout)] else None)
+
+
+def _facts(cell: MatrixCell) -> Iterator[Hashable]:
     """Yield what a cell tells: its mode on its layout above all, and of the loss, every case.
 
     Each law, and each column that is altered, counts as two.
     """
     slug, mode, case = cell.spec.slug, cell.aggregation.mode, cell.case.name
+    if isinstance(cell, StartupCell):
+        yield slug
+        return
     if cell.spec.is_looked_at_once:
         what = cell.spec.law.name if cell.spec.law else slug
         yield from ((what, cell.spec.check), (what,), (cell.spec.objective, cell.spec.check))
         return
     yield slug, mode, cell.layout
     yield slug, mode, cell.layout.micro_batches
+    if len(cell.case.steps) > 1:
+        yield from ((slug, mode, "several steps", number) for number in range(OF_SEVERAL_STEPS))
     yield slug, case
     if cell.spec.objective is Objective.POLICY:
         yield slug, mode, case
@@ -156,33 +310,3 @@ def _is_offered(cell: MatrixCell, adapter: Adapter) -> bool:
         Objective.POLICY,
         *record.objectives,
     }
-
-
-def _layouts(adapter: Adapter, lines: Sequence[str]) -> tuple[Layout, ...]:
-    """The layout on which most mistakes show, and the one that most users have.
-
-    The first has a pipeline, tensor parallelism or options only if the lines are about them.
-    """
-    usual = adapter.layouts()[0].format
-    small = [one for one in adapter.layouts() if one.world_size <= MOST_RANKS]
-    formats = Counter(one.format for one in small)
-    fitting = [one for one in small if formats[one.format] >= LEAST_OF_A_FORMAT * len(small)]
-    first = max(fitting, key=lambda one: _rank(one, lines, usual))
-    plain = [one for one in fitting if one != first and _is_plain(one)]
-    second = sorted(plain, key=lambda one: (one.format != usual, one.micro_batches == "tokens"))
-    return (first, *second[:1])
-
-
-def _rank(layout: Layout, lines: Sequence[str], usual: str) -> tuple[int, int, bool, bool]:
-    """A sort key: what the lines are about, then what most mistakes need to show."""
-    least = len(lines) * SHARE
-    has = [words for part, words in PARALLELISM.items() if getattr(layout, part) > 1]
-    special = [_count(lines, words) > least for words in (*has, *layout.options)]
-    cut = (layout.dp > 1) + (layout.cp > 1) + (layout.micro_batches != 1)
-    about = 2 * sum(special) - len(special)
-    return about, cut, layout.format != usual, layout.micro_batches == "tokens"
-
-
-def _is_plain(layout: Layout) -> bool:
-    has_several = layout.dp > 1 and layout.micro_batches != 1
-    return has_several and layout.cp == layout.tp == layout.pp == 1 and not layout.options

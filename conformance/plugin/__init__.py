@@ -8,6 +8,7 @@ here or by torchrun; `loss_conformance` is the fixture for a trainer of one's ow
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -64,16 +65,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(launching.EndingSignals())
     launching.connect_workers(config)
     settings_of(config)
+    options.announce_changes(config)
     if controller is not None:
         controller.recorder()
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args = [str(SUITE)]
+        config.args = [str(SUITE if config.getoption("review") is None else SUITE / "review.py")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Turn every cell into a test of its own."""
     if {"cell", "find"} <= set(metafunc.fixturenames):
-        cells = options.in_order(metafunc.config, settings_of(metafunc.config).plan.cells())
+        cells = settings_of(metafunc.config).plan.cells()
         metafunc.parametrize("cell", cells, ids=[cell.id for cell in cells])
 
 
@@ -110,7 +112,8 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
         if any(isinstance(cell, LogCell) for cell in cells) and not _is_worker(request.config):
             jobs.logs.begin()
         yield jobs
-        if (controller := request.config.pluginmanager.get_plugin(CONTROLLER)) is not None:
+        controller = request.config.pluginmanager.get_plugin(CONTROLLER)
+        if controller is not None and request.config.getoption("review") is None:
             controller.experiment(jobs)
             controller.trace(jobs)
 
@@ -157,6 +160,19 @@ def find(
         return judgement
 
     return find
+
+
+@pytest.fixture
+def review(
+    shared_jobs: SharedJobs, headers: Iterator[str], request: pytest.FixtureRequest
+) -> Callable[[], None]:
+    """Makes the findings of one version in a review."""
+    from conformance.plugin.reviewing import Side
+
+    controller = request.config.pluginmanager.get_plugin(CONTROLLER)
+    assert isinstance(controller, Controller)
+    recorder, path = controller.recorder(), request.config.getoption("review")
+    return partial(controller.review, Side(path, recorder, shared_jobs, headers))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,15 +19,17 @@ from conformance.plugin.options import finding_id, settings_of
 from conformance.runs.options import GITHUB_SUMMARY
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
     from rich.console import Console
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
 
     from conformance.comparing.gate import Gate
+    from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
+    from conformance.plugin.reviewing import Side
     from conformance.runs.jobs import SharedJobs
     from conformance.runs.recorder import FindingMessage, FindingRecorder
 
@@ -72,12 +74,28 @@ class Controller:
 
     def trace(self, jobs: SharedJobs) -> None:
         """Trace the causes of a run that came to its end, on ranks such as made its findings."""
-        from conformance.tracing.finding import traces_of_causes
-
         is_asked = self._came_to_its_end and not self._config.getoption("no_trace")
         if self._recorder is not None and is_asked:
-            causes = self._recorder.causes()
-            self._recorder.traces = traces_of_causes(causes, self._recorder.settings, jobs)
+            self._trace(self._recorder.causes(), self._recorder, jobs)
+
+    def _trace(self, causes: Iterable[Cause], recorder: FindingRecorder, jobs: SharedJobs) -> None:
+        from conformance.tracing.finding import traces_of_causes
+
+        for name, trace in traces_of_causes(causes, recorder.settings, jobs):
+            recorder.traces[name] = trace
+
+    def review(self, side: Side) -> None:
+        """Make the findings of one version in a review, and trace what is worse than before."""
+        try:
+            side.run()
+        except HarnessFaultError as fault:
+            self._problem = f"fault of the harness: {fault}"
+            return
+        if side.task.follows is not None:
+            return
+        side.wait_for_base()
+        side.name_what_is_carried()
+        self._trace(side.new_causes(), side.recorder, side.jobs)
 
     @property
     def _came_to_its_end(self) -> bool:

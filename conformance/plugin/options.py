@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,10 +12,8 @@ from conformance.plugin import launching
 from conformance.runs.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from conformance.plan.matrix import AnyMatrixCell
     from conformance.runs.settings import Settings
 
 DEFAULT_ADAPTER = "native"
@@ -51,6 +48,15 @@ def settings_of(config: pytest.Config) -> Settings:
         except ConformanceError as error:
             raise pytest.UsageError(str(error)) from error
     return config.stash[SETTINGS]
+
+
+def announce_changes(config: pytest.Config) -> None:
+    """Have ranks note which changed statements they run, in a review."""
+    if (path := config.getoption("review")) is not None:
+        from conformance.ranks import changed
+        from conformance.runs.review_task import ReviewTask
+
+        changed.announce(ReviewTask.read(path).lines or {})
 
 
 def _read_options(config: pytest.Config) -> Settings:
@@ -93,13 +99,6 @@ def _plan_size(config: pytest.Config) -> str:
     if option("adapter") and option("keyword"):
         named = True
     return str(option("plan") or (PlanSize.FULL if named else PlanSize.QUICK))
-
-
-def in_order(config: pytest.Config, cells: Sequence[AnyMatrixCell]) -> list[AnyMatrixCell]:
-    """Cells whose findings are named with ``-k`` in the order in which they are, then others."""
-    named = re.findall(r"\[([^][]*)\]", config.getoption("keyword") or "")
-    order = {name: place for place, name in enumerate(named)}
-    return sorted(cells, key=lambda cell: order.get(cell.id, len(order)))
 
 
 def _given_path(config: pytest.Config, name: str) -> Path | None:

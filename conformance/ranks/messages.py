@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from conformance.ranks.changed import announced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from adapters.contract import Adapter, Description, Observation
     from conformance.findings.trace import RankTrace
     from conformance.findings.verdict import Verdict
+    from conformance.ranks.changed import Place
     from conformance.ranks.hardware import Hardware
 
 
@@ -55,6 +58,8 @@ class WorkerSpec:
     adapter: Adapter
     source: Path | None
     hardware: Hardware
+    changed: str = field(default_factory=announced)
+    """The changed lines of the framework, in a review."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,3 +135,5 @@ class Answered:
 
     reply: Reply | Ready
     framework_seconds: float = 0.0
+    ran: frozenset[Place] = frozenset()
+    """The changed statements that it ran, in a review."""

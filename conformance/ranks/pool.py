@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from conformance.findings.errors import StartError
 from conformance.findings.sanitize import sanitize
 from conformance.findings.verdict import Verdict, driven_instead
+from conformance.ranks.changed import Place
 from conformance.ranks.hardware import ON_CPU, Device
 from conformance.ranks.messages import (
     Answered,
@@ -122,6 +123,7 @@ class _Answer:
     rank: int
     reply: Reply | Ready | _Failure
     framework_seconds: float = 0.0
+    ran: frozenset[Place] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         self._ranks: list[Running] = []
         self._pids: list[int] = []
         self._framework_seconds = 0.0
+        self._ran = frozenset[Place]()
         self._description: Description | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -216,6 +219,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         begun, self._begun = self._begun, None
         answers = begun.dead or self._gather(begun.connections, begun.patience)
         self._framework_seconds += max(answer.framework_seconds for answer in answers)
+        self._ran = self._ran.union(*(answer.ran for answer in answers))
         outcome = _outcome(answers)
         if isinstance(outcome, Crashed):
             replies = [answer.reply for answer in answers]
@@ -233,6 +237,11 @@ class RankPool(AbstractContextManager["RankPool"]):
         """
         seconds, self._framework_seconds = self._framework_seconds, 0.0
         return seconds
+
+    def drain_ran(self) -> frozenset[Place]:
+        """The changed statements that ranks have run in the jobs since the last call."""
+        ran, self._ran = self._ran, frozenset()
+        return ran
 
     def _enter(self, size: int) -> object:
         if not isinstance(self._world, World) or self._world.size != size:
@@ -292,7 +301,7 @@ class RankPool(AbstractContextManager["RankPool"]):
             return _Answer(rank, self._death(rank))
         reply, seconds = answered.reply, answered.framework_seconds
         failed = self._failure(rank, reply) if isinstance(reply, Raised) else reply
-        return _Answer(rank, failed, seconds)
+        return _Answer(rank, failed, seconds, answered.ran)
 
     def _failure(self, rank: int, raised: Raised) -> _Failure:
         """A rank's exception as a failure of the job; one that was left waiting is not to blame."""

@@ -14,6 +14,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from conformance.ranks import changed
+
 if TYPE_CHECKING:
     import signal
     from pathlib import Path
@@ -74,6 +76,7 @@ def _load_announced() -> None:
 
     from conformance.ranks.hardware import Device
 
+    changed.note_all_of(changed.announced())
     folders, loading = pickle.loads(base64.b64decode(os.environ[VARIABLE]))
     sys.path += [folder for folder in folders if folder not in sys.path]
     adapter, source, hardware = pickle.loads(loading)

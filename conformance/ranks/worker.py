@@ -24,7 +24,7 @@ from adapters.contract.logged import LOGGED
 from adapters.contract.objective import Objective
 from adapters.contract.training import TRAINING
 from conformance.findings.sanitize import sanitize
-from conformance.ranks import preload
+from conformance.ranks import changed, preload
 from conformance.ranks.blame import blame
 from conformance.ranks.hardware import Backend, Device, Hardware, gpus
 from conformance.ranks.messages import Answered, Declined, Observed, Ready, Reply
@@ -57,6 +57,7 @@ def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
     """Load the framework, then answer every (world, job) until the connection closes."""
     _settle(slot)
     remember(passes_by(spec.adapter))
+    changed.note_all_of(spec.changed)
     try:
         rank = Rank(
             index=spec.index,
@@ -85,7 +86,7 @@ def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
         except BaseException as error:
             reply = blame(error, spec.adapter, spec.source)
         _forget_output()
-        connection.send(Answered(reply, rank.drain_framework_seconds()))
+        connection.send(Answered(reply, rank.drain_framework_seconds(), changed.drain()))
 
 
 def _forget_output() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "FILE|known",
         "help": "known faults, of a file or of the newest versions: fail on all others",
     },
+    "review": {"type": Path, "help": SUPPRESS},
     "report": {
         "type": Path,
         "metavar": "FILE",

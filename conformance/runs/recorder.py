@@ -228,6 +228,10 @@ class FindingRecorder:
         self.selected += 1
         return self.record(finding_message)
 
+    def replace(self, finding: Finding) -> None:
+        """Takes in a finding of which more is known than when it was made."""
+        self._journal.replace(finding)
+
     def close(self) -> None:
         """Lets go of the report's path, however the run came to its end."""
         self._journal.close()

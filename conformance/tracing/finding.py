@@ -76,8 +76,8 @@ def trace_finding(
 
 def traces_of_causes(
     causes: Iterable[Cause], settings: Settings, jobs: SharedJobs
-) -> dict[str, CauseTrace]:
-    """The traces of wrong gradients and logs, by the ids of findings.
+) -> Iterator[tuple[str, CauseTrace]]:
+    """Yield the traces of wrong gradients and logs with the ids of findings, as they are made.
 
     Of a cause it is the smallest finding with a suspect in the framework, of gradients before logs;
     of one that no known mistake explains several, which may have causes of their own.
@@ -88,7 +88,6 @@ def traces_of_causes(
         for cell in (*plan.cells(), *plan.chosen_of_cases)  # some are beyond a quick plan
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
-    found: dict[str, CauseTrace] = {}
     prover = Prover(jobs, settings.adapter.package)
     several = [*causes]
     laws = {
@@ -97,7 +96,7 @@ def traces_of_causes(
     for cause in several:
         broken = next((laws[name] for name in cause.findings if name in laws), None)
         if broken is not None and cause.severity not in TRACED:
-            found |= _of_law(broken, settings, jobs)
+            yield from _of_law(broken, settings, jobs)
     for cause in (one for one in several if one.severity in TRACED):
         of_cause = sorted(
             (cells[name] for name in cause.findings if name in cells),
@@ -114,24 +113,27 @@ def traces_of_causes(
                 [*traces] if is_inferred(cause) else _most_telling(traces, settings, are_computed)
             )
             for cell, trace in chosen:
+                yield cell.id, trace.of_cause  # a run may be ended before its lines are proven
                 others = [one for one in of_cause if one is not cell]
                 lines = prover.proven(trace, [cell, *others])
-                found[cell.id] = replace(trace, suspects=lines).of_cause
+                yield cell.id, replace(trace, suspects=lines).of_cause
         except StartError:  # after a crash the framework could not be loaded again
-            return found
-    return found
+            return
 
 
-def _of_law(cell: MatrixCell, settings: Settings, jobs: SharedJobs) -> dict[str, CauseTrace]:
-    """The lines that first have the number which a law's change changed."""
+def _of_law(
+    cell: MatrixCell, settings: Settings, jobs: SharedJobs
+) -> Iterator[tuple[str, CauseTrace]]:
+    """Yield the lines that first have the number which a law's change changed."""
     after = [value for _, value in changed_by_law(cell, jobs).values()]
     ran = jobs.run(replace(cell.job, is_recorded=True)) if after else None
     if not isinstance(ran, Ran):
-        return {}
+        return
     package, source = settings.adapter.package, settings.source.path
     of_ranks = [lines_of(trace, after[:1], package) for trace in ran.traces]
     suspects = next(filter(None, of_ranks), [])
-    return {cell.id: CauseTrace(suspects=suspected(suspects, source))} if suspects else {}
+    if suspects:
+        yield cell.id, CauseTrace(suspects=suspected(suspects, source))
 
 
 def _traces(

@@ -59,9 +59,7 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def forked(
-    folder: str, *arguments: str, until: float | None = None
-) -> subprocess.CompletedProcess[str]:
+def forked(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pytest as histories do, in a forked process."""
     result = command.run(Path(folder), "slime", "-q", *arguments)
     return subprocess.CompletedProcess(arguments, result.status, stdout=result.output)

@@ -1,26 +1,40 @@
 """A version against the one that it is based on: what is run, what is worse, and the sentence."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
+import psutil
 import pytest
 
 from adapters.contract import Layout
-from adapters.toolkit.changes import changed_lines, versions
+from adapters.contract.objective import Objective
+from adapters.toolkit.changes import changed_lines, lines_in_head, versions
 from adapters.toolkit.source import Commit, SourceError
 from conformance import cli
 from conformance.comparing.reviewed import Reviewed
-from conformance.findings.cause import SuspectedLine
+from conformance.findings.cause import Reach, SuspectedLine
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.verdict import Check, Verdict
-from conformance.plan.telling import JOBS, Telling, telling
+from conformance.plan.matrix import MatrixCell
+from conformance.plan.plan import Plan
+from conformance.plan.telling import JOBS, Jobs, Layouts, Order, Turn
+from conformance.ranks.changed import Place
 from conformance.runs import registry
 from conformance.runs.versions import history as histories
+from conformance.runs.versions import kept
 from conformance.runs.versions import review as reviews
-from conformance.views.versions.review import as_text, sentence
+from conformance.runs.versions.history import Row
+from conformance.runs.versions.review import Ran
+from conformance.views.versions.review import as_text, not_looked_at, sentence
+from reference.aggregation import Mode
+from tests import command
 from tests.causes.test_changes import A, B, report, with_verdict
 from tests.causes.test_find import CP, EMPTY, Said, right, wrong
-from tests.conformance.test_history import WITH_CP, WITHOUT_CP, forked, git
+from tests.conformance.test_history import WITH_CP, WITHOUT_CP, git
 from tests.toys import checkout
 
 
@@ -73,45 +87,116 @@ def test_the_lines_that_differ_are_those_of_python_files_of_the_package(reposito
     assert WITHOUT_CP.new in found["slime/lineage.py"]
 
 
-def of(lines: str, adapter: str = "slime") -> Telling:
-    return telling(registry.create(adapter), {"loss.py": lines})
+def test_removed_lines_are_looked_for_where_they_were(repository: Path) -> None:
+    found = versions(str(repository), "main")
+    text = "def f(a):\n    b = a\n\n    # why\n    return b\n\n\ndef g():\n    return 1\n"
+    (repository / "slime" / "lineage.py").write_text(text)
+    hunks = {"slime/lineage.py": "@@ -3,2 +2,0 @@\n-a\n@@ -9 +5,0 @@\n-b\n@@ -12,0 +9 @@\n+c"}
+    [(path, lines)] = lines_in_head(registry.create("slime"), found, hunks).items()
+
+    assert path == str((repository / "slime" / "lineage.py").resolve())
+    assert lines == [2, 5, 9]
 
 
-@pytest.mark.parametrize(
-    ("lines", "check"),
-    [
-        ("advantages = whiten(rewards)", Check.ADVANTAGES),
-        ("keep = reject(rollout_log_probs)", Check.REJECTION),
-        ("kl_loss = kl_coef * kl", Check.AUXILIARY),
-        ("loss = torch.masked_fill(loss, bad, 0)", Check.POISON),
-        ("old = old.detach()", Check.NO_GRADIENT),
-    ],
-)
-def test_what_a_change_touches_is_looked_at_more_than_otherwise(lines: str, check: Check) -> None:
-    def count(found: Telling) -> int:
-        return sum(cell.spec.check is check for cell in found.cells)
-
-    assert of(lines).touched[0] is check
-    assert count(of(lines)) > count(of(""))
-    assert len({cell.job_id for cell in of(lines).cells}) >= JOBS
+def jobs_of(adapter: str = "slime") -> Jobs:
+    driven = registry.create(adapter)
+    layouts = Layouts.of(driven)
+    plan = Plan(layouts=layouts.usual, mode_of_advantages=Mode.SAMPLE_MEAN)
+    return Jobs(plan, driven, layouts)
 
 
-def test_every_check_that_a_framework_has_is_looked_at_in_each_review() -> None:
-    checks = {cell.spec.check for cell in of("reduce(loss)").cells}
-
-    assert {Check.LAWS, Check.POISON, Check.WEIGHTS, Check.ADVANTAGES, Check.SHARDING} <= checks
-    assert len({cell.job_id for cell in of("reduce(loss)").cells}) <= JOBS + len(Check)
+SLIME = jobs_of()
+EVERYWHERE, RARE, NOWHERE = (Place("loss.py", line, line) for line in (1, 2, 3))
 
 
-def test_of_two_layouts_one_is_where_most_shows_and_one_what_most_users_have() -> None:
-    assert of("").layouts == (
+def turns(runs: Callable[[MatrixCell], set[Place]], *places: Place) -> list[Turn]:
+    """The jobs of a review, where each runs some changed statements."""
+    order = Order(SLIME, places, lambda _: True)
+    made: list[Turn] = []
+    while (turn := order.next()) is not None:
+        made.append(turn)
+        order.note(turn.cells[0], frozenset(runs(turn.cells[0])))
+    return made
+
+
+def test_jobs_that_run_a_statement_which_few_run_come_first() -> None:
+    def runs(cell: MatrixCell) -> set[Place]:
+        return {EVERYWHERE, *([RARE] if cell.spec.objective is Objective.GAE else [])}
+
+    found = turns(runs, EVERYWHERE, RARE)
+    scouted = [one.is_scout and one.cells[0].spec.objective for one in found].index(Objective.GAE)
+    judged = [one for one in found[scouted:] if not one.is_scout]
+
+    assert judged[0].cells[0].spec.objective is Objective.GAE
+    assert found[0].is_scout
+    assert not found[1].is_scout
+    assert len([one for one in found if not one.is_scout]) == JOBS
+
+
+def test_jobs_in_a_mode_whose_code_changes_come_first_and_steps_of_several_soon() -> None:
+    """A mini-batch's count that is made one of the batch shows in several steps alone."""
+
+    def runs(cell: MatrixCell) -> set[Place]:
+        of_mode = [RARE] if cell.aggregation.mode is Mode.TOKEN_MEAN else []
+        return {EVERYWHERE, *of_mode} if cell.spec.objective is Objective.POLICY else set()
+
+    judged = [one.cells for one in turns(runs, EVERYWHERE, RARE) if not one.is_scout]
+    of_mode = [cells for cells in judged if cells[0].aggregation.mode is Mode.TOKEN_MEAN]
+
+    assert any(len(cells[0].case.steps) > 1 for cells in of_mode[:6])
+    assert judged.index(of_mode[5]) < 16
+
+
+def test_checks_that_no_scout_is_of_are_looked_at() -> None:
+    """As with ``--checks=poison``."""
+    driven = registry.create("slime")
+    layouts = Layouts.of(driven)
+    chosen = frozenset([Check.POISON])
+    plan = Plan(layouts=layouts.usual, checks=chosen, mode_of_advantages=Mode.SAMPLE_MEAN)
+    order = Order(Jobs(plan, driven, layouts), [EVERYWHERE], lambda _: True)
+    names = set()
+    while (turn := order.next()) is not None:
+        names.update(cell.spec.name for cell in turn.cells)
+        order.note(turn.cells[0], frozenset([EVERYWHERE]))
+
+    assert {"old_log_probs", "advantages", "rollout_log_probs", "values"} <= names
+
+
+def test_what_a_declined_job_was_to_show_is_looked_at_on_another_layout() -> None:
+    """TRL cannot cut nine samples into four micro-batches, and one rank needs two."""
+    order = Order(SLIME, [EVERYWHERE], lambda _: True)
+    odd: list[MatrixCell] = []
+    while (turn := order.next()) is not None:
+        is_of_loss = turn.cells[0].spec.objective is Objective.POLICY
+        order.note(turn.cells[0], frozenset([EVERYWHERE] if is_of_loss else []))
+        if not turn.is_scout and turn.cells[0].case.name == "nine_samples":
+            odd += turn.cells[:1]
+            if turn.cells[0].layout.dp > 1:
+                order.note_declined(turn.cells[0])
+
+    assert any(cell.spec.check is Check.WEIGHTS and cell.layout.dp == 1 for cell in odd)
+
+
+def test_where_no_job_runs_the_change_each_check_is_looked_at_and_every_layout_tried() -> None:
+    found = turns(lambda _: set(), NOWHERE)
+    judged = [cell.spec.check for one in found if not one.is_scout for cell in one.cells]
+    scouted = {str(one.cells[0].layout) for one in found if one.is_scout}
+
+    assert {*judged} == {cell.spec.check for cell in SLIME.by_id.values()}
+    assert len(judged) < 60
+    assert any("pp2" in layout for layout in scouted)
+    assert any("allgather_cp" in layout for layout in scouted)
+
+
+def test_one_layout_is_where_most_shows_one_what_most_users_have_and_one_of_one_rank() -> None:
+    layouts = Layouts.of(registry.create("slime"))
+
+    assert layouts.usual == (
         Layout.parse("dp2-cp2-mbtokens-thd"),
         Layout.parse("dp2-cp1-mb2-thd"),
+        Layout.parse("dp1-cp1-mb2-thd"),
     )
-    assert of("if pipeline_model_parallel_size > 1:").layouts[0].pp > 1
-    assert {cell.aggregation.mode for cell in of("").cells} == {
-        cell.aggregation.mode for cell in of("reduce(loss)").cells
-    }
+    assert all(one.pp > 1 or one.options for one in layouts.special)
 
 
 CRASH = with_verdict(
@@ -185,6 +270,18 @@ def test_lines_to_look_at_are_in_files_that_the_version_changes() -> None:
     assert "accelerator" not in text
 
 
+def test_options_that_were_not_tested_are_said_of_no_mistake() -> None:
+    after = report(wrong(A, CP))
+    reach = Reach(options=["--cp=2"], untested=["--cp=2"])
+    [cause] = after.causes
+    after = after.model_copy(update={"causes": [cause.model_copy(update={"reach": reach})]})
+    text = "\n".join(as_text(Reviewed.of(report(right(A)), after), {}))
+
+    assert "\n  wrong gradient" in text
+    assert "--cp=2" not in text
+    assert "by default" not in text
+
+
 def test_a_refusal_that_the_contract_allows_is_no_fault() -> None:
     after = report(right(A), with_verdict(Verdict.REFUSED, B, message="ValueError: no"))
     found = Reviewed.of(report(right(A), right(B)), after, may_decline=[B])
@@ -193,24 +290,34 @@ def test_a_refusal_that_the_contract_allows_is_no_fault() -> None:
     assert [one.id for one in found.declined] == [B]
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Have runs of pytest forked, and what is known of bases kept in a folder of its own."""
+
+    def start(folder: str, output: IO[str], *arguments: str) -> command.Forked:
+        return command.forked(Path(folder), output.name, *arguments)
+
+    monkeypatch.setattr(histories, "start", start)
+    monkeypatch.setattr(kept, "user_cache_path", lambda _: tmp_path / "cache")
+
+
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked")
 def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
-    repository: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(histories, "_pytest", forked)
     arguments = [
         "review",
         "--adapter=slime",
         "--layout=dp1-cp2-mb1-thd",
         "--checks=weights",
+        "--budget=600",
         f"--reports={tmp_path / 'kept'}",
     ]
     assert cli.main([*arguments, f"--source={repository}@change"]) == cli.WORSE
 
-    output = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr()
+    output = shown.out.splitlines()
     assert output[0].startswith("change ")
     assert output[1] == "changes lineage.py"
     assert "new: an extra division by cp" in "\n".join(output)
@@ -218,48 +325,107 @@ def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
         "An extra division by cp (context-parallel ranks), with `--loss-aggregation=token_mean`"
         " (lineage.py:407); nothing else got worse."
     )
+    assert "s: worse: weights/" in shown.err
     assert json.loads((tmp_path / "kept" / "base.json").read_text())["complete"]
 
     assert cli.main([*arguments, f"--source={repository}@main", "--base=change"]) == 0
     assert "Nothing got worse; fixed: an extra division by cp" in capsys.readouterr().out
 
 
+@pytest.mark.processes
+@pytest.mark.usefixtures("forked")
+def test_the_second_review_of_a_branch_runs_one_side_and_names_what_no_job_runs(
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = repository / "slime" / "lineage.py"
+    path.write_text(f"{path.read_text()}\n\ndef never():\n    return 1\n")
+    line = len(path.read_text().splitlines())
+    started: list[Sequence[str]] = []
+    start = histories.start
+
+    def counted(folder: str, output: IO[str], *arguments: str) -> object:
+        started.append(arguments)
+        return start(folder, output, *arguments)
+
+    monkeypatch.setattr(histories, "start", counted)
+    arguments = [
+        *("--layout=dp1-cp2-mb1-thd", "--checks=weights", "--budget=600"),
+        f"--source={repository}",
+    ]
+    told = []
+    for _ in range(2):
+        assert cli.main(["review", "--adapter=slime", "--base=HEAD", *arguments]) == 0
+        told.append(capsys.readouterr().out.splitlines()[-1])
+
+    assert len(started) == 3
+    assert told[0] == told[1]
+    assert told[0].endswith(f" Not looked at: slime/lineage.py:{line - 1}-{line}.")
+
+
 def test_a_version_that_cannot_be_run_leaves_no_verdict(
     repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import subprocess
+    def start(folder: str, output: IO[str], *_: str) -> subprocess.Popen[str]:
+        program = "print('not driven: no module torchless'); exit(6)"
+        return subprocess.Popen([sys.executable, "-c", program], stdout=output, text=True)
 
-    def ends(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess([], 6, stdout="not driven: no module torchless")
-
-    monkeypatch.setattr(histories, "_pytest", ends)
+    monkeypatch.setattr(histories, "start", start)
     arguments = ["review", "--adapter=slime", f"--source={repository}@change"]
 
     assert cli.main(arguments) == cli.USAGE_ERROR
     assert "no verdict, as the base, " in capsys.readouterr().err
 
 
+def ran(base: Row, head: Row, *, is_cut_short: bool = True) -> Ran:
+    return Ran(base=base, head=head, is_cut_short=is_cut_short)
+
+
+COMMIT = Commit(ref="change", revision="0" * 40, date="", subject="")
+
+
 def test_runs_that_are_cut_short_are_compared_by_what_both_have_looked_at() -> None:
     base, head = report(right(A), right(B)), report(wrong(A, CP))
-    commit = Commit(ref="change", revision="0" * 40, date="", subject="")
-    rows = reviews.Rows(
-        histories.Row(commit=commit, report=base),
-        histories.Row(
-            commit=commit, report=head.model_copy(update={"complete": False}), is_cut_short=True
-        ),
+    before, after = reviews.reports(
+        ran(Row(commit=COMMIT, report=base), Row(commit=COMMIT, report=head))
     )
-    before, after = reviews.reports(rows)
 
     assert [one.id for one in before.findings] == [one.id for one in after.findings] == [A]
     assert sentence(Reviewed.of(before, after), {}).startswith(f"A{FACTOR}")
 
 
 def test_a_run_that_is_ended_before_its_first_finding_leaves_no_verdict() -> None:
-    commit = Commit(ref="change", revision="", date="", subject="")
-    row = histories.Row(commit=commit, problem="ended", is_cut_short=True)
+    row = Row(commit=COMMIT, problem="ended")
 
     with pytest.raises(NothingToCompareError, match="--budget=SECONDS"):
-        reviews.reports(reviews.Rows(row, row))
+        reviews.reports(ran(row, row))
+
+
+def test_findings_of_a_base_are_added_to_those_that_are_kept() -> None:
+    former, latter = report(wrong(A, CP)), report(wrong(B, CP), right(ONE_RANK))
+    both = kept.merged(former, latter)
+
+    assert both is not None
+    assert both == report(wrong(A, CP), wrong(B, CP), right(ONE_RANK))
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ([], ""),
+        ([Place("/x/slime/loss.py", 7, 9)], " Not looked at: slime/loss.py:7-9."),
+        (
+            [Place("/x/slime/loss.py", line, line) for line in (12, 7, 9)],
+            " Not looked at: slime/loss.py:7-12.",
+        ),
+        (
+            [Place("/x/slime/loss.py", line, line) for line in range(0, 60, 10)],
+            " Not looked at: slime/loss.py:0, slime/loss.py:10, slime/loss.py:20,"
+            " slime/loss.py:30, 2 more.",
+        ),
+    ],
+)
+def test_changed_lines_that_no_job_runs_are_named(places: list[Place], words: str) -> None:
+    assert not_looked_at(places, {"slime/loss.py": ""}) == words
 
 
 @pytest.mark.processes
@@ -267,7 +433,8 @@ def test_a_review_without_time_ends_both_runs(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["review", "--adapter=slime", f"--source={repository}@change", "--budget=0"]
+    before = psutil.Process().children()
 
     assert cli.main(arguments) == cli.USAGE_ERROR
     assert "was ended before its first finding" in capsys.readouterr().err
-    assert not histories.RUNNING
+    assert psutil.Process().children() == before

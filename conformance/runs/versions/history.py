@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from adapters.toolkit.source import SHORT, Commit, resolve
 from adapters.toolkit.source import find_commits as commits_of
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
 EXIT = "_pytest.outcomes.Exit: "
 """What pytest puts before the words with which a run was ended."""
 
-
-ENDING = (signal.SIGTERM, signal.SIGHUP)
-CUT_SHORT = (2, *(128 + one for one in ENDING), *(-one for one in ENDING))
-"""The exit statuses of runs that were interrupted or ended, the last before they could say so."""
 
 RUNNING: set[subprocess.Popen[str]] = set()
 """The runs that are under way."""
@@ -62,8 +56,6 @@ class Row:
     commit: Commit
     report: Report | None = None
     problem: str | None = None
-    is_cut_short: bool = False
-    """Whether the run was ended before its last finding, as its time was over."""
 
 
 def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
@@ -118,27 +110,25 @@ def _report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
     return folder / f"{'-'.join(filter(None, names))}.json"
 
 
-def run_one(
-    selection: CommitRuns, commit: Commit, report: Path, scratch: str, until: float | None = None
-) -> Row:
-    """Run one commit from an empty folder; its report is left where it is asked for.
-
-    ``until`` is when the run is ended that is still under way, by `time.monotonic`.
-    """
+def run_one(selection: CommitRuns, commit: Commit, report: Path, scratch: str) -> Row:
+    """Run one commit from an empty folder; its report is left where it is asked for."""
     report.resolve().unlink(missing_ok=True)
-    result = _pytest(scratch, *selection.arguments(commit, report), until=until)
+    result = _pytest(scratch, *selection.arguments(commit, report))
+    return row_of(commit, report, result.stdout)
+
+
+def row_of(commit: Commit, report: Path, output: str) -> Row:
+    """What became of a commit, by the report and the output of its run."""
     try:
         loaded = report_file.load(report)
     except ReportFileError:
-        words, is_cut_short = _last_words(result.stdout), result.returncode in CUT_SHORT
-        return Row(commit=commit, problem=words, is_cut_short=is_cut_short)
+        return Row(commit=commit, problem=_last_words(output))
     if loaded.fault is not None:
         return Row(commit=commit, problem=f"fault of the harness: {loaded.fault}")
     problem = f"not driven: {loaded.not_driven}" if loaded.not_driven else None
-    is_cut_short = not loaded.complete and until is not None and result.returncode in CUT_SHORT
-    if not loaded.complete and not is_cut_short:
-        problem = f"stopped early: {_last_words(result.stdout)}"
-    return Row(commit=commit, report=loaded, problem=problem, is_cut_short=is_cut_short)
+    if not loaded.complete:
+        problem = f"stopped early: {_last_words(output)}"
+    return Row(commit=commit, report=loaded, problem=problem)
 
 
 def end_all() -> None:
@@ -147,30 +137,28 @@ def end_all() -> None:
         process.terminate()
 
 
-def _pytest(
-    folder: str, *arguments: str, until: float | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a folder without settings for it, and without its summary on GitHub."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=folder,
-        env={name: value for name, value in os.environ.items() if name != GITHUB_SUMMARY},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def _pytest(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder."""
+    process = start(folder, subprocess.PIPE, *arguments)
     RUNNING.add(process)
     try:
         with process:
-            try:
-                left = None if until is None else max(until - time.monotonic(), 0)
-                output, _ = process.communicate(timeout=left)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                output, _ = process.communicate()
+            output, _ = process.communicate()
     finally:
         RUNNING.discard(process)
     return subprocess.CompletedProcess(process.args, process.returncode, output)
+
+
+def start(folder: str, output: int | IO[str], *arguments: str) -> subprocess.Popen[str]:
+    """Start pytest in a folder without settings for it, and without its summary on GitHub."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != GITHUB_SUMMARY},
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def _last_words(output: str) -> str:

@@ -1,33 +1,54 @@
-"""Runs a version of a framework and its base on the jobs most likely to show the change."""
+"""Runs a version of a framework and its base, on what the change touches, within a budget."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import tempfile
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract import Layout
-from adapters.toolkit.changes import Versions, changed_lines, versions
-from conformance.comparing import journal
-from conformance.explain.causes import causes
-from conformance.findings.errors import NothingToCompareError
-from conformance.findings.verdict import Check
-from conformance.plan.telling import Telling, telling
-from conformance.runs import registry, settings
+from adapters.toolkit.changes import Versions, changed_lines, lines_in_head, versions
+from conformance.comparing import journal, report_file
+from conformance.comparing.reviewed import worse
+from conformance.findings.errors import NothingToCompareError, ReportFileError
+from conformance.findings.verdict import UNJUDGED, Check
+from conformance.plan.plan import Plan, mode_of_advantages
+from conformance.plan.telling import Jobs, Layouts
+from conformance.ranks import changed as changed_statements
+from conformance.runs import registry, review_task, settings
+from conformance.runs.review_task import ReviewTask
 from conformance.runs.versions import history
 from conformance.runs.versions.history import CommitRuns, Row
+from conformance.runs.versions.kept import Kept, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from adapters.contract import Adapter
+    from adapters.toolkit.source import Commit
+    from conformance.findings.finding import Finding
     from conformance.findings.report import Report
+    from conformance.ranks.changed import Place
 
 POLL = 0.5
 """Seconds between two looks at how far the runs have come."""
+
+SECONDS_TO_END = 3.0
+"""For a run that is told to end; after them it is killed, and its journal has what it had found."""
+
+OF_FINDINGS = 0.6
+"""The share of the budget after which lines are looked for, if anything is worse by then."""
+
+OF_A_VERDICT = 0.5
+"""The share of the budget that is left for what comes after the first finding of both."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +58,41 @@ class Review:
     adapter: Adapter
     versions: Versions
     changed: Mapping[str, str]
-    telling: Telling
+    """The hunks of each file."""
+
+    lines: Mapping[str, list[int]]
+    """The changed lines of the head, by absolute path."""
+
+    layouts: Layouts
+    jobs: Jobs
     selection: CommitRuns
 
+    @property
+    def places(self) -> set[Place]:
+        """The changed statements of the head that a job can run."""
+        return {
+            place
+            for name, lines in self.lines.items()
+            for place in changed_statements.places(Path(name), lines)
+        }
 
-class Rows(NamedTuple):
-    """What became of the two versions."""
+
+class Progress(NamedTuple):
+    """The findings that the two runs have made."""
+
+    head: list[Finding]
+    base: dict[str, Finding]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What became of the two versions, and the changed statements that no job of the head ran."""
 
     base: Row
     head: Row
+    not_run: set[Place] = field(default_factory=set)
+    is_cut_short: bool = False
+    """Whether there was more to be looked at when they were ended."""
 
 
 def prepare(
@@ -67,8 +114,15 @@ def prepare(
     driven = registry.create(adapter, engine)
     found = versions(source, base)
     changed = changed_lines(driven, found)
-    chosen = telling(
-        driven, changed, [*map(Layout.parse, layouts)], checks, settings.modes_of(modes)
+    chosen = Layouts(usual=tuple(map(Layout.parse, layouts))) if layouts else Layouts.of(driven)
+    aggregations = settings.modes_of(modes)
+    plan = Plan(
+        layouts=chosen.usual,
+        aggregations=aggregations,
+        checks=frozenset(checks),
+        mode_of_advantages=mode_of_advantages(driven, aggregations),
+        with_defaults=frozenset(driven.framework.with_defaults if driven.framework else ()),
+        fills_up=driven.fills_up,
     )
     selection = CommitRuns(
         adapter=adapter,
@@ -77,55 +131,207 @@ def prepare(
         options=(
             *([f"--engine={engine}"] if engine else []),
             *([f"--modes={modes}"] if modes else []),
+            f"--checks={','.join(one for one in Check if one in checks)}",
             *options,
-            *(f"--layout={layout}" for layout in chosen.layouts),
-            *("-k", " or ".join(f"[{cell.id}]" for cell in chosen.cells)),
+            *(f"--layout={layout}" for layout in (*chosen.usual, *chosen.special)),
         ),
     )
     return Review(
-        adapter=driven, versions=found, changed=changed, telling=chosen, selection=selection
+        adapter=driven,
+        versions=found,
+        changed=changed,
+        lines=lines_in_head(driven, found, changed),
+        layouts=chosen,
+        jobs=Jobs(plan, driven, chosen),
+        selection=selection,
     )
+
+
+@contextmanager
+def signals_noted() -> Iterator[threading.Event]:
+    """What tells that the user wants an end; signals that are ignored stay so."""
+    noted = threading.Event()
+    former = {sign: signal.getsignal(sign) for sign in SIGNALS}
+    heard = [sign for sign, handler in former.items() if handler is not signal.SIG_IGN]
+    for sign in heard:
+        signal.signal(sign, lambda *_: noted.set())
+    try:
+        yield noted
+    finally:
+        for sign in heard:
+            signal.signal(sign, former[sign])
+
+
+class _Side:
+    """The run of one version."""
+
+    def __init__(
+        self, review: Review, commit: Commit, report: Path, task: ReviewTask, scratch: Path
+    ) -> None:
+        self.commit = commit
+        self.report = report
+        self.path = scratch / f"{report.stem}.task.json"
+        self._output = scratch / f"{report.stem}.txt"
+        task.write(self.path)
+        arguments = review.selection.arguments(commit, report)
+        with self._output.open("w") as file:
+            self._process = history.start(str(scratch), file, *arguments, f"--review={self.path}")
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def tell_to_end(self) -> None:
+        if not self.has_ended:
+            self._process.terminate()
+
+    def row(self, latest: float) -> Row:
+        """What became of it; of a run that had to be killed, what its journal has."""
+        try:
+            self._process.wait(max(latest - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if (found := self._found()) is None:
+            return history.row_of(
+                self.commit, self.report, self._output.read_text("utf8", "replace")
+            )
+        report_file.write(found, self.report)
+        if found.fault is not None:
+            return Row(commit=self.commit, problem=f"fault of the harness: {found.fault}")
+        is_driven = {one.verdict for one in found.findings} - {*UNJUDGED}
+        problem = None if is_driven else found.not_driven and f"not driven: {found.not_driven}"
+        return Row(commit=self.commit, report=found, problem=problem)
+
+    def _found(self) -> Report | None:
+        """The report, or that of the journal; how much a run was to find is known by its end."""
+        journals = [one for one in (journal.left(self.report),) if one is not None]
+        for path in (self.report, *journals):
+            with suppress(ReportFileError):
+                found = report_file.load(path)
+                journal.drop(self.report)
+                count = len(found.findings)
+                selection = found.selection.model_copy(update={"selected": count})
+                return found.model_copy(update={"selection": selection, "complete": True})
+        return None
+
+
+class _Both:
+    """The runs of both versions; that of the base begins once it has anything to make."""
+
+    def __init__(self, review: Review, reports: Path, scratch: Path, trace_at: float) -> None:
+        self._review = review
+        self._scratch = scratch
+        self._kept = Kept.of(review.adapter, review.versions.base, review.selection.options)
+        self._known = self._kept.load()
+        self._had = {} if self._known is None else {one.id: one for one in self._known.findings}
+        self._paths = {name: reports / f"{name}.json" for name in ("head", "base")}
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+        of_known = scratch / "known.json"
+        if self._known is not None:
+            report_file.write(self._known, of_known)
+        layouts = review.layouts
+        self._task = ReviewTask(
+            usual=tuple(map(str, layouts.usual)), special=tuple(map(str, layouts.special))
+        )
+        for_head = replace(
+            self._task,
+            lines=review.lines,
+            base=(str(of_known), str(self._paths["base"])),
+            trace_at=trace_at,
+        )
+        self.head = _Side(review, review.versions.head, self._paths["head"], for_head, scratch)
+        self._base: _Side | None = None
+        self.progress()
+
+    def progress(self) -> Progress:
+        """What both have made by now."""
+        head = journal.findings(self._paths["head"])
+        base = self._had | {one.id: one for one in journal.findings(self._paths["base"])}
+        if self._base is None and (self._known is None or {one.id for one in head} - {*base}):
+            task = replace(self._task, follows=str(self._paths["head"]), kept=tuple(self._had))
+            commit, path = self._review.versions.base, self._paths["base"]
+            self._base = _Side(self._review, commit, path, task, self._scratch)
+        return Progress(head, base)
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether nothing more is to come, as also where one of them ends without a report."""
+        sides = self._sides
+        are_lost = any(one.has_ended and not one.report.exists() for one in sides)
+        return are_lost or all(one.has_ended for one in sides)
+
+    @property
+    def _sides(self) -> list[_Side]:
+        return [one for one in (self.head, self._base) if one is not None]
+
+    def tell_to_end(self) -> None:
+        """Have both write their reports."""
+        for one in self._sides:
+            one.tell_to_end()
+
+    def rows(self) -> tuple[Row, Row]:
+        """What became of the base and of the head; what is known of the base is kept."""
+        latest = time.monotonic() + SECONDS_TO_END
+        head = self.head.row(latest)
+        base = Row(commit=self._review.versions.base)
+        if self._base is not None:
+            base = self._base.row(latest)
+        if base.problem is not None and (self._known is None or base.report is not None):
+            return base, head
+        whole = merged(self._known, base.report)
+        if whole is not None:
+            self._kept.save(whole)
+            report_file.write(whole, self._paths["base"])
+        return replace(base, report=whole, problem=None), head
 
 
 def run(
     review: Review,
     reports: Path | None,
-    budget: float,
-    show: Callable[[Sequence[str], Sequence[str]], None],
-) -> tuple[Rows, bool]:
-    """Run both versions at once, and show the ids of what each has made, until both have ended.
+    until: float,
+    is_ended: Callable[[], bool],
+    show: Callable[[Progress], None],
+) -> Ran:
+    """Run both versions at once, and show what each has made, until both have ended.
 
-    They are ended after ``budget`` seconds, or if the review is interrupted, which is returned as
-    well. Their reports are kept in a folder, if one is given, as base.json and head.json.
+    They are ended at ``until``, by `time.monotonic`, or once the review ``is_ended``. If a machine
+    is so slow that they take most of that time to start, they have up to twice as much. Their
+    reports are kept in a folder, if one is given, as base.json and head.json.
     """
-    until, is_interrupted = time.monotonic() + budget, False
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        ThreadPoolExecutor(len(Rows._fields)) as threads,
-    ):
-        paths = [(reports or Path(scratch)).resolve() / f"{name}.json" for name in Rows._fields]
-        commits = (review.versions.base, review.versions.head)
-        running = [
-            threads.submit(history.run_one, review.selection, commit, path, scratch, until)
-            for commit, path in zip(commits, paths, strict=True)
-        ]
+    budget = until - time.monotonic()
+    latest = until + budget
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        trace_at = time.time() + OF_FINDINGS * budget
+        both = _Both(review, (reports or scratch).resolve(), scratch, trace_at)
         try:
-            while wait(running, timeout=POLL).not_done:
-                show(*map(journal.made, paths))
-        except KeyboardInterrupt:
-            is_interrupted = True
-            history.end_all()
-        return Rows(*(one.result() for one in running)), is_interrupted
+            while time.monotonic() < until and not both.have_ended and not is_ended():
+                show(progress := both.progress())
+                if not any(one.id in progress.base for one in progress.head):
+                    until = min(latest, max(until, time.monotonic() + OF_A_VERDICT * budget))
+                time.sleep(POLL)
+            is_cut_short = not both.head.has_ended
+        finally:
+            both.tell_to_end()
+        base, head = both.rows()
+        return Ran(
+            base=base,
+            head=head,
+            not_run=review.places - review_task.ran(both.head.path),
+            is_cut_short=is_cut_short or review_task.has_more(both.head.path),
+        )
 
 
-def reports(rows: Rows) -> tuple[Report, Report]:
-    """The reports of both versions, of the findings that both have if their time was over.
+def reports(ran: Ran) -> tuple[Report, Report]:
+    """The reports of both versions, of the findings that both have.
 
     Raises:
-        NothingToCompareError: one of them could not be run, or not to its end.
+        NothingToCompareError: one of them could not be run.
     """
-    for name, row in zip(rows._fields, rows, strict=True):
-        if row.report is None and row.is_cut_short:
+    for name, row in (("base", ran.base), ("head", ran.head)):
+        if row.report is None and ran.is_cut_short:
             raise NothingToCompareError(
                 f"no verdict, as the {name}, {row.commit.ref}, was ended before its first finding",
                 "give it more time with --budget=SECONDS",
@@ -134,17 +340,24 @@ def reports(rows: Rows) -> tuple[Report, Report]:
             raise NothingToCompareError(
                 f"no verdict, as the {name}, {row.commit.ref}, could not be run: {row.problem}"
             )
-    base, head = rows.base.report, rows.head.report
+    base, head = ran.base.report, ran.head.report
     assert base is not None
     assert head is not None
-    if rows.base.is_cut_short or rows.head.is_cut_short:
-        return _among(base, head), _among(head, base)
-    return base, head
+    return _among(base, head), _among(head, base)
 
 
 def _among(report: Report, other: Report) -> Report:
     """A report of those findings that another has as well."""
     ids = {finding.id for finding in other.findings}
     findings = [finding for finding in report.findings if finding.id in ids]
-    of_findings = causes(findings, report.clues, report.chosen_by)
-    return report.model_copy(update={"findings": findings, "causes": of_findings, "complete": True})
+    found = [
+        one.model_copy(update={"findings": kept})
+        for one in report.causes
+        if (kept := [name for name in one.findings if name in ids])
+    ]
+    return report.model_copy(update={"findings": findings, "causes": found, "complete": True})
+
+
+def first_worse(progress: Progress) -> Finding | None:
+    """The first finding of the head that is worse than the base's."""
+    return next(worse(progress.base, progress.head), None)

@@ -17,8 +17,8 @@ from conformance.comparing.refused import no_longer_refused
 from conformance.explain.conditions.findings import NEGATIVE
 from conformance.explain.conditions.wording import OBJECTIVES
 from conformance.explain.reach import options
-from conformance.findings.badness import failure
-from conformance.findings.cause import Severity
+from conformance.findings.badness import explain, failure
+from conformance.findings.cause import Reach, Severity
 from conformance.findings.sanitize import first_line, numberless, printable
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 from reference.aggregation import Mode
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
-    from conformance.runs.versions.review import Review
+    from conformance.ranks.changed import Place
+    from conformance.runs.versions.review import Progress, Review
 
 MOST = 3
 """Causes of one kind that the sentence names."""
@@ -41,6 +42,11 @@ MOST_FILES = 4
 
 MOST_HUNKS = 3
 """Places of a change that is small enough to name them all."""
+
+MOST_RANGES = 4
+
+GAP = 3
+"""Lines between changed statements that are named as one range."""
 
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)", re.MULTILINE)
 
@@ -52,7 +58,7 @@ ERROR_WIDTH = 100
 BY_VERDICT = {Verdict.REFUSED: "refused", Verdict.UNSUPPORTED: "no longer offered"}
 
 
-def begins(review: Review) -> Iterator[str]:
+def begins(review: Review, budget: float) -> Iterator[str]:
     """Yields lines on what is about to be run."""
     base, head = review.versions.base, review.versions.head
     lines = {name: text.count("\n") for name, text in review.changed.items()}
@@ -64,9 +70,46 @@ def begins(review: Review) -> Iterator[str]:
         + f" against {base.revision[:SHORT]} {base.date} {base.subject}".rstrip()
     )
     yield f"changes {files}{more}" if most else "changes no Python file of the package"
-    layouts = " and ".join(map(str, review.telling.layouts))
-    checks = ", ".join(review.telling.touched) or "every check"
-    yield f"makes {len(review.telling.cells)} findings of each on {layouts}; touched: {checks}"
+    layouts = " and ".join(map(str, review.layouts.usual))
+    yield f"runs both on {layouts}, first what the change touches, for {budget:g} s (--budget)"
+
+
+def so_far(progress: Progress) -> str:
+    """Returns how much both runs have looked at."""
+    if not progress.head:
+        return "both versions start"
+    both = sum(one.id in progress.base for one in progress.head)
+    last = progress.head[-1].id
+    return f"{both} finding{'' if both == 1 else 's'} of both; {last}"
+
+
+def first_worse(before: Finding, after: Finding) -> str:
+    """Returns what is worse in the first finding that is."""
+    words = explain(after) or first_line(after.message)
+    return f"worse: {after.id}: {before.verdict} -> {after.verdict}: {words}"
+
+
+def cut_short(found: Reviewed, seconds: float, budget: float) -> str:
+    """Returns how much was looked at when the budget was used up."""
+    count = len(found.head.findings)
+    return (
+        f" That is after {seconds:.0f} s and {count} finding{'' if count == 1 else 's'} of each;"
+        f" --budget={max(5 * budget, 60):g} looks at more."
+    )
+
+
+def not_looked_at(places: Iterable[Place], changed: Collection[str]) -> str:
+    """Returns the changed lines that no job has run; empty if there are none."""
+    ranges: list[tuple[str, int, int]] = []
+    for file, first, last in sorted(places):
+        name = next((one for one in changed if file.endswith(f"/{one}")), file)
+        if ranges and ranges[-1][0] == name and first <= ranges[-1][2] + GAP:
+            ranges[-1] = name, ranges[-1][1], max(last, ranges[-1][2])
+        else:
+            ranges.append((name, first, last))
+    named = [f"{name}:{first}" + (f"-{last}" * (last > first)) for name, first, last in ranges]
+    more = _more(named[MOST_RANGES:])
+    return f" Not looked at: {', '.join([*named[:MOST_RANGES], *more])}." if named else ""
 
 
 def as_text(found: Reviewed, changed: Mapping[str, str]) -> Iterator[str]:
@@ -93,6 +136,8 @@ def _lines(found: Reviewed, changed: Collection[str]) -> Iterator[str]:
     yield from advised.said(found.difference)
     yield from said(behaviour(found))
     known = found.difference.old.new_options or ()
+    if found.head.not_driven is not None:
+        yield f"not driven: {found.head.not_driven}"
     if unknown := [one for one in found.head.new_options or () if one not in known]:
         yield f"not looked at, as the adapter does not know them: {', '.join(unknown)}"
 
@@ -107,11 +152,23 @@ def _change(change: CauseChange, changed: Collection[str]) -> Iterator[str]:
     cause = change.new or change.old
     assert cause is not None
     said = str(cause.impact)
-    yield f"  {cause.effect}{f': {said}' if said else ''}; {change.findings} findings"
+    yield f"  {_effect(cause)}{f': {said}' if said else ''}; {change.findings} findings"
     yield f"  for example {cause.findings[0]}"
     is_number = cause.severity is not Severity.NOT_TRAINED
     suspects = (one for one in cause.suspects if one.file in changed or not is_number)
     yield from (f"  look at {suspect}" for suspect in suspects)
+
+
+def _effect(cause: Cause) -> str:
+    """Returns what a cause does, and to whom as far as a few layouts and cases show it."""
+    if not cause.reach.untested:
+        return cause.effect
+    tested = {*cause.reach.tested}
+    shown = Reach(
+        options=[one for one in cause.reach.options if one in tested],
+        rare=[one for one in cause.reach.rare if one in tested],
+    )
+    return cause.model_copy(update={"reach": shown}).effect.removesuffix(f" {Reach()}")
 
 
 def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:

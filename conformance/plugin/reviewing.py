@@ -1,0 +1,171 @@
+"""One side of a review, as it runs: the head runs what the change touches, and the base the same.
+
+The base is one job behind, so that both have the same findings whenever they are ended.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conformance.comparing import journal
+from conformance.comparing.reviewed import worse
+from conformance.findings.errors import HarnessFaultError
+from conformance.plan.matrix import StartupCell
+from conformance.plan.telling import Jobs, Order, name_of
+from conformance.ranks import changed
+from conformance.runs import carried as carried_over
+from conformance.runs import review_task
+from conformance.runs.check import is_offered, job_cells, make
+from conformance.runs.recorder import DECLINED, fault_message, message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.findings.cause import Cause
+    from conformance.findings.finding import Finding
+    from conformance.plan.matrix import MatrixCell
+    from conformance.ranks.changed import Place
+    from conformance.runs.jobs import SharedJobs
+    from conformance.runs.recorder import FindingRecorder
+
+POLL = 0.1
+"""Seconds between two looks at what the other side has made."""
+
+MOST_BEHIND = 20.0
+"""Seconds that the head waits for what the base has not made yet, before it traces."""
+
+
+@dataclass
+class Side:
+    """The run of one version; ``path`` names the file with its task."""
+
+    path: Path
+    recorder: FindingRecorder
+    jobs: SharedJobs
+    headers: Iterator[str]
+
+    def __post_init__(self) -> None:
+        self.task = review_task.ReviewTask.read(self.path)
+        settings = self.recorder.settings
+        self.candidates = Jobs(settings.plan, settings.adapter, self.task.layouts)
+        self.findings: dict[str, Finding] = {}
+
+    def run(self) -> None:
+        """Make the findings of this side."""
+        if self.task.follows is None:
+            self._lead()
+        else:
+            self._follow(Path(self.task.follows))
+
+    def _lead(self) -> None:
+        """Make findings, those of jobs that run most of the change first."""
+        files = [(Path(name), lines) for name, lines in (self.task.lines or {}).items()]
+        order = Order(
+            self.candidates,
+            [place for file, lines in files for place in changed.places(file, lines)],
+            lambda cell: is_offered(cell, self.jobs.description),
+            is_everywhere=any(changed.changes_a_module(*one) for one in files),
+        )
+        while (turn := order.next()) is not None:
+            if self._is_time_to_trace():
+                review_task.note_more(self.path)
+                return
+            if turn.is_scout:
+                [scout] = turn.cells
+                order.note(scout, self._scouted(scout))
+            else:
+                self._make(turn.cells, order)
+
+    def _scouted(self, scout: MatrixCell) -> frozenset[Place]:
+        """The changed statements that a job runs; its outcome is kept for its findings."""
+        if isinstance(scout, StartupCell):
+            self.jobs.pool.drain_ran()
+            self.jobs.run(scout.job)
+            ran = self.jobs.pool.drain_ran()
+        else:
+            self.jobs.share([scout, scout])
+            self.jobs.outcome(scout)
+            ran = self.jobs.ran[scout.job_id]
+        review_task.note(self.path, ran)
+        return ran
+
+    def _make(self, cells: Sequence[MatrixCell], order: Order | None = None) -> None:
+        """Make the findings of one job, and begin the next one meanwhile."""
+        self.jobs.share(cells)
+        for cell in cells:
+            self.jobs.expect(self._upcoming(cell, order))
+            try:
+                judgement = make(cell, self.jobs)
+            except HarnessFaultError as fault:
+                self.recorder.record_more(fault_message(fault, next(self.headers)))
+                raise
+            seconds = self.jobs.pool.drain_framework_seconds()
+            finding = self.recorder.record_more(
+                message(cell, judgement, next(self.headers), seconds)
+            )
+            self.findings[finding.id] = finding
+        if order and all(self.findings[one.id].verdict in DECLINED for one in cells):
+            order.note_declined(cells[0])
+
+    def _upcoming(self, cell: MatrixCell, order: Order | None) -> Iterator[MatrixCell]:
+        if order is None:
+            return
+        ran = self.jobs.ran.get(cell.job_id, frozenset())
+        order.note(cell, ran)
+        review_task.note(self.path, ran)
+        if (turn := order.upcoming()) is not None:
+            yield from job_cells(turn.cells[:1], self.jobs.description)
+
+    def _follow(self, head: Path) -> None:
+        """Make the findings that the head has made, in its order, until that has ended."""
+        done = {*self.task.kept}
+        while True:
+            has_ended = head.exists()
+            for name in (one.id for one in journal.findings(head)):
+                if name in done:
+                    continue
+                cell = self.candidates.by_id[name]
+                cells = self.candidates.cells[name_of(cell)]
+                self._make([one for one in cells if one.id not in done])
+                done.update(one.id for one in cells)
+            if has_ended:
+                return
+            time.sleep(POLL)
+
+    def _is_time_to_trace(self) -> bool:
+        return time.time() > self.task.trace_at and bool([*self.worse()])
+
+    def worse(self) -> list[Finding]:
+        """The findings of the head that are worse than the base's."""
+        return [*worse(_made_by(self.task.base), self.findings.values())]
+
+    def new_causes(self) -> list[Cause]:
+        """The causes of what is worse."""
+        worse = {finding.id for finding in self.worse()}
+        return [one for one in self.recorder.causes() if worse.intersection(one.findings)]
+
+    def name_what_is_carried(self) -> None:
+        """Make one cause of those whose numbers are of the job that was run before."""
+        carried = [*carried_over.of_causes(self.new_causes(), self._made_cells, self.jobs)]
+        for finding in carried_over.renamed(carried, self.findings):
+            self.findings[finding.id] = finding
+            self.recorder.replace(finding)
+
+    @property
+    def _made_cells(self) -> dict[str, MatrixCell]:
+        ran = {name: one for name, one in self.findings.items() if one.verdict not in DECLINED}
+        return {name: self.candidates.by_id[name] for name in ran}
+
+    def wait_for_base(self) -> None:
+        """Wait until the base has made what the head has, unless it takes too long."""
+        latest = time.monotonic() + MOST_BEHIND
+        while time.monotonic() < latest and {*self.findings} - {*_made_by(self.task.base)}:
+            time.sleep(POLL)
+
+
+def _made_by(reports: Sequence[str]) -> dict[str, Finding]:
+    """The findings of several runs, which may be under way."""
+    return {one.id: one for report in reports for one in journal.findings(Path(report))}

@@ -1,0 +1,79 @@
+"""What the run of one of the two versions of a review is told, in a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Self
+
+from adapters.contract import Layout
+from conformance.plan.telling import Layouts
+from conformance.ranks.changed import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewTask:
+    """The head runs what tells of the changed ``lines``; the base ``follows`` the head's report.
+
+    ``kept`` are findings of the base that need not be made again, and ``base`` the reports that
+    have all that it has made. Findings are made until ``trace_at``, if anything is worse by then.
+    Times are seconds since the epoch.
+    """
+
+    usual: tuple[str, ...]
+    special: tuple[str, ...] = ()
+    lines: Mapping[str, list[int]] | None = None
+    follows: str | None = None
+    kept: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()
+    trace_at: float = 0.0
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The task in a file."""
+        return cls(**json.loads(path.read_bytes()))
+
+    def write(self, path: Path) -> None:
+        """Put it into a file."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @property
+    def layouts(self) -> Layouts:
+        """The layouts to run it on."""
+        return Layouts(
+            usual=tuple(map(Layout.parse, self.usual)),
+            special=tuple(map(Layout.parse, self.special)),
+        )
+
+
+def note(path: Path, ran: Iterable[Place]) -> None:
+    """Add changed statements that a job has run to those of a task's run."""
+    with _of_task(path).open("a") as file:
+        file.writelines(json.dumps(place) + "\n" for place in ran)
+
+
+def ran(path: Path) -> set[Place]:
+    """The changed statements that the jobs of a task's run have run."""
+    try:
+        lines = _of_task(path).read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return set()
+    return {Place(*json.loads(line)) for line in lines}
+
+
+def note_more(path: Path) -> None:
+    """Note that a task's run has left out jobs that tell something."""
+    path.with_suffix(".more").touch()
+
+
+def has_more(path: Path) -> bool:
+    """Whether a task's run has left out jobs."""
+    return path.with_suffix(".more").exists()
+
+
+def _of_task(path: Path) -> Path:
+    return path.with_suffix(".ran")

@@ -1,0 +1,88 @@
+"""Mistakes that carry a number from one step to the next are one cause."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from adapters.contract import Depth, Job, Layout, Observation
+from conformance.corpus.cases import CORPUS
+from conformance.explain.causes import causes as find_causes
+from conformance.plan.matrix import MatrixCell
+from conformance.ranks.pool import Ran
+from conformance.runs import carried
+from reference.aggregation import Aggregation, Conventions, Mode
+from reference.weights import token_weights
+from tests.causes.test_changes import report
+from tests.causes.test_find import wrong
+
+if TYPE_CHECKING:
+    from conformance.findings.cause import Cause
+    from conformance.findings.finding import Finding
+    from conformance.runs.jobs import SharedJobs
+
+LAYOUT = Layout(dp=1, micro_batches=1)
+CELLS = {
+    cell.id: cell
+    for cell in (
+        MatrixCell(
+            aggregation=Aggregation(Mode.TOKEN_MEAN), case=case, layout=LAYOUT, depth=Depth.STEP
+        )
+        for case in CORPUS
+        if case.name in ("split_groups", "odd_groups", "uneven_lengths", "long_prompts")
+    )
+}
+FACTORS = tuple(
+    f"policy_loss/{name}"
+    for name in ("divided_by_dp", "multiplied_by_dp", "divided_by_cp", "multiplied_by_cp")
+)
+
+
+class Trainer:
+    """Divides by the tokens of the step before, or by twice its own."""
+
+    def __init__(self, *, is_stale: bool) -> None:
+        self.description = SimpleNamespace(conventions=Conventions())
+        self._is_stale = is_stale
+        self._before = 1.0
+
+    def run(self, job: Job) -> Ran:
+        [step] = job.steps
+        right = token_weights(step, job.aggregation, Conventions())
+        count = float(step.mask.sum())
+        divisor, self._before = self._before if self._is_stale else 2 * count, count
+        return Ran((Observation(token_weights=(right * count / divisor,)),))
+
+
+def causes() -> tuple[list[Cause], dict[str, Finding]]:
+    """A cause for each cell, of two factors that differ."""
+    found = report(*(wrong(name, factor) for name, factor in zip(CELLS, FACTORS, strict=True)))
+    assert len(found.causes) == len(CELLS)
+    return found.causes, {one.id: one for one in found.findings}
+
+
+def test_a_number_of_the_step_before_is_told_from_a_wrong_one() -> None:
+    several, _ = causes()
+    stale, wrong_count = Trainer(is_stale=True), Trainer(is_stale=False)
+
+    assert not [*carried.of_causes(several, CELLS, cast("SharedJobs", wrong_count))]
+    found = [*carried.of_causes(several, CELLS, cast("SharedJobs", stale))]
+    assert {cause.findings[0] for cause, _ in found} == {*CELLS}
+    assert len({*found[0][1].numbers}) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "name"), [(None, carried.OF_ANY_NUMBER), (carried.OF_A_COUNT, carried.OF_A_COUNT)]
+)
+def test_findings_of_a_carried_number_are_one_cause(first: str | None, name: str) -> None:
+    several, findings = causes()
+    several[0] = several[0].model_copy(update={"name": first or several[0].name})
+    numbers = carried.Carried(("split_groups", "odd_groups"), (0.25, 0.5))
+    renamed = [*carried.renamed([(cause, numbers) for cause in several], findings)]
+    [cause] = find_causes(renamed, [], {})
+
+    assert cause.name == name
+    assert {*cause.findings} == {*CELLS}
+    assert "0.25 after a step of split_groups, 0.5 after one of odd_groups" in str(renamed[0])
