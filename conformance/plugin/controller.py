@@ -77,7 +77,9 @@ class Controller:
         is_asked = self._came_to_its_end and not self._config.getoption("no_trace")
         if self._recorder is not None and is_asked:
             causes = self._recorder.causes()
-            self._recorder.traces = traces_of_causes(causes, self._recorder.settings, jobs)
+            self._recorder.traces = traces_of_causes(
+                causes, self._recorder.settings, jobs, self._config.getoption("traces")
+            )
 
     @property
     def _came_to_its_end(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, permutations
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,9 @@ class Trace:
     job: TracedJob
     chain: Chain | None
     suspects: list[Suspect]
+    package: str | None
+    """That of the framework, whose lines are suspected before those of its engine."""
+
     source: Path | None
 
     @classmethod
@@ -64,10 +68,11 @@ class Trace:
         Raises:
             NotTracedError: the framework was not given what is painted.
         """
+        made = partial(cls, finding=finding, job=job, package=package, source=source)
         if job.is_of_all:
             looked_at = digits_lost if isinstance(job, TracedAdvantage) else made_by
             suspects = looked_at(Graph(job.traces), job, package) if job.is_wrong else []
-            return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
+            return made(chain=None, suspects=suspects)
         is_of_reward = isinstance(job, TracedAdvantage)  # which Python often has in lists
         reading = (READ, LISTED) if is_of_reward else (READ,)
         graphs = (Graph(job.traces, size, reading) for size in sizes_given(job.column))
@@ -76,22 +81,22 @@ class Trace:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
         if isinstance(job, TracedAdvantage):
             suspects = of_advantage(graph, job, package) if job.is_wrong else []
-            return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
+            return made(chain=None, suspects=suspects)
         chains = [*_chains(graph, job)]
         if not chains:
             alike = _of_gradient(graph, job)
             found = [] if alike is None else Suspects(WrongWeight(job, alike, package)).best()
             suspects = found or lost_after(graph, job, package)
-            return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
+            return made(chain=None, suspects=suspects)
         weight = WrongWeight(job, chains[0], package)
-        if not math.isfinite(job.observed) and (made := made_not_finite(weight)):
-            return cls(finding=finding, job=job, chain=chains[0], suspects=made, source=source)
+        if not math.isfinite(job.observed) and (suspects := made_not_finite(weight)):
+            return made(chain=chains[0], suspects=suspects)
         if job.depends_on_others and job.job.objective in COMPARING_ADVANTAGES:
             suspects = compared(graph) if job.is_wrong else []
-            return cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
+            return made(chain=chains[0], suspects=suspects)
         of_factors = Suspects(weight)
         suspects = of_factors.best() if job.is_wrong else []
-        trace = cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
+        trace = made(chain=chains[0], suspects=suspects)
         if not (job.is_wrong and job.logged is not None and trace.is_pending):
             return trace
         read = of_factors.of_rest(trace.rest)
@@ -101,6 +106,11 @@ class Trace:
         is_to_blame = not suspects or may_be_wrong
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
         return replace(trace, suspects=of_lines(ordered))
+
+    @property
+    def weight(self) -> WrongWeight | None:
+        """The weight that the factors of the chain make, if there is one."""
+        return None if self.chain is None else WrongWeight(self.job, self.chain, self.package)
 
     @property
     def of_cause(self) -> CauseTrace:
