@@ -151,11 +151,10 @@ class RankTrace:
     """The operations of one rank in their order.
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
-    of what adapters read the probe's gradient from. ``files`` are those of the framework's modules
-    whose functions were called. ``returned`` lists each number of a line once. ``handed`` has where
-    plain Python had the floats first that a tensor was made of, or an operation computed with:
-    these themselves, and no equal ones. ``cuts`` are the lines that took the part of a tensor that
-    was read.
+    of what adapters read the probe's gradient from. ``returned`` lists each number of a line once.
+    ``handed`` has where plain Python had the floats first that a tensor was made of, or an
+    operation computed with: these themselves, and no equal ones. ``cuts`` are the lines that took
+    the part of a tensor that was read.
     """
 
     operations: tuple[Operation, ...] = ()
@@ -164,7 +163,6 @@ class RankTrace:
     cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
-    files: frozenset[File] = frozenset()
 
     @cached_property
     def collectives(self) -> dict[Collective, tuple[int, ...]]:

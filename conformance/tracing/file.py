@@ -144,13 +144,12 @@ def _checksum(file: Path) -> str:
 
 
 def _files(job: TracedJob) -> frozenset[str]:
-    """The files that have a line in a trace, or that were imported."""
+    """The files that have a line in a trace."""
     return frozenset(line for trace in job.traces for line in _of_rank(trace))
 
 
 def _of_rank(trace: RankTrace) -> Iterator[str]:
     """Yield the files of one rank's trace."""
-    yield from trace.files
     handed = (one for several in trace.handed.values() for one in several)
     had = [one.stack for one in (*trace.returned, *handed)]
     groups = [one.collective.made_by for one in trace.operations if one.collective is not None]

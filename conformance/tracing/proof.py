@@ -13,13 +13,8 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
 from conformance.runs.check import judge_outcome
-from conformance.tracing.hypotheses import (
-    NO_FACTOR,
-    Named,
-    counts_of_step,
-    counts_of_token,
-    hypotheses,
-)
+from conformance.tracing.hypotheses import hypotheses
+from conformance.tracing.right_counts import NO_FACTOR, Named, counts_of_step, counts_of_token
 from conformance.tracing.suspects.reasons import Suspect, of_lines
 
 if TYPE_CHECKING:
