@@ -57,7 +57,7 @@ def traced(mistake: Mistake, folder: Path) -> str:
                 adapter = jobs.pool.adapter
                 trace = Trace.of(cell.id, job, adapter.package, jobs.pool.source)
                 of_cause = [cell, *islice(wrong, MOST_PROVEN_WITH)]
-                lines = Prover(jobs, adapter.package).proven(trace, of_cause)
+                lines = Prover(jobs).proven(trace, of_cause)
                 places = [
                     place
                     for place, one in enumerate(lines, 1)

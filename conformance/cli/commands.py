@@ -259,12 +259,15 @@ def history(options: argparse.Namespace) -> Iterator[str]:
 
 def trace(options: argparse.Namespace) -> Iterator[str]:
     """Yields the factors of a token's weight, each with its line."""
+    from conformance.tracing import file
     from conformance.tracing.finding import trace_finding
     from conformance.views import traces
 
     names = [options.finding] if options.against is None else [options.finding, options.against]
     found = [
-        trace_finding(
+        file.read(Path(name), options.source and Path(options.source))
+        if name.endswith(file.SUFFIX)
+        else trace_finding(
             name,
             adapter=options.adapter,
             engine=options.engine,

@@ -113,10 +113,10 @@ def _add_running(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 def _add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "finding",
-        metavar="FINDING",
-        help="its id, such as weights/token_mean/split_groups/dp2-cp1-mb2-thd",
+        metavar="FINDING|FILE",
+        help="its id, such as weights/token_mean/split_groups/dp2-cp1-mb2-thd, or its file",
     )
-    _take(parser, "adapter", required=True, help=None)
+    _take(parser, "adapter", help="needed unless a file is given")
     _take(parser, "engine", "source", "modes", "time-limit")
     parser.add_argument(
         "--token",
@@ -125,7 +125,7 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
         help="the token to trace, each counted from 0 (the one whose weight is most wrong)",
     )
     parser.add_argument(
-        "--against", metavar="FINDING", help="one that conforms: say which factors differ"
+        "--against", metavar="FINDING|FILE", help="one that conforms: say which factors differ"
     )
     parser.add_argument("--all", action="store_true", help="of text: the whole tree")
     _add_format(parser, "text", "markdown", "json")

@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
+
+from pydantic import AfterValidator, PlainSerializer, SerializationInfo, ValidationInfo
 
 GIVEN = "given"
 """The name of a tensor that no recorded operation made, such as one made of a numpy array."""
@@ -32,6 +35,15 @@ LISTED = "tolist"
 """The operation that makes a list of Python numbers or a numpy array of a tensor."""
 
 
+def _elsewhere(file: str, info: SerializationInfo | ValidationInfo) -> str:
+    """What a file is called elsewhere, if that is known."""
+    return info.context.get(file, file) if info.context else file
+
+
+File = Annotated[str, AfterValidator(_elsewhere), PlainSerializer(_elsewhere)]
+"""The path of a file on this machine, which documents that are read on others have otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a framework, or of the engine that it trains on, in a file of this machine.
@@ -39,7 +51,7 @@ class Line:
     ``columns`` are those of what it was evaluating, from the first to behind the last, in bytes.
     """
 
-    file: str
+    file: File
     number: int
     function: str
     columns: tuple[int, int] | None = field(default=None, compare=False)
@@ -152,7 +164,6 @@ class RankTrace:
     cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
-    files: frozenset[str] = frozenset()
 
     @cached_property
     def collectives(self) -> dict[Collective, tuple[int, ...]]:

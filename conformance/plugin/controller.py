@@ -81,7 +81,8 @@ class Controller:
     def _trace(self, causes: Iterable[Cause], recorder: FindingRecorder, jobs: SharedJobs) -> None:
         from conformance.tracing.finding import traces_of_causes
 
-        for name, trace in traces_of_causes(causes, recorder.settings, jobs):
+        folder = self._config.getoption("traces")
+        for name, trace in traces_of_causes(causes, recorder.settings, jobs, folder):
             recorder.traces[name] = trace
 
     def review(self, side: Side) -> None:

@@ -89,6 +89,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "name no lines to look at for wrong gradients (saves a job for each cause)",
     },
+    "traces": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "where what was recorded for each traced cause goes, for `trace FILE`",
+    },
     "baseline": {
         "type": Path,
         "metavar": "REPORT",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import GIVEN, LISTED, READ
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
-from conformance.tracing.source.slices import counts_itself, is_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,6 +89,20 @@ class Count:
         """Whether it is the mean of one tensor's entries."""
         return self.how is How.SUM and len(self.parts) == 1 and abs(self.shares[0]) != 1
 
+    @property
+    def recounted(self) -> float:
+        """The count without clamps, and without constants that are added to it."""
+        parts = [part.recounted for part in self.parts]
+        shares = [*zip(self.parts, parts, self.shares, strict=False)]
+        match self.how:
+            case How.SAME | How.CLAMP:
+                return parts[0]
+            case How.SUM:
+                return sum(part * share for one, part, share in shares if one.node or one.parts)
+            case How.PRODUCT | How.ROUNDED if all(parts):
+                return math.prod(float(part**share) for _, part, share in shares)
+        return self.value
+
     def walk(self) -> Iterator[Count]:
         """Yield the count and everything that it was made of, from the top."""
         yield self
@@ -128,10 +141,6 @@ class Unfolding:
 
     def number(self, number: float, user: Node) -> Count:
         """A number of Python, unfolded if its user looked at a tensor that has it."""
-        operation = self.graph.operation(user)
-        names = [name for name, held in operation.variables if is_close(held, number)]
-        if counts_itself(operation.line) or is_setting(operation.stack, names):
-            return Count(number, None)
         made = self._read(Entry(user, None, number))
         parts = tuple(self._unfolded(one) for one in made.parts if isinstance(one, Entry))
         return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))

@@ -19,7 +19,7 @@ from conformance.ranks.hardware import MAX_RANKS, RankBudget
 from conformance.ranks.pool import Ran, RankPool
 from conformance.runs.laws import changed_by_law
 from conformance.runs.settings import Settings
-from conformance.tracing import tracer
+from conformance.tracing import file, tracer
 from conformance.tracing.columns import is_traced, traced_metric
 from conformance.tracing.proof import Prover
 from conformance.tracing.rewards import is_clearly_wrong, trace_advantage
@@ -53,7 +53,7 @@ MOST_OF_ADVANTAGES = 2
 def trace_finding(
     finding: str,
     *,
-    adapter: str,
+    adapter: str | None,
     engine: str | None,
     source: str | None,
     token: tuple[int, int] | None,
@@ -65,6 +65,10 @@ def trace_finding(
     Raises:
         ConformanceError: an option is wrong, or the finding cannot be traced.
     """
+    if adapter is None:
+        raise NotTracedError(
+            f"nothing says whose {finding} is", "name the framework with --adapter"
+        )
     settings = _settings(_parsed(finding), adapter, engine, source, time_limit, modes)
     cell = next((one for one in settings.plan.cells() if one.id == finding), None)
     if cell is None:
@@ -75,9 +79,11 @@ def trace_finding(
 
 
 def traces_of_causes(
-    causes: Iterable[Cause], settings: Settings, jobs: SharedJobs
+    causes: Iterable[Cause], settings: Settings, jobs: SharedJobs, folder: Path | None = None
 ) -> Iterator[tuple[str, CauseTrace]]:
     """Yield the traces of wrong gradients and logs with the ids of findings, as they are made.
+
+    What was recorded for them is written to a folder, if one is given.
 
     Of a cause it is the smallest finding with a suspect in the framework, of gradients before logs;
     of one that no known mistake explains several, which may have causes of their own.
@@ -88,7 +94,7 @@ def traces_of_causes(
         for cell in (*plan.cells(), *plan.chosen_of_cases)  # some are beyond a quick plan
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
-    prover = Prover(jobs, settings.adapter.package)
+    prover = Prover(jobs)
     several = [*causes]
     laws = {
         cell.id: cell for cell in plan.cells() if cell.spec.law and isinstance(cell, MatrixCell)
@@ -113,6 +119,8 @@ def traces_of_causes(
                 [*traces] if is_inferred(cause) else _most_telling(traces, settings, are_computed)
             )
             for cell, trace in chosen:
+                if folder is not None:
+                    file.write(trace, folder)
                 yield cell.id, trace.of_cause  # a run may be ended before its lines are proven
                 others = [one for one in of_cause if one is not cell]
                 lines = prover.proven(trace, [cell, *others])

@@ -13,15 +13,9 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
 from conformance.runs.check import judge_outcome
-from conformance.tracing.hypotheses import (
-    NO_FACTOR,
-    Named,
-    counts_of_step,
-    counts_of_token,
-    hypotheses,
-)
+from conformance.tracing.hypotheses import hypotheses
+from conformance.tracing.right_counts import NO_FACTOR, Named, counts_of_step, counts_of_token
 from conformance.tracing.suspects.reasons import Suspect, of_lines
-from conformance.tracing.suspects.wrong_weight import WrongWeight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,9 +85,6 @@ class Prover:
     """Tries hypotheses about the lines of a cause on its findings."""
 
     jobs: SharedJobs
-    package: str | None
-    """That of the framework, whose lines are tried before those of its engine."""
-
     _runs: dict[str, _Run | None] = field(default_factory=dict)
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
@@ -106,14 +97,9 @@ class Prover:
         first = None if trace.chain is None else self._run(cells[0])
         if trace.chain is None or first is None:
             return trace.suspects
-        weight = WrongWeight(trace.job, trace.chain, self.package)
         suspected = {one.line: one for one in trace.suspects}
-        is_of_size = weight.right.is_size(weight.off)
-        several = [
-            one
-            for one in hypotheses(weight, [*suspected])
-            if not is_of_size or (one.line in suspected and weight.is_own(one.line))
-        ]
+        is_of_size = _is_of_size(trace)
+        several = candidates(trace)
         others = filter(None, map(self._run, cells[1:]))
         runs = [*islice(others, MOST_SHOWN)] if several else []
         said = _made_good if is_of_size else _proven
@@ -197,6 +183,23 @@ class Prover:
                 if place is not None and multiplies:
                     needed[place] = float(right > 0)
         return {ACTIVE: _replaced(ran.held, needed)} if needed else {}
+
+
+def candidates(trace: Trace) -> list[Hypothesis]:
+    """What may be tried for a trace, best first."""
+    if trace.weight is None:
+        return []
+    suspected = [one.line for one in trace.suspects]
+    return [
+        one
+        for one in hypotheses(trace.weight, suspected)
+        if not _is_of_size(trace) or (one.line in suspected and trace.weight.is_own(one.line))
+    ]
+
+
+def _is_of_size(trace: Trace) -> bool:
+    """Whether a weight is off by a number of ranks or micro-batches."""
+    return trace.weight is not None and trace.weight.right.is_size(trace.weight.off)
 
 
 def _of_step(run: _Run, held: Entries) -> dict[str, Entries]:

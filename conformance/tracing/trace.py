@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, permutations
 from typing import TYPE_CHECKING
 
@@ -22,18 +23,17 @@ from conformance.findings.trace import LISTED, READ
 from conformance.tracing.chain import Chain, Factor, chain
 from conformance.tracing.graph import Graph, is_close, is_of_count
 from conformance.tracing.rewards import TracedAdvantage
-from conformance.tracing.source.arithmetic import averages, goes_on
+from conformance.tracing.right_counts import RightCounts, counts_of_token
+from conformance.tracing.suspects.blame import Blame
 from conformance.tracing.suspects.compared import compared
 from conformance.tracing.suspects.digits import digits_lost
 from conformance.tracing.suspects.logged import made_by
 from conformance.tracing.suspects.lost import lost_after
 from conformance.tracing.suspects.not_finite import made_not_finite
-from conformance.tracing.suspects.ranking import Suspects
-from conformance.tracing.suspects.reasons import Suspect, of_lines
-from conformance.tracing.suspects.right_counts import RightCounts
+from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.suspects.wrong_advantage import of_advantage
-from conformance.tracing.suspects.wrong_weight import WrongWeight
 from conformance.tracing.unfolded import unfolded
+from conformance.tracing.wrong_weight import WrongWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -55,6 +55,9 @@ class Trace:
     job: TracedJob
     chain: Chain | None
     suspects: list[Suspect]
+    package: str | None
+    """That of the framework, whose lines are suspected before those of its engine."""
+
     source: Path | None
 
     @classmethod
@@ -64,10 +67,11 @@ class Trace:
         Raises:
             NotTracedError: the framework was not given what is painted.
         """
+        made = partial(cls, finding=finding, job=job, package=package, source=source)
         if job.is_of_all:
             looked_at = digits_lost if isinstance(job, TracedAdvantage) else made_by
             suspects = looked_at(Graph(job.traces), job, package) if job.is_wrong else []
-            return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
+            return made(chain=None, suspects=suspects)
         is_of_reward = isinstance(job, TracedAdvantage)  # which Python often has in lists
         reading = (READ, LISTED) if is_of_reward else (READ,)
         graphs = (Graph(job.traces, size, reading) for size in sizes_given(job.column))
@@ -76,31 +80,36 @@ class Trace:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
         if isinstance(job, TracedAdvantage):
             suspects = of_advantage(graph, job, package) if job.is_wrong else []
-            return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
+            return made(chain=None, suspects=suspects)
         chains = [*_chains(graph, job)]
         if not chains:
             alike = _of_gradient(graph, job)
-            found = [] if alike is None else Suspects(WrongWeight(job, alike, package)).best()
+            found = [] if alike is None else Blame(WrongWeight(job, alike, package)).suspects()
             suspects = found or lost_after(graph, job, package)
-            return cls(finding=finding, job=job, chain=None, suspects=suspects, source=source)
+            return made(chain=None, suspects=suspects)
         weight = WrongWeight(job, chains[0], package)
-        if not math.isfinite(job.observed) and (made := made_not_finite(weight)):
-            return cls(finding=finding, job=job, chain=chains[0], suspects=made, source=source)
+        if not math.isfinite(job.observed) and (suspects := made_not_finite(weight)):
+            return made(chain=chains[0], suspects=suspects)
         if job.depends_on_others and job.job.objective in COMPARING_ADVANTAGES:
             suspects = compared(graph) if job.is_wrong else []
-            return cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
-        of_factors = Suspects(weight)
-        suspects = of_factors.best() if job.is_wrong else []
-        trace = cls(finding=finding, job=job, chain=chains[0], suspects=suspects, source=source)
+            return made(chain=chains[0], suspects=suspects)
+        blame = Blame(weight)
+        suspects = blame.suspects() if job.is_wrong else []
+        trace = made(chain=chains[0], suspects=suspects)
         if not (job.is_wrong and job.logged is not None and trace.is_pending):
             return trace
-        read = of_factors.of_rest(trace.rest)
+        read = blame.of_divisor(1 / trace.rest) if trace.rest else []
         read += _of_reading(chains, trace.rest, weight)
         # Of a token that must weigh nothing it does not matter what it is divided by.
-        may_be_wrong = bool(job.expected) and of_factors.may_be_wrong(trace.rest)
+        may_be_wrong = bool(job.expected) and _may_be_wrong(trace.rest, weight)
         is_to_blame = not suspects or may_be_wrong
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
         return replace(trace, suspects=of_lines(ordered))
+
+    @property
+    def weight(self) -> WrongWeight | None:
+        """The weight that the factors of the chain make, if there is one."""
+        return None if self.chain is None else WrongWeight(self.job, self.chain, self.package)
 
     @property
     def of_cause(self) -> CauseTrace:
@@ -249,22 +258,20 @@ def _read_as(graph: Graph, end: Node, number: float) -> float:
     return next(quotients, number)
 
 
-def _of_reading(chains: Sequence[Chain], rest: float, weight: WrongWeight) -> list[Suspect]:
-    """The lines of plain Python that go on with a number out of its last tensor, its own first.
+def _may_be_wrong(factor: float, weight: WrongWeight) -> bool:
+    """Whether a factor that no operation shows had to be another, or only another is known."""
+    needed = factor / weight.off if weight.off else 0.0
+    if is_close(factor, weight.off) or not needed:
+        return True
+    counts = counts_of_token(weight.traced.context, weight.traced.place).values()
+    return weight.right.is_size(needed) or any(is_close(one * needed, 1) for one in counts)
 
-    Those that scale it come before those that read and collect it at once. Others that collect it,
-    or were called from another file to read it, say less than who called them, above all who said
-    that it is averaged.
-    """
-    stacks = [one.graph.operation(one.way[-1]).stack for one in chains]
+
+def _of_reading(chains: Sequence[Chain], rest: float, weight: WrongWeight) -> list[Suspect]:
+    """The lines that read the number out of its last tensor, and those that called for it."""
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
-    going = [one for stack in stacks for one in goes_on(stack)]
-    scaling = [one.line for one in going if one.scales]
-    at_once = [line for one in going if (line := one.line) in [stack[0] for stack in stacks]]
-    outside = [[line for line in stack if line.file != stack[0].file][:1] for stack in stacks]
-    callers = [line for lines in reversed(outside) for line in lines]  # the first to read one first
-    others = [*(one.line for one in going), *(stack[0] for stack in stacks)]
-    averaging = [line for line in callers if rest < 1 and averages(line)]
-    lines = [*averaging, *scaling, *at_once, *callers, *others]
-    lines.sort(key=lambda line: not weight.is_own(line))
+    stacks = [one.graph.operation(one.way[-1]).stack[:MOST] for one in chains]
+    lines = sorted(
+        [line for stack in stacks for line in stack], key=lambda line: not weight.is_own(line)
+    )
     return [Suspect(line, words) for line in lines]

@@ -33,12 +33,6 @@ def tokens_of(mask: torch.Tensor) -> int:
 class CountingTrainer(ToyTrainer):
     """Counts tokens in plain Python, most often wrongly."""
 
-    def in_python(self, rows: Rows) -> None:
-        batch = {"mask": rows["mask"].tolist(), "none": rows["mask"][:0].tolist()}
-        batch["tokens"] = [sum(len(row) for row in batch["mask"])]
-        count = torch.tensor(batch["tokens"], dtype=torch.float32)
-        (self.losses(rows).sum() / count).sum().backward()
-
     def in_a_field(self, rows: Rows) -> None:
         held = SimpleNamespace(tokens=self.entries(rows["mask"].tolist()))
         (self.losses(rows).sum() / torch.tensor(held.tokens)).backward()

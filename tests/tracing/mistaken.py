@@ -6,7 +6,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -31,7 +30,6 @@ class Reduction(Enum):
 class MistakenTrainer(CountingTrainer, LoggingTrainer):
     """Makes these mistakes besides the others."""
 
-    reward = 9.0
     ranks = 1
 
     def of_pieces(self, rows: Rows) -> None:
@@ -40,27 +38,6 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         own = pieces.sum()
         (self.losses(rows).sum() / own).backward()
         dist.all_reduce(self.gradient)
-
-    def rewarded(self, rows: Rows) -> None:
-        assert self.reward_of(rows)
-        self.in_python(rows)
-
-    def reward_of(self, rows: Rows) -> float:
-        return self.reward
-
-    def rewarded_each(self, rows: Rows) -> None:
-        assert self.rewards_of(rows)
-        self.in_python(rows)
-
-    def rewards_of(self, rows: Rows) -> list[float]:
-        return [len(rows["mask"]) * share for share in (3.0, 0.5)]
-
-    def sized(self, rows: Rows) -> None:
-        assert self.sizes_of(rows)
-        self.in_python(rows)
-
-    def sizes_of(self, rows: Rows) -> list[int]:
-        return [len(rows["mask"]) * size for size in (4, 5)]
 
     def beside(self, rows: Rows) -> float:
         shown = (rows["advantages"] * rows["mask"]).sum() / self.tokens(rows)
@@ -127,13 +104,6 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         number = self.summed(loss)
         stored.append(number)
 
-    def sent(self, rows: Rows) -> None:
-        entries = torch.from_numpy(np.ones(rows["mask"].shape, np.float32))
-        received = entries.new_empty(1).set_(entries.untyped_storage(), 0, entries.shape)
-        held = {"attended": received}
-        count = self.in_mask(held["attended"])
-        (self.losses(rows).sum() / count).backward()
-
     def less(self, rows: Rows) -> None:
         count = torch.zeros(())
         for row in rows["mask"]:
@@ -149,13 +119,6 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         loss.backward()
         dist.all_reduce(self.gradient)
         self.gradient.div_(ranks)
-
-    def last_kept(self, rows: Rows) -> None:
-        held: dict[str, float] = {}
-        counts = [sum(row) for row in rows["mask"].tolist()]
-        for one in counts:
-            held["tokens"] = dict[str, float]().get("tokens", 0.0) + one
-        (self.losses(rows).sum() / torch.tensor(held["tokens"])).backward()
 
     def scaled_term(self, rows: Rows) -> float:
         """What is logged of a term has its coefficient, as it has in the loss."""

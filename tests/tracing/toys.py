@@ -73,12 +73,6 @@ class ToyTrainer(Trainer):
         (self.losses(rows).sum() / torch.stack(counts).sum()).backward()
         dist.all_reduce(self.gradient)
 
-    def unused(self, rows: Rows) -> None:
-        count = rows["mask"].sum()
-        dist.all_reduce(count.clone())
-        (self.losses(rows).sum() / count).backward()
-        dist.all_reduce(self.gradient)
-
     def once_more(self, rows: Rows) -> None:
         count = self.tokens(rows)
         dist.all_reduce(count)
@@ -318,12 +312,6 @@ class ToyTrainer(Trainer):
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
-    def ratio(self, rows: Rows) -> None:
-        ratios = torch.exp(self.log_probs(rows) - rows["old_log_probs"]) * 0.75
-        ratios = torch.where(rows["mask"] > 0, ratios, 0.0)
-        (-(rows["advantages"] * ratios).sum() / self.tokens(rows)).backward()
-        dist.all_reduce(self.gradient)
-
     def setting(self, rows: Rows) -> None:
         steps = self.settings.steps
         self.looked_at(steps)
@@ -346,12 +334,6 @@ class ToyTrainer(Trainer):
         own = rows["mask"].sum()
         weights = weights / ((weights * rows["mask"]).sum() / own)
         ((self.losses(rows) * weights).sum() / self.tokens(rows)).backward()
-        dist.all_reduce(self.gradient)
-
-    def kept(self, rows: Rows) -> None:
-        share = rows["mask"].sum() / self.tokens(rows)
-        kept = (rows["mask"].cumsum(-1) == 1).sum() - 1
-        (self.losses(rows).sum() / kept * share).backward()
         dist.all_reduce(self.gradient)
 
     def pipeline(self, rows: Rows) -> None:

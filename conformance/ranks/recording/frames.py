@@ -88,11 +88,6 @@ class Functions:
             self._lines[id(code), instruction] = known
         return known
 
-    @property
-    def files(self) -> set[str]:
-        """The files of all of them."""
-        return {one.code.co_filename for one in self._known.values()}
-
 
 class Asked(NamedTuple):
     """Who asked for an operation.
@@ -142,12 +137,6 @@ def asked(functions: Functions, thread: int) -> Asked:
             stack.append(functions.line(frame))
             innermost = innermost or frame
     return Asked(tuple(stack), inside, roots, reads_gradient, innermost)
-
-
-def imported(is_passed_by: Callable[[str], bool]) -> frozenset[str]:
-    """The files of all modules that have been imported and whose frames are not passed by."""
-    modules = [one for name, one in [*sys.modules.items()] if not is_passed_by(name)]
-    return frozenset(file for one in modules if (file := getattr(one, "__file__", None)))
 
 
 def _module(frame: FrameType) -> str:

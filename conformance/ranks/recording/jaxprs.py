@@ -26,7 +26,7 @@ from conformance.findings.trace import (
     Operation,
     RankTrace,
 )
-from conformance.ranks.recording.frames import DEEPEST, READS_GRADIENT, imported
+from conformance.ranks.recording.frames import DEEPEST, READS_GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -97,7 +97,6 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
             operations=tuple(self._operations),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
-            files=imported(self._is_passed_by),
         )
 
     def stage_value(self, value: Any) -> Any:

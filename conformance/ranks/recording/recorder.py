@@ -30,7 +30,7 @@ from conformance.findings.trace import (
     RankTrace,
 )
 from conformance.ranks.recording.collectives import Collectives, is_collective
-from conformance.ranks.recording.frames import Functions, asked, imported
+from conformance.ranks.recording.frames import Functions, asked
 from conformance.ranks.recording.memory import Memory, Part, part, plain, wraps_others
 from conformance.ranks.recording.returns import Returns
 
@@ -156,7 +156,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             cuts=dict(self._cuts),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
-            files=imported(self.is_passed_by) & self._functions.files,
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from conformance.findings.trace import Line
 
-SCALING = ("mul", "div")
-"""What names of methods have in them that multiply or divide."""
-
 FURTHEST = 4
 """How many functions a name is followed through."""
 
@@ -49,46 +46,14 @@ def origins(stack: Sequence[Line], holding: Sequence[str]) -> Iterator[Line]:
                 yield replace(line, number=number)
 
 
-def has_constant(stack: Sequence[Line], number: float) -> bool:
-    """Whether a number is written out in the line that a stack begins with, as what it computes by.
-
-    What keywords or bounds are given, and indices, only say how.
-    """
+def chosen_by(stack: Sequence[Line], keyword: str) -> Line | None:
+    """The line that chose what a call is given by keyword, if another one did."""
     scope = scope_of(stack[0]) if stack else None
-    operands: list[ast.expr] = []
-    for node in [] if scope is None else scope.nodes(ast.expr):
-        match node:
-            case ast.BinOp(left=left, right=right):
-                operands += [left, right]
-            case ast.IfExp(body=body, orelse=other):
-                operands += [body, other]
-            case ast.Call(func=ast.Attribute(attr=name), args=given):
-                operands += given if any(word in name for word in SCALING) else []
-    constants = (one.value for one in operands if isinstance(one, ast.Constant))
-    return any(type(one) in (int, float) and one == number for one in constants)
-
-
-def takes_size(stack: Sequence[Line]) -> bool:
-    """Whether the line that a stack begins with computes by a size that it takes itself."""
-    scope = scope_of(stack[0]) if stack else None
-    if scope is None:
-        return False
-    computed = [one for one in scope.evaluated(stack[0].columns) if isinstance(one, ast.BinOp)]
-    return any(_is_size(one.left) or _is_size(one.right) for one in computed)
-
-
-def _is_size(operand: ast.expr) -> bool:
-    """Whether an operand is how long something is, or a product of that."""
-    match operand:
-        case ast.BinOp(left=left, right=right):
-            return _is_size(left) or _is_size(right)
-        case (
-            ast.Call(func=ast.Attribute(attr="size" | "numel")) | ast.Call(func=ast.Name(id="len"))
-        ):
-            return True
-        case ast.Subscript(value=ast.Attribute(attr="shape")):
-            return True
-    return False
+    calls: list[ast.Call] = [] if scope is None else scope.nodes(ast.Call)
+    given = [each.value for call in calls for each in call.keywords if each.arg == keyword]
+    if not given or not isinstance(given[0], ast.Name):
+        return None
+    return next(_assigned(stack, given[0].id, FURTHEST), None)
 
 
 def fields_read(stack: Sequence[Line]) -> set[str]:

@@ -40,23 +40,6 @@ class Scope:
                 return max(lines)
         return None
 
-    def unread(self) -> list[str]:
-        """The names of a tuple that the line assigns and its function never reads.
-
-        A name with a leading underscore says so itself.
-        """
-        names = [one for one in ast.walk(self.functions[-1]) if isinstance(one, ast.Name)]
-        read = {one.id for one in names if isinstance(one.ctx, ast.Load)}
-        return [
-            part.id
-            for node in ast.walk(self.functions[-1])
-            if isinstance(node, ast.Assign)
-            if is_at(node, self.number)
-            for target in node.targets
-            for part in (target.elts if isinstance(target, ast.Tuple) else ())
-            if isinstance(part, ast.Name) and part.id not in read and not part.id.startswith("_")
-        ]
-
     def function_with(self, parameter: str) -> Function | None:
         """The innermost function that has a parameter."""
         having = (
@@ -75,12 +58,6 @@ class Scope:
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
             if key_of(node) in read
         ]
-
-    def evaluated(self, columns: tuple[int, int] | None) -> list[ast.expr]:
-        """The expressions in columns of the line; all of the line if they are not known."""
-        nodes: list[ast.expr] = self.nodes(ast.expr)
-        exact = [one for one in nodes if (one.col_offset, one.end_col_offset) == columns]
-        return exact or nodes
 
     def nodes(self, kind: type[ast.expr]) -> list[Any]:
         """The expressions of a kind that the line is in or has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
-from conformance.tracing.suspects.wrong_weight import is_own
+from conformance.tracing.wrong_weight import is_own
 
 if TYPE_CHECKING:
     from conformance.tracing.graph import Graph, Node

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from conformance.tracing.graph import is_close
 from conformance.tracing.suspects.reasons import Suspect, of_lines
-from conformance.tracing.suspects.wrong_weight import is_own
+from conformance.tracing.wrong_weight import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from conformance.findings.trace import LISTED, MULTIPLYING, READ
 from conformance.tracing.chain import chain
 from conformance.tracing.graph import ALLOCATIONS, MOVING, NEGLIGIBLE, Node, computed
-from conformance.tracing.source.arithmetic import read_instead
-from conformance.tracing.source.origins import source_line
-from conformance.tracing.source.slices import Slice
+from conformance.tracing.source.origins import chosen_by, source_line
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
-from conformance.tracing.suspects.wrong_weight import is_own, own_files
+from conformance.tracing.wrong_weight import is_own
 
 COMPARING = tuple(f"aten.{name}." for name in ("lt", "le", "gt", "ge", "eq", "ne"))
 """The beginnings of the names of operations that compare entries."""
@@ -44,11 +42,11 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
     found = [*_unread(graph), *_cut_off(graph, ways)]
-    found += _lost_in_log(graph, job.rank) if is_logged else _detached(graph)
+    found += _cancelled(graph) if is_logged else _detached(graph)
     if job.is_nowhere:
         found += [*_made_0(graph), *_moved(graph, ways)]
     elif lacking is not None:
-        found += _not_shared(graph, ways, lacking, job, package)
+        found += _not_shared(graph, ways, lacking, package)
         found += _last(graph, sorted(one for one in nodes if one.rank == lacking), 1, package)
         found += [] if is_logged else _reduced_before(graph, ways)
     found += _multiplied_by_0(graph, job.rank) if is_logged else ()
@@ -120,12 +118,6 @@ def _is_0(graph: Graph, node: Node) -> bool:
     return has_value and is_forward and node not in graph.painted and not is_other
 
 
-def _lost_in_log(graph: Graph, rank: int) -> Iterator[Suspect]:
-    """Yield the lines that a rank loses the value in, in favour of another number or of itself."""
-    yield from _read_instead(graph, rank)
-    yield from _cancelled(graph)
-
-
 def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:
     """A rank that lacks the value which another one has; None if no rank ends with it."""
     if job.logged is not None:
@@ -136,7 +128,7 @@ def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:
 
 
 def _not_shared(
-    graph: Graph, way: Sequence[Node], lacking: int, job: TracedJob, package: str | None
+    graph: Graph, way: Sequence[Node], lacking: int, package: str | None
 ) -> Iterator[Suspect]:
     """Yield the last reduction on a way that leaves a rank out: who chose its group, and it.
 
@@ -149,7 +141,7 @@ def _not_shared(
             continue
         ranks = f"{len(collective.group)} of {len(graph.traces)} ranks"
         words = f"reduces over {ranks}, and rank {lacking} lacks the value of the token"
-        chooser = Slice(own_files(job, package)).chosen_by(operation.stack, "group")
+        chooser = chosen_by(operation.stack, "group")
         made_by = [line for line in collective.made_by if is_own(line, package)][:1]
         lines = [*(made_by if chooser is None else [chooser]), *operation.stack]
         yield from (Suspect(line, words) for line in lines[:MOST])
@@ -191,15 +183,6 @@ def _moved(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
         operation = graph.operation(node)
         if operation.backward_pass is not None and operation.name.startswith(MOVING):
             yield from (Suspect(line, words) for line in operation.stack[:1])
-
-
-def _read_instead(graph: Graph, rank: int) -> list[Suspect]:
-    """The lines of a rank's Python that read what a call was given, and drop what came of it."""
-    painted = graph.painted.items()
-    mine = [node for node, in_gradient in painted if node.rank == rank and not in_gradient]
-    ends = [graph.operation(node).stack for node in sorted(mine)[-1:]]
-    words = "reads what was given to a call, and nothing reads the number that came of it"
-    return [Suspect(line, words) for stack in ends for line in read_instead(stack)]
 
 
 def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> Iterator[Suspect]:

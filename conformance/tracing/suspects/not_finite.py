@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from conformance.findings.trace import Contents
     from conformance.tracing.graph import Graph
-    from conformance.tracing.suspects.wrong_weight import WrongWeight
+    from conformance.tracing.wrong_weight import WrongWeight
 
 
 def made_not_finite(weight: WrongWeight) -> list[Suspect]:

@@ -5,39 +5,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conformance.findings.trace import GIVEN
-from conformance.tracing.counts import SMALL
+from conformance.tracing.counts import COMMON, SMALL
 from conformance.tracing.source.origins import fields_read
-from conformance.tracing.source.slices import only_reads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from conformance.findings.trace import Returned
+    from conformance.tracing.counts import Count
     from conformance.tracing.graph import Node
-    from conformance.tracing.suspects.wrong_weight import WrongWeight
+    from conformance.tracing.wrong_weight import WrongWeight
 
 CALLING = 2
 """How many of the innermost lines may name the field that a tensor is made of."""
 
 
-def had_before(weight: WrongWeight, node: Node, count: float) -> tuple[list[Returned], bool]:
+def had_before(weight: WrongWeight, node: Node, count: Count) -> tuple[list[Returned], bool]:
     """Where plain Python had a count before an operation, and whether that tells it from a size.
 
-    Those fit best that gave it to a field which is read, or had most numbers of the tensor and no
-    others, or all of them. Lines that only read fields have counted nothing.
+    If the operation was handed the very number, these are told. Else those fit best that gave it to
+    a field which is read, or had most numbers of the tensor and no others, or all of them.
     """
-    before = [*_before(weight, node, count)]
-    beside = {*weight.operation(node).contents.values, count}
+    if (had := weight.chain.graph.handed(node, count.value)) is not None:
+        return [had], True
+    operation = weight.operation(node)
+    if operation.name != GIVEN or count.parts or count.value <= COMMON:
+        return [], False
+    before = [*_before(weight, node, count.value)]
+    beside = {*operation.contents.values, count.value}
 
     def fit(one: Returned) -> tuple[bool, int, bool]:
         shared = beside.intersection(one.numbers)
         has_all = shared in (beside, {*one.numbers})
-        is_no_size = one.is_measured or count > SMALL
+        is_no_size = one.is_measured or count.value > SMALL
         return one.name is not None, len(shared) if has_all else 0, is_no_size
 
     in_field, shared, is_no_size = best = max(map(fit, before), default=(False, 0, False))
-    fitting = [one for one in before if fit(one) == best and not only_reads(one.stack[0])]
-    return fitting, in_field or shared > 1 or is_no_size  # many a size is as small
+    is_telling = in_field or shared > 1 or is_no_size  # many a size is as small
+    return [one for one in before if fit(one) == best], is_telling
 
 
 def _before(weight: WrongWeight, node: Node, count: float) -> Iterator[Returned]:

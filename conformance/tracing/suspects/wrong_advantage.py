@@ -9,10 +9,10 @@ import numpy as np
 
 from conformance.findings.trace import LISTED, READ, SMALL
 from conformance.tracing.graph import ALLOCATIONS, MOVING
-from conformance.tracing.source.slices import Slice
+from conformance.tracing.source.origins import chosen_by
 from conformance.tracing.suspects.lost import COMPARING, lost_after
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
-from conformance.tracing.suspects.wrong_weight import is_own, own_files
+from conformance.tracing.wrong_weight import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,19 +41,18 @@ def of_advantage(graph: Graph, job: TracedAdvantage, package: str | None) -> lis
     """At most three lines that make a wrong number of the reward, or lose it."""
     if not job.observed and not graph.trained:
         return lost_after(graph, job, package)
-    found = [*(_miscomputed(graph, job, package) if job.observed else _lost(graph, job))]
+    found = [*(_miscomputed(graph, job) if job.observed else _lost(graph, job))]
     own = [one for one in found if is_own(one.line, package)]
     return of_lines(own or found)
 
 
-def _miscomputed(graph: Graph, job: TracedAdvantage, package: str | None) -> Iterator[Suspect]:
+def _miscomputed(graph: Graph, job: TracedAdvantage) -> Iterator[Suspect]:
     """Yield the lines that first make wrong numbers of the reward."""
-    files = Slice(own_files(job, package))
     for node in _first_wrong(graph, job):
-        yield from _at(graph, node, files)
+        yield from _at(graph, node)
 
 
-def _at(graph: Graph, node: Node, files: Slice) -> Iterator[Suspect]:
+def _at(graph: Graph, node: Node) -> Iterator[Suspect]:
     """Yield what reduced the parts of a wrong number over some ranks only, and what made it.
 
     Who chose the ranks comes first.
@@ -63,7 +62,7 @@ def _at(graph: Graph, node: Node, files: Slice) -> Iterator[Suspect]:
         collective, stack = graph.operation(one).collective, graph.operation(one).stack
         if collective is not None and len(collective.group) < len(graph.traces):
             words = f"reduces over {len(collective.group)} of {len(graph.traces)} ranks"
-            chooser = files.chosen_by(stack, "group")
+            chooser = chosen_by(stack, "group")
             lines = [*([] if chooser is None else [chooser]), *stack[:MOST]]
             yield from (Suspect(line, words) for line in lines)
     held = operation.contents.largest

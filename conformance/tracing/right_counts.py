@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from conformance.tracing.graph import is_close
 from reference.aggregation import Mode
@@ -11,10 +14,33 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from conformance.expected.step_context import StepContext
+
+NO_FACTOR = "no factor"
+"""What a 1 is called, by which nothing is multiplied or divided."""
+
+Named = dict[str, float]
+"""Counts of the reference's by their names."""
+
+
+@lru_cache(maxsize=4096)
+def counts_of_token(context: StepContext, place: int) -> Named:
+    """What a token's weight may rightly be made of, by name."""
+    return {NO_FACTOR: 1.0, **{words: value for value, words in RightCounts(context, place).named}}
+
+
+def counts_of_step(context: StepContext) -> Named:
+    """The counts that are the same for all tokens of a step."""
+    _, firsts = np.unique(context.sample[context.expected != 0], return_index=True)
+    places = np.flatnonzero(context.expected)[firsts]
+    several = [counts_of_token(context, int(place)) for place in places]
+    return {
+        name: count
+        for name, count in (several[0] if several else {}).items()
+        if all(each.get(name) == count for each in several)
+    }
 
 
 class RightCounts:
@@ -22,12 +48,8 @@ class RightCounts:
 
     def __init__(self, context: StepContext, place: int) -> None:
         self._ingredients = [*_ingredients(context, place)]
-        self._parts = [*_parts(context, place, context.step.mask)]
-        self._masks = [*self._parts, *_parts(context, place, context.step.mask_before_rejection)]
-        self._factors = [*_factors(context, place)]
+        self._parts = [*_parts(context, place)]
         self._sizes = _sizes(context, place)
-        in_unit = context.unit == context.unit[context.sample[place]]
-        self._samples = context.counted[in_unit] if in_unit.sum() > 1 else ()
 
     @property
     def named(self) -> list[tuple[float, str]]:
@@ -43,44 +65,19 @@ class RightCounts:
             *((1 / size, f"1 / {words}") for size, words in sizes),
         ]
 
-    @property
-    def tokens(self) -> float:
-        """The tokens of the token's unit; L in `constant`."""
-        return self._ingredients[0][0]
-
     def ingredient(self, number: float) -> str | None:
         """What of the right divisor a number counts; None if nothing."""
         return _words(number, self._ingredients)
-
-    def needed(self, number: float) -> str | None:
-        """The same, which may be multiplied or divided by a number of ranks or micro-batches."""
-        return _words(number, [*self._ingredients, *_products(self._ingredients, self._factors)])
 
     def part(self, number: float) -> str | None:
         """The part of the step that has as many active tokens, such as a micro-batch."""
         return _words(number, self._parts)
 
-    def is_sample_of_unit(self, number: float) -> bool:
-        """Whether one of the samples of a unit that has several counts a number."""
-        return any(is_close(one, number) for one in self._samples)
-
-    def is_mask(self, number: float) -> bool:
-        """Whether the mask of a part of the step, perhaps before rejection, counts a number."""
-        return _words(number, self._masks) is not None
-
-    def ranks(self, number: float) -> str | None:
-        """The ranks of a direction of the layout that a number, or its reciprocal, is."""
-        found = self.factor(number)
-        return found if found is not None and found.endswith("ranks") else None
-
     def is_size(self, number: float) -> bool:
-        """Whether a number equals the number of ranks or of micro-batches, which may be 1."""
-        return is_close(number, 1) or self.factor(number) is not None
-
-    def factor(self, number: float) -> str | None:
-        """The number of ranks or micro-batches that a factor, or its reciprocal, is."""
-        inverse = 1 / number if number else 0.0
-        return _words(number, self._factors) or _words(inverse, self._factors)
+        """Whether a number, or its reciprocal, is that of ranks or of micro-batches, or 1."""
+        ways = (number, 1 / number if number else 0.0)
+        sizes = [1.0, *(size for size, _ in self._sizes)]
+        return any(is_close(one, size) for one in ways for size in sizes)
 
 
 def _products(
@@ -131,9 +128,7 @@ UNITS = {
 }
 
 
-def _parts(
-    context: StepContext, place: int, mask: NDArray[np.bool_]
-) -> Iterator[tuple[float, str]]:
+def _parts(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
     """Yield the tokens of the sample, rank and micro-batch that hold the token."""
     held = context.placement
     yield float(context.counted[context.sample[place]]), "its sample"
@@ -151,12 +146,7 @@ def _parts(
     parts["its rank's slice of the sample"] = context.sample * context.layout.cp + held.cp_rank
     for words, part in parts.items():
         is_there = part == part[place]
-        yield float(mask[is_there].sum()), words
-
-
-def _factors(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
-    """Yield each size with one name."""
-    yield from dict(reversed(_sizes(context, place))).items()
+        yield float(context.step.mask[is_there].sum()), words
 
 
 def _sizes(context: StepContext, place: int) -> list[tuple[float, str]]:

@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING
 from adapters.contract.objective import Metric
 from conformance.tracing.columns import COEFFICIENTS
 from conformance.tracing.graph import is_close
-from conformance.tracing.suspects.reasons import MOST, Ranked, Suspect, Why
-from conformance.tracing.suspects.right_counts import RightCounts
+from conformance.tracing.right_counts import RightCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from conformance.findings.trace import Line, Operation
     from conformance.tracing.chain import Chain, Factor
     from conformance.tracing.graph import Node
@@ -64,11 +61,6 @@ class WrongWeight:
         return [one for n, one in enumerate(found) if n != place]
 
     @cached_property
-    def files(self) -> frozenset[str]:
-        """The files of the framework that ranks have imported."""
-        return own_files(self.traced, self.package)
-
-    @cached_property
     def callers_of(self) -> dict[Line, set[Line]]:
         """The lines that called the function of each line which asked for an operation."""
         found: dict[Line, set[Line]] = defaultdict(set)
@@ -82,48 +74,7 @@ class WrongWeight:
         """The operation of a node."""
         return self.chain.graph.operation(node)
 
-    def callers(self, node: Node) -> Sequence[Line]:
-        """The lines that led to one of the framework's own; none to one of its engine."""
-        stack = self.operation(node).stack
-        return stack[1:MOST] if stack and self.is_own(stack[0]) else ()
-
-    def at(self, node: Node | None, why: Why, depth: int, words: str) -> Iterator[Ranked]:
-        """Yield the line of a node as a suspect; nothing if it has none."""
-        line = None if node is None else self.operation(node).line
-        if line is not None:
-            yield Ranked(why, depth, Suspect(line, words))
-
 
 def is_own(line: Line, package: str | None) -> bool:
     """Whether a line is in a framework's package, or no package is known."""
     return package is None or f"/{package}/" in line.file
-
-
-def own_files(traced: TracedJob, package: str | None) -> frozenset[str]:
-    """The files of a framework that the ranks of a job have imported.
-
-    Without a package these are all that are not installed.
-    """
-    files = frozenset[str]().union(*(trace.files for trace in traced.traces))
-    if package is None:
-        return frozenset(one for one in files if "/site-packages/" not in one)
-    return frozenset(one for one in files if f"/{package}/" in one)
-
-
-@dataclass(frozen=True, eq=False)
-class OfWeight:
-    """What looks for the lines that made one weight wrong."""
-
-    weight: WrongWeight
-
-    @property
-    def _right(self) -> RightCounts:
-        return self.weight.right
-
-    @property
-    def _off(self) -> float:
-        return self.weight.off
-
-    @property
-    def _chain(self) -> Chain:
-        return self.weight.chain

@@ -1,0 +1,222 @@
+"""The lines to blame for a wrong weight: those that make a wrong number of right ones.
+
+A count that had to be another for the weight to be right is wrong, and so is what it was made of,
+down to the line where it came up: the innermost is suspected first. Nothing here says that a line
+is wrong: only a run with another value shows that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from adapters.contract.job import Operand
+from conformance.findings import cause
+from conformance.tracing.chain import SUMMING
+from conformance.tracing.counts import How, Unfolding
+from conformance.tracing.graph import computed, is_close, is_of_count
+from conformance.tracing.needed import all_needed, made_of
+from conformance.tracing.right_counts import NO_FACTOR, counts_of_token
+from conformance.tracing.source.origins import origins
+from conformance.tracing.suspects.plain_python import had_before
+from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from conformance.findings.trace import Line
+    from conformance.tracing.counts import Count
+    from conformance.tracing.graph import Node
+    from conformance.tracing.needed import Needed
+    from conformance.tracing.wrong_weight import WrongWeight
+
+CHOOSING = tuple(
+    f"aten.{name}" for name in ("minimum", "maximum", "min.", "max.", "clamp", "where")
+)
+"""The beginnings of the names of operations that choose one of several values."""
+
+OF_LOG = "makes a log of a loss whose gradient is right"
+
+
+class Says(IntEnum):
+    """How much a reason to suspect a line says, the least first."""
+
+    ON_THE_WAY = 0  # the token's value goes through it
+    CALLS = 1  # it called for what is suspected
+    MAY_BE = 2  # a count of the reference, a part of one, or a 1, where another may be meant
+    WRONG = 3  # it had to be another count of the reference
+    OFF = 4  # a factor is what the weight is off by
+    CHANGED = 5  # a count is not what it is made of
+
+
+class _Blamed(NamedTuple):
+    """A line with what orders it: of one reason the innermost comes first."""
+
+    is_own: bool
+    says: Says
+    depth: float
+    suspect: Suspect
+
+
+@dataclass(frozen=True, eq=False)
+class Blame:
+    """Looks for the lines that made one weight wrong."""
+
+    weight: WrongWeight
+
+    def suspects(self) -> list[Suspect]:
+        """At most three lines, of the framework before its engine."""
+        found = [*self._of_counts(all_needed(self.weight)), *self._of_factors()]
+        if not any(one.is_own for one in found):
+            found += [*self._of_way()]
+        return _first(found)
+
+    def of_divisor(self, divisor: float) -> list[Suspect]:
+        """The lines of a count that was read together with the number that it divides."""
+        end = self.weight.chain.way[-1]
+        count = Unfolding(self.weight.chain.graph).of_value(end, divisor)
+        if count is None or self.weight.right.ingredient(divisor) is not None:
+            return []
+        return _first(self._of_counts(made_of(count, divisor * self.weight.off, end, 0)))
+
+    @cached_property
+    def _named(self) -> dict[str, float]:
+        return counts_of_token(self.weight.traced.context, self.weight.traced.place)
+
+    def _name(self, number: float) -> str | None:
+        """What of the reference a number counts."""
+        return next((name for name, one in self._named.items() if is_close(one, number)), None)
+
+    def _of_counts(self, several: Iterable[Needed]) -> Iterator[_Blamed]:
+        """Yield the lines of counts that had to be others."""
+        whole = ""
+        for one in several if self.weight.off and math.isfinite(self.weight.off) else ():
+            name = None if one.needed is None else self._name(one.needed)
+            if name is not None:
+                whole = f": {self._told(one, name)}"
+            if one.operand is Operand.TENSOR:
+                continue  # it comes again as what made it
+            count = one.made
+            is_known = one.needed is None or is_close(count.recounted, one.needed)
+            if count.parts and is_known and not is_close(count.recounted, count.value):
+                words = f"makes {count.value:.6g} of {count.recounted:.6g}{whole}"
+                yield from self._at(one.node, Says.CHANGED, one.depth, words)
+            elif name is not None and one.needed is not None and self._is_wrong(one):
+                yield from self._of_wrong(one, self._told(one, name))
+            elif one.needed != count.value and (whose := self._part(count)) is not None:
+                words = f"counts {count.value:g} active tokens of {whose} alone"
+                yield from self._at(one.node, Says.MAY_BE, one.depth, words)
+
+    def _told(self, one: Needed, name: str) -> str:
+        there = "1 is right" if name == NO_FACTOR else f"there are {one.needed:.6g} {name}"
+        return f"{one.made.value:.6g} where {there}"
+
+    def _is_wrong(self, one: Needed) -> bool:
+        """Whether a count is not what it had to be; many a 1 is none."""
+        assert one.needed is not None
+        is_one = one.made.value == 1 and one.made.node is not None
+        is_of_units = self.weight.right.ingredient(one.needed) is not None
+        return not is_close(one.made.value, one.needed) and (is_of_units or not is_one)
+
+    def _part(self, count: Count) -> str | None:
+        """The part of the step whose tokens a count has, where the whole may be meant."""
+        right = self.weight.right
+        is_whole = count.value == 1 or right.ingredient(count.value) is not None
+        return None if is_whole or count.node is None else right.part(count.value)
+
+    def _of_wrong(self, one: Needed, words: str) -> Iterator[_Blamed]:
+        """Yield the lines that made a wrong count, and those where plain Python had it.
+
+        One that is a right count may have been meant for another divisor, and one that had to be a
+        number of ranks or micro-batches may be made good elsewhere.
+        """
+        right = self.weight.right
+        assert one.needed is not None
+        is_meant = right.ingredient(one.made.value) is not None
+        are_sizes = right.is_size(one.made.value) and right.is_size(one.needed)
+        is_told = are_sizes or right.ingredient(one.needed) is not None
+        says = Says.WRONG if is_told and not is_meant else Says.MAY_BE
+        yield from self._at(one.node, says, one.depth, words)
+        operation = self.weight.operation(one.node)
+        if one.made.node is None:
+            names = [name for name, held in operation.variables if is_close(held, one.made.value)]
+            yield from self._lines(origins(operation.stack, names), says, one.depth + 1, words)
+        tensors = [part.node for part in one.made.parts if part.node is not None]
+        if one.made.how is How.SUM and len(tensors) > 1:
+            made = {self.weight.operation(node).line for node in tensors}
+            if len(made) == 1:  # its parts cannot be told apart
+                yield from self._at(tensors[0], says, one.depth + 1, words)
+        had, is_telling = had_before(self.weight, one.node, one.made)
+        for place, returned in enumerate(had):
+            first, *callers = returned.stack
+            lines = [*callers, first] if returned.is_shared else [first, *callers]
+            at = one.depth + 0.5 - place / len(had) / 2
+            yield from self._lines(lines, says if is_telling else Says.CALLS, at, words)
+
+    def _of_factors(self) -> Iterator[_Blamed]:
+        """Yield the lines of factors that are what the weight is off by, or 1 where one lacks."""
+        off, right = self.weight.off, self.weight.right
+        for depth, factor in enumerate(self.weight.factors if off else ()):
+            operation = self.weight.operation(factor.node)
+            needed = self._name(off / factor.value) if ".mean" in operation.name else None
+            if not factor.is_idle and is_close(factor.value, off):
+                words = f"multiplies by {off:.6g}, which is what the weight is off by"
+                yield from self._at(factor.node, Says.OFF, depth, words)
+            elif not factor.is_idle and needed is not None:
+                words = f"a mean of {1 / factor.value:.6g} where there are"
+                words = f"{words} {off / factor.value:.6g} {needed}"
+                yield from self._at(factor.node, Says.OFF, depth, words)
+            elif factor.is_idle and 1.0 in operation.numbers and right.is_size(off):
+                words = f"multiplies by 1 where the weight lacks a factor of {1 / off:.6g}"
+                names = [name for name, held in operation.variables if held == 1]
+                yield from self._at(factor.node, Says.WRONG, depth, words)
+                assigned = origins(operation.stack, names)
+                yield from self._lines(assigned, Says.WRONG, depth + 0.5, words)
+
+    def _of_way(self) -> Iterator[_Blamed]:
+        """Yield the lines that the token's value goes through, where no count tells of one.
+
+        A factor that is no count comes first, which is a ratio or a mask, then others, then what
+        chooses a value or adds values up.
+        """
+        traced, chain = self.weight.traced, self.weight.chain
+        for depth, factor in enumerate(self.weight.factors if traced.observed else ()):
+            if not factor.is_idle:
+                words = f"multiplies by {factor.value:.6g}"
+                is_count = is_of_count(factor.value)
+                at = 0 if is_count else len(chain.way)
+                made = None if is_count else computed(chain.graph, chain.operands(factor))
+                for node in filter(None, (made, factor.node)):
+                    yield from self._at(node, Says.MAY_BE, at - depth, words)
+        trained = chain.graph.trained if traced.is_trained_right else frozenset()
+        adding = OF_LOG if traced.is_trained_right else cause.NO_FACTOR
+        for depth, node in enumerate(one for one in chain.way if one not in trained):
+            operation = self.weight.operation(node)
+            if operation.name.startswith(SUMMING) or "reduce" in operation.name:
+                yield from self._at(node, Says.ON_THE_WAY, -depth, adding)
+            is_choice = operation.name.startswith(CHOOSING) and operation.backward_pass is None
+            if is_choice and not traced.observed:
+                words = "chooses among values, and leaves out that of the token"
+                yield from self._at(node, Says.MAY_BE, depth, words)
+
+    def _at(self, node: Node, says: Says, depth: float, words: str) -> Iterator[_Blamed]:
+        """Yield the line that asked for an operation, and those that called for it."""
+        first, callers = self.weight.operation(node).stack[:1], self.weight.operation(node).stack
+        yield from self._lines(first, says, depth, words)
+        yield from self._lines(callers[1:MOST], min(says, Says.CALLS), depth, words)
+
+    def _lines(
+        self, lines: Iterable[Line], says: Says, depth: float, words: str
+    ) -> Iterator[_Blamed]:
+        """Yield lines in their order, which are all nearer than what is less deep."""
+        for place, line in enumerate(lines):
+            at = depth - place / 100
+            yield _Blamed(self.weight.is_own(line), says, at, Suspect(line, words))
+
+
+def _first(found: Iterable[_Blamed]) -> list[Suspect]:
+    ordered = sorted(found, key=lambda one: one[:3], reverse=True)
+    return of_lines(one.suspect for one in ordered)
