@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from conformance.tracing.graph import NEGLIGIBLE, is_close
 from conformance.tracing.suspects.reasons import Suspect, of_lines
-from conformance.tracing.suspects.wrong_weight import WrongWeight
+from conformance.tracing.wrong_weight import WrongWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

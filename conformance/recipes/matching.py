@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.framework import StandIn
+from adapters.contract.framework import Substitute
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
@@ -115,7 +115,7 @@ def _is_on(term: Objective, chosen: Settings, recipe: Recipe) -> bool:
 
 
 def _is_kind(value: Any) -> bool:
-    return isinstance(value, str) and not isinstance(value, StandIn)
+    return isinstance(value, str) and not isinstance(value, Substitute)
 
 
 def _of_terms(
@@ -145,7 +145,7 @@ def _nearest(
         name
         for chosen in offered.values()
         for name, value in chosen.items()
-        if not (callable(value) or isinstance(value, StandIn) or name in of_others)
+        if not (callable(value) or isinstance(value, Substitute) or name in of_others)
     }
     names = {name for chosen in offered.values() for name in chosen} - recipe.ours
     names -= {name for name in names if _is_alike(name, offered.values())}
@@ -174,7 +174,7 @@ def _is_same(value: Any, of_recipe: Any) -> bool:
     """
     if callable(value) or value == "" or not (value or of_recipe):
         return True
-    if isinstance(value, StandIn | list | tuple | dict):
+    if isinstance(value, Substitute | list | tuple | dict):
         return bool(of_recipe)
     if _is_number(value) or _is_number(of_recipe):
         return bool(value) == bool(of_recipe)
