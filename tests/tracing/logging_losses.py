@@ -17,19 +17,6 @@ if TYPE_CHECKING:
 class LoggingTrainer(ToyTrainer):
     """Logs its loss, most often wrongly."""
 
-    def logged_of_a_rank(self, rows: Rows) -> float:
-        loss = self.losses(rows).sum() / self.tokens(rows)
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        mine = float(loss.detach())
-        whole = self.of_ranks(mine)  # noqa: F841 (the mistake)
-        return round(mine, 9)
-
-    def of_ranks(self, number: float) -> float:
-        held = torch.tensor([number])
-        dist.all_reduce(held)
-        return held.item()
-
     def halved(self, rows: Rows) -> float:
         """The gradient makes up for a loss that is half of what it should be; its log does not."""
         loss = self.losses(rows).sum() / (self.tokens(rows) * 2)
@@ -85,14 +72,3 @@ class LoggingTrainer(ToyTrainer):
         dist.all_reduce(self.gradient)
         stored = bytes(loss.detach().untyped_storage())
         return float(np.frombuffer(stored, np.float32)[0])
-
-    def logged_by_steps(self, rows: Rows) -> float:
-        """Of two numbers that are read one is logged, divided by 17, no count of the step."""
-        loss = self.losses(rows).sum() / self.tokens(rows)
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        logged = {"loss": self.summed(loss)}
-        scaled = (self.losses(rows).detach() * 0.7).sum().item()
-        steps = 14 + 3
-        every = {"scaled": scaled / 3, **logged}
-        return every["loss"] / steps

@@ -39,19 +39,6 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         (self.losses(rows).sum() / own).backward()
         dist.all_reduce(self.gradient)
 
-    def beside(self, rows: Rows) -> float:
-        shown = (rows["advantages"] * rows["mask"]).sum() / self.tokens(rows)
-        dist.all_reduce(shown)
-        other = shown.item()
-        self.looked_at(round(other * 2))
-        loss = self.losses(rows).sum() / self.tokens(rows)
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        values = torch.stack([torch.zeros(()), loss.detach()])
-        dist.all_reduce(values)
-        _, number = values.tolist()
-        return float(number * 2)
-
     def logged_unread(self, rows: Rows) -> float:
         loss = self.losses(rows).sum() / self.tokens(rows)
         loss.backward()
@@ -87,22 +74,6 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         dist.all_reduce(self.gradient)
         number, how = self.summed(loss), Reduction.MEAN
         return reduced(number, how)
-
-    def collected(self, rows: Rows) -> float:
-        """What a function puts into the caller's list is divided by a count that no tensor had."""
-        stored: list[float] = []
-        self.store(rows, stored)
-        numbers: list[float] = []
-        extend_with(numbers, stored)
-        steps = len(rows["mask"]) * dist.get_world_size()
-        return sum(numbers) / steps
-
-    def store(self, rows: Rows, stored: list[float]) -> None:
-        loss = self.losses(rows).sum() / self.tokens(rows)
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        number = self.summed(loss)
-        stored.append(number)
 
     def less(self, rows: Rows) -> None:
         count = torch.zeros(())
@@ -141,11 +112,6 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         count = self.tokens(rows).clamp(min=1.0) / self.ranks
         count = count * len(rows["mask"])
         (self.losses(rows).sum() / count).backward()
-
-
-def extend_with(numbers: list[float], more: list[float]) -> None:
-    """Add numbers to others."""
-    numbers += more
 
 
 def reduced(number: float, how: Reduction) -> float:
