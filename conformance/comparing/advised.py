@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -16,13 +17,32 @@ if TYPE_CHECKING:
 
 def said(difference: Difference) -> Iterator[str]:
     """Yield advice that is new, then advice that is gone, each mistake once with an example."""
+    for fate, name, (first, *others) in _changed(difference):
+        more = f" and {len(others)} more" if others else ""
+        assert first.diagnosis is not None
+        yield f"{fate}: {first.id}{more}: {first.diagnosis.explanation} [{name}]"
+
+
+def in_clauses(difference: Difference) -> Iterator[str]:
+    """Yield the same in short, by what each mistake does."""
+    for fate, name, findings in _changed(difference):
+        says = MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
+        yield f"{fate}: {says} ({len(findings)} finding{'s' if len(findings) > 1 else ''})"
+
+
+def _changed(difference: Difference) -> Iterator[tuple[str, str, list[Finding]]]:
+    """Yield each mistake that one version alone is advised of, with its findings."""
     pairs = [(one.old, one.new) for one in difference.changes if one.old and one.new]
-    yield from _said("new advice", [(new, old) for old, new in pairs])
-    yield from _said("advice gone", pairs)
+    for fate, several in (
+        ("new advice", [(new, old) for old, new in pairs]),
+        ("advice gone", pairs),
+    ):
+        for name, findings in _alone(several).items():
+            yield fate, name, findings
 
 
-def _said(fate: str, pairs: list[tuple[Finding, Finding]]) -> Iterator[str]:
-    """Yield each mistake that the first of a pair is advised of, and the second is not."""
+def _alone(pairs: list[tuple[Finding, Finding]]) -> dict[str, list[Finding]]:
+    """Return, by mistake, what the first of a pair is advised of and the second is not."""
     alike: dict[str, list[Finding]] = defaultdict(list)
     for advised, other in pairs:
         if advised.verdict is not Verdict.ADVICE:
@@ -31,10 +51,7 @@ def _said(fate: str, pairs: list[tuple[Finding, Finding]]) -> Iterator[str]:
         name = advised.diagnosis.name
         if other.verdict is Verdict.CONFORMS or _is_advice_on_another(other, name):
             alike[name].append(advised)
-    for name, [first, *others] in alike.items():
-        more = f" and {len(others)} more" if others else ""
-        assert first.diagnosis is not None
-        yield f"{fate}: {first.id}{more}: {first.diagnosis.explanation} [{name}]"
+    return alike
 
 
 def _is_advice_on_another(finding: Finding, name: str) -> bool:

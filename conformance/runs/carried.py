@@ -70,7 +70,8 @@ def renamed(
     carried: Sequence[tuple[Cause, Carried]], findings: Mapping[str, Finding]
 ) -> Iterator[Finding]:
     """Yields the findings of these causes with one diagnosis, so that they become one cause."""
-    is_count = any(cause.name == OF_A_COUNT for cause, _ in carried)
+    wrong = [findings[name] for cause, _ in carried for name in cause.findings if name in findings]
+    is_count = any(one.diagnosis and one.diagnosis.name == OF_A_COUNT for one in wrong)
     for cause, numbers in carried:
         diagnosis = Diagnosis(
             name=OF_A_COUNT if is_count else OF_ANY_NUMBER, explanation=f"{numbers}"

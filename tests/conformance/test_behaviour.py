@@ -162,6 +162,9 @@ def test_advice_that_comes_and_goes_is_told_once() -> None:
     assert [*advised.said(difference(advising(first), OLD))] == [
         f"advice gone: {first}: `loss` changes [depends_on_cut]"
     ]
+    assert [*advised.in_clauses(difference(after, OLD))] == [
+        "advice gone: a gradient or a logged number depends on how a step is cut (2 findings)"
+    ]
     assert not [*advised.said(difference(after, after))]
     other = advising(first, mistake="depends_on_order")
     assert [*advised.said(difference(advising(first), other))] == [

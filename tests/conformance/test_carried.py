@@ -10,6 +10,7 @@ import pytest
 from adapters.contract import Depth, Job, Layout, Observation
 from conformance.corpus.cases import CORPUS
 from conformance.explain.causes import causes as find_causes
+from conformance.findings.finding import Diagnosis
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran
 from conformance.runs import carried
@@ -78,7 +79,10 @@ def test_a_number_of_the_step_before_is_told_from_a_wrong_one() -> None:
 )
 def test_findings_of_a_carried_number_are_one_cause(first: str | None, name: str) -> None:
     several, findings = causes()
-    several[0] = several[0].model_copy(update={"name": first or several[0].name})
+    if first is not None:
+        name_of_one = several[0].findings[0]
+        diagnosis = Diagnosis(name=first, explanation="it divides by 35 instead of 51")
+        findings[name_of_one] = findings[name_of_one].model_copy(update={"diagnosis": diagnosis})
     numbers = carried.Carried(("split_groups", "odd_groups"), (0.25, 0.5))
     renamed = [*carried.renamed([(cause, numbers) for cause in several], findings)]
     [cause] = find_causes(renamed, [], {})

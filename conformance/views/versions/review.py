@@ -191,6 +191,7 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
     fixed = list(dict.fromkeys(_cause(change.old, lines) for change in found.fixed if change.old))
     clauses += [f"fixed: {words}" for words in fixed[:MOST]]
     clauses += _more(fixed[MOST:])
+    clauses += advised.in_clauses(found.difference)
     clauses += in_a_clause(behaviour(found))
     text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}."
