@@ -14,7 +14,7 @@ from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
 from conformance.findings.errors import InvalidRecipeError
 from conformance.findings.finding import FrozenModel
-from conformance.findings.verdict import UNJUDGED, Check, Verdict
+from conformance.findings.verdict import UNJUDGED, Check
 from conformance.plan.checks import CHECK_SPECS
 from conformance.recipes import words
 from conformance.recipes.matching import looked_at, of_match
@@ -35,11 +35,10 @@ OF_NUMBERS = (Check.METRIC, Check.ROLLOUTS, Check.LAWS)
 
 METRICS = {spec.slug: spec.metric for spec in CHECK_SPECS if spec.metric is not None}
 
+NOT_LOOKED_AT = "not looked at"
+
 NAMED_KEY = re.compile(r"`([^`]+)` changes from")
 """How a law's finding names a number that the framework logs."""
-
-BEYOND = ("arguments", "logging", "poison", "no_gradient", "sharding")
-"""Checks that say nothing of an ordinary step of a recipe."""
 
 
 class Reached(FrozenModel):
@@ -75,7 +74,7 @@ class NotReached(FrozenModel):
     says: str
     reach: str | None
     finding: str | None
-    """The finding that conforms and in which it would show; None if none was made."""
+    """The finding in which it would show; None if none was made."""
 
 
 class Key(FrozenModel):
@@ -210,7 +209,7 @@ def _ran(run: Run) -> str:
     """What was run, in words."""
     [layout] = {one.layout for one in run.report.findings} or {run.recipe.layout}
     made = len(run.report.findings)
-    cut = "" if made == run.planned else f" of {run.planned}, for which a larger --budget is needed"
+    cut = "" if made == run.planned else f" of {run.planned}; a larger --budget makes the others,"
     left = f"; without {', '.join(run.left_out)}" if run.left_out else ""
     return f"{len(_judged(run))} findings{cut} on {layout}{left}"
 
@@ -273,14 +272,13 @@ def _absent(run: Run) -> Iterator[NotReached]:
     if audited is None:
         return
     met = [audited.of(cause) for cause in run.report.causes]
-    right = {one.id for one in run.report.findings if one.verdict is Verdict.CONFORMS}
     for entry in audited.mistakes:
         if entry in met:
             continue
         shown = [
             finding
             for finding, mistake in run.excluded
-            if finding in right and mistake in entry.names and entry.covers(finding)
+            if mistake in entry.names and entry.covers(finding)
         ]
         shown.sort(key=_plainest)
         yield NotReached(
@@ -311,7 +309,7 @@ def _logged(run: Run) -> Iterator[Key]:
                 states[metric] = state
     for logged, name in run.report.logged_as.items():
         means = words.meaning(Metric(logged), run.report.conventions)
-        yield Key(name=name, means=means, state=states.get(logged, "not looked at"))
+        yield Key(name=name, means=means, state=states.get(logged, NOT_LOOKED_AT))
 
 
 def _is_right(run: Run, reached: Sequence[Reached]) -> bool:
@@ -326,15 +324,29 @@ def _sentence(run: Run, reached: Sequence[Reached]) -> str:
         return f"Nothing of this recipe could be run: {reason}."
     wrong = _names(reached, Severity.LOGGED, Severity.GRADIENT)
     cut = [name for name in _names(reached, Severity.ADVICE) if name not in wrong]
-    verb = "is" if len(wrong) == 1 else "are"
-    numbers = f"{words.counted(len(wrong), 'number')} in your log {verb} wrong"
-    said = [f"{numbers if wrong else 'No number in your log is wrong'}; {_gradient(run, reached)}."]
+    said = [f"{_numbers(run, wrong)}; {_gradient(run, reached)}."]
     if cut:
         verb = "depends" if len(cut) == 1 else "depend"
         said.append(f"{words.counted(len(cut), 'number')} {verb} on how a batch is cut.")
     if run.match.instead:
         said.append(f"That is with other values of {', '.join(run.match.instead)}.")
+    if len(run.report.findings) < run.planned:
+        made = len(run.report.findings)
+        said.append(f"The budget ended after {made} of {run.planned} findings.")
     return " ".join(said)
+
+
+def _numbers(run: Run, wrong: Sequence[str]) -> str:
+    """What the first sentence says of the log."""
+    looked_at = sum(one.state != NOT_LOOKED_AT for one in _logged(run))
+    if wrong:
+        verb = "is" if len(wrong) == 1 else "are"
+        return f"{words.counted(len(wrong), 'number')} in your log {verb} wrong"
+    if not looked_at:
+        return "No number in your log was looked at"
+    if looked_at == 1:
+        return "The one number in your log that was looked at is right"
+    return f"None of the {looked_at} numbers in your log that were looked at is wrong"
 
 
 def _gradient(run: Run, reached: Sequence[Reached]) -> str:

@@ -19,6 +19,7 @@ from adapters.toolkit.source import resolve
 from conformance.comparing.report_file import assembled
 from conformance.findings.errors import AdapterError, InvalidRecipeError
 from conformance.findings.report import Selection
+from conformance.findings.verdict import WRONG
 from conformance.plan.plan import Plan
 from conformance.ranks.pool import RankPool
 from conformance.recipes.matching import match
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
+    from conformance.judging.weights import Judgement
     from conformance.plan.matrix import MatrixCell
+
+    Made = tuple[MatrixCell, Judgement]
     from conformance.recipes.matching import Match
 
 MOST_RANKS = 4
@@ -60,7 +64,7 @@ class Run:
     record: Framework
     report: Report
     excluded: frozenset[tuple[str, str]]
-    """Each finding that conforms, with a mistake that would show in it."""
+    """Each finding, with a mistake that would show in it and does not."""
 
     left_out: tuple[str, ...]
     """Kinds of ranks that there was no room for, and what the adapter does not drive."""
@@ -82,9 +86,9 @@ def read(adapter: Adapter, source: Path | None, typed: Typed) -> Recipe:
         )
     if typed.file is not None and not typed.file.is_file():
         raise InvalidRecipeError(f"there is no file {typed.file}", "name the file of a recipe")
-    multiprocessing.set_forkserver_preload(["conformance.ranks.worker"])
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=_keep_quiet) as executor:
+    # Ranks are forked from a server that has loaded the engine which the recipe turns out to name.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=registry.keep_quiet) as executor:
         try:
             return executor.submit(_read, adapter, source, typed).result()
         except RecipeRefused as refusal:
@@ -99,13 +103,6 @@ def _read(adapter: Adapter, source: Path | None, typed: Typed) -> Recipe:
     name, _, function = adapter.recipes.partition(":")
     found: Recipe = getattr(importlib.import_module(name), function)(adapter, typed)
     return found
-
-
-def _keep_quiet() -> None:
-    """Frameworks print while they are imported."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
 
 
 def run(
@@ -158,8 +155,7 @@ def _look_at(
     planned: Sequence[MatrixCell], jobs: SharedJobs, settings: Settings, budget: float
 ) -> tuple[Report, frozenset[tuple[str, str]]]:
     """The report of all cells that are made before the budget ends, and what they exclude."""
-    findings: list[Finding] = []
-    clues: list[Clues] = []
+    made: list[Made] = []
     consistency = Consistency()
     jobs.share(planned)
     until = math.inf
@@ -167,14 +163,11 @@ def _look_at(
         if time.monotonic() > until:
             break
         jobs.expect(job_cells(planned[place:], jobs.description))
-        judgement = make(cell, jobs)
-        finding = judgement.finding(cell.id, cell.depth)
-        consistency.require(finding.case, finding.id, judgement.expected)
-        if judgement.clues is not None:
-            finding = finding.model_copy(update={"clues": len(clues)})
-            clues.append(judgement.clues)
-        findings.append(finding)
+        made.append((cell, make(cell, jobs)))
+        consistency.require(cell.case.name, cell.id, made[-1][1].expected)
         until = min(until, time.monotonic() + budget)
+    steady = _steady(made, jobs)
+    findings, clues = _numbered(steady)
     excluded = {
         (finding.id, one.mistake)
         for finding in findings
@@ -184,3 +177,33 @@ def _look_at(
     selection = Selection(selected=len(findings), deselected=len(planned) - len(findings))
     report = assembled(header(settings, jobs.description), findings, clues, selection)
     return report, frozenset(excluded)
+
+
+def _steady(made: Sequence[Made], jobs: SharedJobs) -> list[Made]:
+    """What is wrong a second time as well, and the second judgement of what is not.
+
+    Of findings with one diagnosis the first is made again, and the others only if that is right.
+    """
+    with closing(SharedJobs(jobs.pool)) as again:
+        confirmed: set[str] = set()
+        steady: list[Made] = []
+        for cell, judgement in made:
+            name = judgement.diagnosis.name if judgement.diagnosis else str(judgement.verdict)
+            if judgement.verdict in WRONG and name not in confirmed:
+                judgement = make(cell, again)
+                confirmed |= {name} if judgement.verdict in WRONG else set()
+            steady.append((cell, judgement))
+        return steady
+
+
+def _numbered(made: Sequence[Made]) -> tuple[list[Finding], list[Clues]]:
+    """The findings, and what they say about the known mistakes, by its place."""
+    findings: list[Finding] = []
+    clues: list[Clues] = []
+    for cell, judgement in made:
+        finding = judgement.finding(cell.id, cell.depth)
+        if judgement.clues is not None:
+            finding = finding.model_copy(update={"clues": len(clues)})
+            clues.append(judgement.clues)
+        findings.append(finding)
+    return findings, clues

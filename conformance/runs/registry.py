@@ -232,14 +232,14 @@ def _entry(adapter: Adapter, text: str | None, is_default: bool) -> Entry:
 
 def _describe(adapter: Adapter, source: Source) -> tuple[Description | None, str | None]:
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=_keep_quiet) as executor:
+    with ProcessPoolExecutor(1, mp_context=context, initializer=keep_quiet) as executor:
         try:
             return executor.submit(_load, adapter, source).result(), None
         except Exception as error:  # a framework may raise anything, or end its process
             return None, f"cannot be loaded: {type(error).__name__}: {error}"
 
 
-def _keep_quiet() -> None:
+def keep_quiet() -> None:
     """Frameworks print while they are imported."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -27,7 +27,7 @@ def as_text(answer: Answer) -> Iterator[str]:
     yield from _section("What reaches it", _all_reached(answer.reached))
     yield from _section(
         "What does not reach it, tested by this run",
-        (f"{one.says} Not reached: {one.finding} conforms." for one in answer.not_reached),
+        (f"{one.says} Not reached: it would show in {one.finding}." for one in answer.not_reached),
     )
     yield from _section("What this run would not show", _not_tested(answer))
     yield from _section(

@@ -146,7 +146,7 @@ class TestVerl:
 
     def test_what_verl_refuses_is_refused_in_its_words(self) -> None:
         adapter = registry.create("verl")
-        with pytest.raises(InvalidRecipeError, match="Could not override 'algorithm.colour'"):
+        with pytest.raises(InvalidRecipeError, match=r"Could not override 'algorithm\.colour'"):
             read(adapter, None, Typed(words=("algorithm.colour=red",)))
         with pytest.raises(InvalidRecipeError, match="train_batch_size"):
             read(adapter, None, Typed(words=(*SIZES, "data.train_batch_size=16")))
