@@ -6,6 +6,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import fields
 from math import ceil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -39,6 +40,9 @@ BEFORE_A_RUN = (
     "_set_loss_scale",
 )
 """What arguments do besides validating: look models up, call servers, and run users' code."""
+
+OF_MODEL = {"model_info": None, "model_meta": SimpleNamespace(is_multimodal=False)}
+"""What ms-swift would look up of a recipe's model."""
 
 SIZES = frozenset({"num_generations", "sequence_parallel_size", "generation_batch_size"})
 
@@ -95,7 +99,7 @@ def _values(words: Sequence[str], ranks: int) -> dict[str, Any]:
     with ExitStack() as stack:
         for name in BEFORE_A_RUN:
             stack.enter_context(mock.patch.object(kind, name, return_value=None))
-        stack.enter_context(mock.patch.object(kind, "model_info", None, create=True))
+        stack.enter_context(mock.patch.multiple(kind, create=True, **OF_MODEL))
         stack.enter_context(mock.patch.object(config, "world_size", ranks))
         read, left = found("swift.utils:parse_args")(kind, [*words, *OF_MACHINE])
     if left:

@@ -26,6 +26,9 @@ SET_BY_SCRIPT = {
 OF_SCRIPT = ("TokenizerConfig", "ModelConfig", "EnvsConfig")
 """The dataclasses that it reads besides those of a step and of its data."""
 
+LEAST = ("--model_name_or_path", "a_model")
+"""What every recipe has."""
+
 SIZES = frozenset({"num_learners_per_node", "sequence_parallel_size", "num_unique_prompts_rollout"})
 
 
@@ -48,7 +51,7 @@ def read(adapter: OpenInstructAdapter, typed: Typed) -> Recipe:
     return Recipe(
         engine=adapter.engine,
         values=values,
-        defaults=_values(()),
+        defaults=_values(LEAST),
         layout=Layout(
             dp=dp,
             cp=cp,

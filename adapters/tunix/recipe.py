@@ -8,14 +8,13 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Layout
-from adapters.contract.recipe import Recipe, RecipeRefused, refusals_of_recipes
+from adapters.contract.recipe import Recipe, RecipeRefused, Typed, refusals_of_recipes
 from adapters.toolkit.imports import found
 from adapters.tunix.adapter import CONFIGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from adapters.contract.recipe import Typed
     from adapters.tunix.adapter import TunixAdapter
 
 BASE = "base_config.yaml"
@@ -24,7 +23,13 @@ BASE = "base_config.yaml"
 SHARDS = "tp"
 """The axis of a mesh that ranks share a model's layers on; all others share samples."""
 
-SIZES = frozenset({"mesh.shape", "num_generations"})
+SHORTEST = Typed(words=("rl_training_config.eval_every_n_steps=1",))
+"""A recipe with nothing but what every recipe has."""
+
+SIZES = frozenset({"gradient_accumulation_steps", "mesh.shape", "num_generations"})
+
+PLAIN = (bool, int, float, str, type(None))
+"""Types of options; others are objects that save or log a run."""
 
 
 def read(adapter: TunixAdapter, typed: Typed) -> Recipe:
@@ -42,7 +47,7 @@ def read(adapter: TunixAdapter, typed: Typed) -> Recipe:
     return Recipe(
         engine=adapter.engine,
         values=values,
-        defaults=_values(_parameters(type(typed)())),
+        defaults=_values(_parameters(SHORTEST)),
         layout=Layout(
             dp=max((typed.ranks or math.prod(shape)) // tp, 1),
             tp=tp,
@@ -71,10 +76,11 @@ def _values(parameters: Any) -> dict[str, Any]:
     of_loss, of_training, _ = map(found, CONFIGS)
     chosen: Mapping[str, Any] = parameters.obtain_training_config_dict("rl_training_config")
     training = of_training(**{"actor_optimizer": None, **chosen})
+    of_run = ((one.name, getattr(training, one.name)) for one in fields(training))
     rollout = parameters.config["rollout_config"]
     return {
         **asdict(of_loss(**parameters.config["grpo_config"])),
-        **{one.name: getattr(training, one.name) for one in fields(training)},
+        **{name: value for name, value in of_run if isinstance(value, PLAIN)},
         "max_tokens_to_generate": rollout["total_generation_steps"],
         "temperature": rollout["temperature"],
         "mesh.shape": parameters.config["actor_model_config"]["mesh"]["shape"],
