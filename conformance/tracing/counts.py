@@ -85,11 +85,6 @@ class Count:
         return None
 
     @property
-    def is_mean(self) -> bool:
-        """Whether it is the mean of one tensor's entries."""
-        return self.how is How.SUM and len(self.parts) == 1 and abs(self.shares[0]) != 1
-
-    @property
     def recounted(self) -> float:
         """The count without clamps, and without constants that are added to it."""
         parts = [part.recounted for part in self.parts]
