@@ -33,6 +33,7 @@ from conformance.laws.rows import rows_of, step_of
 from reference.step import Sample, Step
 from tests.conformance.test_journal import HEADER
 
+TIS_WHERE_CUT = "in the same step when the step is cut (truncated importance sampling token)"
 CP, MICRO = "policy_loss/multiplied_by_cp", "policy_loss/multiplied_by_micro_batches"
 EMPTY = "policy_loss/empty_samples_counted"
 UNEXPLAINED = Diagnosis(
@@ -543,6 +544,7 @@ def test_conditions_are_in_the_words_of_users() -> None:
         ("in off_policy.m2po", "in the gradient of the M2PO loss where ratios are not 1"),
         ("in advantages.gae", "in the gradient of the policy loss with GAE advantages"),
         ("in metric.policy_kl", "in the logged policy KL"),
+        ("in laws.cut_tis_token", TIS_WHERE_CUT),
         ("where cp > 1", "with context parallelism"),
         ("with padded rows", "with --format=bshd"),
         ("without legacy_trainer", "without --use-v1=False"),
