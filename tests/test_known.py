@@ -37,13 +37,10 @@ ENTRIES = [
 
 IN_OLDER_REPORTS = {
     ("areal", "groups_of_a_fixed_size"),
-    ("areal", "crashed"),
     ("areal", "selected_micro_batch"),
     ("tunix", "denominators_per_micro_batch_of_all_ranks"),
     ("roll", "unexplained"),
-    ("roll", "step_skipped"),
-    ("roll", "crashed"),
-    ("skyrl", "another_default"),
+    ("nemo_rl", "depends_on_masked_samples"),
 }
 """Known of versions whose reports are not the newest, of findings of a cause of another name, or of
 checks and cases that the newest reports were made without."""

@@ -259,7 +259,7 @@ def _with_masked_token(rows: Rows, place_in: Callable[[Row], int]) -> Rows:
 
 @_law(
     "depends_on_masked_samples",
-    "each prompt is there again, all of its samples masked",
+    "each prompt is there again with all of its samples masked",
     objectives=OF_LOSSES,
     mode=Mode.TOKEN_MEAN,
     adds_rewards=True,
@@ -305,7 +305,7 @@ def rewards_scaled(rows: Rows) -> Rows:
 LAWS["again"] = Law(
     name="again",
     mistake="depends_on_steps_before",
-    says="the same step is trained again, after others",
+    says="the same step is trained again after others",
 )
 
 

@@ -28,9 +28,12 @@ from conformance.findings.cause import (
 from conformance.findings.finding import Diagnosis, Finding, Logged
 from conformance.findings.report import Selection
 from conformance.findings.verdict import Verdict
+from conformance.laws.law import rewards_shifted
+from conformance.laws.rows import rows_of, step_of
 from reference.step import Sample, Step
 from tests.conformance.test_journal import HEADER
 
+TIS_WHERE_CUT = "in the same step when the step is cut (truncated importance sampling token)"
 CP, MICRO = "policy_loss/multiplied_by_cp", "policy_loss/multiplied_by_micro_batches"
 EMPTY = "policy_loss/empty_samples_counted"
 UNEXPLAINED = Diagnosis(
@@ -541,6 +544,7 @@ def test_conditions_are_in_the_words_of_users() -> None:
         ("in off_policy.m2po", "in the gradient of the M2PO loss where ratios are not 1"),
         ("in advantages.gae", "in the gradient of the policy loss with GAE advantages"),
         ("in metric.policy_kl", "in the logged policy KL"),
+        ("in laws.cut_tis_token", TIS_WHERE_CUT),
         ("where cp > 1", "with context parallelism"),
         ("with padded rows", "with --format=bshd"),
         ("without legacy_trainer", "without --use-v1=False"),
@@ -735,6 +739,17 @@ def test_step_says_whether_tokens_are_rejected() -> None:
 
     assert "where no token is rejected" in plain - rejected
     assert "where tokens are rejected" in rejected - plain
+
+
+def test_rewards_that_a_law_shifts_hardly_differ_beside_their_size() -> None:
+    [case] = [case for case in CORPUS if case.name == "split_groups"]
+    [rows] = rows_of(case.steps)
+    given, shifted = (step_of(of, is_rejecting=False) for of in (rows, rewards_shifted(rows)))
+    facts_of_size = {"where rewards of a prompt hardly differ", "where rewards are large"}
+
+    assert facts_of_size <= {*RARE}
+    assert not facts_of_size & {*of_steps((given,), Layout())}
+    assert facts_of_size <= {*of_steps((shifted,), Layout())}
 
 
 def test_what_a_layout_alone_decides_is_known_of_a_step_that_crashed() -> None:

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 LARGE = 1000.0
 """Least size of a reward whose square leaves float32 no digit behind the point."""
 
-SAME = 1e-3
-"""Differences of rewards, relative to their size, that float32 loses among squares."""
+SAME = 5e-3
+"""Differences of rewards, relative to their size, of whose squares float32 keeps two digits among
+those of rewards."""
 
 OF_STEPS: dict[str, Callable[[Step], bool]] = {
     EMPTY_SAMPLE: lambda step: bool((step.active_tokens == 0).any()),

@@ -75,6 +75,11 @@ SUBJECTS = {
         "not 1"
         for name in (*POLICY_LOSSES, *CORRECTIONS)
     },
+    **{
+        spec.slug: f"the same step when {spec.law.says} ({_spelt(spec.objective)})"
+        for spec in ALL_SPECS
+        if spec.law is not None
+    },
 }
 """What a check looks at, by its slug."""
 
@@ -142,7 +147,7 @@ def said(fact: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
     part = _part(fact)
     if typed := _typed(part, chosen_by):
         return f"{'without' if start in ('without', 'except in') else 'with'} {typed}"
-    if start in ("in", "except in") and name in SLUGS:
+    if start in ("in", "except in") and (name in SLUGS or name in SUBJECTS):
         return f"{start} {subject(name)}"
     if fact.startswith(("with ", "without ")):
         return fact.replace("_", " ")
