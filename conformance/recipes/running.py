@@ -69,6 +69,9 @@ class Run:
     left_out: tuple[str, ...]
     """Kinds of ranks that there was no room for, and what the adapter does not drive."""
 
+    unsteady: tuple[str, ...]
+    """Findings that were wrong once, and right when they were made again."""
+
     planned: int
     """How many findings were to be made."""
 
@@ -139,13 +142,14 @@ def run(
     ):
         layout, not_driven = driven(layout, pool.description)
         planned = cells(chosen, layout, pool.description)
-        report, excluded = _look_at(planned, jobs, settings, budget)
+        report, excluded, unsteady = _look_at(planned, jobs, settings, budget)
     return Run(
         recipe=recipe,
         match=chosen,
         record=adapter.framework,
         report=report,
         excluded=excluded,
+        unsteady=unsteady,
         left_out=(*left_out, *not_driven),
         planned=len(planned),
     )
@@ -153,8 +157,8 @@ def run(
 
 def _look_at(
     planned: Sequence[MatrixCell], jobs: SharedJobs, settings: Settings, budget: float
-) -> tuple[Report, frozenset[tuple[str, str]]]:
-    """The report of all cells that are made before the budget ends, and what they exclude."""
+) -> tuple[Report, frozenset[tuple[str, str]], tuple[str, ...]]:
+    """The report of all cells that are made before the budget ends, and the rest of a `Run`."""
     made: list[Made] = []
     consistency = Consistency()
     jobs.share(planned)
@@ -166,7 +170,10 @@ def _look_at(
         made.append((cell, make(cell, jobs)))
         consistency.require(cell.case.name, cell.id, made[-1][1].expected)
         until = min(until, time.monotonic() + budget)
+    jobs.settle()
     steady = _steady(made, jobs)
+    pairs = zip(made, steady, strict=True)
+    unsteady = tuple(one[0].id for one, again in pairs if one[1].verdict is not again[1].verdict)
     findings, clues = _numbered(steady)
     excluded = {
         (finding.id, one.mistake)
@@ -176,7 +183,7 @@ def _look_at(
     }
     selection = Selection(selected=len(findings), deselected=len(planned) - len(findings))
     report = assembled(header(settings, jobs.description), findings, clues, selection)
-    return report, frozenset(excluded)
+    return report, frozenset(excluded), unsteady
 
 
 def _steady(made: Sequence[Made], jobs: SharedJobs) -> list[Made]:
@@ -184,16 +191,15 @@ def _steady(made: Sequence[Made], jobs: SharedJobs) -> list[Made]:
 
     Of findings with one diagnosis the first is made again, and the others only if that is right.
     """
-    with closing(SharedJobs(jobs.pool)) as again:
-        confirmed: set[str] = set()
-        steady: list[Made] = []
-        for cell, judgement in made:
-            name = judgement.diagnosis.name if judgement.diagnosis else str(judgement.verdict)
-            if judgement.verdict in WRONG and name not in confirmed:
-                judgement = make(cell, again)
-                confirmed |= {name} if judgement.verdict in WRONG else set()
-            steady.append((cell, judgement))
-        return steady
+    again, confirmed = SharedJobs(jobs.pool), set[str]()
+    steady: list[Made] = []
+    for cell, judgement in made:
+        name = judgement.diagnosis.name if judgement.diagnosis else str(judgement.verdict)
+        if judgement.verdict in WRONG and name not in confirmed:
+            judgement = make(cell, again)
+            confirmed |= {name} if judgement.verdict in WRONG else set()
+        steady.append((cell, judgement))
+    return steady
 
 
 def _numbered(made: Sequence[Made]) -> tuple[list[Finding], list[Clues]]:

@@ -75,6 +75,16 @@ def test_recipe_that_cannot_be_trained_is_not_acquitted() -> None:
     assert not found.is_right
 
 
+def test_what_is_wrong_only_once_is_no_accusation_and_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, said, _ = told(capsys, "--adapter=tests.reading:Unsteady", "--budget=0")
+
+    assert status == 0
+    assert "your gradient is right" in " ".join(said.split())
+    assert "wrong once, and right when it was run again:\n  - weights/token_mean/" in said
+
+
 def test_json_has_the_same_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (file := tmp_path / "recipe.yaml").write_text("reduction: samples\n")
     status, said, _ = told(
