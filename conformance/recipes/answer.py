@@ -211,7 +211,7 @@ def _judged(run: Run) -> list[Finding]:
 
 def _ran(run: Run) -> str:
     """What was run, in words."""
-    [layout] = {one.layout for one in run.report.findings} or {run.recipe.layout}
+    layout = run.layout
     made = len(run.report.findings)
     cut = "" if made == run.planned else f" of {run.planned}; a larger --budget makes the others,"
     left = f"; without {', '.join(run.left_out)}" if run.left_out else ""

@@ -6,10 +6,11 @@ import importlib
 import math
 import multiprocessing
 import os
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +32,9 @@ from conformance.runs.recorder import Consistency, header
 from conformance.runs.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from adapters.contract import Adapter
+    from adapters.contract import Adapter, Layout
     from adapters.contract.framework import Framework
     from adapters.contract.recipe import Typed
     from conformance.findings.cause import Clues
@@ -51,6 +52,8 @@ MOST_RANKS = 4
 BUDGET = 90.0
 """Seconds that the findings of a recipe may take after the first, for which some compile."""
 
+STDERR = 2
+
 TIME_LIMIT = 300.0
 """Seconds that a job may take: the first of some frameworks is compiled."""
 
@@ -62,6 +65,9 @@ class Run:
     recipe: Recipe
     match: Match
     record: Framework
+    layout: Layout
+    """The small one that it was run on."""
+
     report: Report
     excluded: frozenset[tuple[str, str]]
     """Each finding, with a mistake that would show in it and does not."""
@@ -140,19 +146,36 @@ def run(
         RankPool(adapter, found.path, layout.world_size, TIME_LIMIT) as pool,
         closing(SharedJobs(pool)) as jobs,
     ):
-        layout, not_driven = driven(layout, pool.description)
-        planned = cells(chosen, layout, pool.description)
+        with _silent():
+            description = pool.description  # starts the server that ranks are forked from
+        layout, not_driven = driven(layout, description)
+        planned = cells(chosen, layout, description)
         report, excluded, unsteady = _look_at(planned, jobs, settings, budget)
     return Run(
         recipe=recipe,
         match=chosen,
         record=adapter.framework,
+        layout=layout,
         report=report,
         excluded=excluded,
         unsteady=unsteady,
         left_out=(*left_out, *not_driven),
         planned=len(planned),
     )
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Start processes whose frameworks print nothing, not even when they end."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _look_at(

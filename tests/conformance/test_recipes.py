@@ -1,6 +1,7 @@
 """Recipes of a toy framework and of SkyRL: what they are read as, and what they are answered."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,15 @@ def test_parallelism_is_cut_and_stays_parallel(
     layout: Layout, ranks: int, small: str, left: list[str]
 ) -> None:
     assert scaling.scaled(layout, ranks) == (Layout.parse(small), left)
+
+
+def test_laws_are_looked_at_without_a_batch_that_comes_before() -> None:
+    layout = Layout(dp=2, micro_batches=2, options=(Option.SHORT_BATCH,))
+    description = replace(Reading().describe(), options=frozenset(Option))
+    made = scaling.cells(match(TOY, of_words()), layout, description)
+
+    assert {cell.layout.options for cell in made if cell.spec.law} == {()}
+    assert {cell.layout for cell in made if not cell.spec.law} == {layout}
 
 
 def test_weight_of_a_token_has_the_numbers_of_the_recipe() -> None:
