@@ -36,7 +36,7 @@ def test_right_recipe_is_acquitted_in_the_first_sentence() -> None:
     found = answered("tests.reading:Reading", Typed(words=("bonus=0.01",)))
 
     assert found.sentence == (
-        "None of the 9 numbers in your log that were looked at is wrong; your gradient is right."
+        "None of the 6 numbers in your log that were looked at is wrong; your gradient is right."
     )
     assert found.is_right
     assert not found.reached
