@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from adapters.contract.recipe import Typed
     from adapters.ms_swift.engines import MsSwiftAdapter
 
-OF_MACHINE = ("--use_cpu", "true", "--report_to", "none", "--bf16", "false", "--fp16", "false")
+OF_MACHINE = (
+    *("--use_cpu", "true", "--bf16", "false", "--fp16", "false"),
+    *("--report_to", "none", "--output_dir", "nowhere"),
+)
 """So that a recipe for GPUs is read on a machine without any."""
 
 LEAST = ("--rlhf_type", "grpo", "--model", "a_model", "--dataset", "a_dataset")
@@ -31,9 +34,9 @@ FITTING = 8
 """Ranks with which all defaults of ms-swift fit each other."""
 
 BEFORE_A_RUN = (
+    "_add_version",
     "_import_external_plugins",
     "_init_external_vllm",
-    "_init_output_dir",
     "_init_stream",
     "_init_torch_dtype",
 )
@@ -45,7 +48,13 @@ OF_MODEL = {"model_info": None, "model_meta": None}
 OF_LAYERS = ("base_args.template_args:TemplateArguments", "tuner_args:TunerArguments")
 """Arguments that are validated by what a model has: its texts, and which layers are trained."""
 
-SIZES = frozenset({"num_generations", "sequence_parallel_size", "generation_batch_size"})
+SIZES = frozenset(
+    {
+        *("num_generations", "sequence_parallel_size", "generation_batch_size"),
+        *("deepspeed", "cosine_max_len"),
+    }
+)
+"""Options that layout and samples follow from, or that follow from another."""
 
 
 def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
