@@ -6,7 +6,6 @@ import json
 from contextlib import ExitStack
 from dataclasses import fields
 from math import ceil
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -22,7 +21,10 @@ if TYPE_CHECKING:
     from adapters.contract.recipe import Typed
     from adapters.ms_swift.engines import MsSwiftAdapter
 
-OF_MACHINE = ("--use_cpu", "true", "--report_to", "none", "--bf16", "false", "--fp16", "false")
+OF_MACHINE = (
+    *("--use_cpu", "true", "--bf16", "false", "--fp16", "false"),
+    *("--report_to", "none", "--output_dir", "nowhere"),
+)
 """So that a recipe for GPUs is read on a machine without any."""
 
 LEAST = ("--rlhf_type", "grpo", "--model", "a_model", "--dataset", "a_dataset")
@@ -32,19 +34,27 @@ FITTING = 8
 """Ranks with which all defaults of ms-swift fit each other."""
 
 BEFORE_A_RUN = (
+    "_add_version",
     "_import_external_plugins",
     "_init_external_vllm",
-    "_init_output_dir",
     "_init_stream",
     "_init_torch_dtype",
-    "_set_loss_scale",
 )
 """What arguments do besides validating: look models up, call servers, and run users' code."""
 
-OF_MODEL = {"model_info": None, "model_meta": SimpleNamespace(is_multimodal=False)}
+OF_MODEL = {"model_info": None, "model_meta": None}
 """What ms-swift would look up of a recipe's model."""
 
-SIZES = frozenset({"num_generations", "sequence_parallel_size", "generation_batch_size"})
+OF_LAYERS = ("base_args.template_args:TemplateArguments", "tuner_args:TunerArguments")
+"""Arguments that are validated by what a model has: its texts, and which layers are trained."""
+
+SIZES = frozenset(
+    {
+        *("num_generations", "sequence_parallel_size", "generation_batch_size"),
+        *("deepspeed", "cosine_max_len"),
+    }
+)
+"""Options that layout and samples follow from, or that follow from another."""
 
 
 def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
@@ -99,6 +109,9 @@ def _values(words: Sequence[str], ranks: int) -> dict[str, Any]:
     with ExitStack() as stack:
         for name in BEFORE_A_RUN:
             stack.enter_context(mock.patch.object(kind, name, return_value=None))
+        for path in OF_LAYERS:
+            section = found(f"swift.arguments.{path}")
+            stack.enter_context(mock.patch.object(section, "__post_init__", return_value=None))
         stack.enter_context(mock.patch.multiple(kind, create=True, **OF_MODEL))
         stack.enter_context(mock.patch.object(config, "world_size", ranks))
         read, left = found("swift.utils:parse_args")(kind, [*words, *OF_MACHINE])

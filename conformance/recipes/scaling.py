@@ -38,6 +38,9 @@ USUAL = ("two_steps", "split_groups", "fully_masked_sample", "uneven_lengths", "
 """Cases of ordinary batches, the most telling first: several steps, whose counts differ, prompts
 that are split over ranks, a sample without active tokens."""
 
+UNUSUAL = ("lone_samples", "groups_of_one", "several_samples")
+"""Cases that few recipes have: prompts with one sample, and rollouts that become several."""
+
 MOST_CASES = 3
 """Cases that a check is made on."""
 
@@ -130,7 +133,9 @@ def _rank(cell: MatrixCell) -> tuple[int, int]:
 
 def _cases(spec: CheckSpec, layout: Layout) -> Iterable[Case]:
     """The most telling cases of a check that a layout has room for."""
-    by_name = {case.name: case for case in ALL_CASES if case.runs_on(layout)}
+    by_name = {
+        case.name: case for case in ALL_CASES if case.runs_on(layout) and case.name not in UNUSUAL
+    }
     usual = [by_name[name] for name in USUAL if name in by_name]
     of_check = [case for case in spec.cases if case.name in by_name]
     is_plain = spec.law is None and spec.objective not in WITH_REJECTION

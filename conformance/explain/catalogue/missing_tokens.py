@@ -165,6 +165,8 @@ def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[n
         groups=step.groups[samples],
         rollouts=step.rollouts[samples],
         rewards=None,
+        token_names=None,
+        sample_names=None,
     )
     weights = np.zeros(len(tokens))
     weights[tokens] = token_weights(smaller, context.aggregation, context.conventions)
