@@ -14,7 +14,7 @@ from adapters.areal.importing import module
 from adapters.contract.job import Depth
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC
-from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, smallest_first
+from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -89,7 +89,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
             *PIPELINES,
             replace(of_two, dp=1, pp=2, options=(Option.INTERLEAVED,)),
         ]
-        return smallest_first([*cuts(grids(largest=4), "thd"), *further])
+        return ordered([*cuts(grids(largest=4), "thd"), *further])
 
     def load(self, source: Path | None) -> None:
         """Import AReaL with its Megatron engine."""

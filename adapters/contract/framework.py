@@ -190,7 +190,7 @@ class Framework:
         )
 
     def _knows(self, name: str) -> bool:
-        """Whether jobs set an option or choice, or a row of the table says something of it."""
+        """Whether jobs set an option or choice, or a row of the table mentions it."""
         option, _, choice = name.partition("=")
         rows = [row for row in self.options if option in row.names]
         if not choice:

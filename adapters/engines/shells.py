@@ -72,12 +72,12 @@ def cuts(
     ]
 
 
-def smallest_first(layouts: Iterable[Layout]) -> list[Layout]:
+def ordered(layouts: Iterable[Layout]) -> list[Layout]:
     """The layouts, those of few ranks first."""
     return sorted(layouts, key=lambda layout: layout.world_size)
 
 
-def option_layouts(cut: Sequence[str], options: Iterable[Option] = STAGES) -> list[Layout]:
+def variants(cut: Sequence[str], options: Iterable[Option] = STAGES) -> list[Layout]:
     """Layouts, given in words, with each of several options: stages of ZeRO, if not given."""
     return [Layout.parse(f"{layout}+{option}") for option in options for layout in cut]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Layout, Rank, Unsupported
 from adapters.contract.description import parse_departures
-from adapters.engines.shells import DEFAULT_STAGE, STAGES, option_layouts
+from adapters.engines.shells import DEFAULT_STAGE, STAGES, variants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,7 +176,7 @@ class OnDeepspeed(OnPreparedEngine):
     def layouts(self) -> list[Layout]:
         """All layouts with the default stage, 2, and some with the others."""
         of_all = super().layouts()  # type: ignore[safe-super]
-        return [*of_all, *option_layouts(CUTS_OF_STAGES)]
+        return [*of_all, *variants(CUTS_OF_STAGES)]
 
     def load(self, source: Path | None) -> None:
         """Import DeepSpeed for CPUs before Accelerate does, then the trainer."""

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.contract import Layout, Option
 from adapters.engines import trainers
 from adapters.engines.generations import schedule_of
-from adapters.engines.shells import (
-    RANKS,
-    SHARED,
-    InOneRun,
-    OnMegatron,
-    cuts,
-    option_layouts,
-    smallest_first,
-)
+from adapters.engines.shells import RANKS, SHARED, InOneRun, OnMegatron, cuts, ordered, variants
 from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.settings import Fields
@@ -95,8 +87,8 @@ class MsSwiftDdpAdapter(trainers.OnAccelerate, MsSwiftAdapter):
         """Data and sequence parallelism on up to 4 ranks, and other generations."""
         plain = cuts(RANKS, "thd", "bshd", micro_batches=(1, 2))
         shared = cuts(SHARED, "thd", "bshd", micro_batches=(2,))
-        optional = option_layouts(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
-        return smallest_first([*plain, *shared, Layout(micro_batches=4), *optional])
+        optional = variants(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
+        return ordered([*plain, *shared, Layout(micro_batches=4), *optional])
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer."""
@@ -140,8 +132,8 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
         """Data × context parallelism on up to 4 ranks."""
         packed = cuts((*RANKS, *SHARED), "thd", micro_batches=(1, 2))
         padded = cuts(RANKS[:2], "bshd", micro_batches=(1, 2))
-        optional = option_layouts(["dp2-cp1-mb2-thd"], OF_GENERATIONS)
-        return smallest_first([*packed, *padded, *optional])
+        optional = variants(["dp2-cp1-mb2-thd"], OF_GENERATIONS)
+        return ordered([*packed, *padded, *optional])
 
     def import_trainers(self) -> None:
         """Import the trainers without mcore-bridge's models and Transformer Engine."""

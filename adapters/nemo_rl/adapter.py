@@ -9,7 +9,7 @@ from adapters.contract.description import conventions_of
 from adapters.contract.job import Job, Observation
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS
-from adapters.engines.shells import ON_FOUR, OnFsdp, cuts, smallest_first
+from adapters.engines.shells import ON_FOUR, OnFsdp, cuts, ordered
 from adapters.nemo_rl import importing
 from adapters.nemo_rl.framework import DTENSOR_V1, DTENSOR_V2, NEMO_RL
 from adapters.toolkit.worlds import set_what_ray_sets
@@ -41,7 +41,7 @@ class NemoRLAdapter(OnFsdp):
         batching), or packed, which NeMo-RL does without context parallelism alone.
         """
         packed = cuts([(dp, 1) for dp in (1, 2, 4)], "thd", micro_batches=(1, "tokens"))
-        return smallest_first([*cuts(ON_FOUR, "bshd"), *packed])
+        return ordered([*cuts(ON_FOUR, "bshd"), *packed])
 
     def load(self, source: Path | None) -> None:
         """Import NeMo-RL's trainers and its worker."""

@@ -11,8 +11,8 @@ from adapters.engines.shells import (
     InOneRun,
     OnRayAndDeepSpeed,
     cuts,
-    option_layouts,
-    smallest_first,
+    ordered,
+    variants,
 )
 from adapters.open_instruct import importing
 from adapters.open_instruct.framework import OPEN_INSTRUCT, STAGES
@@ -45,8 +45,8 @@ class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
         plain = cuts(RANKS, "thd", micro_batches=(2, "tokens"))
         rows = cuts(RANKS, "bshd", micro_batches=(1, 2))
         shared = cuts(SHARED, "thd", micro_batches=(2,))
-        options = [*option_layouts(OF_STAGES, STAGES), *option_layouts(OF_STAGES[:2], OF_BATCHES)]
-        return smallest_first([*plain, *rows, *shared, *options])
+        options = [*variants(OF_STAGES, STAGES), *variants(OF_STAGES[:2], OF_BATCHES)]
+        return ordered([*plain, *rows, *shared, *options])
 
     def load(self, source: Path | None) -> None:
         """Import open-instruct, DeepSpeed and the trainer."""

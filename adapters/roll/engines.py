@@ -14,14 +14,7 @@ from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC, Objective
-from adapters.engines.shells import (
-    ON_FOUR,
-    PIPELINE_STAGES,
-    OnFsdp,
-    OnMegatron,
-    cuts,
-    smallest_first,
-)
+from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, cuts, ordered
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.framework import ENGINE, ROLL, SIZES, dynamic_batching, width_of_rows
 from adapters.roll.importing import module
@@ -196,7 +189,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
     def layouts(self) -> list[Layout]:
         """Data × context parallelism on up to 4 ranks, options and pipelines, with padded rows."""
         of_four = Layout(dp=2, cp=2, micro_batches=2)
-        return smallest_first(
+        return ordered(
             [
                 *cuts(grids(largest=4), "bshd"),
                 *(replace(of_four, options=(option,)) for option in OF_REPLICAS),

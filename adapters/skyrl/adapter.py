@@ -21,7 +21,7 @@ from adapters.contract.description import Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Metric
-from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, smallest_first
+from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, ordered
 from adapters.skyrl import driving, importing
 from adapters.skyrl.framework import CONFIGURATIONS, FSDP, MEGATRON, PERMITTED, SKYRL
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
@@ -168,7 +168,7 @@ class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
         """
         overlapping = (Option.OVERLAP_GRAD_REDUCE,)
         plain = cuts(grids(largest=8), "bshd", "thd")
-        return smallest_first(
+        return ordered(
             [
                 *(layout for layout in plain if layout.format == "thd" or layout.cp == 1),
                 Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),

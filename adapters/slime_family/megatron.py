@@ -17,7 +17,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, Observation, PendingReduction
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC
-from adapters.engines.shells import OnMegatron, cuts, smallest_first
+from adapters.engines.shells import OnMegatron, cuts, ordered
 from adapters.slime_family import driving, importing
 from adapters.slime_family.adapter import LineageAdapter
 from adapters.slime_family.driving import LOG
@@ -47,7 +47,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed; every other option once."""
         alone = [one for one in Option if one in ON_MEGATRON.layout and one != Option.INTERLEAVED]
-        return smallest_first(
+        return ordered(
             [
                 *cuts(grids(largest=8), "thd"),
                 *(

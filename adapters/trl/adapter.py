@@ -13,7 +13,7 @@ from adapters.contract.description import Description, Documented, conventions_o
 from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import OF_TERMS, Metric, Objective
-from adapters.engines.shells import RANKS, cuts, option_layouts
+from adapters.engines.shells import RANKS, cuts, variants
 from adapters.engines.trainers import OnAccelerate
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
@@ -61,7 +61,7 @@ class TrlAdapter(OnAccelerate):
     def layouts(self) -> list[Layout]:
         """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
         plain = cuts(RANKS, "bshd", micro_batches=(1, 2))
-        optional = option_layouts(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
+        optional = variants(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
         return [*plain, Layout(micro_batches=4), *optional]
 
     def load(self, source: Path | None) -> None:

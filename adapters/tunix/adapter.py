@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.contract import Adapter, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.engines.shells import RANKS, cuts, smallest_first
+from adapters.engines.shells import RANKS, cuts, ordered
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.worlds import make_on_first_rank, observation
 from adapters.tunix.framework import TUNIX
@@ -63,7 +63,7 @@ class TunixAdapter(Adapter):
         """Micro-batches on 1, 2 and 4 devices, at most 8 in all: few cases have more samples."""
         every = cuts(RANKS, "bshd", micro_batches=(1, 2, 4))
         few = (one for one in every if one.dp * int(one.micro_batches) <= MOST_MICRO_BATCHES)
-        return smallest_first(few)
+        return ordered(few)
 
     def load(self, source: Path | None) -> None:
         """Import tunix's learner and losses; JAX looks for devices later, in rank 0."""

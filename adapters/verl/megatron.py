@@ -12,7 +12,7 @@ from unittest.mock import patch
 from adapters.contract import PIPELINES, Depth, Job, Layout, Option, Rank, Unsupported, grids
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
-from adapters.engines.shells import OnMegatron, cuts, smallest_first
+from adapters.engines.shells import OnMegatron, cuts, ordered
 from adapters.toolkit.imports import stub
 from adapters.toolkit.settings import samples_per_step
 from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
@@ -60,7 +60,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         """
         of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
         per_token = (Option.PER_TOKEN_LOSS,)
-        return smallest_first(
+        return ordered(
             [
                 *cuts(grids(largest=4), "bshd", "thd"),
                 *(replace(of_four, options=(option,)) for option in OPTIONS),

@@ -385,7 +385,7 @@ def _clipped(tokens: PolicyTokens) -> NDArray[np.float64]:
 
 
 def _coefficients(batch: ProbedBatch) -> NDArray[np.float64]:
-    """Each token's divergence as a part of the next coefficient, whose change is not bounded."""
+    """The part of each token in the next coefficient, before its change is clipped."""
     adaptive = batch.adaptive_coefficient
     rate = adaptive.coefficient * adaptive.samples / (adaptive.horizon * adaptive.target)
     return rate * batch.divergences

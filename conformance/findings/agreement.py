@@ -18,7 +18,7 @@ def agreement(
     expected: NDArray[np.float64],
     magnitude: NDArray[np.float64] | None = None,
 ) -> float | None:
-    """Returns the smaller of observed and expected divided by the larger, where that is least.
+    """Returns the least ratio of the smaller to the larger of observed and expected numbers.
 
     It is in [0, 1], and None where something is not finite. All arguments are of shape [numbers].
     Rounding errors are relative to ``magnitude``, which for a sum whose terms may cancel is the sum
