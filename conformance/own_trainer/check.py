@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from conformance.judging.weights import Judgement
     from conformance.own_trainer.step import Shown
     from conformance.plan.matrix import MatrixCell
-    from conformance.ranks.changed import Place
     from conformance.ranks.pool import RankPool
     from conformance.tracing.suspects.reasons import Suspect
 
@@ -106,10 +105,6 @@ class _LoopRanks:
         if job not in self.outcomes:
             raise _JobWanted(job)
         return self.outcomes[job]
-
-    def drain_ran(self) -> frozenset[Place]:
-        """No statements: nothing has changed."""
-        return frozenset()
 
 
 class OwnTrainerCheck:

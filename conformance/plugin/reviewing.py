@@ -82,15 +82,16 @@ class Side:
     def _scouted(self, scout: MatrixCell) -> frozenset[Place]:
         """The changed statements that a job runs; its outcome is kept for its findings."""
         if isinstance(scout, StartupCell):
-            self.jobs.pool.drain_ran()
             self.jobs.run(scout.job)
-            ran = self.jobs.pool.drain_ran()
         else:
             self.jobs.share([scout, scout])
             self.jobs.outcome(scout)
-            ran = self.jobs.ran[scout.job_id]
+        ran = self._ran(scout)
         review_task.note(self.path, ran)
         return ran
+
+    def _ran(self, cell: MatrixCell) -> frozenset[Place]:
+        return self.jobs.pool.ran.get(cell.job, frozenset())
 
     def _make(self, cells: Sequence[MatrixCell], order: Order | None = None) -> None:
         """Make the findings of one job, and begin the next one meanwhile."""
@@ -113,7 +114,7 @@ class Side:
     def _upcoming(self, cell: MatrixCell, order: Order | None) -> Iterator[MatrixCell]:
         if order is None:
             return
-        ran = self.jobs.ran.get(cell.job_id, frozenset())
+        ran = self._ran(cell)
         order.note(cell, ran)
         review_task.note(self.path, ran)
         if (turn := order.upcoming()) is not None:

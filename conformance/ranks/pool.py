@@ -164,7 +164,9 @@ class RankPool(AbstractContextManager["RankPool"]):
         self._ranks: list[Running] = []
         self._pids: list[int] = []
         self._framework_seconds = 0.0
-        self._ran = frozenset[Place]()
+        self.ran: dict[Job, frozenset[Place]] = {}
+        """The changed statements that each job has run, in a review."""
+
         self._description: Description | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -219,7 +221,8 @@ class RankPool(AbstractContextManager["RankPool"]):
         begun, self._begun = self._begun, None
         answers = begun.dead or self._gather(begun.connections, begun.patience)
         self._framework_seconds += max(answer.framework_seconds for answer in answers)
-        self._ran = self._ran.union(*(answer.ran for answer in answers))
+        if ran := frozenset[Place]().union(*(answer.ran for answer in answers)):
+            self.ran[begun.job] = ran
         outcome = _outcome(answers)
         if isinstance(outcome, Crashed):
             replies = [answer.reply for answer in answers]
@@ -237,11 +240,6 @@ class RankPool(AbstractContextManager["RankPool"]):
         """
         seconds, self._framework_seconds = self._framework_seconds, 0.0
         return seconds
-
-    def drain_ran(self) -> frozenset[Place]:
-        """The changed statements that ranks have run in the jobs since the last call."""
-        ran, self._ran = self._ran, frozenset()
-        return ran
 
     def _enter(self, size: int) -> object:
         if not isinstance(self._world, World) or self._world.size != size:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from adapters.contract.objective import Metric, Objective
     from conformance.judging.rescaling import Rescaling
     from conformance.plan.matrix import AnyMatrixCell, MatrixCell
-    from conformance.ranks.changed import Place
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
     from reference.aggregation import Aggregation
@@ -56,9 +55,6 @@ class SharedJobs:
         self._remembered: dict[Hashable, Ran | Declined | Crashed] = {}
         self._upcoming: Iterable[MatrixCell] = ()
         self._running: str | None = None
-        self.ran: dict[str, frozenset[Place]] = {}
-        """The changed statements that each job has run, in a review."""
-
         self._resources = ExitStack()
 
     def share(self, cells: Iterable[AnyMatrixCell]) -> None:
@@ -102,8 +98,7 @@ class SharedJobs:
     def settle(self) -> None:
         """Wait for the job that was begun for a later cell, if there is one."""
         if self._running is not None:
-            name = self._running
-            self._outcomes[name] = self._take(name)
+            self._outcomes[self._running], self._running = self.pool.outcome(), None
 
     def ignored_settings(self, layout: Layout) -> frozenset[Setting]:
         """The settings that the adapter declares and does not pass on, found out on a layout."""
@@ -204,19 +199,10 @@ class SharedJobs:
         return outcome
 
     def _finish(self, cell: MatrixCell) -> Ran | Declined | Crashed:
-        if self._running == cell.job_id:
-            return self._take(cell.job_id)
-        self.pool.drain_ran()
-        outcome = self.run(cell.job)
-        self.ran[cell.job_id] = self.pool.drain_ran()
-        return outcome
-
-    def _take(self, name: str) -> Ran | Declined | Crashed:
+        if self._running != cell.job_id:
+            return self.run(cell.job)
         self._running = None
-        self.pool.drain_ran()
-        outcome = self.pool.outcome()
-        self.ran[name] = self.pool.drain_ran()
-        return outcome
+        return self.pool.outcome()
 
     def _begin_upcoming(self) -> None:
         upcoming, self._upcoming = self._upcoming, ()
