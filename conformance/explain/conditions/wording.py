@@ -76,7 +76,7 @@ SUBJECTS = {
         for name in (*POLICY_LOSSES, *CORRECTIONS)
     },
     **{
-        spec.slug: f"the same step when {spec.law.says} ({_spelt(spec.objective)})"
+        spec.slug: f"the same step when {spec.law.says} ({spelt(spec.objective)})"
         for spec in ALL_SPECS
         if spec.law is not None
     },
