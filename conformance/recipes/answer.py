@@ -53,6 +53,9 @@ class Reached(FrozenModel):
     on_purpose: str | None
     """The pull request or document that made it on purpose."""
 
+    rare: list[str]
+    """What all batches that show it have, and an ordinary one has not."""
+
     keys: list[str]
     """The logged numbers that it makes wrong."""
 
@@ -254,6 +257,7 @@ def _reached(cause: Cause, run: Run) -> Reached:
         severity=cause.severity,
         is_known=entry is not None,
         on_purpose=entry.deliberate if entry else None,
+        rare=cause.reach.rare,
         keys=_keys(cause, run),
         at_size=str(sized) if is_of_gradient else "",
         line=(entry.address or entry.line) if entry else cause.where or None,

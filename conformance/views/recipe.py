@@ -70,7 +70,7 @@ def _all_reached(reached: Iterable[Reached]) -> Iterator[str]:
             else " Not known before: it was never held against the source."
         )
         yield (
-            f"{one.severity}{where}: {one.says}{on_purpose}{sized}{new}"
+            f"{one.severity}{where}: {one.says}{rare}{on_purpose}{sized}{new}"
             f"{f' {place}.' if place else ''} For example {one.example}"
         )
 
