@@ -11,7 +11,7 @@ from adapters.contract.objective import Metric
 from adapters.contract.recipe import Typed
 from conformance.comparing.known import known
 from conformance.findings.badness import explain, failure
-from conformance.findings.cause import Severity
+from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.errors import InvalidRecipeError
 from conformance.findings.finding import FrozenModel
 from conformance.findings.verdict import UNJUDGED, Check
@@ -52,6 +52,9 @@ class Reached(FrozenModel):
     is_known: bool
     on_purpose: str | None
     """The pull request or document that made it on purpose."""
+
+    rare: list[str]
+    """What all batches that show it have, and an ordinary one has not."""
 
     keys: list[str]
     """The logged numbers that it makes wrong."""
@@ -244,10 +247,7 @@ def _keys(cause: Cause, run: Run) -> list[str]:
 
 def _reached(cause: Cause, run: Run) -> Reached:
     """What is said of a cause."""
-    audited = known(run.report.adapter, run.report.engine)
-    # A law's break is told by the numbers that change, and entries are of others of its name too.
-    is_of_laws = all(one.startswith(f"{Check.LAWS}.") for one in cause.findings)
-    entry = audited.of(cause) if audited and not is_of_laws else None
+    entry = _entry(cause, run)
     [example] = [one for one in run.report.findings if one.id == cause.findings[0]]
     is_of_gradient = any(map(_is_gradient, cause.findings))
     sized = effect(cause.name, run.recipe, run.match, run.report.conventions)
@@ -257,6 +257,7 @@ def _reached(cause: Cause, run: Run) -> Reached:
         severity=cause.severity,
         is_known=entry is not None,
         on_purpose=entry.deliberate if entry else None,
+        rare=cause.reach.rare,
         keys=_keys(cause, run),
         at_size=str(sized) if is_of_gradient else "",
         line=(entry.address or entry.line) if entry else cause.where or None,
@@ -264,6 +265,16 @@ def _reached(cause: Cause, run: Run) -> Reached:
         example=f"{example.id}: {explain(example) if example.diagnosis else failure(example)}",
         finding=example.id,
     )
+
+
+def _entry(cause: Cause, run: Run) -> KnownMistake | KnownFailure | None:
+    """The entry that describes a cause, which is not traced: its line is not asked for."""
+    audited = known(run.report.adapter, run.report.engine)
+    # A law's break is told by the numbers that change, and entries are of others of its name too.
+    if audited is None or all(one.startswith(f"{Check.LAWS}.") for one in cause.findings):
+        return None
+    alike = (one for one in audited.mistakes if cause.name in one.names and one.allows(cause))
+    return audited.of(cause) or (next(alike, None) if cause.name != UNEXPLAINED else None)
 
 
 def _upstream(entry: KnownMistake | KnownFailure | None) -> str | None:
@@ -275,7 +286,7 @@ def _absent(run: Run) -> Iterator[NotReached]:
     audited = known(run.report.adapter, run.report.engine)
     if audited is None:
         return
-    met = [audited.of(cause) for cause in run.report.causes]
+    met = [_entry(cause, run) for cause in run.report.causes]
     for entry in audited.mistakes:
         if entry in met:
             continue

@@ -79,12 +79,17 @@ def match(record: Framework, recipe: Recipe) -> Match:
 
 
 def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
-    """The reduction of a recipe by its name: that with the most options, else the first.
+    """The reduction of a recipe by its name: that which most options choose, else the first.
 
-    An option that a version does not have chooses nothing.
+    An option that a version does not have chooses nothing, and neither does one whose value depends
+    on a job unless that is the reduction's own name.
     """
     found = {
-        name: [option for option in chosen if option in recipe.values]
+        name: sum(
+            str(recipe.values[option]) == name or not callable(value)
+            for option, value in chosen.items()
+            if option in recipe.values
+        )
         for name, (_, chosen) in record.modes.items()
         if all(
             option not in recipe.values or _is_same(value, recipe.values[option])
@@ -92,7 +97,7 @@ def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
         )
     }
     if found:
-        name = max(found, key=lambda one: len(found[one]))
+        name = max(found, key=lambda one: found[one])
         mode, _, divisor = record.modes[name][0].partition(":")
         if mode != Mode.CONSTANT:
             return name, Aggregation(Mode(mode), None)

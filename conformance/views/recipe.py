@@ -63,6 +63,7 @@ def _all_reached(reached: Iterable[Reached]) -> Iterator[str]:
         where = f" ({', '.join(one.keys)})" if one.keys else ""
         on_purpose = f" On purpose: {one.on_purpose}." if one.on_purpose else ""
         sized = f" At your batch size: {one.at_size}." if one.at_size else ""
+        rare = f" Seen only {', '.join(one.rare)}." if one.rare else ""
         place = "; ".join(filter(None, (one.line, one.upstream)))
         new = (
             ""
@@ -70,7 +71,7 @@ def _all_reached(reached: Iterable[Reached]) -> Iterator[str]:
             else " Not known before: it was never held against the source."
         )
         yield (
-            f"{one.severity}{where}: {one.says}{on_purpose}{sized}{new}"
+            f"{one.severity}{where}: {one.says}{rare}{on_purpose}{sized}{new}"
             f"{f' {place}.' if place else ''} For example {one.example}"
         )
 

@@ -89,7 +89,8 @@ class TestTrl:
 
         assert _about_generations([one.says for one in found.reached]) == reached
         absent = _about_generations([one.says for one in found.not_reached])
-        assert {*reached, *absent} == {SEVERAL_GENERATIONS, ONE_GENERATION}
+        assert not {*reached} & {*absent}
+        assert reached or absent == [SEVERAL_GENERATIONS, ONE_GENERATION]
         assert ("your gradient is right" in found.sentence) is (steps_per_generation == 8)
         assert found.is_right is (steps_per_generation != 4)
         assert all(one.finding.startswith("weights/") for one in found.not_reached if one.finding)

@@ -244,3 +244,13 @@ def test_what_skyrl_refuses_is_refused_in_its_words() -> None:
             None,
             Typed(words=("trainer.algorithm.loss_reduction=seq_mean_token_sum_norm",)),
         )
+
+
+def test_reduction_is_that_which_options_choose_and_not_one_that_a_job_decides() -> None:
+    """As of verl, where the option of a mode with a divisor depends on the job."""
+    of_job = {"reduction": lambda _: "fixed"}
+    record = replace(TOY, modes={**TOY.modes, "fixed": (Mode.CONSTANT, of_job)})
+
+    assert match(record, of_words("reduction=tokens")).reduction == "tokens"
+    assert match(record, of_words("reduction=samples")).reduction == "samples"
+    assert match(record, of_words("reduction=fixed")).reduction == "fixed"
