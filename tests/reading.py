@@ -117,6 +117,19 @@ class Mislogging(Reading):
         return replace(seen, reported={**seen.reported, Metric.CLIP_FRACTION: tripled})
 
 
+class Unsteady(Reading):
+    """Has another gradient the first time that a process trains anything."""
+
+    has_trained = False
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        if Unsteady.has_trained:
+            return seen
+        Unsteady.has_trained = True
+        return replace(seen, token_weights=tuple(2 * one for one in seen.token_weights))
+
+
 class Crashing(Reading):
     """Cannot train anything."""
 

@@ -88,7 +88,9 @@ def _is_as_expected(entry: dict[str, Any]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         status, said = _answered(entry, Path(folder))
     [first, *_] = said.splitlines() or [""]
-    is_right = bool(re.search(entry["says"], said)) and status == entry.get("status", 0)
+    is_right = bool(re.search(entry["says"], " ".join(said.split()))) and status == entry.get(
+        "status", 0
+    )
     seconds = time.monotonic() - start
     print(f"{'ok' if is_right else 'WRONG'} {entry['adapter']} {entry['path']} {seconds:.0f} s")
     print(f"   {first}", flush=True)

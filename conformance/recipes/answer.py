@@ -101,6 +101,9 @@ class Answer(FrozenModel):
     reached: list[Reached]
     not_reached: list[NotReached]
     not_tested: list[NotReached]
+    unsteady: list[str]
+    """Findings that were wrong once, and right when they were made again."""
+
     logged: list[Key]
     instead: list[str]
     not_looked_at: dict[str, str]
@@ -187,6 +190,7 @@ def answer(run: Run) -> Answer:
         reached=reached,
         not_reached=[one for one in absent if one.finding],
         not_tested=[one for one in absent if not one.finding],
+        unsteady=[*run.unsteady],
         logged=[*_logged(run)],
         instead=[
             f"{name}={theirs} is run as {name}={ours}"
@@ -207,7 +211,7 @@ def _judged(run: Run) -> list[Finding]:
 
 def _ran(run: Run) -> str:
     """What was run, in words."""
-    [layout] = {one.layout for one in run.report.findings} or {run.recipe.layout}
+    layout = run.layout
     made = len(run.report.findings)
     cut = "" if made == run.planned else f" of {run.planned}; a larger --budget makes the others,"
     left = f"; without {', '.join(run.left_out)}" if run.left_out else ""

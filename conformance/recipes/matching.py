@@ -148,6 +148,7 @@ def _nearest(
         if not (callable(value) or isinstance(value, StandIn) or name in of_others)
     }
     names = {name for chosen in offered.values() for name in chosen} - recipe.ours
+    names -= record.objectives.get(Objective.KL, {}).keys()  # which has a kind of its own
     names -= {name for name in names if _is_alike(name, offered.values())}
     found: tuple[Objective | None, dict[str, tuple[Any, Any]]] = (None, {})
     for objective, chosen in offered.items():

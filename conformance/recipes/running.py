@@ -6,10 +6,11 @@ import importlib
 import math
 import multiprocessing
 import os
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +32,9 @@ from conformance.runs.recorder import Consistency, header
 from conformance.runs.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from adapters.contract import Adapter
+    from adapters.contract import Adapter, Layout
     from adapters.contract.framework import Framework
     from adapters.contract.recipe import Typed
     from conformance.findings.cause import Clues
@@ -51,6 +52,8 @@ MOST_RANKS = 4
 BUDGET = 90.0
 """Seconds that the findings of a recipe may take after the first, for which some compile."""
 
+STDERR = 2
+
 TIME_LIMIT = 300.0
 """Seconds that a job may take: the first of some frameworks is compiled."""
 
@@ -62,12 +65,18 @@ class Run:
     recipe: Recipe
     match: Match
     record: Framework
+    layout: Layout
+    """The small one that it was run on."""
+
     report: Report
     excluded: frozenset[tuple[str, str]]
     """Each finding, with a mistake that would show in it and does not."""
 
     left_out: tuple[str, ...]
     """Kinds of ranks that there was no room for, and what the adapter does not drive."""
+
+    unsteady: tuple[str, ...]
+    """Findings that were wrong once, and right when they were made again."""
 
     planned: int
     """How many findings were to be made."""
@@ -137,24 +146,42 @@ def run(
         RankPool(adapter, found.path, layout.world_size, TIME_LIMIT) as pool,
         closing(SharedJobs(pool)) as jobs,
     ):
-        layout, not_driven = driven(layout, pool.description)
-        planned = cells(chosen, layout, pool.description)
-        report, excluded = _look_at(planned, jobs, settings, budget)
+        with _silent():
+            description = pool.description  # starts the server that ranks are forked from
+        layout, not_driven = driven(layout, description)
+        planned = cells(chosen, layout, description)
+        report, excluded, unsteady = _look_at(planned, jobs, settings, budget)
     return Run(
         recipe=recipe,
         match=chosen,
         record=adapter.framework,
+        layout=layout,
         report=report,
         excluded=excluded,
+        unsteady=unsteady,
         left_out=(*left_out, *not_driven),
         planned=len(planned),
     )
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Start processes whose frameworks print nothing, not even when they end."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _look_at(
     planned: Sequence[MatrixCell], jobs: SharedJobs, settings: Settings, budget: float
-) -> tuple[Report, frozenset[tuple[str, str]]]:
-    """The report of all cells that are made before the budget ends, and what they exclude."""
+) -> tuple[Report, frozenset[tuple[str, str]], tuple[str, ...]]:
+    """The report of all cells that are made before the budget ends, and the rest of a `Run`."""
     made: list[Made] = []
     consistency = Consistency()
     jobs.share(planned)
@@ -166,7 +193,10 @@ def _look_at(
         made.append((cell, make(cell, jobs)))
         consistency.require(cell.case.name, cell.id, made[-1][1].expected)
         until = min(until, time.monotonic() + budget)
+    jobs.settle()
     steady = _steady(made, jobs)
+    pairs = zip(made, steady, strict=True)
+    unsteady = tuple(one[0].id for one, again in pairs if one[1].verdict is not again[1].verdict)
     findings, clues = _numbered(steady)
     excluded = {
         (finding.id, one.mistake)
@@ -176,7 +206,7 @@ def _look_at(
     }
     selection = Selection(selected=len(findings), deselected=len(planned) - len(findings))
     report = assembled(header(settings, jobs.description), findings, clues, selection)
-    return report, frozenset(excluded)
+    return report, frozenset(excluded), unsteady
 
 
 def _steady(made: Sequence[Made], jobs: SharedJobs) -> list[Made]:
@@ -184,16 +214,15 @@ def _steady(made: Sequence[Made], jobs: SharedJobs) -> list[Made]:
 
     Of findings with one diagnosis the first is made again, and the others only if that is right.
     """
-    with closing(SharedJobs(jobs.pool)) as again:
-        confirmed: set[str] = set()
-        steady: list[Made] = []
-        for cell, judgement in made:
-            name = judgement.diagnosis.name if judgement.diagnosis else str(judgement.verdict)
-            if judgement.verdict in WRONG and name not in confirmed:
-                judgement = make(cell, again)
-                confirmed |= {name} if judgement.verdict in WRONG else set()
-            steady.append((cell, judgement))
-        return steady
+    again, confirmed = SharedJobs(jobs.pool), set[str]()
+    steady: list[Made] = []
+    for cell, judgement in made:
+        name = judgement.diagnosis.name if judgement.diagnosis else str(judgement.verdict)
+        if judgement.verdict in WRONG and name not in confirmed:
+            judgement = make(cell, again)
+            confirmed |= {name} if judgement.verdict in WRONG else set()
+        steady.append((cell, judgement))
+    return steady
 
 
 def _numbered(made: Sequence[Made]) -> tuple[list[Finding], list[Clues]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract import Depth, Layout
+from adapters.contract import Depth, Layout, Option
 from adapters.contract.objective import (
     CORRECTIONS,
     OF_SEQUENCES,
@@ -101,7 +101,7 @@ def cells(match: Match, layout: Layout, description: Description) -> list[Matrix
         MatrixCell(
             aggregation=replace(match.aggregation),
             case=case,
-            layout=layout,
+            layout=_layout(spec, layout),
             depth=Depth.STEP,
             spec=replace(spec, modes=(match.aggregation.mode,)),
         )
@@ -113,6 +113,14 @@ def cells(match: Match, layout: Layout, description: Description) -> list[Matrix
     for cell in sorted(offered, key=_rank):
         first.setdefault(cell.job_id, len(first))
     return sorted(offered, key=lambda cell: (first[cell.job_id], _rank(cell)))
+
+
+def _layout(spec: CheckSpec, layout: Layout) -> Layout:
+    """The layout of a check: a law changes steps that no other batch comes before."""
+    if spec.law is None:
+        return layout
+    kept = tuple(one for one in layout.options if one is not Option.SHORT_BATCH)
+    return replace(layout, options=kept)
 
 
 def _rank(cell: MatrixCell) -> tuple[int, int]:

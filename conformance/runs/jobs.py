@@ -92,9 +92,13 @@ class SharedJobs:
         Raises:
             StartError: the framework cannot be imported.
         """
+        self.settle()
+        return self.pool.run(job)
+
+    def settle(self) -> None:
+        """Wait for the job that was begun for a later cell, if there is one."""
         if self._running is not None:
             self._outcomes[self._running], self._running = self.pool.outcome(), None
-        return self.pool.run(job)
 
     def ignored_settings(self, layout: Layout) -> frozenset[Setting]:
         """The settings that the adapter declares and does not pass on, found out on a layout."""

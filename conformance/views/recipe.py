@@ -29,6 +29,7 @@ def as_text(answer: Answer) -> Iterator[str]:
         "What does not reach it, tested by this run",
         (f"{one.says} Not reached: it would show in {one.finding}." for one in answer.not_reached),
     )
+    yield from _section("What was wrong once, and right when it was run again", answer.unsteady)
     yield from _section("What this run would not show", _not_tested(answer))
     yield from _section(
         "What your log means", (f"{key.name}: {key.means} [{key.state}]" for key in answer.logged)

@@ -1,6 +1,7 @@
 """Recipes of a toy framework and of SkyRL: what they are read as, and what they are answered."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_right_recipe_is_acquitted_in_the_first_sentence() -> None:
     found = answered("tests.reading:Reading", Typed(words=("bonus=0.01",)))
 
     assert found.sentence == (
-        "None of the 9 numbers in your log that were looked at is wrong; your gradient is right."
+        "None of the 6 numbers in your log that were looked at is wrong; your gradient is right."
     )
     assert found.is_right
     assert not found.reached
@@ -73,6 +74,16 @@ def test_recipe_that_cannot_be_trained_is_not_acquitted() -> None:
 
     assert "your gradient is right" not in found.sentence
     assert not found.is_right
+
+
+def test_what_is_wrong_only_once_is_no_accusation_and_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, said, _ = told(capsys, "--adapter=tests.reading:Unsteady", "--budget=0")
+
+    assert status == 0
+    assert "your gradient is right" in " ".join(said.split())
+    assert "wrong once, and right when it was run again:\n  - weights/token_mean/" in said
 
 
 def test_json_has_the_same_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -166,6 +177,15 @@ def test_parallelism_is_cut_and_stays_parallel(
     layout: Layout, ranks: int, small: str, left: list[str]
 ) -> None:
     assert scaling.scaled(layout, ranks) == (Layout.parse(small), left)
+
+
+def test_laws_are_looked_at_without_a_batch_that_comes_before() -> None:
+    layout = Layout(dp=2, micro_batches=2, options=(Option.SHORT_BATCH,))
+    description = replace(Reading().describe(), options=frozenset(Option))
+    made = scaling.cells(match(TOY, of_words()), layout, description)
+
+    assert {cell.layout.options for cell in made if cell.spec.law} == {()}
+    assert {cell.layout for cell in made if not cell.spec.law} == {layout}
 
 
 def test_weight_of_a_token_has_the_numbers_of_the_recipe() -> None:
