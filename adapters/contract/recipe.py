@@ -73,6 +73,9 @@ class Recipe:
     sizes: frozenset[str] = frozenset()
     """Options that layout, samples and steps follow from."""
 
+    unlike: frozenset[str] = frozenset()
+    """Cases that no batch of the recipe is like."""
+
     unread: frozenset[str] = frozenset()
     """Options that only a package knows that is not installed here."""
 

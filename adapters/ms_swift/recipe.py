@@ -48,6 +48,9 @@ OF_MODEL = {"model_info": None, "model_meta": None}
 OF_LAYERS = ("base_args.template_args:TemplateArguments", "tuner_args:TunerArguments")
 """Arguments that are validated by what a model has: its texts, and which layers are trained."""
 
+MASKED = frozenset({"fully_masked_sample"})
+"""What only a user's scheduler of turns makes: all labels of a sample are masked."""
+
 SIZES = frozenset(
     {
         *("num_generations", "sequence_parallel_size", "generation_batch_size"),
@@ -91,6 +94,7 @@ def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
         generations=ceil(accumulated / per_generation),
         longest=values["max_completion_length"],
         sizes=SIZES,
+        unlike=frozenset() if values["multi_turn_scheduler"] else MASKED,
     )
 
 

@@ -149,7 +149,7 @@ def run(
         with _silent():
             description = pool.description  # starts the server that ranks are forked from
         layout, not_driven = driven(layout, description)
-        planned = cells(chosen, layout, description)
+        planned = cells(chosen, layout, description, recipe.unlike)
         report, excluded, unsteady = _look_at(planned, jobs, settings, budget)
     return Run(
         recipe=recipe,

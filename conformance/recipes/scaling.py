@@ -22,7 +22,7 @@ from conformance.plan.matrix import MatrixCell
 from conformance.runs.check import is_offered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from adapters.contract import Description
     from conformance.corpus.cases import Case
@@ -38,7 +38,7 @@ USUAL = ("two_steps", "split_groups", "fully_masked_sample", "uneven_lengths", "
 """Cases of ordinary batches, the most telling first: several steps, whose counts differ, prompts
 that are split over ranks, a sample without active tokens."""
 
-UNUSUAL = ("lone_samples", "groups_of_one", "several_samples")
+UNUSUAL = ("lone_samples", "groups_of_one", "several_samples", "step_rewards")
 """Cases that few recipes have: prompts with one sample, and rollouts that become several."""
 
 MOST_CASES = 3
@@ -95,8 +95,13 @@ def driven(layout: Layout, description: Description) -> tuple[Layout, list[str]]
     return replace(layout, options=options, **fewer), left
 
 
-def cells(match: Match, layout: Layout, description: Description) -> list[MatrixCell]:
-    """What is looked at of a recipe, the most telling first; cells of one job are together."""
+def cells(
+    match: Match, layout: Layout, description: Description, unlike: Collection[str] = ()
+) -> list[MatrixCell]:
+    """What is looked at of a recipe, the most telling first; cells of one job are together.
+
+    None of them is of a case that the recipe's batches are ``unlike``.
+    """
     made = [
         MatrixCell(
             aggregation=replace(match.aggregation),
@@ -107,6 +112,7 @@ def cells(match: Match, layout: Layout, description: Description) -> list[Matrix
         )
         for spec in _specs(match, layout)
         for case in _cases(spec, layout)
+        if case.name not in unlike
     ]
     offered = [cell for cell in made if is_offered(cell, description)]
     first: dict[str, int] = {}
