@@ -141,19 +141,20 @@ def _nearest(
     """The objective whose options are most like a recipe's, and how they differ.
 
     Each option counts that has not one value in all objectives; one that leaves it out has its
-    default, unless it is a size, a folder, of a mode or of a term.
+    default, unless it is a size, a folder, or of a mode.
     """
     offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
-    of_others = {name for _, chosen in record.modes.values() for name in chosen}
-    of_others |= {name for one in OF_TERMS for name in record.objectives.get(one, {})}
+    of_modes = {name for _, chosen in record.modes.values() for name in chosen}
     telling = {
         name
         for chosen in offered.values()
         for name, value in chosen.items()
-        if not (callable(value) or isinstance(value, Substitute) or name in of_others)
+        if not (callable(value) or isinstance(value, Substitute) or name in of_modes)
     }
     names = {name for chosen in offered.values() for name in chosen} - recipe.ours
-    names -= record.objectives.get(Objective.KL, {}).keys()  # which has a kind of its own
+    of_all = {name for name in names if all(name in chosen for chosen in offered.values())}
+    # A divergence has a kind of its own, unless one option chooses among all of these.
+    names -= record.objectives.get(Objective.KL, {}).keys() - of_all
     names -= {name for name in names if _is_alike(name, offered.values())}
     found: tuple[Objective | None, dict[str, tuple[Any, Any]]] = (None, {})
     for objective, chosen in offered.items():
