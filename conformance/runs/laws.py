@@ -60,7 +60,7 @@ def judge_law(
     changed = changed_numbers(*runs[0], after.observations, jobs.description.dtype)
     return replace(
         judge_changed(law, _unknown(changed, cell, before, jobs), jobs.description),
-        clues=judged.clues,
+        clues=judged.clues if is_right else None,
     )
 
 

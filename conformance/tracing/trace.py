@@ -94,8 +94,9 @@ class Trace:
             suspects = compared(graph) if job.is_wrong else []
             return made(chain=chains[0], suspects=suspects)
         blame = Blame(weight)
-        suspects = blame.suspects() if job.is_wrong else []
-        trace = made(chain=chains[0], suspects=suspects)
+        trace = made(chain=chains[0], suspects=[])
+        suspects = blame.suspects() if job.is_wrong and not trace.is_right_so_far else []
+        trace = replace(trace, suspects=suspects)
         if not (job.is_wrong and job.logged is not None and trace.is_pending):
             return trace
         read = blame.of_divisor(1 / trace.rest) if trace.rest else []
@@ -172,6 +173,14 @@ class Trace:
                 f" {job.observed:.6g} among others: its weight depends on their losses"
             )
         return None
+
+    @property
+    def is_right_so_far(self) -> bool:
+        """Whether the factors make the right gradient, which something unknown comes on top of."""
+        weight, rest = self.weight, abs(self.rest)
+        if weight is None or self.job.logged is not None or weight.right.is_size(rest):
+            return False
+        return self.is_pending and is_close(rest, abs(weight.off))
 
     @property
     def is_pending(self) -> bool:

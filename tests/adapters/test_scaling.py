@@ -61,6 +61,14 @@ ELSEWHERE = {
         contract.batch.altered.painted contract.batch.altered.sizes_given toolkit.probe.selected
     """,
     "marks of values that are replaced, in experiments alone": "contract.job.mark",
+    "sizes of recipes, which are read and train nothing": """
+        ms_swift.recipe.read nemo_rl.recipe._training_ranks
+        nemo_rl.recipe.read open_instruct.recipe.read openrlhf.recipe._micro_batches
+        openrlhf.recipe.read prime_rl.recipe._training_ranks prime_rl.recipe.read roll.recipe.read
+        skyrl.recipe.read slime_family.recipe.read trl.recipe.read tunix.recipe.read
+        verl.recipe.read
+    """,
+    "paths of files that git names": "toolkit.changes.lines_in_head",
     "a second reward function, a quarter of the first": "trl.driving.quarters",
     "a bound on rewards": "areal.estimators._reward_clip",
     "the sign with which a number is logged": "contract.framework.Framework.reported",
@@ -74,7 +82,7 @@ ELSEWHERE = {
     "layers of the model": "engines.megatron_core.transformer_config",
     "chunks of the model": "engines.megatron_core.probed_model",
     "a path": """
-        engines.deepspeed.import_deepspeed miles.driving._has nemo_rl.importing._example
+        engines.deepspeed.import_deepspeed miles.driving._has nemo_rl.importing.example
         prime_rl.driving.PrimeRLTraining.__init__ prime_rl.importing.import_prime_rl
         roll.importing.import_roll skyrl.importing.import_skyrl toolkit.changes._package
         toolkit.source._checkout

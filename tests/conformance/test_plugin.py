@@ -296,7 +296,7 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
         (["--adapter=native", "--depth=hull"], "--depth=hull is unknown; choose reducer or loss"),
         (["--adapter=native", "--layout=dp2"], "layout 'dp2' is not of the form"),
         (["--adapter=native", "--layout=dp2-cp1-mb20-bshd"], "each of 40 micro-batches; choose a"),
-        (["--adapter=trl", "--layout=dp8-cp1-mb8-bshd"], "each of 64 micro-batches; choose a"),
+        (["--adapter=native", "--layout=dp8-cp1-mb8-bshd"], "each of 64 micro-batches; choose a"),
         (
             ["--adapter=native", "--layout=dp1-cp1-mb1-thd", "--layout=dp2-cp1-mb20-thd"],
             "no chosen case fits layout dp2-cp1-mb20-thd",
