@@ -13,10 +13,7 @@ from conformance.findings.finding import Finding
 from tests import command
 from tests.toys import TOYS, Edit, checkout
 
-TELLING_CASES = (
-    "uneven_lengths or fully_masked or short_responses or split_groups or unequal_groups"
-    " or two_steps"
-)
+TELLING_CASES = "fully_masked_sample or short_responses or unequal_groups or two_steps"
 """Empty samples and slices, groups over several ranks, rollouts of several samples, two steps."""
 
 WITHOUT_FACTORS = (
@@ -96,6 +93,7 @@ def test_slime_conforms_with_every_option_it_has(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.thorough
 def test_miles_conforms_in_both_formats(tmp_path: Path) -> None:
     layouts = [
         "dp1-cp1-mb1-thd",
@@ -306,7 +304,9 @@ NOT_LOGGED = {"no metric ratio"}
     ("toy", "layouts", "assumed"),
     [
         ("slime", ["dp2-cp2-mb2-thd"], {"denominator_mask_original"}),
-        ("miles", ["dp1-cp2-mb1-bshd", "dp2-cp1-mb2-thd"], set()),
+        pytest.param(
+            "miles", ["dp1-cp2-mb1-bshd", "dp2-cp1-mb2-thd"], set(), marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_all_that_can_be_trained_conforms(

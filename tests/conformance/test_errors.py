@@ -11,7 +11,9 @@ from tests import command
 def test_every_error_is_listed_with_the_step_that_raises_it() -> None:
     folders = [command.ROOT / name for name in ("adapters", "conformance", "reference")]
     texts = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
-    defined = {name for text in texts for name in re.findall(r"^class ([A-Z]\w*Error)\(", text, re.M)}
+    defined = {
+        name for text in texts for name in re.findall(r"^class ([A-Z]\w*Error)\(", text, re.M)
+    }
 
     assert defined == set(re.findall(r"(\w+Error)`", errors.__doc__ or ""))
 

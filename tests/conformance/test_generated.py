@@ -57,6 +57,7 @@ def test_file_makes_the_same_case(trained: Case, wild: Case) -> None:
         assert (made.name, made.divisor) == ("mine", case.divisor)
 
 
+@pytest.mark.thorough
 def test_examples_that_conform_are_one_finding_with_their_number(tmp_path: Path) -> None:
     result = command.run(tmp_path, "twolayouts", "--examples=20", "-k", "generated")
 
@@ -151,6 +152,7 @@ def test_divisor_is_the_one_asked_for_or_one_of_many(tmp_path: Path) -> None:
     assert {pasted(finding).divisor for finding in chosen.report.findings} == {7.5}
 
 
+@pytest.mark.thorough
 def test_part_of_a_run_finds_the_same(tmp_path: Path) -> None:
     few = ("--examples=15", "--no-trace", "-k", "generated", "--layout=dp2-cp1-mb1-bshd")
     alone = command.run(tmp_path / "alone", "groupsofthree", *few, "--modes=token_mean")

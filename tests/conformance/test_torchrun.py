@@ -139,7 +139,13 @@ def test_workers_of_xdist_are_refused_and_the_other_processes_dismissed(
 
 
 @pytest.mark.parametrize(
-    "sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name
+    "sign",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.thorough),
+        signal.SIGTERM,
+        signal.SIGKILL,
+    ],
+    ids=lambda sign: sign.name,
 )
 def test_stopped_run_keeps_its_findings_and_leaves_no_process(
     tmp_path: Path, sign: signal.Signals

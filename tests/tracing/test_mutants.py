@@ -36,6 +36,7 @@ def pool() -> Iterator[RankPool]:
         yield pool
 
 
+@pytest.mark.thorough
 def test_lines_that_are_found_stay_found(pool: RankPool) -> None:
     by_name = {mutant.__name__: mutant for mutant in MUTANTS}
 
