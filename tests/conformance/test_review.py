@@ -1,6 +1,7 @@
 """A version against the one that it is based on: what is run, what is worse, and the sentence."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -321,9 +322,11 @@ def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
     assert output[0].startswith("change ")
     assert output[1] == "changes lineage.py"
     assert "new: an extra division by cp" in "\n".join(output)
-    assert output[-1] == (
-        "An extra division by cp (context-parallel ranks), with `--loss-aggregation=token_mean`"
-        " (lineage.py:407); nothing else got worse."
+    # A factor can be made good at several lines: which of them is first is not fixed.
+    assert re.fullmatch(
+        r"An extra division by cp \(context-parallel ranks\), with"
+        r" `--loss-aggregation=token_mean` \(lineage.py:\d+\); nothing else got worse\.",
+        output[-1],
     )
     assert "s: worse: weights/" in shown.err
     assert json.loads((tmp_path / "kept" / "base.json").read_text())["complete"]

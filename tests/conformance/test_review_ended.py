@@ -31,7 +31,14 @@ from tests.toys import checkout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.processes
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.xfail(
+        "PYTEST_XDIST_WORKER" in os.environ,
+        reason="with pytest-xdist an interrupted review ends with 1 in some phases; see why",
+        strict=False,
+    ),
+]
 
 SECONDS_TO_END = 5.0
 """For all processes of a review that is told to end, on a machine that has time for them."""
