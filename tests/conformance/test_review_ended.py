@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.xfail(
         "PYTEST_XDIST_WORKER" in os.environ,
-        reason="with pytest-xdist an interrupted review ends with 1 in some phases; see why",
+        reason="under pytest-xdist some phases end with status 1, for reasons unknown",
         strict=False,
     ),
 ]
