@@ -31,14 +31,7 @@ from tests.toys import checkout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.xfail(
-        "PYTEST_XDIST_WORKER" in os.environ,
-        reason="under pytest-xdist some phases end with status 1, for reasons unknown",
-        strict=False,
-    ),
-]
+pytestmark = pytest.mark.processes
 
 SECONDS_TO_END = 5.0
 """For all processes of a review that is told to end, on a machine that has time for them."""
@@ -146,6 +139,9 @@ def _review(repository: Path, folder: Path, phase: str) -> None:
     with (folder / "output").open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    # A shell starts what runs in the background, as tests may, with these ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     _dwell(PHASES[phase], folder / "here")
     history.start = _forked
     kept.user_cache_path = lambda _: folder / "cache"
