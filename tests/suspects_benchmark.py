@@ -2,7 +2,7 @@
 
 ``python -m tests.suspects_benchmark FOLDER`` reads the traces that ``records.json`` of a folder
 lists, each with its right lines. A half of them, by a hash of their names, is for looking at while
-a rule is made; the other one judges it, and nobody looks at why its lines are found or not.
+a rule is made; the other one judges it, and its misses are not looked into.
 """
 
 import hashlib

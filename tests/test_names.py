@@ -149,7 +149,7 @@ def test_more_exceptions_than_a_file_has_are_refused() -> None:
 
 
 def lower() -> None:
-    """Write the exceptions that are left; none is added."""
+    """Lower the number of exceptions of each file to what it still has."""
     table = tomllib.loads(EXCEPTIONS.read_text("utf-8"))
     lines = [
         "# Exceptions to the rules of test_names.py by file: the numbers may only become smaller."

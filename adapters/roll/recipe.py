@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Layout
-from adapters.contract.recipe import Recipe, nested_yaml, options_of, refusals_of_recipes
+from adapters.contract.recipe import Recipe, flat, nested_yaml, options_of, refusals_of_recipes
 from adapters.roll import importing
 from adapters.roll.framework import ENGINE, SIZES
 
@@ -40,7 +40,7 @@ def read(adapter: RollAdapter, typed: Typed) -> Recipe:
         merged = OmegaConf.merge(OmegaConf.create(given), OmegaConf.from_dotlist([*typed.words]))
         whole: Any = OmegaConf.to_container(merged, resolve=True)
         values = dict(_named(importing.read(whole)))
-    typed_by_user = {*_flat(whole, "")}
+    typed_by_user = {name for name, _ in flat(whole)}
     # What follows from other options is none that a user has set.
     following = {name: value for name, value in values.items() if name not in typed_by_user}
     defaults = dict(_named(importing.pipeline_config())) | _unset(values) | following
@@ -103,11 +103,3 @@ def _named(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         if is_dataclass(value) or (isinstance(value, dict) and value):
             yield from _named(value, f"{path}{name}.")
         yield f"{path}{name}", value
-
-
-def _flat(section: dict[str, Any], path: str) -> Iterator[str]:
-    for name, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}"

@@ -117,7 +117,7 @@ class Journal:
         self._write(finding.model_dump_json())
 
     def replace(self, finding: Finding) -> None:
-        """Record a finding anew, of which more is known by now."""
+        """Record a finding in place of the one with its id."""
         self._findings = [finding if one.id == finding.id else one for one in self._findings]
         self._write(finding.model_dump_json())
 

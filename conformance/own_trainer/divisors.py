@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def with_divisor(trace: Trace, package: str) -> Trace:
-    """The trace with the line first that divides, where gradients are averaged once too often."""
+    """The trace, with the dividing line first if the average over ranks is one too many."""
     return replace(trace, suspects=of_lines([*_divisor(trace, package), *trace.suspects]))
 
 

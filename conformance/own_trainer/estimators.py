@@ -63,7 +63,7 @@ def estimated(estimator: str, rewards: Values, groups: NDArray[np.int64]) -> Val
 
 
 def rewards_over_advantages(estimator: str, rewards: Values, groups: NDArray[np.int64]) -> Values:
-    """What gradients are multiplied by to be those of rewards that are taken for advantages: [N].
+    """The ratios of rewards to advantages, [N], by which weights are multiplied for the judge.
 
     Raises:
         WrongUseError: a sample has no advantage, so that nothing is seen of it.

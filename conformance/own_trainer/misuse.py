@@ -127,9 +127,9 @@ def clipped(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _OfSamples:
-    """What samples were given and trained with, as far as a step shows: [samples] each.
+    """The advantages that samples were given and trained with, [samples] each.
 
-    ``is_of_whole`` says whether all tokens of each sample were trained alike.
+    ``is_whole`` says whether all tokens of each sample were trained with one advantage.
     """
 
     given: Array

@@ -155,7 +155,7 @@ class Step:
 
     @property
     def rewards(self) -> torch.Tensor:
-        """The rewards of this rank's samples, [samples], of which the trainer makes advantages.
+        """The rewards of this rank's samples, [samples], for trainers that compute advantages.
 
         Raises:
             WrongUseError: it was not stated by which estimator.

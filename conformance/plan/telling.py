@@ -1,7 +1,7 @@
-"""Orders the jobs of a review by what they tell of a change: those that run it come first.
+"""Orders the jobs of a review: those that run changed statements come first.
 
-A scout of each objective says which changed statements its code has. The fewer kinds of jobs run a
-statement, the more each of these tells of it. What no changed statement is run by cannot change.
+For each objective one job, its scout, shows which changed statements its code runs. A statement
+that few kinds of jobs run counts more for each of them. Jobs that run none come last.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Order:
         return Turn(cells)
 
     def _best(self) -> str | None:
-        """The job that tells most that is new of the changed statements."""
+        """The job with most new facts, weighted by the changed statements that it runs."""
         often = Counter(chain.from_iterable(self._ran.values()))
         weights = {
             kind: self._base + sum(1 / often[place] for place in ran)
@@ -256,7 +256,7 @@ class Order:
 def _part(cell: MatrixCell) -> Hashable:
     """A part of the contract that is looked at in each review: a check, of the loss in each mode.
 
-    What is right where the change is not run tells what a mistake depends on.
+    Findings that are right where the change is not run show the condition of a mistake.
     """
     is_of_loss = cell.spec.objective is Objective.POLICY
     return cell.spec.check, cell.aggregation.mode if is_of_loss else None

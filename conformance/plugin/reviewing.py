@@ -62,12 +62,13 @@ class Side:
 
     def _lead(self) -> None:
         """Make findings, those of jobs that run most of the change first."""
-        files = [(Path(name), lines) for name, lines in (self.task.lines or {}).items()]
+        lines = self.task.lines or {}
+        marks = [changed.marks(Path(name), several) for name, several in lines.items()]
         order = Order(
             self.candidates,
-            [place for file, lines in files for place in changed.places(file, lines)],
+            [place for one in marks for place in one.places],
             lambda cell: is_offered(cell, self.jobs.description),
-            is_everywhere=any(changed.changes_a_module(*one) for one in files),
+            is_everywhere=any(one.is_of_module for one in marks),
         )
         while (turn := order.next()) is not None:
             if self._is_time_to_trace():

@@ -76,30 +76,25 @@ def _note(file: str, first: int, last: int) -> None:
     _ran.add(Place(file, first, last))
 
 
-def places(path: Path, lines: Iterable[int]) -> list[Place]:
-    """The changed statements of a file that are in functions; what is not runs on import."""
-    marks = _Marks(str(path), {*lines})
+def marks(path: Path, lines: Iterable[int]) -> Marks:
+    """The changed statements of a file; none if it is no Python of this version."""
+    found = Marks(str(path), {*lines})
     with suppress(OSError, SyntaxError):
-        marks.marked(path.read_bytes())
-    return marks.places
+        found.marked(path.read_bytes())
+    return found
 
 
-def changes_a_module(path: Path, lines: Iterable[int]) -> bool:
-    """Whether a statement changes that runs on import and says more than what is imported."""
-    marks = _Marks(str(path), {*lines})
-    with suppress(OSError, SyntaxError):
-        marks.marked(path.read_bytes())
-    return marks.is_of_module
-
-
-class _Marks:
+class Marks:
     """Puts calls before the changed statements of one file."""
 
     def __init__(self, file: str, lines: set[int]) -> None:
         self._file = file
         self._lines = lines
         self.places: list[Place] = []
+        """The changed statements in functions; others run on import."""
+
         self.is_of_module = False
+        """Whether a statement changes that runs on import and is no import itself."""
 
     def marked(self, source: bytes) -> ast.Module:
         """The syntax tree of the file with these calls."""
@@ -227,6 +222,6 @@ class _MarkingLoader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         """Compile the marked source; nothing is kept in a cache."""
         path = self.get_filename(fullname)
-        tree = _Marks(self._file, self._lines).marked(self.get_data(path))
+        tree = Marks(self._file, self._lines).marked(self.get_data(path))
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
         return code

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.objective import Metric
 from adapters.contract.recipe import Typed
 from conformance.comparing.known import known
+from conformance.explain.conditions.wording import counted
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.errors import InvalidRecipeError
@@ -342,7 +343,7 @@ def _sentence(run: Run, reached: Sequence[Reached]) -> str:
     said = [f"{_numbers(run, wrong)}; {_gradient(run, reached)}."]
     if cut:
         verb = "depends" if len(cut) == 1 else "depend"
-        said.append(f"{words.counted(len(cut), 'number')} {verb} on how a batch is cut.")
+        said.append(f"{counted(len(cut), 'number')} {verb} on how a batch is cut.")
     if run.match.instead:
         said.append(f"That is with other values of {', '.join(run.match.instead)}.")
     if len(run.report.findings) < run.planned:
@@ -356,7 +357,7 @@ def _numbers(run: Run, wrong: Sequence[str]) -> str:
     looked_at = sum(one.state != NOT_LOOKED_AT for one in _logged(run))
     if wrong:
         verb = "is" if len(wrong) == 1 else "are"
-        return f"{words.counted(len(wrong), 'number')} in your log {verb} wrong"
+        return f"{counted(len(wrong), 'number')} in your log {verb} wrong"
     if not looked_at:
         return "No number in your log was looked at"
     if looked_at == 1:
@@ -370,9 +371,9 @@ def _gradient(run: Run, reached: Sequence[Reached]) -> str:
     failed = [one for one in reached if one.severity is Severity.NOT_TRAINED]
     chosen = [one for one in reached if one.severity is Severity.ADVICE and _turns(one)]
     if wrong:
-        return f"your gradient is wrong in {words.counted(len(wrong), 'way')}"
+        return f"your gradient is wrong in {counted(len(wrong), 'way')}"
     if failed:
-        return f"an ordinary step cannot be run, for {words.counted(len(failed), 'reason')}"
+        return f"an ordinary step cannot be run, for {counted(len(failed), 'reason')}"
     if chosen:
         title = run.record.title
         return f"your gradient is the one that {title} means, and not the plain mean of its name"

@@ -28,10 +28,10 @@ OF_POLICY = (
     *POLICY_LOSSES,
     *CORRECTIONS,
 )
-"""Objectives of which a recipe has one: its policy loss with its corrections."""
+"""Policy losses with their corrections: a recipe has one."""
 
 OF_TERMS = (Objective.ENTROPY, Objective.KL, Objective.ROUTER, *OF_CRITIC)
-"""Objectives of which a recipe may have several: the terms besides its policy loss."""
+"""Terms besides the policy loss: a recipe may have several."""
 
 USER_DIVISOR = 40
 """L of `constant` in runs of recipes whose own divisor no small step can have."""
@@ -49,10 +49,10 @@ class Match:
     estimator: Objective | None
     terms: tuple[Objective, ...]
     instead: Mapping[str, tuple[Any, Any]]
-    """Options of which no check has the recipe's value: that, and the one that is run."""
+    """Options that are run with another value than the recipe's, each with both values."""
 
     not_looked_at: Mapping[str, str]
-    """Options of the recipe that no check looks at, with what they change as far as is known."""
+    """Options of the recipe that no check looks at, each with its row of docs/options.md."""
 
 
 def match(record: Framework, recipe: Recipe) -> Match:
@@ -175,7 +175,7 @@ def _is_alike(name: str, offered: Iterable[Settings]) -> bool:
 
 
 def _is_same(value: Any, of_recipe: Any) -> bool:
-    """Whether a recipe has a value of a record, but for a number's size.
+    """Whether a recipe has a value of a record; two numbers need only both be zero or not.
 
     A value that depends on a job, or is ours, is the same as any that is set.
     """

@@ -104,7 +104,7 @@ def cells(
     """
     made = [
         MatrixCell(
-            aggregation=replace(match.aggregation),
+            aggregation=match.aggregation,
             case=case,
             layout=_layout(spec, layout),
             depth=Depth.STEP,

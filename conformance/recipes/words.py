@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from adapters.contract.batch.formulas import estimator_conventions
 from adapters.contract.objective import OF_ROLLOUTS, OF_SAMPLES, Metric, Objective
 from conformance.expected.loss_terms import reducer_of_log
-from conformance.explain.conditions.wording import spelt
+from conformance.explain.conditions.wording import counted, spelt
 from conformance.worked.factors import raw_advantage
 from reference.aggregation import AuxiliaryAggregation, DenominatorMask, Mode
 
@@ -93,11 +93,6 @@ def _parallelism(layout: Layout) -> str:
     cut = layout.micro_batches
     parts = f"micro-batches by {cut}" if isinstance(cut, str) else counted(cut, "micro-batch", "es")
     return f"{', '.join(several) or 'one rank'}, in {parts} each"
-
-
-def counted(number: int, what: str, plural: str = "s") -> str:
-    """A number of things."""
-    return f"{number:,} {what}{'' if number == 1 else plural}"
 
 
 def _divisor(recipe: Recipe, match: Match, record: Framework) -> int | None:

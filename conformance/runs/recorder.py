@@ -229,7 +229,7 @@ class FindingRecorder:
         return self.record(finding_message)
 
     def replace(self, finding: Finding) -> None:
-        """Takes in a finding of which more is known than when it was made."""
+        """Records a finding in place of the one with its id."""
         self._journal.replace(finding)
 
     def close(self) -> None:

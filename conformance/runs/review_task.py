@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewTask:
-    """The head runs what tells of the changed ``lines``; the base ``follows`` the head's report.
+    """The head looks for jobs that run the changed ``lines``; the base ``follows`` its report.
 
     ``kept`` are findings of the base that need not be made again, and ``base`` the reports that
     have all that it has made. Findings are made until ``trace_at``, if anything is worse by then.

@@ -1,6 +1,6 @@
 """Traces as files, so that lines can be looked for where the framework does not run.
 
-A file holds what was recorded, not what was found in it: it may be read by other rules. Its form is
+A file holds recorded operations and no suspects, which may change with the rules. Its form is
 described in ``docs/trace-a-finding.md``.
 """
 
@@ -139,7 +139,7 @@ def _found(name: str, source: Path | None) -> str:
 
 
 def _checksum(file: Path) -> str:
-    """A checksum of a file; none of what is none, such as code that was made at run time."""
+    """The checksum of a file; None for code that was made at run time, which has no file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 

@@ -83,7 +83,7 @@ def traces_of_causes(
 ) -> Iterator[tuple[str, CauseTrace]]:
     """Yield the traces of wrong gradients and logs with the ids of findings, as they are made.
 
-    What was recorded for them is written to a folder, if one is given.
+    If a folder is given, the recorded operations are written to it.
 
     Of a cause it is the smallest finding with a suspect in the framework, of gradients before logs;
     of one that no known mistake explains several, which may have causes of their own.

@@ -29,14 +29,14 @@ def as_text(answer: Answer) -> Iterator[str]:
         "What does not reach it, tested by this run",
         (f"{one.says} Not reached: it would show in {one.finding}." for one in answer.not_reached),
     )
-    yield from _section("What was wrong once, and right when it was run again", answer.unsteady)
+    yield from _section("Wrong once, and right when run again", answer.unsteady)
     yield from _section("What this run would not show", _not_tested(answer))
     yield from _section(
         "What your log means", (f"{key.name}: {key.means} [{key.state}]" for key in answer.logged)
     )
     yield from _section("What was run in place of your values", answer.instead)
     yield from _section(
-        "Options of yours that nobody looked at",
+        "Options of yours that no check looks at",
         (f"{name}: {said}" for name, said in answer.not_looked_at.items()),
     )
 

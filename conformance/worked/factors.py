@@ -22,6 +22,7 @@ from adapters.contract.objective import (
     PENALISING,
     Objective,
 )
+from conformance.explain.conditions.wording import counted
 from reference.aggregation import (
     Compared,
     DenominatorMask,
@@ -346,7 +347,7 @@ def _unit(context: StepContext) -> str:
 
 
 def _composition(context: StepContext, samples: NDArray[np.int64], weight: float) -> str:
-    units = _count(context.units, _unit(context))
+    units = counted(context.units, _unit(context))
     if context.aggregation.divisor is not None:
         return f"L = {context.aggregation.divisor:g} · {units}{_equals(weight)}"
     counts = (context.step.active_tokens if context.per_micro_batch else context.counted)[samples]
@@ -368,13 +369,9 @@ def _cut_factors(context: StepContext, sample: int, factor: float) -> str:
     if context.conventions.micro_batch_weight is not MicroBatchWeight.EQUAL:
         return f"{factor:g} by the samples of its micro-batch"
     if context.mode is Mode.TOKEN_MEAN:
-        return _count(total, "micro-batch", "es")
-    held = _count(round(factor / total), "sample")
-    return f"{held} of {_micro_batch(context, sample)} · {_count(total, 'micro-batch', 'es')}"
-
-
-def _count(number: int, what: str, plural: str = "s") -> str:
-    return f"{number} {what}{'' if number == 1 else plural}"
+        return counted(total, "micro-batch", "es")
+    held = counted(round(factor / total), "sample")
+    return f"{held} of {_micro_batch(context, sample)} · {counted(total, 'micro-batch', 'es')}"
 
 
 def _counted(context: StepContext) -> str:

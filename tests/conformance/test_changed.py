@@ -70,11 +70,11 @@ def path(tmp_path: Path) -> Path:
 def test_statements_in_functions_have_places(
     path: Path, lines: list[int], statements: list[tuple[int, int]]
 ) -> None:
-    assert [place[1:] for place in changed.places(path, lines)] == statements
+    assert [place[1:] for place in changed.marks(path, lines).places] == statements
 
 
 def test_statements_that_run_on_import_are_told_from_imports_and_words(path: Path) -> None:
-    found = [line for line in range(1, LINES + 1) if changed.changes_a_module(path, [line])]
+    found = [line for line in range(1, LINES + 1) if changed.marks(path, [line]).is_of_module]
 
     assert found == [4, 27, 28]
 

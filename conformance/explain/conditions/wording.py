@@ -35,6 +35,11 @@ SPELLINGS = {
 """Words of names as they are spelt in sentences."""
 
 
+def counted(number: int, what: str, plural: str = "s") -> str:
+    """Returns a number with what it counts, such as ``1 sample`` or ``2 micro-batches``."""
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
 def spelt(name: str) -> str:
     """Returns the name of a loss, number or kind of advantages as it is spelt in sentences."""
     spelt = " ".join(SPELLINGS.get(word, word) for word in name.split("_"))

@@ -73,7 +73,7 @@ class Review:
         return {
             place
             for name, lines in self.lines.items()
-            for place in changed_statements.places(Path(name), lines)
+            for place in changed_statements.marks(Path(name), lines).places
         }
 
 
@@ -272,7 +272,7 @@ class _Both:
             one.tell_to_end()
 
     def rows(self) -> tuple[Row, Row]:
-        """What became of the base and of the head; what is known of the base is kept."""
+        """The rows of base and head; the findings of the base are kept for later reviews."""
         latest = time.monotonic() + SECONDS_TO_END
         head = self.head.row(latest)
         base = Row(commit=self._review.versions.base)

@@ -177,7 +177,7 @@ class Blame:
                 yield from self._lines(assigned, Says.WRONG, depth + 0.5, words)
 
     def _of_way(self) -> Iterator[_Blamed]:
-        """Yield the lines that the token's value goes through, where no count tells of one.
+        """Yield the lines that the token's value goes through, for weights without a wrong count.
 
         A factor that is no count comes first, which is a ratio or a mask, then others, then what
         chooses a value or adds values up.

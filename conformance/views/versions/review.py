@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from functools import reduce
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from adapters.contract.objective import OF_CRITIC, Metric
+from adapters.toolkit.changes import HUNK
 from adapters.toolkit.source import SHORT
 from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
 from conformance.comparing.cause_changes import Fate
 from conformance.comparing.refused import no_longer_refused
 from conformance.explain.conditions.findings import NEGATIVE
-from conformance.explain.conditions.wording import OBJECTIVES
+from conformance.explain.conditions.wording import OBJECTIVES, counted
 from conformance.explain.reach import options
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Reach, Severity
@@ -48,7 +48,6 @@ MOST_RANGES = 4
 GAP = 3
 """Lines between changed statements that are named as one range."""
 
-HUNK = re.compile(r"^@@ -\S+ \+(\d+)", re.MULTILINE)
 
 ORDINARY = f"of the {Metric.POLICY_LOSS} term"
 """A fact of a condition that goes without saying."""
@@ -80,11 +79,11 @@ def so_far(progress: Progress) -> str:
         return "both versions start"
     both = sum(one.id in progress.base for one in progress.head)
     last = progress.head[-1].id
-    return f"{both} finding{'' if both == 1 else 's'} of both; {last}"
+    return f"{counted(both, 'finding')} of both; {last}"
 
 
 def first_worse(before: Finding, after: Finding) -> str:
-    """Returns what is worse in the first finding that is."""
+    """Returns the first finding that got worse, with its verdicts before and after."""
     words = explain(after) or first_line(after.message)
     return f"worse: {after.id}: {before.verdict} -> {after.verdict}: {words}"
 
@@ -93,7 +92,7 @@ def cut_short(found: Reviewed, seconds: float, budget: float) -> str:
     """Returns how much was looked at when the budget was used up."""
     count = len(found.head.findings)
     return (
-        f" That is after {seconds:.0f} s and {count} finding{'' if count == 1 else 's'} of each;"
+        f" That is after {seconds:.0f} s and {counted(count, 'finding')} of each;"
         f" --budget={max(5 * budget, 60):g} looks at more."
     )
 
@@ -160,7 +159,7 @@ def _change(change: CauseChange, changed: Collection[str]) -> Iterator[str]:
 
 
 def _effect(cause: Cause) -> str:
-    """Returns what a cause does, and to whom as far as a few layouts and cases show it."""
+    """Returns what a cause does, and to whom by the few layouts and cases of a review."""
     if not cause.reach.untested:
         return cause.effect
     tested = {*cause.reach.tested}
@@ -217,7 +216,7 @@ def _more(rest: Sequence[str]) -> list[str]:
 
 def _changed_lines(changed: Mapping[str, str]) -> dict[str, list[int]]:
     """Returns the first line of each hunk, by file."""
-    return {name: [int(line) for line in HUNK.findall(text)] for name, text in changed.items()}
+    return {name: [int(line) for line, _ in HUNK.findall(text)] for name, text in changed.items()}
 
 
 def _worse(group: FindingGroup, found: Reviewed, changed: Mapping[str, Sequence[int]]) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from conformance.comparing.cause_changes import Fate, cause_histories
 from conformance.comparing.known import entry_of
 from conformance.comparing.report_file import require_regular
+from conformance.explain.conditions.wording import counted
 from conformance.findings.badness import explain
 from conformance.findings.cause import Harm, Severity
 from conformance.findings.errors import PagePathError
@@ -182,14 +183,10 @@ def headline(frameworks: Iterable[PageFramework]) -> str:
     wrong = sum(bool(of_gradients & one) for one in harms.values())
     default = sum(Harm.GRADIENT_BY_DEFAULT in one for one in harms.values())
     return (
-        f"{_counted(len(harms), 'mistake')} in {_counted(several, 'framework')}:"
+        f"{counted(len(harms), 'mistake')} in {counted(several, 'framework')}:"
         f" {wrong or 'none'} in the gradient,"
         f" {default or 'none'} of these with default options and an ordinary batch."
     )
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def lead(frameworks: Iterable[PageFramework]) -> PageCause | None:
