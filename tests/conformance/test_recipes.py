@@ -83,7 +83,7 @@ def test_what_is_wrong_only_once_is_no_accusation_and_is_told(
 
     assert status == 0
     assert "your gradient is right" in " ".join(said.split())
-    assert "wrong once, and right when it was run again:\n  - weights/token_mean/" in said
+    assert "Wrong once, and right when run again:\n  - weights/token_mean/" in said
 
 
 def test_json_has_the_same_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
