@@ -214,12 +214,18 @@ def _more(rest: Sequence[str]) -> list[str]:
     return [f"{len(rest)} more"] if rest else []
 
 
-def _changed_lines(changed: Mapping[str, str]) -> dict[str, list[int]]:
-    """Returns the first line of each hunk, by file."""
-    return {name: [int(line) for line, _ in HUNK.findall(text)] for name, text in changed.items()}
+def _changed_lines(changed: Mapping[str, str]) -> dict[str, list[range]]:
+    """Returns the lines of each hunk, by file; of one that only removes lines, the one before."""
+    return {
+        name: [
+            range(int(first), int(first) + max(int(count or 1), 1))
+            for first, count in HUNK.findall(text)
+        ]
+        for name, text in changed.items()
+    }
 
 
-def _worse(group: FindingGroup, found: Reviewed, changed: Mapping[str, Sequence[int]]) -> str:
+def _worse(group: FindingGroup, found: Reviewed, changed: Mapping[str, Sequence[range]]) -> str:
     cause = group.cause
     if cause.severity is not Severity.NOT_TRAINED:
         before = any(one.new is cause and one.old is not None for one in found.changes)
@@ -227,7 +233,7 @@ def _worse(group: FindingGroup, found: Reviewed, changed: Mapping[str, Sequence[
     return _not_trained(group, found.head)
 
 
-def _cause(cause: Cause, changed: Mapping[str, Sequence[int]]) -> str:
+def _cause(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
     """Returns what a cause is, whom it reaches and its line.
 
     Facts that hold of most steps are left out, and options that were not tested: two layouts do not
@@ -243,12 +249,16 @@ def _cause(cause: Cause, changed: Mapping[str, Sequence[int]]) -> str:
     return f"{', '.join([cause.words, *facts])}{reach}{_line(cause, changed)}"
 
 
-def _line(cause: Cause, changed: Mapping[str, Sequence[int]]) -> str:
-    """Returns a suspected line of a changed file in brackets, or a small change itself."""
+def _line(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
+    """Returns a line in brackets: a suspected one that changes, a small change, or a suspected one.
+
+    Suspected lines are named only in files that change.
+    """
     suspects = [(one.file, one.line) for one in cause.suspects if one.file in changed]
-    hunks = [(name, line) for name, lines in changed.items() for line in lines]
+    changing = [one for one in suspects if any(one[1] in hunk for hunk in changed[one[0]])]
+    hunks = [(name, hunk.start) for name, several in changed.items() for hunk in several]
     small = hunks if len(hunks) <= MOST_HUNKS else []
-    places = suspects[:1] or small
+    places = changing[:1] or small or suspects[:1]
     named = ", ".join(f"{PurePosixPath(file).name}:{line}" for file, line in places)
     return f" ({named})" if named and named not in cause.words else ""
 
