@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract.job import Operand, Replacement
-from conformance.findings.trace import BUILT, GIVEN, LISTED, MULTIPLYING, OUTSIDE
+from conformance.findings.trace import BUILT, GIVEN, LISTED, MULTIPLYING, OUTSIDE, READ
 from conformance.tracing.counts import Count
 from conformance.tracing.graph import is_close
 from conformance.tracing.needed import Needed, all_needed
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 UNSEEN = (GIVEN, OUTSIDE, BUILT, LISTED)
 """What is no operation of torch, so that no run can change what it makes."""
 
-COPYING = ("aten.empty", "c10d.allgather", "c10d.broadcast")
-"""Operations that make no value. Wrappers of models ask for them too, and compare what they got."""
+GATHERING = ("c10d.allgather", "c10d.broadcast")
+"""Operations by which wrappers of models compare these over ranks, at the line that wraps one."""
+
+COPYING = ("aten.empty", *GATHERING)
+"""Operations that make no value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,8 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
     """
     operation = weight.operation(one.node)
     if operation.line is None or operation.name in UNSEEN or operation.name.startswith(COPYING):
+        return
+    if operation.name == READ and operation.line in weight.lines_of(GATHERING):
         return
     line, *callers = operation.stack
     is_shared = len(weight.callers_of[line]) > 1

@@ -70,6 +70,11 @@ class WrongWeight:
                     found[line].add(caller)
         return found
 
+    def lines_of(self, names: tuple[str, ...]) -> set[Line]:
+        """The lines that asked for operations whose names begin so."""
+        operations = (one for trace in self.traced.traces for one in trace.operations)
+        return {one.line for one in operations if one.line and one.name.startswith(names)}
+
     def operation(self, node: Node) -> Operation:
         """The operation of a node."""
         return self.chain.graph.operation(node)
