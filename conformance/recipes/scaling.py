@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ ORDER = (
     Check.ROLLOUTS,
     Check.LAWS,
 )
-"""What is looked at, in this order; bad input and NaN at masked tokens are of no recipe."""
+"""The checks of a recipe in their order; bad input and NaN at masked tokens are of no recipe."""
 
 
 def scaled(layout: Layout, ranks: int) -> tuple[Layout, list[str]]:
@@ -68,11 +69,8 @@ def scaled(layout: Layout, ranks: int) -> tuple[Layout, list[str]]:
         raise InvalidRecipeError(f"{ranks} ranks are none", "give 1 or more")
     sizes, left = dict.fromkeys(DIMENSIONS, 1), []
     for name in DIMENSIONS:
-        world = 1
-        for size in sizes.values():
-            world *= size
         if getattr(layout, name) > 1:
-            if world * SEVERAL <= ranks:
+            if math.prod(sizes.values()) * SEVERAL <= ranks:
                 sizes[name] = SEVERAL
             else:
                 left.append(f"{name} {getattr(layout, name)}")
@@ -98,7 +96,7 @@ def driven(layout: Layout, description: Description) -> tuple[Layout, list[str]]
 def cells(
     match: Match, layout: Layout, description: Description, unlike: Collection[str] = ()
 ) -> list[MatrixCell]:
-    """What is looked at of a recipe, the most telling first; cells of one job are together.
+    """The cells of a recipe, the most telling first; those of one job are together.
 
     None of them is of a case that the recipe's batches are ``unlike``.
     """

@@ -38,7 +38,7 @@ SUFFIX = ".json.gz"
 
 
 class _Array:
-    """What pydantic knows an array of numpy by: a list of numbers."""
+    """An array of numpy as pydantic reads and writes it: a list of numbers."""
 
     def __class_getitem__(cls, kind: Any) -> Any:
         of_list = BeforeValidator(lambda held: np.array(held, kind))
@@ -139,7 +139,7 @@ def _found(name: str, source: Path | None) -> str:
 
 
 def _checksum(file: Path) -> str:
-    """The checksum of a file; None for code that was made at run time, which has no file."""
+    """The checksum of a file; empty for code that was made at run time, which has no file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 

@@ -1,4 +1,4 @@
-"""What a line computes with, and what that had to be for a weight to be right.
+"""The counts that a weight is made of, and their values with which it would be right.
 
 A weight is a product of factors. Each of them is a count, or is made of counts, and had to be
 another one if it alone is wrong.
