@@ -43,6 +43,7 @@ class ArealAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     framework: ClassVar[Framework] = AREAL
+    recipes = "adapters.areal.recipe:read"
     engine_module: ClassVar[str]
     """AReaL's module of the engine."""
     family: ClassVar[str]

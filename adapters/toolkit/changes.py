@@ -29,6 +29,8 @@ WORKING_TREE = "working tree"
 DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master", "HEAD")
 """Names of a clone's default branch; which of them a clone has depends on how it was made."""
 
+NO_BASE = "fetch more of its history, or give --base=REF"
+
 FILE = re.compile(r"^\+\+\+ (?:\"?b/)?(.*?)\"?\t?$", re.MULTILINE)
 
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
@@ -75,9 +77,7 @@ def versions(source: str, base: str | None) -> Versions:
 
 def _base(path: Path, head: Commit, *, is_changed: bool) -> Commit:
     """The commit where the head left the default branch."""
-    error = SourceError(
-        f"{head.ref} of {path} shares no commit with its default branch", "give --base=REF"
-    )
+    error = SourceError(f"{head.ref} of {path} shares no commit with its default branch", NO_BASE)
     for branch in DEFAULT_BRANCHES:
         try:
             upstream = find_commit(path, branch)
@@ -85,8 +85,16 @@ def _base(path: Path, head: Commit, *, is_changed: bool) -> Commit:
             continue
         left = git(path, "merge-base", upstream.revision, head.revision, error=error)
         is_of_branch = left == head.revision and not is_changed
-        return find_commit(path, f"{left}^" if is_of_branch else left)
+        return _before(path, head) if is_of_branch else find_commit(path, left)
     raise error
+
+
+def _before(path: Path, head: Commit) -> Commit:
+    """The commit before, which a clone of depth 1 does not have."""
+    try:
+        return find_commit(path, f"{head.revision}^")
+    except SourceError:
+        raise SourceError(f"{head.ref} of {path} has no commit before it", NO_BASE) from None
 
 
 def changed_lines(adapter: Adapter, found: Versions) -> dict[str, str]:

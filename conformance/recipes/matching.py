@@ -140,8 +140,8 @@ def _nearest(
 ) -> tuple[Objective | None, dict[str, tuple[Any, Any]]]:
     """The objective whose options are most like a recipe's, and how they differ.
 
-    Each option counts that has not one value in all objectives; one that leaves it out has its
-    default, unless it is a size, a folder, or of a mode.
+    Each option counts that has not one value in all objectives; one that leaves it out has the
+    value of all jobs, or its default, unless it is a size, a folder, or of a mode.
     """
     offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
     of_modes = {name for _, chosen in record.modes.values() for name in chosen}
@@ -156,13 +156,14 @@ def _nearest(
     # A divergence has a kind of its own, unless one option chooses among all of these.
     names -= record.objectives.get(Objective.KL, {}).keys() - of_all
     names -= {name for name in names if _is_alike(name, offered.values())}
+    left_out = {**recipe.defaults, **record.always}
     found: tuple[Objective | None, dict[str, tuple[Any, Any]]] = (None, {})
     for objective, chosen in offered.items():
         compared = {name for name in names if name in chosen or name in telling}
         different = {
-            name: (recipe.values.get(name), chosen.get(name, recipe.defaults.get(name)))
+            name: (recipe.values.get(name), chosen.get(name, left_out.get(name)))
             for name in sorted(compared)
-            if not _is_same(chosen.get(name, recipe.defaults.get(name)), recipe.values.get(name))
+            if not _is_same(chosen.get(name, left_out.get(name)), recipe.values.get(name))
         }
         if found[0] is None or len(different) < len(found[1]):
             found = objective, different

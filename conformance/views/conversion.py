@@ -126,6 +126,11 @@ class StepChange:
     cosine: float | None
     """That of the angle between both gradients; None if one is 0."""
 
+    @property
+    def norm(self) -> float | None:
+        """The factor on the gradient's norm; None if one of them is 0."""
+        return self.scale / self.cosine if self.scale and self.cosine else None
+
 
 def find_reduction(text: str) -> Reduction:
     """Returns the reduction that ``FRAMEWORK:NAME`` or ``FRAMEWORK/ENGINE:NAME`` names.
@@ -190,13 +195,14 @@ def as_text(case: Case, before: Reduction, after: Reduction) -> Iterator[str]:
         if old != new:
             yield f"{words}: {old}, then {new}"
     yield ""
-    header = ["step", "samples", "active tokens", "learning rate", "cosine"]
+    header = ["step", "samples", "active tokens", "learning rate", "norm", "cosine"]
     found = differences(case, before, after)
     yield from text_table([header, *(_row(number, one) for number, one in enumerate(found, 1))])
     yield ""
     yield (
-        "In effect, the learning rate is multiplied by that factor; divide it by the factor to keep"
-        " the step. A cosine below 1 is a change of direction, which no learning rate makes up for."
+        "In effect, the learning rate is multiplied by that factor in the direction of the gradient"
+        " before; divide it by the factor to keep that part of the step. A cosine below 1 is a"
+        " change of direction, which no learning rate makes up for: what is new is in the norm."
     )
 
 
@@ -205,6 +211,11 @@ def _row(number: int, one: StepChange) -> list[str]:
         str(number),
         str(one.step.size),
         str(one.step.active_tokens.sum()),
-        "no gradient" if one.scale is None else f"\N{MULTIPLICATION SIGN} {one.scale:.6g}",
+        "no gradient" if one.scale is None else _times(one.scale),
+        _times(one.norm),
         "\N{EN DASH}" if one.cosine is None else f"{one.cosine:.6f}",
     ]
+
+
+def _times(factor: float | None) -> str:
+    return "\N{EN DASH}" if factor is None else f"\N{MULTIPLICATION SIGN} {factor:.6g}"

@@ -37,6 +37,8 @@ class Selection(NamedTuple):
     parts: tuple[str, ...] = ("/",)
     """Parts of ids, checks or cases; a finding has one of them."""
 
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+
     def has(self, finding_id: str) -> bool:
         """Whether a finding is made again."""
         is_on = finding_id.endswith(self.layouts)
@@ -72,7 +74,10 @@ def _selections() -> Iterator[Selection]:
     for entry in TABLE["selection"]:
         parts = [NAMED.get(part, (part,)) for part in entry.get("parts", ["/"])]
         for report in entry["reports"]:
-            yield Selection(report, tuple(entry["layouts"]), tuple(chain.from_iterable(parts)))
+            marked = (pytest.mark.thorough,) if entry.get("thorough") else ()
+            yield Selection(
+                report, tuple(entry["layouts"]), tuple(chain.from_iterable(parts)), marked
+            )
 
 
 SELECTIONS = tuple(_selections())
@@ -138,7 +143,9 @@ def again(folder: Path, adapter: str, *options: str) -> command.Result:
     "selection",
     [
         pytest.param(
-            one, id=f"{one.report} {one.layouts[0]}", marks=marks(one.report.partition("/")[0])
+            one,
+            id=f"{one.report} {one.layouts[0]}",
+            marks=[*marks(one.report.partition("/")[0]), *one.marks],
         )
         for one in SELECTIONS
     ],

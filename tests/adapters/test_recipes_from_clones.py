@@ -18,13 +18,14 @@ from tests import command
 from tests.adapters import steps
 
 COMMITS = {
+    "areal": "cbff54d",
     "nemo_rl": "7ea279a",
     "open_instruct": "e6c3044",
     "prime_rl": "559b447",
     "tunix": "c7d8950f",
 }
 
-NEMO_RL, OPEN_INSTRUCT, PRIME_RL, TUNIX = (
+AREAL, NEMO_RL, OPEN_INSTRUCT, PRIME_RL, TUNIX = (
     [*steps.marks(name), steps.NEEDS_CLONES] for name in COMMITS
 )
 
@@ -38,6 +39,71 @@ def read_from_clone(
     recipe = read(adapter, source.path, Typed(file=file, words=tuple(words)))
     assert adapter.framework is not None
     return recipe, match(adapter.framework, recipe)
+
+
+OF_AREAL = """
+experiment_name: some
+trial_name: some
+cluster: {fileroot: /tmp/some}
+saver: &named {experiment_name: some, trial_name: some, fileroot: /tmp/some}
+evaluator: *named
+recover: *named
+stats_logger: *named
+perf_tracer: {experiment_name: some, trial_name: some, fileroot: /tmp/some}
+train_dataset: {path: some, type: rl, batch_size: 64}
+gconfig: {n_samples: 8, max_new_tokens: 512}
+rollout: {backend: "sglang:d4", experiment_name: some, trial_name: some, fileroot: /tmp/some}
+actor:
+  experiment_name: some
+  trial_name: some
+  backend: "megatron:d2p2t2c2"
+  mb_spec: {n_mbs: 4}
+  ppo_n_minibatches: 2
+  eps_clip: 0.3
+  kl_ctl: 0.0
+  use_decoupled_loss: true
+  rejection_sampling: {metric: ratio, upper: 5.0}
+  reward_norm: {mean_level: group, std_level: group, group_size: 8}
+  adv_norm: {mean_level: batch, std_level: batch}
+"""
+
+
+class TestAReaL:
+    pytestmark = AREAL
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        (path := tmp_path / "grpo.yaml").write_text(OF_AREAL)
+        return path
+
+    def test_file_is_read_with_words_that_change_it(self, file: Path) -> None:
+        recipe, found = read_from_clone("areal", file, ["gconfig.max_new_tokens=1024"])
+
+        assert recipe.engine == "megatron"
+        assert recipe.layout == Layout(dp=2, cp=2, tp=2, pp=2, micro_batches=4, format="thd")
+        assert (recipe.samples, recipe.per_prompt, recipe.steps) == (256, 8, 2)
+        assert recipe.longest == 1024
+        assert found.policy is Objective.REJECTION_OFF_POLICY
+        assert found.estimator is Objective.GROUP_NORMALISED
+        # Advantages are looked at before they are whitened, and bounds on both sides.
+        assert found.instead.keys() == {
+            "adv_norm.mean_level",
+            "adv_norm.std_level",
+            "eps_clip_higher",
+        }
+
+    def test_ratios_of_another_kind_are_another_correction(self, file: Path) -> None:
+        rejection = "actor.rejection_sampling"
+        words = [f"{rejection}.metric=kl_k1", f"+{rejection}.level=sequence"]
+        _, found = read_from_clone("areal", file, words)
+
+        assert found.policy is Objective.SEQUENCE_MASKED
+
+    def test_what_areal_refuses_is_refused_in_its_words(self, file: Path) -> None:
+        with pytest.raises(InvalidRecipeError, match=r"AReaL refuses .* 'actor.colour'"):
+            read_from_clone("areal", file, ["actor.colour=red"])
+        with pytest.raises(InvalidRecipeError, match=r"AReaL refuses this recipe: .*deepspeed"):
+            read_from_clone("areal", file, ["actor.backend=deepspeed:d2"])
 
 
 class TestNemoRL:

@@ -58,7 +58,7 @@ def toy(folder: Path, adapter: str) -> str:
     ("adapter", "engine", "lacking"),
     [
         ("slime", "megatron", ("by its conventions nothing is wrong", "no separate normalizers")),
-        ("miles", "megatron", ()),
+        pytest.param("miles", "megatron", (), marks=pytest.mark.thorough),
         ("miles", "fsdp", ()),
     ],
 )

@@ -93,6 +93,14 @@ def test_factor_and_cosine_are_those_worked_out_by_hand(
     assert found.cosine == pytest.approx(cosine, rel=1e-12)
 
 
+def test_norm_says_what_a_change_of_direction_adds(case: Case) -> None:
+    """Prompts weigh 1/32 for 16 tokens and 1/18 for 9, of which the step has 16 and 7."""
+    prompts = find_reduction("skyrl:prompt_mean")
+    [found] = differences(case, find_reduction("verl:token-mean"), prompts)
+
+    assert found.norm == pytest.approx(math.sqrt(23 * (16 / 32**2 + 7 / 18**2)), rel=1e-12)
+
+
 def test_command_prints_both_reductions_and_what_they_differ_in(
     step: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,10 +111,9 @@ def test_command_prints_both_reductions_and_what_they_differ_in(
     assert lines[0].split()[:2] == ["from", "verl:token-mean"]
     assert lines[1].split()[:2] == ["to", "slime:sample_mean"]
     assert "N counts: sample, then rollout" in lines
-    # 16/48 + 7/27 = 16/27
-    assert ["1", "4", "23", "\N{MULTIPLICATION SIGN}", "0.592593", "0.960589"] in [
-        line.split() for line in lines
-    ]
+    # 16/48 + 7/27 = 16/27; the norm is that of 4, 12 and 7 tokens of 1/48, 1/48 and 1/27
+    row = "1 4 23 \N{MULTIPLICATION SIGN} 0.592593 \N{MULTIPLICATION SIGN} 0.616906 0.960589"
+    assert row.split() in [line.split() for line in lines]
 
 
 @pytest.mark.parametrize(

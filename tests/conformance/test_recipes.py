@@ -1,6 +1,7 @@
 """Recipes of a toy framework and of SkyRL: what they are read as, and what they are answered."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,15 @@ from conformance.recipes.running import read
 from reference.aggregation import DEFAULT_CONVENTIONS, Mode
 from tests import reading
 from tests.reading import TOY, Reading
+
+
+@pytest.fixture
+def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes of the toy are read in a thread: only frameworks need a process of their own."""
+    monkeypatch.setattr(
+        "conformance.recipes.running.ProcessPoolExecutor",
+        lambda workers, **_: ThreadPoolExecutor(workers),
+    )
 
 
 def of_words(*typed: str) -> Recipe:
@@ -48,6 +58,7 @@ def test_right_recipe_is_acquitted_in_the_first_sentence() -> None:
     assert "on dp2-cp1-mb2-bshd" in found.ran
 
 
+@pytest.mark.usefixtures("read_here")
 def test_mistake_that_reaches_a_recipe_is_named_with_its_effect(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -60,6 +71,7 @@ def test_mistake_that_reaches_a_recipe_is_named_with_its_effect(
     assert "At your batch size: direction off by up to" in " ".join(said.split())
 
 
+@pytest.mark.usefixtures("read_here")
 def test_wrong_number_leaves_the_gradient_right() -> None:
     found = answered("tests.reading:Mislogging", Typed())
 
@@ -69,6 +81,7 @@ def test_wrong_number_leaves_the_gradient_right() -> None:
     assert wrong == "clip_fraction"
 
 
+@pytest.mark.usefixtures("read_here")
 def test_recipe_that_cannot_be_trained_is_not_acquitted() -> None:
     found = answered("tests.reading:Crashing", Typed(), budget=5.0)
 
@@ -76,6 +89,7 @@ def test_recipe_that_cannot_be_trained_is_not_acquitted() -> None:
     assert not found.is_right
 
 
+@pytest.mark.usefixtures("read_here")
 def test_what_is_wrong_only_once_is_no_accusation_and_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -86,6 +100,7 @@ def test_what_is_wrong_only_once_is_no_accusation_and_is_told(
     assert "Wrong once, and right when run again:\n  - weights/token_mean/" in said
 
 
+@pytest.mark.usefixtures("read_here")
 def test_json_has_the_same_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (file := tmp_path / "recipe.yaml").write_text("reduction: samples\n")
     status, said, _ = told(
@@ -99,6 +114,7 @@ def test_json_has_the_same_answer(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert any(line.startswith("A token weighs 1/(N·m)") for line in found["weight"])
 
 
+@pytest.mark.usefixtures("read_here")
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -128,6 +144,7 @@ def test_bad_input_is_one_line_before_any_rank_starts(
     assert len(complained.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("read_here")
 def test_file_that_is_no_yaml_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -234,16 +251,20 @@ def test_recipe_of_skyrl_is_read_by_skyrl() -> None:
     assert found.instead == {"kl_estimator_type": ("k3", "k1")}
 
 
-def test_what_skyrl_refuses_is_refused_in_its_words() -> None:
-    adapter = ENGINES[0]()
-    with pytest.raises(InvalidRecipeError, match=r"SkyRL refuses this recipe: .*nonsense"):
-        read(adapter, None, Typed(words=("trainer.algorithm.nonsense=1",)))
-    with pytest.raises(InvalidRecipeError, match="max_seq_len` must be set explicitly"):
-        read(
-            adapter,
-            None,
-            Typed(words=("trainer.algorithm.loss_reduction=seq_mean_token_sum_norm",)),
-        )
+@pytest.mark.parametrize(
+    ("word", "refusal"),
+    [
+        ("nonsense=1", r"SkyRL refuses this recipe: .*nonsense"),
+        pytest.param(
+            "loss_reduction=seq_mean_token_sum_norm",
+            "max_seq_len` must be set explicitly",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_what_skyrl_refuses_is_refused_in_its_words(word: str, refusal: str) -> None:
+    with pytest.raises(InvalidRecipeError, match=refusal):
+        read(ENGINES[0](), None, Typed(words=(f"trainer.algorithm.{word}",)))
 
 
 def test_reduction_is_that_which_options_choose_and_not_one_that_a_job_decides() -> None:

@@ -71,6 +71,15 @@ def test_on_the_default_branch_it_is_the_last_change(repository: Path) -> None:
     assert versions(str(repository), None).base.revision == last
 
 
+def test_a_shallow_clone_is_told_how_to_get_a_base(repository: Path, tmp_path: Path) -> None:
+    """As CI makes them: with the last commit of one branch only."""
+    for branch in ("change", "main"):
+        to = tmp_path / branch
+        git(tmp_path, "clone", "--depth=1", f"--branch={branch}", repository.as_uri(), str(to))
+        with pytest.raises(SourceError, match="fetch more of its history, or give --base=REF"):
+            versions(str(to), None)
+
+
 def test_a_release_needs_another_to_be_held_to() -> None:
     with pytest.raises(SourceError, match="give --base=pypi:VERSION"):
         versions("pypi:0.2.0", None)

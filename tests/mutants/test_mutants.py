@@ -160,6 +160,7 @@ SEEN_BY_ONE_CHECK = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("check", SEEN_BY_ONE_CHECK)
 def test_every_check_alone_kills_something(check: Check, pool: RankPool) -> None:
     """No other check sees the mistake; the table says that its own does."""

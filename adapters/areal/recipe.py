@@ -1,0 +1,117 @@
+"""Reads a recipe of AReaL: the YAML file of an experiment, and values by dotted names."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from adapters.areal.importing import module
+from adapters.contract.layout import Layout
+from adapters.contract.recipe import (
+    Recipe,
+    RecipeRefused,
+    flat,
+    nested_yaml,
+    options_of,
+    refusals_of_recipes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.areal.driving import ArealAdapter
+    from adapters.contract.framework import Framework
+    from adapters.contract.recipe import Typed
+
+BACKENDS = {"fsdp": "fsdp2", "megatron": "megatron"}
+"""What a user calls each engine."""
+
+BACKEND = "backend"
+
+TUNING = {"rejection_sampling.metric", "rejection_sampling.agg"}
+"""Options that choose nothing alone: others turn their section on."""
+
+
+def read(adapter: ArealAdapter, typed: Typed) -> Recipe:
+    """What AReaL makes of a recipe; raises `RecipeRefused`."""
+    from omegaconf import OmegaConf
+
+    configs = module("api.cli_args")
+    with refusals_of_recipes(), _as_a_file(typed) as file:
+        parsed, _ = configs.parse_cli_args(["--config", str(file), *typed.words])
+        merged = configs.to_structured_cfg(parsed, config_cls=configs.PPOConfig)
+        config: Any = OmegaConf.to_object(merged)
+        allocated = module("api.alloc_mode").ModelAllocation.from_str(config.actor.backend)
+    if allocated.backend not in BACKENDS:
+        raise RecipeRefused(f"no adapter drives AReaL with {config.actor.backend}")
+    by_user = dict(_named(parsed))
+    values = dict(_named(OmegaConf.structured(config)))
+    defaults = dict(_named(OmegaConf.structured(configs.PPOConfig)))
+    # What follows from other options is none that a user has set.
+    defaults |= {name: one for name, one in values.items() if name not in by_user}
+    if rejection := config.actor.rejection_sampling:
+        of_section = {f"rejection_sampling.{one.name}": one.default for one in fields(rejection)}
+        defaults |= {name: of_section[name] for name in TUNING}
+    parallel, spec = allocated.parallel, config.actor.mb_spec
+    cp, tp, pp = (
+        int(getattr(parallel, f"{name}_parallel_size"))
+        for name in ("context", "tensor", "pipeline")
+    )
+    dp = int(parallel.data_parallel_size)
+    if typed.ranks:
+        dp = max(typed.ranks // (cp * tp * pp), 1)
+    per_prompt, steps = int(config.gconfig.n_samples), int(config.actor.ppo_n_minibatches)
+    engine = BACKENDS[allocated.backend]
+    return Recipe(
+        engine=engine,
+        values=values,
+        defaults=defaults,
+        layout=Layout(
+            dp=dp,
+            cp=cp,
+            tp=tp,
+            pp=pp,
+            micro_batches="tokens" if spec.max_tokens_per_mb else int(spec.n_mbs or 1),
+            format="thd",
+            options=options_of(_record(engine), values, defaults),
+        ),
+        samples=max(int(config.train_dataset.batch_size) * per_prompt // steps, 1),
+        per_prompt=per_prompt,
+        steps=steps,
+        longest=config.gconfig.max_new_tokens,
+        sizes=frozenset({BACKEND}),
+    )
+
+
+@contextmanager
+def _as_a_file(typed: Typed) -> Iterator[Path]:
+    """The file that AReaL's parser is given, which takes no recipe without one."""
+    from omegaconf import OmegaConf
+
+    if typed.file is not None:
+        nested_yaml(typed.file)  # says in one line that it is no YAML
+        yield typed.file.absolute()
+        return
+    with TemporaryDirectory() as folder:
+        (file := Path(folder, "recipe.yaml")).write_text(
+            OmegaConf.to_yaml(dict(typed.fields or {}))
+        )
+        yield file
+
+
+def _record(engine: str) -> Framework:
+    from adapters.areal import ENGINES
+
+    return next(one.framework for one in ENGINES if one.engine == engine)
+
+
+def _named(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all options by the names of the record: those of the actor without its section."""
+    from omegaconf import OmegaConf
+
+    whole: Any = OmegaConf.to_container(config, resolve=False)
+    for path, value in flat(whole):
+        yield path.removeprefix("actor."), value
