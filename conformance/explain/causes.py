@@ -124,31 +124,20 @@ def _with_traces(
         yield None, cause if smallest is None else cause.model_copy(update=dict(smallest))
         return
     groups: dict[str | None, list[str]] = defaultdict(list)
-    told: dict[str | None, str] = {}
+    told: dict[str | None, str] = {None: cause.words}
     for name in cause.findings:
         trace = traces.get(name, smallest)
         telling = [one for one in trace.suspects[:1] if trace.chain and one.why != NO_FACTOR]
-        place = telling[0].place if telling else _begins_at(cause, trace, findings[name])
+        place = telling[0].place if telling else None
         groups[place].append(name)
-        words = [f"{one.instead or 'a different factor'} at {place}" for one in telling]
-        told.setdefault(place, *words or [cause.words])
+        for one in telling:
+            told.setdefault(place, f"{one.instead or 'a different factor'} at {place}")
     for place, names in groups.items():
         split = _cause(
             cause.name, told[place], _Naming.of(cause), [findings[name] for name in names]
         )
         found = next((traces[name] for name in split.findings if name in traces), smallest)
         yield place, split.model_copy(update={**dict(found), "reach": cause.reach})
-
-
-def _begins_at(cause: Cause, trace: CauseTrace, finding: Finding) -> str | None:
-    """What is the same in all findings of one kind that nothing explains, and that begin alike.
-
-    Where no factor looks wrong, that is the line which computes the loss of a token. The numbers
-    of such findings differ from step to step, and are one cause.
-    """
-    if cause.name != UNEXPLAINED or not trace.suspects:
-        return None
-    return f"{finding.identity.slug} at {trace.suspects[0].place}"
 
 
 def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
@@ -253,15 +242,14 @@ def _alike(
     findings: Iterable[Finding], table: Table, chosen_by: Mapping[str, Sequence[str]]
 ) -> Iterator[Cause]:
     """Yield a cause for all findings that failed in the same way."""
-    groups: dict[tuple[str, str, Check | None], list[Finding]] = defaultdict(list)
+    groups: dict[tuple[str, str, str | None], list[Finding]] = defaultdict(list)
     for finding in findings:
         if finding.verdict in (*WRONG, Verdict.ADVICE):
-            of_input = finding.check if finding.is_of_bad_input else None
-            groups[*_kind(finding), of_input].append(finding)
-    for (name, form, of_input), group in groups.items():
+            groups[*_kind(finding), _apart(finding)].append(finding)
+    for (name, form, _), group in groups.items():
         statements = {failure(finding) for finding in group if finding.diagnosis is None}
         statement = statements.pop() if len(statements) == 1 else form
-        if of_input and name in MISTAKES:
+        if group[0].is_of_bad_input and name in MISTAKES:
             statement = f"{form}: {_inputs(group)}"
         claims = sum(table.bits.get(finding.id, 0) for finding in group)
         supposed = table.described(claims) if claims else ()
@@ -280,11 +268,26 @@ def _kind(finding: Finding) -> tuple[str, str]:
         return diagnosis.name, diagnosis.explanation.partition(": ")[0]
     if diagnosis.name == UNEXPLAINED:
         pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
+        if _is_reported(finding):  # and another in each step
+            pattern = "another number is reported than expected"
         return UNEXPLAINED, f"{MISTAKES[UNEXPLAINED].says}: {pattern}"
     is_about_rules = finding.is_of_bad_input or finding.check is Check.POISON
     has_rule = not is_about_rules or finding.verdict is not Verdict.ADVICE
     stated = _stated(diagnosis.name)
     return diagnosis.name, stated if has_rule else f"{stated}, against no rule that it states"
+
+
+def _apart(finding: Finding) -> str | None:
+    """What findings that fail alike are told apart by: bad inputs, and numbers without a name."""
+    if finding.is_of_bad_input:
+        return finding.check
+    return str(finding.identity.slug) if _is_reported(finding) else None
+
+
+def _is_reported(finding: Finding) -> bool:
+    """Whether a finding is a logged number that no mistake explains."""
+    found = finding.diagnosis
+    return found is not None and found.name == UNEXPLAINED and "reported" in found.numbers
 
 
 def _inputs(findings: Iterable[Finding]) -> str:

@@ -855,6 +855,29 @@ def test_causes_that_one_line_tells_are_one() -> None:
     assert one.reach.options == []
 
 
+def test_numbers_that_nothing_explains_are_one_cause_for_each_kind_of_number() -> None:
+    """As of a sum that takes in masked tokens, which is another number in each step."""
+    metric, entropy = ("metric", "metric.entropy")
+    ids = (f"{metric}/token_mean/a/dp1-cp1-mb1-thd", f"{metric}/token_mean/b/dp1-cp1-mb1-thd")
+    several = [
+        Finding(id=name, verdict=Verdict.MISMATCH, error=1.0, diagnosis=reported(number))
+        for number, name in enumerate((*ids, f"{entropy}/token_mean/a/dp1-cp1-mb1-thd"))
+    ]
+
+    one, other = causes(several, [], {})
+
+    assert one.statement.endswith("explains it: another number is reported than expected")
+    assert (one.findings, other.findings) == ([*ids], [several[2].id])
+
+
+def reported(number: int) -> Diagnosis:
+    return Diagnosis(
+        name=UNEXPLAINED.name,
+        explanation=f"{number} is reported instead of 7",
+        numbers={"reported": number, "expected": 7},
+    )
+
+
 def test_what_no_mistake_explains_is_a_part_of_the_one_at_its_line() -> None:
     """As verl's ranks that are not reduced, and one odd batch of them."""
     said = [
