@@ -262,6 +262,17 @@ def test_a_mistake_that_makes_two_causes_is_said_once() -> None:
     assert sentence(found, {"slime/loss.py": "@@ -7 +7 @@"}).count(FACTOR) == 1
 
 
+def test_what_explains_most_findings_is_said_of_a_change_of_one_place() -> None:
+    odd, *others = (f"weights/token_mean/{case}/dp1-cp2-mb1-thd" for case in ("a", "b", "c"))
+    after = report(wrong(odd), *(wrong(one, CP) for one in others))
+    found = Reviewed.of(report(*(right(one) for one in (odd, *others))), after)
+    ends = "(loss.py:7); 1 more of the same change; nothing else got worse."
+
+    assert sentence(found, {"slime/loss.py": "@@ -7 +7 @@"}).startswith(f"A{FACTOR}")
+    assert sentence(found, {"slime/loss.py": "@@ -7 +7 @@"}).endswith(ends)
+    assert "no known mistake" in sentence(found, {"slime/loss.py": "@@ -7 +7 @@\n@@ -9 +9 @@"})
+
+
 def test_lines_to_look_at_are_in_files_that_the_version_changes() -> None:
     """The base has the other lines too, and is right."""
     after = report(wrong(A, CP))

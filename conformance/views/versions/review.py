@@ -18,7 +18,7 @@ from conformance.explain.conditions.findings import NEGATIVE
 from conformance.explain.conditions.wording import OBJECTIVES, counted
 from conformance.explain.reach import options
 from conformance.findings.badness import explain, failure
-from conformance.findings.cause import Reach, Severity
+from conformance.findings.cause import UNEXPLAINED, Reach, Severity
 from conformance.findings.sanitize import first_line, numberless, printable
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
 from reference.aggregation import Mode
@@ -182,8 +182,12 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
     for group in found.worse:
         is_number = group.cause.severity is not Severity.NOT_TRAINED
         mistakes.setdefault(group.cause.words if is_number else group.cause.statement, group)
-    clauses = [_worse(group, found, lines) for group in mistakes.values()]
-    clauses = [*clauses[:MOST], *_more(clauses[MOST:]), *_refused(found.no_longer_trained, found)]
+    groups = sorted(mistakes.values(), key=_telling, reverse=True)
+    clauses = [_worse(group, found, lines) for group in groups]
+    is_one = sum(map(len, lines.values())) == 1  # which all of them come of
+    named = clauses[: 1 if is_one else MOST]
+    more = _more(clauses[len(named) :], " of the same change" if is_one else "")
+    clauses = [*named, *more, *_refused(found.no_longer_trained, found)]
     clauses.append("nothing else got worse" if clauses else "nothing got worse")
     if new := [*_new_modes(found)]:
         clauses.append(f"new, and right: {', '.join(new)}")
@@ -194,6 +198,12 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
     clauses += in_a_clause(behaviour(found))
     text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _telling(group: FindingGroup) -> tuple[int, bool, int]:
+    """How much a cause tells of a change: of equal harm, what is explained and shows most often."""
+    cause = group.cause
+    return -cause.harm.rank, cause.name != UNEXPLAINED, len(group.findings)
 
 
 def behaviour(found: Reviewed) -> BehaviourChange:
@@ -210,8 +220,8 @@ def _new_modes(found: Reviewed) -> Iterator[str]:
             yield f"`{' '.join(found.head.chosen_by.get(mode, [mode]))}`"
 
 
-def _more(rest: Sequence[str]) -> list[str]:
-    return [f"{len(rest)} more"] if rest else []
+def _more(rest: Sequence[str], words: str = "") -> list[str]:
+    return [f"{len(rest)} more{words}"] if rest else []
 
 
 def _changed_lines(changed: Mapping[str, str]) -> dict[str, list[range]]:
