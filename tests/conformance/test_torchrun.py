@@ -45,6 +45,10 @@ ENVIRONMENT = {
 }
 
 
+AT_ONCE = pytest.mark.xdist_group("at_once")
+"""Of tests that look at the same runs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AtOnce:
     """Two runs under torchrun and one without, at the same time and in folders of their own."""
@@ -71,6 +75,7 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
     return AtOnce(failing=failed, native=found, pool=pool, left=left)
 
 
+@AT_ONCE
 def test_finds_what_the_pool_finds_byte_for_byte(at_once: AtOnce) -> None:
     found = at_once.native
 
@@ -80,6 +85,7 @@ def test_finds_what_the_pool_finds_byte_for_byte(at_once: AtOnce) -> None:
     assert found.report.complete
 
 
+@AT_ONCE
 def test_failing_ranks_are_named_and_the_run_goes_on(at_once: AtOnce) -> None:
     result = at_once.failing
     found = {finding.id.split("/")[2]: finding for finding in result.report.findings}
@@ -96,6 +102,7 @@ def test_failing_ranks_are_named_and_the_run_goes_on(at_once: AtOnce) -> None:
     assert result.report.complete
 
 
+@AT_ONCE
 def test_nothing_is_left_of_ranks_that_failed_or_not(at_once: AtOnce) -> None:
     assert at_once.left == []
 
