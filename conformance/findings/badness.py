@@ -68,7 +68,7 @@ def off_by(finding: Finding) -> str:
     if finding.agreement is None:
         return f"relative error {finding.error:.3g}"
     if not finding.agreement:
-        return "a value is 0, should be 0, or has the wrong sign"
+        return "a value is lost (0) or has the wrong sign"
     return f"off by a factor of {factor_text(1 / finding.agreement)}"
 
 

@@ -80,6 +80,11 @@ class RightCounts:
         return any(is_close(one, size) for one in ways for size in sizes)
 
 
+def is_product(name: str) -> bool:
+    """Whether a right count is one that is multiplied or divided by another."""
+    return " / " in name or " \N{MIDDLE DOT} " in name
+
+
 def _products(
     counts: Sequence[tuple[float, str]], sizes: Sequence[tuple[float, str]]
 ) -> list[tuple[float, str]]:

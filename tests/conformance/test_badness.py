@@ -168,7 +168,7 @@ def test_older_reports_are_compared_by_what_they_have() -> None:
     [
         ({"error": 5.5, "agreement": 1 / 6.5}, "off by a factor of 6.5"),
         ({"error": 0.999, "agreement": 0.001}, "off by a factor of 1,000"),
-        ({"error": 1.0, "agreement": 0.0}, "a value is 0, should be 0, or has the wrong sign"),
+        ({"error": 1.0, "agreement": 0.0}, "a value is lost (0) or has the wrong sign"),
         ({"error": 0.917}, "relative error 0.917"),
         ({"error": None}, ""),
     ],

@@ -19,7 +19,7 @@ from conformance.tracing.chain import SUMMING
 from conformance.tracing.counts import How, Unfolding
 from conformance.tracing.graph import computed, is_close, is_of_count
 from conformance.tracing.needed import all_needed, made_of
-from conformance.tracing.right_counts import NO_FACTOR, counts_of_token
+from conformance.tracing.right_counts import NO_FACTOR, counts_of_token, is_product
 from conformance.tracing.source.origins import origins
 from conformance.tracing.suspects.plain_python import had_before
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
@@ -111,8 +111,11 @@ class Blame:
                 yield from self._at(one.node, Says.MAY_BE, one.depth, words)
 
     def _told(self, one: Needed, name: str) -> str:
-        there = "1 is right" if name == NO_FACTOR else f"there are {one.needed:.6g} {name}"
-        return f"{one.made.value:.6g} where {there}"
+        if name == NO_FACTOR:
+            return f"{one.made.value:.6g} where 1 is right"
+        if is_product(name):
+            return f"{one.made.value:.6g} where {one.needed:.6g} is right ({name})"
+        return f"{one.made.value:.6g} where there are {one.needed:.6g} {name}"
 
     def _is_wrong(self, one: Needed) -> bool:
         """Whether a count is not what it had to be; many a 1 is none."""
