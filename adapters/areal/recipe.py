@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from adapters.contract.recipe import Typed
 
 BACKENDS = {"fsdp": "fsdp2", "megatron": "megatron"}
-"""What a user calls each engine."""
+"""The name that users type for each engine."""
 
 BACKEND = "backend"
 
@@ -36,7 +36,7 @@ TUNING = {"rejection_sampling.metric", "rejection_sampling.agg"}
 
 
 def read(adapter: ArealAdapter, typed: Typed) -> Recipe:
-    """What AReaL makes of a recipe; raises `RecipeRefused`."""
+    """Read a recipe with AReaL's own parser; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 
     configs = module("api.cli_args")

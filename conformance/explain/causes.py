@@ -278,7 +278,7 @@ def _kind(finding: Finding) -> tuple[str, str]:
 
 
 def _apart(finding: Finding) -> str | None:
-    """What findings that fail alike are told apart by: bad inputs, and numbers without a name."""
+    """A check or a slug, by which bad inputs and unnamed numbers that fail alike are told apart."""
     if finding.is_of_bad_input:
         return finding.check
     return str(finding.identity.slug) if _is_reported(finding) else None
