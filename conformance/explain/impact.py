@@ -26,6 +26,7 @@ from conformance.explain.conditions.steps import FACTS_OF_STEPS, of_context
 from conformance.findings.agreement import direction
 from conformance.findings.cause import SAME_DIRECTION, Impact, Range, Severity
 from conformance.findings.finding import PRODUCTION
+from conformance.findings.user_cache import made_once
 from conformance.findings.verdict import Check
 from reference.aggregation import DEFAULT_CONVENTIONS, Mode
 
@@ -108,7 +109,11 @@ def _estimator(objective: Objective | None) -> Objective:
 @cache
 def _facts(layout: Layout) -> frozenset[str]:
     """The facts of the production step and its cut, which are the same in all modes."""
-    return frozenset(of_context(production_context(Mode.TOKEN_MEAN, layout)))
+    return frozenset(
+        made_once(
+            "facts", str(layout), lambda: [*of_context(production_context(Mode.TOKEN_MEAN, layout))]
+        )
+    )
 
 
 def _over(effects: Sequence[Effect], severity: Severity, layout: Layout) -> Impact:
@@ -139,7 +144,16 @@ def _effects(mistake: str, mode: Mode, objective: Objective, layout: Layout) -> 
 def _of_mistakes(
     mode: Mode, objective: Objective, layout: Layout
 ) -> Mapping[str, Sequence[Effect]]:
-    """What each mistake does to the production step: a mistake may have several predictions."""
+    """What each mistake does to the production step: a mistake may have several predictions.
+
+    Half a million tokens times some hundred predictions take seconds.
+    """
+    key = f"{mode} {objective} {layout}"
+    kept = made_once("effects", key, lambda: _predicted(mode, objective, layout))
+    return {name: [Effect(*one) for one in several] for name, several in kept.items()}
+
+
+def _predicted(mode: Mode, objective: Objective, layout: Layout) -> Mapping[str, Sequence[Effect]]:
     context = production_context(mode, layout)
     found: dict[str, list[Effect]] = {}
     if objective in OF_GROUPS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,8 +60,8 @@ def direction(
     The scale is that of least squares: the factor on the learning rate. Both arguments are of shape
     [tokens]; None where a norm is 0 or not finite.
     """
-    if not np.isfinite(observed).all() or not expected.any():
+    product = float(observed @ expected)
+    norm, length = (math.sqrt(float(one @ one)) for one in (observed, expected))
+    if not math.isfinite(norm) or not length:
         return None, None
-    product, norm = float(observed @ expected), float(np.linalg.norm(observed))
-    length = float(np.linalg.norm(expected))
     return product / length**2, product / (norm * length) if norm else None

@@ -11,25 +11,20 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from platformdirs import user_cache_path
-
 from conformance.comparing import report_file
+from conformance.findings import user_cache
 from conformance.findings.errors import ReportFileError
 from conformance.findings.report import Header, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from adapters.contract import Adapter
     from adapters.toolkit.source import Commit
     from conformance.findings.report import Report
-
-ROOT = Path(__file__).parents[3]
-
-OURS = ("adapters", "conformance", "reference")
 
 MOST = 30
 """Reports that are kept; the oldest goes."""
@@ -44,13 +39,12 @@ class Kept:
     @classmethod
     def of(cls, adapter: Adapter, commit: Commit, options: Iterable[str]) -> Self:
         """The place of a commit's report, run with options."""
-        digest = hashlib.sha256(_of_code().encode())
+        digest = hashlib.sha256(user_cache.digest_of_code().encode())
         installed = [f"{name} {_version(name)}" for name in ("torch", *adapter.dependencies)]
         of_adapter = (type(adapter).__module__, adapter.name, adapter.engine, commit.revision)
         for part in (sys.version, *of_adapter, *installed, *options):
             digest.update(f"{part}\n".encode())
-        folder = user_cache_path("rl-loss-conformance") / "bases"
-        return cls(folder / f"{digest.hexdigest()[:32]}.json.gz")
+        return cls(user_cache.folder("bases") / f"{digest.hexdigest()[:32]}.json.gz")
 
     def load(self) -> Report | None:
         """The report, if there is one that can be read."""
@@ -86,15 +80,6 @@ def merged(former: Report | None, latter: Report | None) -> Report | None:
         [*former.clues, *latter.clues],
         Selection(selected=len(findings), deselected=0),
     )
-
-
-def _of_code() -> str:
-    """A digest of the code that makes findings."""
-    digest = hashlib.sha256()
-    for package in OURS:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _version(distribution: str) -> str | None:

@@ -201,7 +201,7 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
 
 
 def _telling(group: FindingGroup) -> tuple[int, bool, int]:
-    """A sort key: of causes of equal harm, one tells most that is explained and shows most often."""
+    """A sort key: of equal harm, a cause tells most that is explained and shows most often."""
     cause = group.cause
     return -cause.harm.rank, cause.name != UNEXPLAINED, len(group.findings)
 

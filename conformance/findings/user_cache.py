@@ -1,0 +1,78 @@
+"""The user's cache, and what depends on our code alone and is made once on a machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from platformdirs import user_cache_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+
+OURS = ("adapters", "conformance", "reference")
+
+MOST = 4
+"""Versions of the code whose numbers are kept; the oldest goes."""
+
+
+def folder(name: str) -> Path:
+    """A folder of the cache, which need not be there."""
+    return user_cache_path("rl-loss-conformance") / name
+
+
+@cache
+def digest_of_code() -> str:
+    """A digest of the code that makes findings and explains them."""
+    digest = hashlib.sha256()
+    for package in OURS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def made_once(name: str, key: str, make: Callable[[], Any]) -> Any:
+    """Return what ``make`` returns, as JSON has it, from the cache where it is there.
+
+    It must depend on the key, this project's code and NumPy alone. Without a cache that can be
+    written it is made each time.
+    """
+    of_code = folder(name) / f"{digest_of_code()[:16]}-{version('numpy')}"
+    path = of_code / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_text("utf-8"))
+    text = json.dumps(make())
+    with suppress(OSError):
+        of_code.mkdir(parents=True, exist_ok=True)
+        _write(path, text)
+        _forget(of_code.parent)
+    return json.loads(text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all, as others may read it or write it at once."""
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _forget(several: Path) -> None:
+    """Remove what other versions of the code have made, except of the latest ones."""
+    oldest_first = sorted(several.iterdir(), key=lambda one: one.stat().st_mtime)
+    for one in oldest_first[:-MOST]:
+        shutil.rmtree(one, ignore_errors=True)
