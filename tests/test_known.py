@@ -40,7 +40,6 @@ IN_OLDER_REPORTS = {
     ("areal", "selected_micro_batch"),
     ("tunix", "denominators_per_micro_batch_of_all_ranks"),
     ("roll", "unexplained"),
-    ("nemo_rl", "depends_on_masked_samples"),
 }
 """Known of versions whose reports are not the newest, of findings of a cause of another name, or of
 checks and cases that the newest reports were made without."""

@@ -249,6 +249,8 @@ def _alike(
     for (name, form, _), group in groups.items():
         statements = {failure(finding) for finding in group if finding.diagnosis is None}
         statement = statements.pop() if len(statements) == 1 else form
+        if len(group) == 1 and (numbers := _reported(group[0])):
+            statement = f"{MISTAKES[UNEXPLAINED].says}: {numbers}"
         if group[0].is_of_bad_input and name in MISTAKES:
             statement = f"{form}: {_inputs(group)}"
         claims = sum(table.bits.get(finding.id, 0) for finding in group)
@@ -268,7 +270,7 @@ def _kind(finding: Finding) -> tuple[str, str]:
         return diagnosis.name, diagnosis.explanation.partition(": ")[0]
     if diagnosis.name == UNEXPLAINED:
         pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
-        if _is_reported(finding):  # and another in each step
+        if _reported(finding):  # and another in each step
             pattern = "another number is reported than expected"
         return UNEXPLAINED, f"{MISTAKES[UNEXPLAINED].says}: {pattern}"
     is_about_rules = finding.is_of_bad_input or finding.check is Check.POISON
@@ -281,13 +283,14 @@ def _apart(finding: Finding) -> str | None:
     """A check or a slug, by which bad inputs and unnamed numbers that fail alike are told apart."""
     if finding.is_of_bad_input:
         return finding.check
-    return str(finding.identity.slug) if _is_reported(finding) else None
+    return str(finding.identity.slug) if _reported(finding) else None
 
 
-def _is_reported(finding: Finding) -> bool:
-    """Whether a finding is a logged number that no mistake explains."""
+def _reported(finding: Finding) -> str | None:
+    """The words on a logged number that no mistake explains; None of all other findings."""
     found = finding.diagnosis
-    return found is not None and found.name == UNEXPLAINED and "reported" in found.numbers
+    is_one = found is not None and found.name == UNEXPLAINED and "reported" in found.numbers
+    return found.explanation if found is not None and is_one else None
 
 
 def _inputs(findings: Iterable[Finding]) -> str:

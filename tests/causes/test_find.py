@@ -868,6 +868,7 @@ def test_numbers_that_nothing_explains_are_one_cause_for_each_kind_of_number() -
 
     assert one.statement.endswith("explains it: another number is reported than expected")
     assert (one.findings, other.findings) == ([*ids], [several[2].id])
+    assert other.statement.endswith("explains it: 2 is reported instead of 7")
 
 
 def reported(number: int) -> Diagnosis:
