@@ -1,17 +1,21 @@
 """Advantages that a trainer computes wrongly are traced from a reward to the line."""
 
 import linecache
+import math
 from collections.abc import Iterator
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import pytest
 
 from adapters.contract import Layout
 from adapters.contract.job import Column, Configuration
 from adapters.contract.objective import Objective
+from conformance.findings.trace import Contents
 from conformance.ranks.pool import RankPool
 from conformance.tracing.finding import traced_job
 from conformance.tracing.rewards import TracedAdvantage
+from conformance.tracing.suspects.digits import digits_lost
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import Token, TracedJob
 from conformance.views.traces import as_text
@@ -112,6 +116,22 @@ def test_digits_that_only_rewards_of_several_samples_lose_are_found(traced: Trac
         line.file, line.number
     )
     assert "where all samples have their rewards" in as_text(trace)[0]
+
+
+@pytest.mark.parametrize(("largest", "count"), [(1e8, 1), (math.inf, 0), (10.0, 0)])
+def test_only_large_numbers_lose_digits_and_a_bound_of_infinity_is_none(
+    largest: float, count: int
+) -> None:
+    line = SimpleNamespace(file="/toy/loss.py", number=7)
+    held = Contents(1, (largest,), largest, largest, 1, is_measured=True)
+    left = Contents(1, (0.0,), 0.0, 0.0, 0, is_measured=True)
+    made = SimpleNamespace(name="aten.sub.Tensor", contents=left, stack=[line])
+    by_node = {0: SimpleNamespace(name="aten.mul.Tensor", contents=held, stack=[line]), 1: made}
+    graph: Any = SimpleNamespace(
+        nodes=lambda: [*by_node], operation=by_node.get, inputs=lambda node: [0] if node else []
+    )
+
+    assert len(digits_lost(graph, None, "toy")) == count  # type: ignore[arg-type]
 
 
 def test_advantages_that_are_wrong_by_the_weight_of_tokens_are_traced_to_its_divisor() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
@@ -35,7 +36,8 @@ def _loses(graph: Graph, node: Node) -> bool:
     """Whether a difference is about as small as the rounding errors of large numbers."""
     operation, largest = graph.operation(node), _largest(graph, node)
     is_difference = operation.name.startswith(("aten.sub", "aten.rsub", "jax.sub"))
-    return is_difference and largest >= LARGE and operation.contents.largest <= LOST * largest
+    is_large = LARGE <= largest < math.inf
+    return is_difference and is_large and operation.contents.largest <= LOST * largest
 
 
 def _largest(graph: Graph, node: Node) -> float:
