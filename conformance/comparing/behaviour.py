@@ -1,4 +1,4 @@
-"""What two versions do differently, right or wrong, without any expectation.
+"""The differences in behaviour of two versions, right or wrong, without any expectation.
 
 Findings of one id trained the same step. Their gradients and logged numbers are compared within the
 bound of the dtype; a refactoring changes none.
@@ -30,7 +30,7 @@ TOKENS = 1000
 GONE = "no longer logged, or no longer moved by any value"
 NEW = "newly logged, or newly moved by values"
 GRADIENT = "gradient"
-"""What the changed number is called that is no logged one."""
+"""The name of the changed number that is not a logged one."""
 
 Pair = tuple["Finding", "Finding"]
 
@@ -42,10 +42,10 @@ class ChangedNumber:
     name: str
     changed: tuple[Pair, ...]
     steps: int
-    """How many steps of both versions have it."""
+    """The number of steps of both versions that have it."""
 
     options: tuple[str, ...]
-    """What a user types for each of the steps in which it differs, and for no other."""
+    """Options of each of the steps in which it differs, and of no other."""
 
     @property
     def values(self) -> tuple[float, float]:
@@ -58,7 +58,7 @@ class ChangedNumber:
 
 @dataclass(frozen=True)
 class BehaviourChange:
-    """What differs between the steps that two versions trained alike."""
+    """The numbers that differ in the steps that two versions both trained."""
 
     old: Report
     new: Report

@@ -1,4 +1,4 @@
-"""What became of the causes of one report in another.
+"""The fate in one report of the causes of another.
 
 A cause is gone if each of its findings was looked at again and does not show it, where some are
 right and others may be refused, and new if one of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Fate(StrEnum):
-    """What became of a cause, in the order of what asks for attention."""
+    """The fate of a cause, in the order of what asks for attention."""
 
     NEW = "new"
     CHANGED = "changed"
@@ -50,7 +50,7 @@ OTHERWISE_WRONG = "wrong in another way"
 NOT_RUN = "not run"
 
 LOOKED_AT = (RIGHT, WITHOUT_IT, OTHERWISE_WRONG)
-"""What a finding of the other report is if it was looked at."""
+"""The states of a finding of the other report that was looked at."""
 
 
 class CauseChange(NamedTuple):
@@ -60,11 +60,11 @@ class CauseChange(NamedTuple):
     old: Cause | None
     new: Cause | None
     became: str = ""
-    """What its findings are in the report without it, where that leaves open what became of it."""
+    """The state of its findings in the report without it, where its fate is open."""
 
     @property
     def statement(self) -> str:
-        """What the cause is, and what it was."""
+        """The cause in words, and what it was before."""
         one = self.new or self.old
         assert one is not None
         if self.old is None or self.new is None or self.fate is Fate.SAME:
@@ -80,7 +80,7 @@ class CauseChange(NamedTuple):
 
     @property
     def findings(self) -> str:
-        """How many findings it explains, in words."""
+        """The number of findings that it explains, in words."""
         counts = [str(len(one.findings)) for one in (self.old, self.new) if one is not None]
         return " -> ".join(dict.fromkeys(counts))
 

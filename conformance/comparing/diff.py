@@ -1,4 +1,4 @@
-"""What changed between two reports: each finding of either is in one `Change`, of one `ChangeKind`.
+"""The changes between two reports: each finding of either is in one `Change`, of one `ChangeKind`.
 
 Findings are compared one by one, by what they are of (`Key`), never by counts. The order of
 verdicts, from best to worst:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class ChangeKind(StrEnum):
-    """What became of a finding, in the order of what asks for attention."""
+    """The fate of a finding, in the order of what asks for attention."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -79,7 +79,7 @@ class ChangeKind(StrEnum):
 
 
 class Slice(NamedTuple):
-    """What of a check has one value of a dimension: one layout, one case; or all of the check."""
+    """The part of a check with one value of a dimension: a layout, a case; or the whole check."""
 
     check: Check
     dimension: str
@@ -87,7 +87,7 @@ class Slice(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What a finding is of; those of one key are compared.
+    """The subject of a finding; those of one key are compared.
 
     Its values tell apart what one name stands for in two runs: generated cases that follow from
     other options, `constant` by another divisor.
@@ -101,7 +101,7 @@ class Key(NamedTuple):
     case: str
 
     def parts(self) -> Iterator[Slice]:
-        """What it belongs to, the largest part first."""
+        """The parts that it belongs to, the largest first."""
         for dimension in self._fields:
             yield Slice(self.check, dimension, getattr(self, dimension))
 
@@ -119,7 +119,7 @@ class Change:
 
     @cached_property
     def kind(self) -> ChangeKind:
-        """What became of it."""
+        """The kind of change."""
         if self.old is None:
             return ChangeKind.ONLY_NEW if self.part else ChangeKind.APPEARED
         if self.new is None:
@@ -142,7 +142,7 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, finding: Finding) -> State:
-        """How a finding stands."""
+        """The state of a finding."""
         if finding.diagnosis is not None:
             return cls(finding.verdict, finding.diagnosis.name)
         return cls(finding.verdict, failure(finding) if finding.verdict in WRONG else "")
@@ -164,12 +164,12 @@ class Group(NamedTuple):
 
     @property
     def subjects(self) -> dict[str, int]:
-        """How many there are of each check, or subject of one, the largest numbers first."""
+        """The counts by check, or by subject of one, the largest first."""
         return dict(Counter(change.finding.identity.slug for change in self.changes).most_common())
 
     @property
     def modes(self) -> dict[Mode, int]:
-        """How many there are of each mode."""
+        """The counts by mode."""
         counts = Counter(change.finding.mode for change in self.changes)
         return {mode: counts[mode] for mode in Mode if counts[mode]}
 
@@ -205,12 +205,12 @@ class Difference:
 
     @property
     def worse(self) -> tuple[Change, ...]:
-        """What a gate fails for."""
+        """The changes that a gate fails for."""
         return self.of(ChangeKind.WORSE)
 
     @property
     def compared(self) -> int:
-        """How many findings both sides have."""
+        """The number of findings that both sides have."""
         return sum(change.old is not None and change.new is not None for change in self.changes)
 
     @property
@@ -256,7 +256,7 @@ class Difference:
         return sorted(groups, key=lambda group: (order.index(group.kind), -len(group.changes)))
 
     def parts(self, kind: ChangeKind) -> dict[Slice, int]:
-        """What one side alone looked at, with the number of its findings, the largest first."""
+        """The parts that one side alone looked at, by number of findings, the largest first."""
         counts = Counter(change.part for change in self.of(kind) if change.part is not None)
         return dict(counts.most_common())
 
@@ -302,13 +302,13 @@ class FindingsByKey:
         return next((part for part in key.parts() if part not in self._parts), None)
 
     def lacking(self, key: Key) -> Slice | None:
-        """What the report has nothing of, or little by its plan; None if it was to have the key."""
+        """A part that the report lacks, or has little of by its plan; None if it has the key."""
         little = Slice(key.check, "plan", PlanSize.QUICK) if self._is_quick else None
         return None if key in self.findings else self.missing_part(key) or little
 
 
 def key(request: Request, of: Finding | AnyMatrixCell) -> Key:
-    """What a finding of a run is of, or will be, by its id and depth."""
+    """The subject of a finding of a run, present or to come, by its id and depth."""
     subject, mode, rest = of.id.split("/", 2)
     case, _, layout = rest.rpartition("/")
     if mode == Mode.CONSTANT and request.divisor is not None:

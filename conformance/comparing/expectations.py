@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 MOST_NAMES = 3
-"""How many known names are proposed for an unknown one."""
+"""The most known names that are proposed for an unknown one."""
 
 FAILURES = (Verdict.CRASHED, Verdict.DECLINED)
 
@@ -146,25 +146,25 @@ class _Entry(FrozenModel):
     """The upstream issue or pull request."""
 
     line: Words | None = None
-    """Where in the framework's code, such as ``trl/trainer/grpo_trainer.py:3169``."""
+    """The line in the framework's code, such as ``trl/trainer/grpo_trainer.py:3169``."""
 
     code: Folder | None = None
     """The address of the folder that the line is below: that of the file, unless it is given."""
 
     impact: Words | None = None
-    """What it does in production, where a run cannot tell; it is read after ``In production:``."""
+    """Its effect in production, where a run cannot tell; it is read after ``In production:``."""
 
     reach: Words | None = None
     """Whom it reaches, in the framework's own options; it is read after ``Who meets it:``."""
 
     upstream: Words = "unknown"
-    """What became of it: an issue, a pull request, the version in which it is fixed."""
+    """Its fate upstream: an issue, a pull request, the version in which it is fixed."""
 
     looked_up: date | None = None
     """The day up to which upstream's issues and pull requests were searched for it."""
 
     deliberate: Words | None = None
-    """What made the behaviour on purpose: a pull request or a document. It is a convention then."""
+    """The pull request or document that made it on purpose. It is a convention then."""
 
     engine: tuple[Words, ...] | None = None
     """The engines that have it, of those that the file is of; all of them if left out."""
@@ -202,7 +202,7 @@ class KnownMistake(_Entry):
 
     @property
     def demands(self) -> int:
-        """How many properties of a cause it asks for besides its name."""
+        """The number of properties of a cause that it asks for besides its name."""
         return sum(one is not None for one in (self.condition, self.suspect, self.check))
 
     def covers(self, finding_id: str) -> bool:
@@ -248,7 +248,7 @@ class KnownFailure(_Entry):
         return finding.verdict is self.name and self.message in failure(finding)
 
     def objection(self, finding: Finding) -> str | None:
-        """How a finding differs from what is expected of it; None if it does not."""
+        """The difference of a finding from what is expected of it; None without one."""
         if finding.verdict is Verdict.CONFORMS:
             return "it conforms: fixed; remove it"
         if finding.verdict is not self.name:

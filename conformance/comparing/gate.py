@@ -1,4 +1,4 @@
-"""What makes a run fail: all that is wrong, or only what is not known to be."""
+"""The rules by which a run fails: for all that is wrong, or only for what is not known to be."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 MOST_PARTS = 3
-"""That a complaint names."""
+"""The most parts that a complaint names."""
 
 
 class Outcome(StrEnum):
-    """What a finding does to the run."""
+    """The effect of a finding on the run."""
 
     PASSES = "passes"
     SKIPPED = "skipped"
@@ -55,22 +55,22 @@ class Gate(ABC):
 
     @abstractmethod
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
-        """What one finding does to the run."""
+        """The effect of one finding on the run."""
 
     def lines(self, report: Report) -> Iterator[str]:
-        """What there is to say of what was known, at the end of a run."""
+        """Lines on what was known, at the end of a run."""
         yield from ()
 
     def difference(self, report: Report) -> Difference | None:
-        """What changed since an earlier report; None without one."""
+        """The changes since an earlier report; None without one."""
         return None
 
     def refusal(self, cells: Sequence[AnyMatrixCell]) -> str | None:
-        """Why what a run is about to find can hardly be ruled on, and the way out; or None."""
+        """The reason why a run's findings can hardly be ruled on, and the way out; or None."""
         return None
 
     def objection(self, report: Report) -> str | None:
-        """Why the run fails although every finding passes; None if it does not."""
+        """The reason why the run fails although every finding passes; None if it does not."""
         found = report.findings
         if not found or any(one.verdict not in UNJUDGED for one in found):
             return None
@@ -132,7 +132,7 @@ class Expecting(Gate):
         )
 
     def lines(self, report: Report) -> Iterator[str]:
-        """How many findings were as listed, by reason, and what the file gets wrong."""
+        """Lines on how many findings were as listed, by reason, and on what the file gets wrong."""
         known: Counter[str] = Counter()
         told = self._reasons(report)
         for finding in report.findings:
@@ -151,7 +151,7 @@ class Expecting(Gate):
 
     @property
     def watched(self) -> frozenset[str]:
-        """Those of the expected causes."""
+        """The findings of the expected causes."""
         return self.expectations.names
 
     def objection(self, report: Report) -> str | None:
@@ -264,11 +264,11 @@ class Comparing(Gate):
         return before
 
     def difference(self, report: Report) -> Difference:
-        """What changed since the baseline."""
+        """The changes since the baseline."""
         return difference(self.baseline, report)
 
     def lines(self, report: Report) -> Iterator[str]:
-        """How much was compared, and how to renew the baseline if that is due."""
+        """Lines on how much was compared, and how to renew the baseline if that is due."""
         found = self.difference(report)
         yield (
             f"compared with {self.path}, which has {found.compared} of this run's"

@@ -188,7 +188,7 @@ class Journal:
 
 
 def destination(path: Path) -> Path:
-    """Where a report for ``path`` is put: a symbolic link stays, and the file it names is replaced.
+    """The file of a report for ``path``: a symbolic link stays, and the file it names is replaced.
 
     Raises:
         OSError: neither a report nor a journal can be there.
@@ -201,7 +201,7 @@ def destination(path: Path) -> Path:
 
 @contextmanager
 def _refusals_said(path: Path) -> Iterator[None]:
-    """What the file system refuses before anything is found is no failure of the run."""
+    """Turn refusals of the file system before anything is found into errors of usage."""
     try:
         yield
     except OSError as error:
@@ -241,7 +241,7 @@ def _open(path: Path) -> tuple[FileIO, Path | None]:
 
 
 def _free_name(path: Path) -> Path:
-    """Where the journal of a killed run is kept, next to its report."""
+    """A free name for the journal of a killed run, next to its report."""
     names = (path.with_name(f"{path.name}.killed-{number}{JOURNAL}") for number in count(1))
     return next(name for name in names if not name.exists())
 

@@ -1,4 +1,4 @@
-"""What is known of the newest version of each framework: ``reports/known``.
+"""The known mistakes of the newest version of each framework: ``reports/known``.
 
 A file for each, in the form of `expectations`, with one entry for each mistake of the framework. An
 entry may be of some ``engine`` alone. It says whom it reaches, has the ``line`` in the framework's
@@ -26,7 +26,7 @@ KNOWN = Path(__file__).parent / "known_mistakes"
 """The folder of the files: a link to ``reports/known``, whose files a wheel holds."""
 
 NAME = "known"
-"""What ``--expect`` calls them."""
+"""The name that ``--expect`` has for them."""
 
 
 @cache
@@ -52,7 +52,7 @@ def entry_of(report: Report, cause: Cause) -> KnownMistake | KnownFailure | None
 
 
 def expected(text: Path, framework: str, engine: str) -> Expectations:
-    """What ``--expect`` names: a file, or ``known``.
+    """The expectations that ``--expect`` names: of a file, or ``known``.
 
     Raises:
         InvalidExpectationsError: there is no such file, or it is wrong, or of another framework.

@@ -32,8 +32,8 @@ WAY_OUT = "restore it, or run again what made it"
 JOURNAL = ".journal"
 
 LATEST = Path("reports") / "latest"
-"""Where the reports of runs go that name no file, seen from the folder that they are started in."""
-"""How the names of journals end, which `conformance.comparing.journal` writes."""
+"""The folder of reports of runs that name no file, seen from the folder they are started in."""
+"""The suffix of journals, which `conformance.comparing.journal` writes."""
 
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -43,7 +43,7 @@ KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
 }
-"""What may stand where a file is to be written: a device, a pipe or a socket would be replaced by
+"""Kinds of files that may be overwritten: a device, a pipe or a socket would be replaced by
 it, or would swallow it."""
 
 
@@ -164,7 +164,7 @@ def _refusal(path: Path, content: bytes, error: ValidationError) -> ReportFileEr
 
 
 def _line(text: str, document: dict[str, Any], place: Sequence[int | str]) -> int | None:
-    """Where a field or a finding stands in the file, if its lines are as we write them."""
+    """The line of a field or a finding in the file, if its lines are as we write them."""
     match place:
         case ["findings", int(number), *_]:
             found = document["findings"][number]

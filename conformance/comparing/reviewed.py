@@ -1,4 +1,4 @@
-"""What a version does worse than the one that it is based on, and what it does better."""
+"""The findings that a version makes worse than the one that it is based on, and the better ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Reviewed:
     difference: Difference
     failing: tuple[Finding, ...]
     declined: tuple[Finding, ...] = ()
-    """What the base trains and the head refuses, as the contract allows it to."""
+    """Steps that the base trains and the head refuses, as the contract allows it to."""
 
     @classmethod
     def of(
@@ -70,12 +70,12 @@ class Reviewed:
 
     @property
     def objection(self) -> str | None:
-        """Why nothing can be said of the head, None if something can."""
+        """The reason why nothing can be said of the head, None if something can."""
         return Strict().objection(self.head)
 
     @cached_property
     def changes(self) -> list[CauseChange]:
-        """What became of the causes of either report."""
+        """The fates of the causes of either report."""
         return cause_changes(self.difference)
 
     @cached_property
@@ -85,7 +85,7 @@ class Reviewed:
 
     @property
     def no_longer_trained(self) -> list[Finding]:
-        """What fails without being wrong: steps that the base trains and the head refuses."""
+        """Failing findings of no cause: of steps that the base trains and the head refuses."""
         caused = {finding.id for group in self.worse for finding in group.findings}
         return [finding for finding in self.failing if finding.id not in caused]
 

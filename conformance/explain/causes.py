@@ -42,7 +42,7 @@ INPUTS = {
     **{f"{case.check}.{case.name}": case.says for case in CONFIG_CASES},
     **{case.name: case.says for case in LOG_CASES},
 }
-"""What is configured or logged, by the check's slug or by the case of a log."""
+"""Configurations and logs in words, by the check's slug or by the case of a log."""
 
 
 def causes(
@@ -178,7 +178,7 @@ class _Naming(NamedTuple):
 
     @classmethod
     def of(cls, cause: Cause) -> Self:
-        """That of a cause."""
+        """The naming of a cause."""
         return cls(cause.condition, cause.untested, cause.condition_words)
 
 
@@ -262,7 +262,7 @@ def _alike(
 
 
 def _kind(finding: Finding) -> tuple[str, str]:
-    """How a finding failed: a name and words that do not depend on its numbers."""
+    """A name for the failure of a finding, and words that do not depend on its numbers."""
     diagnosis = finding.diagnosis
     if diagnosis is None:
         return finding.verdict, numberless(failure(finding))
@@ -294,20 +294,20 @@ def _reported(finding: Finding) -> str | None:
 
 
 def _inputs(findings: Iterable[Finding]) -> str:
-    """What was configured or logged, once each, the first three by name."""
+    """The configurations and logs of findings, once each, the first three by name."""
     said = {_input(finding.identity) for finding in findings}
     first, others = sorted(said)[:NAMED_INPUTS], len(said) - NAMED_INPUTS
     return "; ".join([*first, *([f"and {others} more"] if others > 0 else [])])
 
 
 def _input(identity: FindingId) -> str:
-    """What was configured or logged; its name if this version has no such case."""
+    """A configuration or log in words; its name if this version has no such case."""
     named = (INPUTS.get(name) for name in (identity.slug, identity.case))
     return next(filter(None, named), f"{identity.slug} of {identity.case}")
 
 
 def _stated(name: str) -> str:
-    """What a mistake does; a name may be of several mistakes, which a finding cannot tell apart."""
+    """Words on a mistake; a name may be of several, which a finding cannot tell apart."""
     return MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
 
 

@@ -1,4 +1,4 @@
-"""What all ranks and steps of one job say about the known mistakes."""
+"""The evidence of all ranks and steps of one job on the known mistakes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 ALL_LOST = ("tokens_lost", "samples_lost")
-"""What may be the matter where all numbers are 0, besides what gives 0 wherever it is."""
+"""Further mistakes where all numbers are 0, besides those that give 0 wherever they are."""
 
 LARGEST = 2**20
 """Tokens of the largest step that is held against all known mistakes."""
 
 
 def clues(measurements: Sequence[Measurement]) -> Clues:
-    """What a job says, given what each rank observed of each step.
+    """The clues of a job, given what each rank observed of each step.
 
     Of several that are wrong the first is explained, and the others rule out explanations. A step
     of more than `LARGEST` tokens, which takes a minute, says nothing.

@@ -31,14 +31,14 @@ RIGHT = (Verdict.CONFORMS, Verdict.ADVICE)
 """Verdicts on steps in which nothing is wrong."""
 
 OF_TERMS = "of "
-"""How facts of a term of the loss begin, which a step has only if it is trained."""
+"""The beginning of facts of a term of the loss, which a step has only if it is trained."""
 
 LARGEST = 9
 """Mistakes in an explanation: a factor and two others for each term of the largest loss."""
 
 
 PRODUCT = "_by_dp_cp"
-"""How names of factors end that are a product of two sizes."""
+"""The end of the names of factors that are a product of two sizes."""
 
 OF_ONE_SIZE = ("where dp = 1", "where cp = 1")
 """Facts with which it is the other size alone."""
@@ -73,7 +73,7 @@ class Table:
 
     def __init__(self, findings: Iterable[tuple[Finding, Clues]]) -> None:
         self.explanations: dict[str, tuple[Explanation, ...]] = {}
-        """Of each finding, by its id."""
+        """The explanations of each finding, by its id."""
 
         self.bits: dict[str, int] = {}
         """The bits of each finding's terms, by its id."""
@@ -229,7 +229,7 @@ class Table:
 
 
 def _others(condition: tuple[Sequence[str], int], claims: int) -> int:
-    """How many terms a condition holds for besides those that are claimed."""
+    """The number of terms that a condition holds for besides those that are claimed."""
     return (condition[1] & ~claims).bit_count()
 
 

@@ -36,7 +36,7 @@ MOST_ALTERNATIVES = 3
 """Alternatives that an explanation names, the most plausible ones."""
 
 OF_A_MEAN = (Kind.FILLED, Kind.UNREDUCED, Kind.READ_OFF)
-"""What an auxiliary term may get wrong on its own: what it averages, and over which ranks."""
+"""Mistakes of an auxiliary term alone: in the tokens that it averages, or over which ranks."""
 
 
 def diagnose(measurement: Measurement) -> Diagnosis:
@@ -328,7 +328,7 @@ Ranked = tuple[tuple[int, ...], Diagnosis]
 def _shared_by_others(
     terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]
 ) -> Ranked | None:
-    """What all auxiliary terms share, and the policy loss's own mistake if it has one."""
+    """The mistakes that all auxiliary terms share, and the policy loss's own if it has one."""
     own, *of_others = choice
     shared = _common(of_others)
     if shared is None:

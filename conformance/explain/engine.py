@@ -57,14 +57,14 @@ NO_NUMBERS = np.empty(0)
 
 
 class Alternatives(NamedTuple):
-    """What a term may be, the right one first: [alternatives, numbers].
+    """The numbers that a term may have, the right ones first: [alternatives, numbers].
 
     Mistakes that give the same numbers are one alternative.
     """
 
     term: LossTerm
     predictions: list[list[Prediction]]
-    """What gives each alternative, without numbers; nothing for what is right."""
+    """The predictions that give each alternative, without numbers; none for the right one."""
 
     invisible: list[Prediction]
     """Mistakes that give what is right."""
@@ -81,18 +81,18 @@ class Alternatives(NamedTuple):
         return [self.names(found), *together]
 
     def names(self, found: Iterable[Prediction]) -> Names:
-        """What the mistakes of some predictions are called in this term."""
+        """The names in this term of the mistakes of some predictions."""
         mistakes = chain.from_iterable(one.mistakes for one in found)
         return frozenset(self.name(mistake.name) for mistake in mistakes)
 
     def name(self, mistake: str) -> TermMistake:
-        """What a mistake is called in this term."""
+        """The name of a mistake in this term."""
         return TermMistake.of(self.term.metric, mistake)
 
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """What the known mistakes say of a measurement."""
+    """The explanations of a measurement by known mistakes."""
 
     measurement: Measurement
 

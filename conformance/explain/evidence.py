@@ -1,4 +1,4 @@
-"""Which facts that all findings of a cause share were shown to matter.
+"""Evidence that a fact which all findings of a cause share matters.
 
 A fact matters if all is right where it alone is missing. Cases and layouts differ in more than
 their facts, so one of the two stays as it is.
@@ -27,7 +27,7 @@ OF_LAYOUTS = frozenset({*OF_JOBS, *OF_BATCHES, *OF_CUTS})
 
 
 class Evidence:
-    """What is right besides the claims of a cause: terms of ``absent`` show that it is gone."""
+    """The right terms besides the claims of a cause: those of ``absent`` show that it is gone."""
 
     def __init__(self, table: Table, claims: int, absent: int) -> None:
         self._holds = table.facts

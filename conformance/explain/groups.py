@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FindingFilter:
-    """Which findings are kept; an empty field leaves none out."""
+    """A filter of findings; an empty field leaves none out."""
 
     verdicts: frozenset[Verdict] = frozenset()
     modes: frozenset[Mode] = frozenset()
@@ -63,7 +63,7 @@ class FindingGroup:
     findings: tuple[Finding, ...]
 
     example: Finding
-    """What shows best in words what the cause does: it need not be small, but an ordinary step."""
+    """The finding that shows the cause best in words: of an ordinary step, even if large."""
 
     @property
     def smallest(self) -> Finding:
@@ -72,7 +72,7 @@ class FindingGroup:
 
     @property
     def checks(self) -> dict[Check, int]:
-        """How many findings there are of each check."""
+        """The number of findings of each check."""
         counts = Counter(finding.check for finding in self.findings)
         return {check: counts[check] for check in Check if check in counts}
 
@@ -146,7 +146,7 @@ def _groups(report: Report, findings: Iterable[Finding]) -> list[FindingGroup]:
 
 
 def _example(report: Report, findings: Sequence[Finding]) -> Finding:
-    """Of the plainest check the step of production size, or else the smallest ordinary step."""
+    """The step of production size of the plainest check, or else the smallest ordinary step."""
 
     def oddity(finding: Finding) -> tuple[int, bool, bool, bool]:
         clues = report.clues_of(finding)

@@ -1,4 +1,4 @@
-"""What a cause does to training at the size of a production step.
+"""The impact of a cause on training at the size of a production step.
 
 Findings are mostly of steps of a few dozen tokens, whose numbers tell nothing about a step of half
 a million. So a cause's impact is measured where the corpus' production step shows it. Elsewhere it
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CASE = next(case for case in CORPUS if case.name == PRODUCTION)
 
 LAYOUT = Layout(dp=8, micro_batches=8, format="thd")
-"""How the production step is cut: each rank has 64 samples in micro-batches of 8."""
+"""The cut of the production step: each rank has 64 samples in micro-batches of 8."""
 
 CP = 8
 """Context-parallel ranks, where a cause needs several."""
@@ -55,7 +55,7 @@ OF_ONE_TERM = (Check.AUXILIARY, Check.OTHER_LOSSES)
 
 
 class Effect(NamedTuple):
-    """What a prediction does to the gradient of a step."""
+    """The effect of a prediction on the gradient of a step."""
 
     scale: float
     cosine: float
@@ -74,7 +74,7 @@ def impact(
     alone: Sequence[Finding],
     objectives: Mapping[str, Objective],
 ) -> Impact:
-    """What a cause does, given the findings that show the worst of it.
+    """The impact of a cause, given the findings that show the worst of it.
 
     Numbers are measured on those that show it ``alone``, as others have further mistakes.
     ``objectives`` are those of findings, by their slug.
@@ -127,7 +127,7 @@ def _over(effects: Sequence[Effect], severity: Severity, layout: Layout) -> Impa
 
 
 def _effects(mistake: str, mode: Mode, objective: Objective, layout: Layout) -> Sequence[Effect]:
-    """What a mistake may do to the production step; nothing if that is too many things.
+    """The effects of a mistake on the production step; none if they are too many.
 
     Of a mistake in what parts of a step are divided by, a prediction without another direction
     comes from a second mistake, a factor on top.
@@ -144,7 +144,7 @@ def _effects(mistake: str, mode: Mode, objective: Objective, layout: Layout) -> 
 def _of_mistakes(
     mode: Mode, objective: Objective, layout: Layout
 ) -> Mapping[str, Sequence[Effect]]:
-    """What each mistake does to the production step: a mistake may have several predictions.
+    """The effects of each mistake on the production step: one for each of its predictions.
 
     Half a million tokens times some hundred predictions take seconds.
     """

@@ -1,4 +1,4 @@
-"""What one rank observed of one step, with what is expected, and the weights that it shows."""
+"""Observations of one rank in one step, with what is expected, and the weights that they show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measurement:
-    """What one rank observed of one step: the sum of terms for each token, or over all tokens.
+    """Numbers that a rank observed in a step: a sum of terms for each token, or over all of them.
 
     ``observed`` is [tokens] or, of a sum over all tokens, [1]; ``tolerance`` is relative to the sum
     of the terms' magnitudes. Numbers of tokens times ``derivatives`` are the gradient.
@@ -47,7 +47,7 @@ class Measurement:
 
     @cached_property
     def expected(self) -> NDArray[np.float64]:
-        """What is right: [numbers]."""
+        """The right numbers: [numbers]."""
         return self.reduced(np.sum([term.products for term in self.terms], axis=0))
 
     @cached_property

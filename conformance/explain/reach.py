@@ -62,7 +62,7 @@ Need = Callable[["Collection[str]", int, "Mapping[str, Sequence[str]]"], bool]
 """`Evidence.needs_layout` or `Evidence.needs_loss`."""
 
 Choice = tuple[str, ...]
-"""What a user types to choose something."""
+"""The words that a user types to choose something."""
 
 
 class Reaching:
@@ -86,7 +86,7 @@ class Reaching:
                 self._holds[choice] |= bits
 
     def of(self, cause: Cause, findings: Sequence[Finding]) -> Reach:
-        """Who sets what all findings have in common, and trains batches with the rare facts of all.
+        """Users who set what all findings share, and train batches with the rare facts of all.
 
         Where each finding needs an option of its own, it is those who set one of them.
         """
@@ -115,7 +115,7 @@ class Reaching:
         return self._table.trained if is_failure else self._table.right
 
     def _needed(self, choices: Sequence[Choice], needs: Need, claims: int) -> dict[str, bool]:
-        """What all choices have in common, or else one of them; and whether that is needed."""
+        """The options that all choices share, or else one choice; and whether it is needed."""
         common = _shared(choices)
         if not common and all(choices):
             several = sorted({*choices}, key=lambda choice: (len(choice), choice))
@@ -145,7 +145,7 @@ def rare_of(facts: Iterable[str]) -> list[str]:
 
 
 def _shared(choices: Sequence[Choice]) -> list[str]:
-    """What all choices have in common, in the order of the first."""
+    """The options that all choices have in common, in the order of the first."""
     first, *others = choices
     return [option for option in first if all(option in each for each in others)]
 
@@ -158,13 +158,13 @@ def _either(choices: Sequence[Choice]) -> str:
 
 
 def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
-    """What a user types to train the step of a finding, besides what everybody types."""
+    """The options that train the step of a finding, besides those that everybody types."""
     choices = (*_of_the_loss(finding, chosen_by), _of_the_layout(finding, chosen_by))
     return [*dict.fromkeys(chain.from_iterable(choices))]
 
 
 def _of_the_loss(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> tuple[Choice, Choice]:
-    """What chooses the mode, and what chooses the objective.
+    """The options of the mode, and those of the objective.
 
     No mode changes advantages, and whatever the bounds of clipping, ratios are not 1.
     """
@@ -175,7 +175,7 @@ def _of_the_loss(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> tu
 
 
 def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> Choice:
-    """What chooses the layout."""
+    """The options of the layout."""
     layout = finding.layout
     used = [part for part in PARALLELISM if getattr(layout, part) > 1]
     others = sorted(parts_of(layout) - {*PARALLELISM, *OF_EVERY_STEP})

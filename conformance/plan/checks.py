@@ -163,7 +163,7 @@ class CheckSpec:
     """The values that stand in a column where nothing may depend on them."""
 
     is_logged: bool = False
-    """Of a poisoned column: whether all logged numbers are compared, and not weights."""
+    """Whether all logged numbers of a poisoned column are compared, and not weights."""
 
     attached: Column | None = None
     """The column that must have no gradient."""
@@ -219,7 +219,7 @@ class CheckSpec:
 
     @property
     def slug(self) -> str:
-        """How the ids of its findings begin."""
+        """The beginning of the ids of its findings."""
         return slug(self.check, self.name)
 
     def finding_id(self, mode: Mode, case: str, layout: Layout) -> str:

@@ -47,7 +47,7 @@ class MatrixCell:
 
     @property
     def job(self) -> Job:
-        """What the ranks are given: everything but what to expect."""
+        """The job for the ranks: everything but what to expect."""
         return self.spec.law.changed(self._job) if self.spec.law else self._job
 
     @property
@@ -97,7 +97,7 @@ class LogCell:
 
     @property
     def spec(self) -> CheckSpec:
-        """That of the only check of its kind."""
+        """The only check of its kind."""
         return CheckSpec(check=Check.LOGGING)
 
     @property

@@ -1,4 +1,4 @@
-"""Which checks run on which cases, modes and layouts."""
+"""The plan of a run: its checks by case, mode and layout."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _mode(text: str) -> Mode:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run looks at."""
+    """The cells that a run looks at."""
 
     layouts: tuple[Layout, ...]
     aggregations: dict[Mode, Aggregation | None] = field(
@@ -69,10 +69,10 @@ class Plan:
     depth: Depth = Depth.STEP
     size: PlanSize = PlanSize.FULL
     examples: int = 0
-    """How many cases to generate for each mode and layout."""
+    """The number of cases to generate for each mode and layout."""
 
     seed: str = ""
-    """What generated cases follow from."""
+    """The seed of generated cases."""
 
     mode_of_advantages: Mode = Mode.SAMPLE_MEAN
     """The only mode in which advantages are looked at, as no mode changes them."""
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def request(self) -> Request:
-        """What the report says of these settings."""
+        """The report's record of these settings."""
         constant = self.aggregations.get(Mode.CONSTANT)
         return Request(
             plan=self.size,
@@ -131,7 +131,7 @@ class Plan:
         return self._checked(cells)
 
     def _checked(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Those of the chosen checks and cases."""
+        """The cells of the chosen checks and cases."""
         return [
             cell
             for cell in cells
@@ -186,12 +186,12 @@ class Plan:
 
     @property
     def chosen_of_cases(self) -> list[MatrixCell]:
-        """Those that a full plan of the chosen checks and cases has."""
+        """The cells that a full plan of the chosen checks and cases has."""
         return self._checked(self.cells_of_cases)
 
     @cached_property
     def cells_of_cases(self) -> list[MatrixCell]:
-        """Those that share a run next to each other."""
+        """The cells of cases, with those that share a run next to each other."""
         cases = ALL_CASES if self.case is None else (self.case,)
         seen = [spec for spec in CHECK_SPECS if spec.is_seen_at(self.depth)]
         specs = [
@@ -220,7 +220,7 @@ class Plan:
 
     @property
     def cells_apart(self) -> list[MatrixCell]:
-        """Those that are looked at on one layout or two, whatever the size."""
+        """The cells that are looked at on one layout or two, whatever the size."""
         return [*self._altered_cells(), *self._lawful_cells(), *self._default_cells()]
 
     def _altered_cells(self) -> list[MatrixCell]:

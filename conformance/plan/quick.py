@@ -223,7 +223,7 @@ def covering(
 
 @cache
 def layout_properties(layout: Layout) -> tuple[str, ...]:
-    """What is said of a layout, such as ``cp=2`` and ``format=thd``.
+    """The properties of a layout, such as ``cp=2`` and ``format=thd``.
 
     That there is no pipeline is said of none: every other property is seen without one too.
     """

@@ -32,13 +32,13 @@ LEAST_OF_A_FORMAT = 0.2
 only old versions have."""
 
 UNKNOWN = 0.01
-"""What counts of a job that no scout has run, as where only laws or poison are looked at."""
+"""The weight of a job that no scout has run, as where only laws or poison are looked at."""
 
 OF_ALL_CHECKS = 4
 """Each so manieth job is one of a check, or of a mode, that was not looked at yet."""
 
 OF_SEVERAL_STEPS = 3
-"""How much more it counts that a batch has several steps: few cases have, and a number of the step
+"""The factor for a batch with several steps: few cases have them, and a number of the step
 before shows in no other.
 """
 
@@ -95,7 +95,7 @@ def _is_plain(layout: Layout) -> bool:
 
 
 class Jobs:
-    """What a review may run: the cells of each job, and jobs that show which code there is."""
+    """The jobs that a review may run, with their cells, and those that show which code there is."""
 
     def __init__(self, plan: Plan, adapter: Adapter, layouts: Layouts) -> None:
         usual = replace(plan, layouts=layouts.usual)
@@ -147,7 +147,7 @@ class Turn(NamedTuple):
 
 
 class Order:
-    """Which job is the next, by what the jobs before have run of the changed ``places``.
+    """The order of jobs, by what the jobs before have run of the changed ``places``.
 
     ``is_everywhere`` says that statements change which run on import, so that any job may tell.
     """
@@ -241,7 +241,7 @@ class Order:
         return best if best is not None and gains[best] else None
 
     def _weight(self, kind: Kind, weights: Mapping[Kind, float]) -> float:
-        """That of a kind, or of the same objective in another mode."""
+        """The weight of a kind, or of the same objective in another mode."""
         if kind in weights:
             return weights[kind]
         alike = [one for one in weights if (one.objective, one.layout) == (kind[0], kind[2])]
@@ -263,7 +263,7 @@ def _part(cell: MatrixCell) -> Hashable:
 
 
 class Kind(NamedTuple):
-    """What jobs have in common that mostly run the same code."""
+    """The common properties of jobs that mostly run the same code."""
 
     objective: str
     mode: Mode

@@ -110,7 +110,7 @@ def _rewards_on(estimate: Estimate) -> Values:
 
 
 def _accumulated_in(part: NDArray[np.int64], estimate: Estimate) -> Values:
-    """What the estimator adds up over the tokens of a sample, added up in parts of it alone."""
+    """The estimator's sums over the tokens of a sample, added up in parts of it alone."""
     found, path, decay = estimate.raw.copy(), estimate.path, estimate.decay
     raw, sample = found[path], estimate.rollouts.sample[path]
     same = sample == np.append(sample[1:], -1)

@@ -128,7 +128,7 @@ class Loss:
 
     @property
     def ppo(self) -> NDArray[np.float64]:
-        """What it is without any correction, [tokens]."""
+        """PPO's term without any correction, [tokens]."""
         return self.of(policy_losses.ppo)
 
 

@@ -200,7 +200,7 @@ def _orders(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[n
 
 
 def _of_samples(of_tokens: NDArray[np.int64], estimate: Estimate) -> NDArray[np.int64]:
-    """What the first token of each sample has: [N]."""
+    """The value of the first token of each sample: [N]."""
     first = np.searchsorted(estimate.rollouts.sample, np.arange(len(estimate.rollouts.rewards)))
     found: NDArray[np.int64] = of_tokens[first]
     return found
@@ -278,14 +278,14 @@ def _std(estimate: Estimate) -> Values:
 
 
 def _baseline(estimate: Estimate) -> Values:
-    """What is subtracted from each reward: [N]."""
+    """The baseline that is subtracted from each reward: [N]."""
     return _statistic(estimate, _mean)
 
 
 def _divisor(
     estimate: Estimate, spread: Values | None = None, mean: Values | None = None
 ) -> Values | float:
-    """What each centred reward is divided by, given a wrong spread or mean: [N] or 1."""
+    """The divisor of each centred reward, given a wrong spread or mean: [N] or 1."""
     epsilon = estimate.conventions.std_epsilon
     if estimate.objective is Objective.MEAN_NORMALISED:
         mean = _baseline(estimate) if mean is None else mean

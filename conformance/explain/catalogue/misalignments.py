@@ -85,11 +85,11 @@ class _Rows:
         return self._is_within(self.of_log_probs)
 
     def own(self, values: Values, otherwise: float = 0.0) -> Values:
-        """What goes with log-probabilities, at each position, or something else beyond the ends."""
+        """Values that go with log-probabilities, by position, or another value beyond the ends."""
         return np.where(self.is_own, self._at(self.of_log_probs, values), otherwise)
 
     def moved(self, values: Values) -> Values:
-        """What goes with losses, at each position; 0 where there is no loss."""
+        """Values that go with losses, by position; 0 where there is no loss."""
         return self._at(self.of_log_probs - self.shifts[self.sample], values)
 
     def tokens(self, tokens: PolicyTokens) -> PolicyTokens:
@@ -110,7 +110,7 @@ class _Rows:
     def prediction(
         self, term: LossTerm, weights: Values, derivatives: Values | float = 1.0
     ) -> Prediction:
-        """What a term becomes; numbers times ``derivatives`` are the gradient."""
+        """The prediction for a term; its numbers times ``derivatives`` are the gradient."""
         return Prediction(
             name=MISALIGNED,
             words=f"losses are applied to the log-probabilities of tokens {self.words}",
@@ -133,7 +133,7 @@ class _Rows:
 
     @property
     def words(self) -> str:
-        """How far off log-probabilities are."""
+        """The shift of log-probabilities in words."""
         distances = sorted({abs(int(shift)) for shift in self.shifts if shift})
         plural = "" if distances == [1] else "s"
         directions = {"later": self.shifts > 0, "earlier": self.shifts < 0}

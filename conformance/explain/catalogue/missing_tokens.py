@@ -289,17 +289,17 @@ def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Firsts:
-    """Which tokens of a step begin context-parallel slices: [tokens] each.
+    """The tokens of a step that begin context-parallel slices: [tokens] each.
 
     A token is held where the one before it is, which predicts it: the first token of a slice is the
     last one that the slice before it holds.
     """
 
     surely: NDArray[np.bool_]
-    """Those before a token of the same response that another slice holds."""
+    """Tokens before one of the same response that another slice holds."""
 
     perhaps: NDArray[np.bool_]
-    """Those that end a response: the next token is of a prompt, whose place is not known."""
+    """Tokens that end a response: the next one is of a prompt, whose place is not known."""
 
     alone: NDArray[np.bool_]
     """The last token that a slice holds, but a row's last, where none surely begins the next."""

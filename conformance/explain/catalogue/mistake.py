@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What a mistake gets wrong, which limits the mistakes that it can be combined with."""
+    """The part of a step that a mistake gets wrong, which limits the mistakes it combines with."""
 
     WEIGHTS = "the weights of tokens"
     FACTOR = "one factor of all weights, which may come on top of another mistake"
@@ -42,7 +42,7 @@ class Mistake:
 
     name: str
     says: str
-    """What it does, as the end of a sentence."""
+    """The mistake in words, as the end of a sentence."""
 
     kind: Kind
     rank: int
@@ -238,22 +238,22 @@ def doubt(name: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prediction:
-    """What a mistake would give a step: the weights of its tokens, or what they are multiplied by.
+    """The weights that a mistake would give the tokens of a step, or the factors on them.
 
     ``sizes`` are the sizes that the factor may be, for a mistake that is a factor.
     """
 
     name: str
-    """What it is called where one step tells nothing else: often the name of the mistake."""
+    """The name where one step tells nothing else: often that of the mistake."""
 
     weights: NDArray[np.float64]
     """[tokens]."""
 
     factors: NDArray[np.float64] | None = None
-    """What weights are multiplied by, [tokens], if that is wrong."""
+    """The wrong factors on weights, [tokens], if there are any."""
 
     words: str = ""
-    """What it does to this step, with its numbers; empty if the mistake says it all."""
+    """The mistake in this step, with its numbers; empty if the mistake's own words say it all."""
 
     sizes: dict[str, float] = field(default_factory=dict)
     causes: Sequence[str] = ()
@@ -272,15 +272,15 @@ class Prediction:
 
     @property
     def mistakes(self) -> list[Mistake]:
-        """What it may be."""
+        """The mistakes that it may be."""
         return [MISTAKES[name] for name in self.causes or [self.name]]
 
     @property
     def kind(self) -> Kind:
-        """What it gets wrong."""
+        """The part of a step that it gets wrong."""
         return self.mistakes[0].kind
 
     @property
     def says(self) -> str:
-        """What it does, as the end of a sentence."""
+        """The mistake in words, as the end of a sentence."""
         return self.words or self.mistakes[0].says

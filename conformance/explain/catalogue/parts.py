@@ -110,7 +110,7 @@ FILLINGS = {
         "padding micro-batches are averaged in as zeros, in means over {most} of each rank"
     ),
 }
-"""What a mean over micro-batches may count besides samples, in words."""
+"""The units besides samples that a mean over micro-batches may count, in words."""
 
 
 def filled_up(context: StepContext) -> Iterator[Prediction]:

@@ -1,4 +1,4 @@
-"""What every known mistake would give a step or a term, the most plausible ones first.
+"""The predictions of every known mistake for a step or a term, the most plausible ones first.
 
 Every weight is 1 / (units · tokens of the unit), and a mistake gets one factor wrong: it counts
 other tokens, other units or a part of the step, or multiplies or divides by an unrelated size.
@@ -176,7 +176,7 @@ def _kept(context: StepContext) -> list[Prediction]:
 
 @lru_cache(maxsize=64)
 def predictions_of_factors(term: LossTerm) -> Sequence[Prediction]:
-    """What mistakes would multiply the weights of a term by, the more common ones first."""
+    """Predictions of factors on the weights of a term, the more common ones first."""
     return [
         Prediction(name=name, weights=term.context.expected, factors=factors, together=together)
         for name, factors, together in _wrong_factors(term)

@@ -51,7 +51,7 @@ PARALLELISM = {
     "tp": ["tensor parallelism"],
     "pp": ["pipeline parallelism"],
 }
-"""What is used where a layout has several ranks of a kind, if no record says what sets them."""
+"""Words for several ranks of a kind, where no record says what sets them."""
 
 LOSSES = (Check.OFF_POLICY, Check.ADVANTAGES, Check.OTHER_LOSSES)
 """Checks of policy losses, advantages and other losses, which users choose by options."""
@@ -86,7 +86,7 @@ SUBJECTS = {
         if spec.law is not None
     },
 }
-"""What a check looks at, by its slug."""
+"""The subject of a check in words, by its slug."""
 
 LAYOUTS = {
     "where dp > 1": "with several data-parallel ranks",
@@ -174,7 +174,7 @@ def _part(fact: str) -> str:
 
 
 def _typed(part: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
-    """What users type for a part, if they type it for nothing else; otherwise empty.
+    """The options of a part, if users type them for nothing else; otherwise empty.
 
     Policy losses and advantages are no condition where others need the same options.
     """
