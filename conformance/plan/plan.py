@@ -191,7 +191,7 @@ class Plan:
 
     @cached_property
     def cells_of_cases(self) -> list[MatrixCell]:
-        """The cells of cases, with those that share a run next to each other."""
+        """The cells of cases, in an order in which those that share a run are neighbours."""
         cases = ALL_CASES if self.case is None else (self.case,)
         seen = [spec for spec in CHECK_SPECS if spec.is_seen_at(self.depth)]
         specs = [

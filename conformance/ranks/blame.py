@@ -45,7 +45,7 @@ PASSES_CALLS_ON = "__tracebackhide__"
 on, so that an exception raised below them is their caller's."""
 
 FEWEST_WORDS = 3
-"""Of the message of a deliberate error: ``f"{shape} {other}"`` explains nothing."""
+"""The fewest words of a deliberate error's message: ``f"{shape} {other}"`` explains nothing."""
 
 
 def blame(error: BaseException, adapter: Adapter, source: Path | None) -> Raised:
@@ -72,7 +72,7 @@ def telling_line(error: BaseException) -> str:
 
 
 def _remedy(stack: _Stack, source: Path | None) -> str:
-    """What to do about a package that is missing or a file of a newer Python; often nothing."""
+    """The way out for a missing package or a file of a newer Python; often none."""
     error = stack.error
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         extras, own = _extras_with(error.name.partition(".")[0]), stack.adapter.name

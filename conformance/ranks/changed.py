@@ -59,7 +59,7 @@ def announce(lines: Mapping[str, Sequence[int]]) -> None:
 
 
 def announced() -> str:
-    """What this process was told, or has told others."""
+    """The places that this process was told, or has told others."""
     return os.environ.get(VARIABLE, "{}")
 
 

@@ -1,4 +1,4 @@
-"""How many ranks a run may have, what they compute on and in, and what they talk over."""
+"""The ranks that a run may have, their devices and dtypes, and their backend."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RankBudget:
         )
 
     def way_out_for(self, ranks: int) -> str:
-        """How to get this number of ranks."""
+        """The way to get this number of ranks."""
         return self.way_out.format(needed=ranks)
 
 
@@ -108,14 +108,14 @@ ON_CPU = Hardware()
 
 
 def gpus() -> int:
-    """How many GPUs this machine has for torch."""
+    """The number of GPUs that this machine has for torch."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def choice(known: type[_Choice], option: str, text: str) -> _Choice:
-    """What an option is set to.
+    """The value of an option.
 
     Raises:
         InvalidSettingsError: it is none of those known.

@@ -55,7 +55,7 @@ class LogRequest:
 
 
 class Logs(ExitStack):
-    """What a framework makes of the entries of every case; a first process starts at once."""
+    """The logs that a framework makes of every case; a first process starts at once."""
 
     def __init__(self, request: LogRequest) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Logs(ExitStack):
         self._plain = self._started(answer)
 
     def of(self, case: str) -> tuple[LogOutcome, LogOutcome]:
-        """What came of a case, and what comes of it under ``python -O``, which removes asserts."""
+        """The outcome of a case, and that under ``python -O``, which removes asserts."""
         outcome = self._plain.outcomes[case]
         return outcome, self._optimized.outcomes[case] if outcome.kind == "raised" else outcome
 
@@ -106,7 +106,7 @@ class LogProcess:
 
     @cached_property
     def outcomes(self) -> Mapping[str, LogOutcome]:
-        """Those of every case, by name."""
+        """The logs of every case, by name."""
         self._child.join(LIMIT)
         code, answered = self._child.exitcode, self._said("answer")
         if code is None:

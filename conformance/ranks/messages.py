@@ -1,4 +1,4 @@
-"""What the controlling process and a rank say to each other."""
+"""Messages between the controlling process and a rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedFile:
-    """Where the ranks of one machine meet."""
+    """The meeting place of the ranks of one machine."""
 
     path: Path
 
@@ -34,7 +34,7 @@ class SharedFile:
 
 @dataclass(frozen=True)
 class SharedStore:
-    """Where the ranks of several machines meet: keys of a `torch.distributed.TCPStore`."""
+    """The meeting place of ranks of several machines: keys of a `torch.distributed.TCPStore`."""
 
     host: str
     port: int
@@ -52,7 +52,7 @@ Rendezvous = SharedFile | SharedStore
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What a rank is told once, when it starts."""
+    """The specification that a rank is given once, when it starts."""
 
     index: int
     adapter: Adapter
@@ -64,7 +64,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class HostSlot:
-    """What its machine has for a rank: the ``index``-th of ``ranks``, with a file for its output.
+    """A place for a rank on its machine: the ``index``-th of ``ranks``, with a file for its output.
 
     ``interface`` is what it is to reach the others through, None where gloo is to find out.
     """
@@ -98,10 +98,10 @@ class Observed:
 
     observation: Observation
     trace: RankTrace | None = None
-    """What the rank did, in a job that is recorded."""
+    """The operations of the rank, in a job that is recorded."""
 
     held: tuple[tuple[float, ...], ...] = ()
-    """What there was where values were replaced, each time."""
+    """The values that were replaced, each time."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ Reply = Observed | Declined | Raised
 
 @dataclass(frozen=True)
 class Answered:
-    """What came of loading or of a job on a rank, with its seconds in the framework's own code."""
+    """The outcome of loading or of a job on a rank, with its seconds in the framework's code."""
 
     reply: Reply | Ready
     framework_seconds: float = 0.0

@@ -51,10 +51,10 @@ GRACE_TO_DECLINE = 10.0
 """Seconds once one declined: most others decline too, as soon as they get a core."""
 
 WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
-"""What gloo says in a rank whose partner in a collective failed or never came."""
+"""Gloo's words in a rank whose partner in a collective failed or never came."""
 
 WORDS_OF_A_MISMATCH = "collective mismatch"
-"""What gloo says where ranks meet in different collectives."""
+"""Gloo's words where ranks meet in different collectives."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Ran:
 
     observations: tuple[Observation, ...]
     traces: tuple[RankTrace, ...] = ()
-    """Of a job that is recorded, what each rank did."""
+    """The operations of each rank, of a job that is recorded."""
 
     held: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    """Of a job in which values are replaced, what each rank had there, each time."""
+    """The values that each rank had where values are replaced, each time."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Crashed:
 
 
 class _Blame(IntEnum):
-    """How likely it is that a rank without a usable answer is why there is none from another."""
+    """The likelihood that a rank without a usable answer is why there is none from another."""
 
     WAITED = 1
     """It hangs, or its wait for another rank timed out."""
@@ -118,7 +118,7 @@ class _Failure:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came of one rank."""
+    """The outcome of one rank."""
 
     rank: int
     reply: Reply | Ready | _Failure
@@ -216,7 +216,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         self._begun = _Begun(job, connections, patience, dead)
 
     def outcome(self) -> Ran | Declined | Crashed:
-        """What came of the job that was begun, waiting for it if need be."""
+        """The outcome of the job that was begun, waiting for it if need be."""
         assert self._begun is not None
         begun, self._begun = self._begun, None
         answers = begun.dead or self._gather(begun.connections, begun.patience)
@@ -375,7 +375,7 @@ def _not_loaded(adapter: Adapter, failed: Crashed) -> StartError:
 
 
 def _waited(answers: Iterable[_Answer], blame: _Blame) -> Crashed:
-    """What each rank waits for, where ranks hang, are slow, or meet in different collectives."""
+    """Words on what each rank waits for: ranks hang, are slow, or meet in other collectives."""
     states, details = {}, []
     for answer in answers:
         if isinstance(answer.reply, _Failure):

@@ -1,4 +1,4 @@
-"""What a process does before it is a rank.
+"""Preparations of a process before it is a rank.
 
 The fork server imports this, so that ranks start with the framework already in memory.
 """

@@ -45,10 +45,10 @@ LOG_TAIL = 100_000
 """Bytes at the end of a dead process's output in which its last lines and stacks are looked for."""
 
 FATAL = "Fatal Python error:"
-"""What `faulthandler` prints before the stacks of a process that a signal kills."""
+"""The line of `faulthandler` before the stacks of a process that a signal kills."""
 
 STACK = re.compile(r"^(?:Current thread|Thread) 0x.*\n(?:  File .*\n?)+", re.MULTILINE)
-"""Of a thread, the most recent call first: of the one that was running, or of all others."""
+"""A stack, the most recent call first: of the thread that was running, or of the others."""
 
 SECONDS_TO_PRINT = 3.0
 """For a process to print the stacks of its threads."""
@@ -65,7 +65,7 @@ RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
 
 @dataclass(frozen=True)
 class Death:
-    """How a rank ended, with its last words, and whether its job can be why it did.
+    """The end of a rank, with its last words, and whether its job can be why it ended.
 
     ``stack`` has all its last calls from Python, if a signal killed it in native code.
     """
@@ -79,13 +79,13 @@ class RankProcess(Protocol):
     """The process of one rank, wherever it runs."""
 
     def death(self) -> Death:
-        """How it ended, without folders of its machine."""
+        """The end of the rank, without folders of its machine."""
 
     def stacks(self) -> str:
         """The stacks of its threads, that of the main one last; empty if they are not known."""
 
     def cpu_seconds(self) -> float:
-        """What it, and what it started, has used up to now; 0 if it is lost."""
+        """The CPU seconds of it and of all that it started, up to now; 0 if it is lost."""
 
     def kill(self) -> None:
         """Put an end to it, whatever it does."""
@@ -111,7 +111,7 @@ class LocalLauncher:
 
     @property
     def folder(self) -> Path:
-        """Where the ranks' output is, and where they meet; removed in the end."""
+        """The folder of the ranks' output and of their meeting place; removed in the end."""
         return Path(self._folder.name)
 
     def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
@@ -149,7 +149,7 @@ class LocalProcess:
         connection.close()
 
     def death(self) -> Death:
-        """How it ended; its exit status is lost if the fork server was killed first."""
+        """The end of the process; its exit status is lost if the fork server was killed first."""
         self._process.join(SECONDS_TO_DIE)
         who, code = f"rank {self._spec.index}", self._process.exitcode
         if _fork_server_is_dead():
@@ -175,7 +175,7 @@ class LocalProcess:
         return printed
 
     def cpu_seconds(self) -> float:
-        """What its threads, without those of process groups, which poll, and children have used."""
+        """The CPU seconds of its threads, except of process groups, which poll, and of children."""
         with suppress(psutil.Error):
             process = psutil.Process(self._process.pid)
             threads = (one for one in process.threads() if not _polls(one.id))
@@ -214,7 +214,7 @@ def _serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
 
 
 def last_words(who: str, code: int | None, output: bytes, source: Path | None) -> str:
-    """How a process ended, with the error that C++ names, and the last of what it printed.
+    """The end of a process, with the error that C++ names, and the last that it printed.
 
     If a signal killed it in native code, its last calls from Python follow, the most recent first.
     """

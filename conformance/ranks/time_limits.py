@@ -1,4 +1,4 @@
-"""How long a job is waited for: until its ranks wait for each other, or as long as the user allows.
+"""The time to wait for a job: until its ranks wait for each other, or as the user allows.
 
 Ranks that wait for each other use next to no CPU time. One that still does is slow; one that uses
 none may wait for a disk or a GPU. So a job is given up early if all its ranks are quiet and each is
@@ -17,12 +17,12 @@ SECONDS_OF_QUIET = 5.0
 """In which no rank of a job that hangs uses CPU time."""
 
 SHARE_AT_WORK = 0.015
-"""Of a core, that a rank at work uses though dozens of processes share it; ranks that wait for each
-other to make a process group were seen to use 0.004."""
+"""The least share of a core of a rank at work, as dozens of processes may share it; ranks that wait
+for each other to make a process group were seen to use 0.004."""
 
 
 class Patience:
-    """When to stop waiting for ranks: once none of them is at work, and after ``limit`` at latest.
+    """The rule to stop waiting for ranks: once none is at work, and after ``limit`` at latest.
 
     They are looked at every ``quiet`` seconds, twice at least; ``at_work`` are those that were
     between the last two looks. If no hang is expected, quiet ranks must be seen to wait.

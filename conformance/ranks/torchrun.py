@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 PREFIX = "rl-loss-conformance"
-"""Of keys in torchrun's store."""
+"""The prefix of keys in torchrun's store."""
 
 LOST = 3
 """Exit status of a process that rank 0 left without a word: that of pytest's internal errors."""
@@ -42,7 +42,7 @@ SECONDS_TO_LEAVE = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What torchrun told one of its processes: ``local`` is on this machine, the rest on all."""
+    """The place that torchrun gave to a process: ``local`` is on this machine, the rest on all."""
 
     rank: int
     world_size: int
@@ -51,7 +51,7 @@ class Launch:
     machines: int
     host: str
     port: int
-    """Of torchrun's store."""
+    """The address of torchrun's store."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Launch | None:
@@ -93,7 +93,7 @@ class Launch:
         return SharedStore(self.host, self.port, f"{PREFIX}/{name}")
 
     def slot(self, folder: Path) -> HostSlot:
-        """What this machine has for the rank of this process."""
+        """The place that this machine has for the rank of this process."""
         return HostSlot(
             index=self.local_rank,
             ranks=self.local_world_size,
@@ -104,7 +104,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Address:
-    """Where rank 0 listens, and what it takes to be heard."""
+    """The address of rank 0, and the key to be heard."""
 
     host: str
     port: int
@@ -116,7 +116,7 @@ class Address:
 
 
 class WorkerCommand(Enum):
-    """What rank 0 tells another process about its rank; to start one it sends the `WorkerSpec`."""
+    """An order of rank 0 to another process; to start a rank it sends the `WorkerSpec`."""
 
     KILL = auto()
     TELL_ITS_DEATH = auto()
@@ -170,7 +170,7 @@ class _RemoteProcess:
         self._orders = orders
 
     def death(self) -> Death:
-        """How it ended, in the words of the process that started it."""
+        """The end of the rank, in the words of the process that started it."""
         try:
             self._orders.send(WorkerCommand.TELL_ITS_DEATH)
             death: Death = self._orders.recv()
@@ -189,7 +189,7 @@ class _RemoteProcess:
         return stacks
 
     def cpu_seconds(self) -> float:
-        """What it has used, from the process that started it."""
+        """The CPU seconds that it has used, from the process that started it."""
         try:
             self._orders.send(WorkerCommand.TELL_ITS_CPU_SECONDS)
             seconds: float = self._orders.recv()
@@ -254,7 +254,7 @@ def _follow(orders: Connection, address: Address, slot: HostSlot) -> int:
 
 
 def _obey(order: WorkerCommand, process: LocalProcess, orders: Connection) -> LocalProcess | None:
-    """What is left of a rank's process after an order."""
+    """The state of a rank's process after an order."""
     if order is WorkerCommand.TELL_ITS_DEATH:
         orders.send(process.death())
         return process
@@ -275,14 +275,14 @@ def _publish(launch: Launch, address: Address) -> None:
 
 
 def _find(launch: Launch) -> Address:
-    """Where rank 0 listens, as soon as it does."""
+    """The address of rank 0, as soon as it listens."""
     text: bytes = launch.shared("address").store(launch.world_size).get("rank-0")
     host, port, key = text.decode().split()
     return Address(host, int(port), bytes.fromhex(key))
 
 
 def _own_address(launch: Launch) -> str:
-    """Of this machine, on the network on which it reaches torchrun's store."""
+    """The address of this machine in the network in which it reaches torchrun's store."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((launch.host, launch.port))  # sends nothing
         return str(probe.getsockname()[0])

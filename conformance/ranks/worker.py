@@ -46,7 +46,7 @@ BACKENDS = {
     # Frameworks gather what they log from the CPU also where they train with NCCL.
     Backend.NCCL: "cpu:gloo,cuda:nccl",
 }
-"""What torch calls them."""
+"""The names that torch has for them."""
 
 
 LOCAL_RANK = "LOCAL_RANK"
@@ -113,14 +113,14 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
 
 
 def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
-    """What the adapter observes, and all numbers that the framework logs."""
+    """The adapter's observation, and all numbers that the framework logs."""
     LOGGED.drain()
     observation = _altered(adapter, job, rank)
     return replace(observation, logged=LOGGED.drain())
 
 
 def _altered(adapter: Adapter, job: Job, rank: Rank) -> Observation:
-    """What the adapter observes, and what is recorded of an altered column or a router."""
+    """The adapter's observation, and the record of an altered column or a router."""
     if job.poison is not None:
         AlteredBatch.read.clear()
         observation = adapter.observe(job, rank)
@@ -144,7 +144,7 @@ def _recorded(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
 
 
 def _with_others(spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement) -> Observed:
-    """What the adapter observes where values of the framework's own are replaced."""
+    """The adapter's observation where values of the framework's own are replaced."""
     from conformance.ranks.recording.replacing import Replacing
 
     with Replacing(replaced, rank.index, passes_by(spec.adapter)) as replacing:
@@ -153,7 +153,7 @@ def _with_others(spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement) 
 
 
 def _recorder(adapter: Adapter) -> Recorder | JaxRecorder:
-    """What sees the operations of the library that a framework computes with."""
+    """The mode that sees the operations of the library that a framework computes with."""
     if adapter.library == "jax":
         from conformance.ranks.recording.jaxprs import JaxRecorder
 

@@ -84,7 +84,7 @@ def renamed(
 def _carried(
     cell: MatrixCell, candidates: Iterable[MatrixCell], jobs: SharedJobs
 ) -> Carried | None:
-    """What a cell's job gives after two others of its kind, if that differs."""
+    """The judgements of a cell's job after two others of its kind, if they differ."""
     seen: dict[str, list[float]] = {}
     for other in islice(_others(cell, candidates), 3):
         jobs.run(other.job)

@@ -110,7 +110,7 @@ def is_offered(cell: AnyMatrixCell, description: Description) -> bool:
 
 
 def judge(spec: CheckSpec) -> Judge:
-    """What holds the observations of a check's job against the reference."""
+    """The function that holds the observations of a check's job against the reference."""
     if spec.metric in OF_ROLLOUTS:
         return partial(judge_logged_of_rollouts, metric=spec.metric)
     if spec.metric is not None:
@@ -285,7 +285,7 @@ def _ignored(cell: StartupCell, jobs: SharedJobs) -> frozenset[Setting]:
 
 
 def _why_allowed(case: ConfigCase, description: Description) -> str | None:
-    """Why a configuration breaks no rule of this framework; None if it breaks one."""
+    """The reason why a configuration breaks no rule of this framework; None if it breaks one."""
     if not case.applies(description.conventions):
         return f"by its conventions nothing is wrong with {case.says}"
     permitted = description.permits.get(case.rule)
@@ -329,7 +329,7 @@ def _ordinary(outcome: Crashed | Declined) -> Judgement:
 
 
 VERDICTS_ON_LOGS = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
-"""Of outcomes that leave nothing to judge of a log."""
+"""The verdicts of outcomes that leave nothing to judge of a log."""
 
 
 def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
@@ -357,7 +357,7 @@ def _counts(poison: Poison, objective: Objective, description: Description) -> b
 
 
 def _missing(cell: MatrixCell, description: Description) -> str | None:
-    """What a cell needs that the framework, by its adapter's description, does not have."""
+    """The need of a cell that the framework, by its adapter's description, does not have."""
     if cell.spec.is_of_advantages and cell.spec.objective not in description.objectives:
         return f"no objective {cell.spec.objective}"
     if cell.aggregation.mode not in description.modes:

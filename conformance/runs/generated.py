@@ -89,12 +89,12 @@ def _cases(cell: GeneratedCell) -> SearchStrategy[Case]:
 
 @dataclass
 class _Examples:
-    """What became of a cell's examples."""
+    """The outcomes of a cell's examples."""
 
     cell: GeneratedCell
     make: Make
     right: list[Judgement] = field(default_factory=list)
-    """Those before the first wrong one."""
+    """The judgements before the first wrong one."""
 
     wrong: tuple[Judgement, Case] | None = None
     """The latest one that is wrong, which is the smallest in the end."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 MOST_REMEMBERED = 3
-"""How many outcomes are kept of jobs that cells share which follow each other."""
+"""The most outcomes kept of jobs that cells share which follow each other."""
 
 
 class SharedJobs:
@@ -67,7 +67,7 @@ class SharedJobs:
 
     @cached_property
     def logs(self) -> Logs:
-        """What the framework logs; processes that make logs start when it is first asked for."""
+        """The framework's logs; processes that make them start when they are first asked for."""
         pool = self.pool
         request = LogRequest(
             adapter=pool.adapter, source=pool.source, hardware=pool.hardware, cases=LOG_ENTRIES
@@ -122,7 +122,7 @@ class SharedJobs:
         return self._read[key]
 
     def rescaling(self, job: Job) -> Rescaling | None:
-        """What the trainer does to right gradients, found out by the trial of a job."""
+        """The trainer's rescaling of right gradients, found out by the trial of a job."""
         key = job.aggregation, job.layout, job.depth
         if key not in self._rescalings:
             tried = trial(job)
@@ -181,7 +181,7 @@ class SharedJobs:
         return min(self.pool.adapter.layouts(), key=lambda one: (one.world_size, str(one)))
 
     def observations(self, job: Job) -> tuple[Observation, ...] | None:
-        """What the ranks observe of a job that no cell shares; None if it does not run."""
+        """The ranks' observations of a job that no cell shares; None if it does not run."""
         outcome = self.run(job)
         return outcome.observations if isinstance(outcome, Ran) else None
 

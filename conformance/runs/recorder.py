@@ -50,7 +50,7 @@ class FindingMessage(TypedDict):
     """Numbers of the reference by name, compared over all findings of a run."""
 
     clues: str
-    """What it says about the known mistakes; empty if nothing."""
+    """The clues to known mistakes; empty without any."""
 
     fault: str
     """The fault of the harness; empty if it has none."""
@@ -179,7 +179,7 @@ class FindingRecorder:
 
     @property
     def kept(self) -> Path | None:
-        """Where the findings of an earlier run are kept that was killed, if there was one."""
+        """The file with the findings of an earlier run that was killed, if there was one."""
         return self._journal.kept
 
     def record(self, finding_message: FindingMessage) -> Finding:

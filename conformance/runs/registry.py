@@ -202,7 +202,7 @@ def inventory(sources: Mapping[str, str], chosen: Sequence[str] = ()) -> Iterato
 
 
 def describe(adapter: Adapter, source: str) -> Description:
-    """What a version of a framework offers, found by loading it in a process of its own.
+    """The description of a version of a framework, found by loading it in a process of its own.
 
     Raises:
         SourceError: there is no such version.

@@ -1,4 +1,4 @@
-"""What the run of one of the two versions of a review is told, in a file."""
+"""The task of the run of one of the two versions of a review, in a file."""
 
 from __future__ import annotations
 

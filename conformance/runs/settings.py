@@ -1,4 +1,4 @@
-"""What a run was asked for, checked before any rank starts."""
+"""The settings of a run, checked before any rank starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Settings:
     gate: Gate = field(default=Strict())
     hardware: Hardware = ON_CPU
     adapter_class: str | None = None
-    """How the adapter was named, if as ``module:Class``."""
+    """The name of the adapter, if it was given as ``module:Class``."""
 
     @classmethod
     def of(

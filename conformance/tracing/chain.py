@@ -29,7 +29,7 @@ class Factor(NamedTuple):
 
     @property
     def value(self) -> float:
-        """What the token's value is multiplied by."""
+        """The factors on the token's value."""
         return self.after / self.before
 
     @property

@@ -57,7 +57,7 @@ COLUMNS: dict[Metric | Objective, Column] = {
     Objective.SFT: Column.LOG_PROBS,
     Objective.VALUE: Column.RETURNS,
 }
-"""What each term, or logged number, is made of."""
+"""The ingredients of each term, or of a logged number."""
 
 FOLLOWED = {Metric.KL_COEFFICIENT: Metric.KL}
 """Logged numbers that others follow, and are traced instead."""

@@ -1,4 +1,4 @@
-"""What a divisor was made of: sums, products, clamps and collectives, down to what was given.
+"""The making of a divisor: sums, products, clamps and collectives, down to given numbers.
 
 An entry of a tensor is unfolded by its operation and its value: its parts are those entries of the
 operands that give it.
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from conformance.tracing.graph import Graph
 
 DEEPEST = 24
-"""How far a count is unfolded."""
+"""The depth to which a count is unfolded."""
 
 DIVIDING = ("div", "floor_divide")
 """Operations that divide by their second operand."""
 
 ON_STORAGE = "aten.set_."
-"""What gives a tensor the entries of a storage, such as of what another process has sent."""
+"""Operations that give a tensor the entries of a storage, such as one sent by another process."""
 
 SHARED = 3
-"""How many of the innermost functions that look at a number may be those that use it."""
+"""The most of the innermost functions looking at a number that may be those that use it."""
 
 CLOSE = 8
-"""How many of the innermost functions of a user may have had a number looked at for them."""
+"""The most of a user's innermost functions that may have had a number looked at for them."""
 
 SMALL = 8
 """Entries of the largest tensor that numbers of Python are read from, and the largest number that
@@ -45,7 +45,7 @@ COMMON = 2
 
 
 class How(StrEnum):
-    """How a count was made of its parts."""
+    """The way in which a count was made of its parts."""
 
     GIVEN = "given"
     SAME = "same"
@@ -73,7 +73,7 @@ class Count:
     shares: tuple[float, ...] = ()
 
     def needed(self, part: int, needed: float) -> float | None:
-        """What a part had to be for the count to be as needed; None if that is not known."""
+        """The value that a part needed for the count to be as needed; None if that is not known."""
         value = self.parts[part].value
         match self.how:
             case How.SAME | How.CLAMP:
@@ -114,7 +114,7 @@ class Entry(NamedTuple):
 
 
 class Made(NamedTuple):
-    """How an entry was made of parts, which are entries or numbers of Python."""
+    """The making of an entry of parts, which are entries or numbers of Python."""
 
     how: How
     parts: Sequence[Entry | float]
@@ -141,7 +141,7 @@ class Unfolding:
         return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))
 
     def _read(self, entry: Entry) -> Made:
-        """How a number of Python, or a tensor of such, was made of tensors that were looked at."""
+        """The making of a number of Python, or a tensor of such, of tensors that were looked at."""
         sources = [*self._sources(entry.value, entry.node)]
         if sources:
             known = (one for one in sources if self._is_known(one))
@@ -280,7 +280,7 @@ def _of_product(value: float, operands: Operands, operation: Operation) -> Made 
 
 
 def _of_rounding(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """What was rounded, or converted to a whole number."""
+    """The number that was rounded, or converted to a whole one."""
     rounded = (one for one in operands[0] if value.is_integer() and abs(one.value - value) < 1)
     return next((Made(How.ROUNDED, [one], [1.0]) for one in rounded if one.value != value), None)
 
@@ -291,7 +291,7 @@ def _of_reciprocal(value: float, operands: Operands, operation: Operation) -> Ma
 
 
 def _of_clamp(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """What was clamped, which may have been another number."""
+    """The number that was clamped, which may have been another."""
     kept = [one for one in operands[0] if is_close(one.value, value)]
     return Made(How.CLAMP, (kept or operands[0])[:1])
 
@@ -330,7 +330,7 @@ RULES = {
     **dict.fromkeys(("add_any", "concatenate"), _of_sum),
     **dict.fromkeys(("all_reduce", "reduce_scatter_base", "reduce_scatter"), _of_sum),
 }
-"""How an operation makes an entry; without a rule, one that is equal is taken on."""
+"""The rule by which an operation makes an entry; without one, an equal entry is taken on."""
 
 
 def _kind(operation: Operation) -> str:

@@ -112,7 +112,7 @@ def read(path: Path, source: Path | None) -> Trace:
 
 
 class _Sources(FrozenModel):
-    """What is read of a file before its lines have a place."""
+    """The contents of a file before its lines have a place."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -132,7 +132,7 @@ def _require_same(path: Path, sources: Mapping[str, str], places: Mapping[str, s
 
 
 def _found(name: str, source: Path | None) -> str:
-    """Where a file is imported from; its name if it is nowhere."""
+    """The place that a file is imported from; its name if there is none."""
     folders = [*([] if source is None else [source]), *map(Path, filter(None, sys.path))]
     places = (folder / name for folder in folders)
     return str(next((place for place in places if place.is_file()), name))

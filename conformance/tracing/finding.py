@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 TRACED = (Severity.GRADIENT, Severity.LOGGED)
-"""How bad the causes are that are traced at the end of a run."""
+"""The severities of causes that are traced at the end of a run."""
 
 MOST_OF_A_CAUSE = 6
 """Findings of a cause that are traced at most."""

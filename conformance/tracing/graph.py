@@ -29,7 +29,7 @@ EXTREMES = ("aten.max.", "aten.min.", "aten.amax.", "aten.amin.", "aten.median."
 """The beginnings of the names of operations that choose one of many entries."""
 
 NEGLIGIBLE = 1e-6
-"""How far from 1 a product may be that changes nothing: some roundings in float32."""
+"""The distance from 1 of a product that changes nothing: some roundings in float32."""
 
 
 def is_close(one: float, other: float) -> bool:
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """What each operation of each rank was made of."""
+    """The inputs of each operation of each rank."""
 
     traces: Sequence[RankTrace]
 
@@ -79,14 +79,14 @@ class Graph:
     """The operations by which Python reads numbers that it makes tensors of again."""
 
     _carried: dict[Node, Node] = field(default_factory=dict)
-    """Where Python read the numbers of painted tensors that were made of such."""
+    """The reads by Python of painted tensors that were made of numbers."""
 
     def operation(self, node: Node) -> Operation:
         """The operation itself."""
         return self.traces[node.rank].operations[node.place]
 
     def inputs(self, node: Node) -> list[Node]:
-        """What an operation was made of; of a collective, on all ranks of its group."""
+        """The inputs of an operation; of a collective, on all ranks of its group."""
         operation = self.operation(node)
         if operation.collective is None:
             return [Node(node.rank, place) for place in operation.inputs]
@@ -104,7 +104,7 @@ class Graph:
         return [Node(node.rank, place) for place, one in operations if node.place in one.inputs]
 
     def handed(self, node: Node, number: float) -> Returned | None:
-        """Where plain Python had the very number first that an operation was handed, if it did."""
+        """The first place in plain Python of the very number that an operation was handed."""
         handed = self.traces[node.rank].handed.get(node.place, ())
         return next((one for one in handed if one.stack and one.has(number)), None)
 
@@ -150,7 +150,7 @@ class Graph:
             self._carried[node] = read
 
     def _read_before(self, node: Node, found: Mapping[Node, bool]) -> Node | None:
-        """Where Python read a number that a tensor was made of, the last time before."""
+        """The last read by Python of a number that a tensor was made of."""
         numbers = [abs(one) for one in self.operation(node).contents.values if one not in (0, 1)]
         for place in range(node.place - 1, -1, -1) if numbers else ():
             read = Node(node.rank, place)
@@ -238,7 +238,7 @@ class Graph:
 
     @cached_property
     def before_roots(self) -> frozenset[Node]:
-        """What backward passes begin with, and everything that this was made of."""
+        """The tensors that backward passes begin with, and everything that they were made of."""
         return self.behind(self.roots, frozenset(self.nodes()))
 
     def behind(self, nodes: Iterable[Node], among: Container[Node]) -> frozenset[Node]:
@@ -263,7 +263,7 @@ class Graph:
 
 
 def computed(graph: Graph, nodes: Iterable[Node]) -> Node | None:
-    """What computed tensors last, before others moved or joined their entries; None if none did."""
+    """The operations that computed tensors last, before others moved or joined entries; or None."""
     waiting = deque(nodes)
     seen = {*waiting}
     while waiting:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from conformance.tracing.wrong_weight import WrongWeight
 
 UNSEEN = (GIVEN, OUTSIDE, BUILT, LISTED)
-"""What is no operation of torch, so that no run can change what it makes."""
+"""Nodes that are no operations of torch, so that no run can change what they make."""
 
 GATHERING = ("c10d.allgather", "c10d.broadcast")
 """Operations by which wrappers of models compare these over ranks, at the line that wraps one."""
@@ -39,18 +39,18 @@ class Hypothesis:
     line: Line
     had: float
     needed: float | None
-    """What the value was in the trace, and had to be; None if others are added to it."""
+    """The value in the trace, and the needed one; None if others are added to it."""
 
     replacement: Replacement
     depth: int
-    """How far the value is from the token's loss: what a divisor was made of is further away."""
+    """The distance of the value from the token's loss: parts of a divisor are further away."""
 
     mask: Replacement | None = None
-    """Of a mask, where the loss is multiplied by it."""
+    """The place where the loss is multiplied by a mask."""
 
 
 def hypotheses(weight: WrongWeight, suspected: Sequence[Line]) -> list[Hypothesis]:
-    """What lines had to compute with, best first.
+    """Hypotheses on the values that lines had to compute with, best first.
 
     A factor that is left out may be anywhere, so that lines which are suspected come first, then
     the framework's own, and then those that are farthest from the loss.
@@ -136,7 +136,7 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
 
 
 def _replaced(weight: WrongWeight, one: Needed) -> Node:
-    """What has the value that had to be another."""
+    """The operand or result whose value had to be another."""
     is_operand = one.operand is Operand.TENSOR
     return weight.chain.graph.inputs(one.node)[one.position] if is_operand else one.node
 

@@ -44,7 +44,7 @@ MOST_PROVEN = 3
 """Lines of a cause that are shown."""
 
 ACTIVE = "1 for active tokens, 0 for others"
-"""What a mask had to be."""
+"""The name of the right mask."""
 
 PARTS = (
     "active tokens of a micro-batch on its rank",
@@ -156,7 +156,7 @@ class Prover:
         return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
 
     def _needed(self, one: Hypothesis, run: _Run) -> Mapping[str, Entries]:
-        """What had to be at a line, by the name of the count that it then is."""
+        """The values that a line needed, by the name of the count that they then are."""
         if one.mask is not None:
             return self._mask(one.mask, run)
         is_marked = run.cell.spec.metric is None and one.needed is not None
@@ -186,7 +186,7 @@ class Prover:
 
 
 def candidates(trace: Trace) -> list[Hypothesis]:
-    """What may be tried for a trace, best first."""
+    """The hypotheses to try for a trace, best first."""
     if trace.weight is None:
         return []
     suspected = [one.line for one in trace.suspects]

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import Crashed, RankPool
 
 MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4}
-"""How many samples' rewards, and first values, are tried."""
+"""The most samples whose rewards, and first values, are tried."""
 
 SAME = 1e-4
-"""How far factors may be apart that are one: some roundings of statistics in float32."""
+"""The distance of factors that are one: some roundings of statistics in float32."""
 
 CLEARLY = 0.5
 """The part of an advantage that is wrong, or of the right one, from which on it tells enough."""
@@ -68,7 +68,7 @@ def is_clearly_wrong(token: TracedToken | TracedAdvantage | None) -> bool:
 
 
 def _error(token: TracedToken | TracedAdvantage) -> float:
-    """How much of the larger of the right and the observed advantage is wrong."""
+    """The wrong share of the larger of the right and the observed advantage."""
     largest = max(abs(token.observed), abs(token.expected))
     return abs(token.observed - token.expected) / largest if largest else 0.0
 
@@ -123,7 +123,7 @@ def _wrong_weight(
 
 
 def _paints(job: Job) -> list[Paint]:
-    """What is tried: rewards of samples, and values of their first tokens if there are any."""
+    """The inputs to try: rewards of samples, and values of their first tokens if there are any."""
     columns = MOST_PAINTED if job.objective in OF_VALUES else [Column.REWARDS]
     return [
         Paint(*token, column)
@@ -141,7 +141,7 @@ def _first_tokens(job: Job) -> Iterator[Token]:
 
 
 def _telling(traced: TracedAdvantage) -> tuple[bool, bool, float]:
-    """How much an advantage tells: one that is wrong, of the painted sample, by how much."""
+    """A sort key: advantages that are wrong, of the painted sample, and by much tell the most."""
     return traced.is_wrong, traced.is_own, _error(traced)
 
 
@@ -179,7 +179,7 @@ def _advantages(job: Job, column: Column, ran: Ran, pool: RankPool) -> Iterator[
 
 
 def _farthest(weights: Sequence[NDArray[np.float64]], place: int, right: float) -> float:
-    """What a token weighs on the rank where it is most wrong."""
+    """The weight of a token on the rank where it is most wrong."""
     return float(max((one[place] for one in weights), key=lambda weight: abs(weight - right)))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conformance.expected.step_context import StepContext
 
 NO_FACTOR = "no factor"
-"""What a 1 is called, by which nothing is multiplied or divided."""
+"""The name of a 1, by which nothing is multiplied or divided."""
 
 Named = dict[str, float]
 """Counts of the reference's by their names."""
@@ -27,7 +27,7 @@ Named = dict[str, float]
 
 @lru_cache(maxsize=4096)
 def counts_of_token(context: StepContext, place: int) -> Named:
-    """What a token's weight may rightly be made of, by name."""
+    """The right ingredients of a token's weight, by name."""
     return {NO_FACTOR: 1.0, **{words: value for value, words in RightCounts(context, place).named}}
 
 
@@ -44,7 +44,7 @@ def counts_of_step(context: StepContext) -> Named:
 
 
 class RightCounts:
-    """What the divisor of one token's weight is rightly made of, and what ranks and cuts add."""
+    """The right ingredients of the divisor of one token's weight, and those of ranks and cuts."""
 
     def __init__(self, context: StepContext, place: int) -> None:
         self._ingredients = [*_ingredients(context, place)]
@@ -53,7 +53,7 @@ class RightCounts:
 
     @property
     def named(self) -> list[tuple[float, str]]:
-        """What the right divisor is made of, with ranks and micro-batches, each with its name."""
+        """The ingredients of the right divisor, with ranks and micro-batches, by name."""
         counts = [
             (count, WHOLE if words == IN_ALL else words) for count, words in self._ingredients
         ]
@@ -66,7 +66,7 @@ class RightCounts:
         ]
 
     def ingredient(self, number: float) -> str | None:
-        """What of the right divisor a number counts; None if nothing."""
+        """The ingredient of the right divisor that a number counts; None without one."""
         return _words(number, self._ingredients)
 
     def part(self, number: float) -> str | None:
@@ -119,7 +119,7 @@ def _ingredients(context: StepContext, place: int) -> Iterator[tuple[float, str]
 
 IN_ALL = "in all"
 WHOLE = "the whole divisor"
-"""What a token's loss is divided by in all, alone and among other counts."""
+"""The whole divisor of a token's loss, alone and among other counts."""
 
 WHOSE = {
     Mode.TOKEN_MEAN: "the step",

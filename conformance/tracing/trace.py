@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """What a token's weight is made of, with the lines to look at if it is wrong.
+    """The ingredients of a token's weight, with the lines to look at if it is wrong.
 
     ``chain`` is None if the token's value is lost before the gradient.
     """
@@ -56,7 +56,7 @@ class Trace:
     chain: Chain | None
     suspects: list[Suspect]
     package: str | None
-    """That of the framework, whose lines are suspected before those of its engine."""
+    """The framework's package, whose lines are suspected before those of its engine."""
 
     source: Path | None
 
@@ -114,7 +114,7 @@ class Trace:
 
     @property
     def of_cause(self) -> CauseTrace:
-        """What a report keeps of it; factors of 1 are left out."""
+        """The trace as a report keeps it; factors of 1 are left out."""
         job = self.job
         of_token = TracedToken(name=str(job.token), observed=job.observed, expected=job.expected)
         token = None if job.is_of_all else of_token
@@ -148,14 +148,14 @@ class Trace:
 
     @property
     def rest(self) -> float:
-        """What the weight has beyond the factors: a reduction that the train step has yet to do."""
+        """The factor beyond the chain: a reduction that the train step has yet to do."""
         if self.chain is None or not self.chain.product:
             return 1.0
         return abs(self.job.traced) * self.job.derivative / self.chain.product
 
     @property
     def objection(self) -> str | None:
-        """Why the factors do not explain the weight of the finding; None if they do."""
+        """The reason why the factors do not explain the weight of the finding; None if they do."""
         job = self.job
         if isinstance(job, TracedAdvantage) or job.is_of_all:
             return None
@@ -189,7 +189,7 @@ class Trace:
 
 
 def suspected(suspects: Iterable[Suspect], source: Path | None) -> list[SuspectedLine]:
-    """What a report keeps of lines to look at."""
+    """The lines to look at, as a report keeps them."""
     return [
         SuspectedLine(
             file=sanitize(one.line.file, source),

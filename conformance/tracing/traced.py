@@ -40,10 +40,10 @@ class TracedJob:
 
     token: Token
     column: Column
-    """What is painted."""
+    """The painted token."""
 
     context: StepContext
-    """Of the step that has the token, with the aggregation of the term that it is traced in."""
+    """The context of the token's step, with the aggregation of the term that it is traced in."""
 
     place: int
     """The place of the token among the tokens of its step."""
@@ -59,10 +59,10 @@ class TracedJob:
     """The token's loss in the traced job, relative to its painted value."""
 
     ratio: float = 1.0
-    """That of the token's new to its old probability, where a loss has it and corrects it."""
+    """The ratio of the token's new to its old probability, where a loss has it and corrects it."""
 
     gradient_unit: float = 1.0
-    """What a gradient of the token in the traced job is relative to its loss, both by weight 1."""
+    """The gradient of the token in the traced job relative to its loss, both by weight 1."""
 
     tolerance: float
     traces: tuple[RankTrace, ...] = ()
@@ -74,7 +74,7 @@ class TracedJob:
     """The number that it is traced to, if that is not its gradient."""
 
     logged: float | None = None
-    """What the traced job logs as that, where it is most wrong."""
+    """The number that the traced job logs, where it is most wrong."""
 
     rank: int = 0
     """The rank that logs it."""

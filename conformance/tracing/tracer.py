@@ -72,7 +72,7 @@ def trace(
 
 
 def recorded(traced: _Traced | Crashed | Declined, pool: RankPool) -> _Traced | Crashed | Declined:
-    """What is traced, with the operations of its job, if that ran."""
+    """The traced job with its operations, if it ran."""
     if not isinstance(traced, TracedJob):
         return traced
     ran = pool.run(replace(traced.job, is_recorded=True))

@@ -1,4 +1,4 @@
-"""What the factors of a chain were made of, in rows for a reader."""
+"""The making of the factors of a chain, in rows for a reader."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 LARGEST_DENOMINATOR = 100_000
 
 LARGEST_NUMERATOR = 1000
-"""Of a fraction that tells more than its decimals do."""
+"""The largest terms of a fraction that tells more than its decimals do."""
 
 DEEPEST = 6
-"""How far a divisor is unfolded, unless all is asked for."""
+"""The depth to which a divisor is unfolded, unless all is asked for."""
 
 
 class Row(NamedTuple):
@@ -73,7 +73,7 @@ def _line(chain: Chain, count: Count) -> Line | None:
 
 
 def counts(chain: Chain, factor: Factor) -> list[Count]:
-    """What a factor was made of: tensors that have its value or its reciprocal."""
+    """The tensors that a factor was made of, with its value or its reciprocal."""
     unfolding = Unfolding(chain.graph)
     values = (factor.value, 1 / factor.value)
     found = [

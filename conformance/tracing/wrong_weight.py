@@ -28,7 +28,7 @@ class WrongWeight:
     traced: TracedJob
     chain: Chain
     package: str | None
-    """That of the framework, whose lines are suspected before those of its engine."""
+    """The framework's package, whose lines are suspected before those of its engine."""
 
     def is_own(self, line: Line) -> bool:
         """Whether a line is the framework's, and not its engine's."""
@@ -41,7 +41,7 @@ class WrongWeight:
 
     @cached_property
     def off(self) -> float:
-        """What the right weight is multiplied by; infinity if it is 0."""
+        """The factor on the right weight; infinity if that is 0."""
         expected = self.traced.expected
         return self.traced.observed / expected if expected else math.inf
 

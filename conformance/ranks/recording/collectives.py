@@ -1,4 +1,4 @@
-"""What collectives and messages read and write, and which of a group's they are."""
+"""The tensors that collectives and messages read and write, and their place in their group."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ BEGIN_BACKWARD = {"_engine_run_backward": "t_outputs", "custom_backward": "outpu
 """Functions of torch and Megatron that begin a backward pass, and their variable of its roots."""
 
 DEEPEST = 16
-"""How many lines of a stack are kept."""
+"""The most lines of a stack that are kept."""
 
 READS_GRADIENT = "as_array"
 """The name of the functions of `adapters` by which the probe's gradient is read."""
 
 
 class Function(NamedTuple):
-    """What is known of the function of a frame by its code."""
+    """The facts on the function of a frame by its code."""
 
     code: CodeType
     """Kept, so that no other one gets its identity."""
@@ -90,7 +90,7 @@ class Functions:
 
 
 class Asked(NamedTuple):
-    """Who asked for an operation.
+    """The lines that asked for an operation.
 
     ``inside`` are the lines within the backward pass that is under way, such as those of a hook.
     """
@@ -111,12 +111,12 @@ class Asked(NamedTuple):
 
     @property
     def held(self) -> list[object]:
-        """What the innermost function has in variables."""
+        """The variables of the innermost function."""
         return [] if self.frame is None else [*self.frame.f_locals.values()]
 
 
 def asked(functions: Functions, thread: int) -> Asked:
-    """Who asked, in a thread that is traced, for the operation that is being dispatched.
+    """The lines that asked, in a traced thread, for the operation that is being dispatched.
 
     Gradients of CUDA tensors are computed in threads of autograd's own, while that thread waits.
     """

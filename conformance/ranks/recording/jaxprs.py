@@ -51,11 +51,11 @@ VIEWS = frozenset(
 """Operations that leave all entries as they are, unless they change their kind or number."""
 
 DIFFERENTIATED, BACKWARD, RECOMPUTED = "jvp(", "transpose(", "rematted_computation"
-"""What the names of operations have that are differentiated; of a backward pass; of one redone."""
+"""Marks in names of operations: of differentiated ones, of a backward pass, of one redone."""
 
 
 class Caller(NamedTuple):
-    """What an operation of a jaxpr has from the operations that evaluate the jaxpr."""
+    """The context of an operation of a jaxpr, from the operations that evaluate the jaxpr."""
 
     stack: tuple[Line, ...] = ()
     names: str = ""
@@ -125,7 +125,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
     def _done(
         self, primitive: Any, given: Sequence[Any], params: Any, source: Any, caller: Caller
     ) -> list[Any]:
-        """What an operation makes, which is recorded."""
+        """The results of an operation, which is recorded."""
         within = self._within(source, caller)
         if primitive.name == "cond":
             return self._evaluated(params["branches"][int(given[0])], given[1:], within)
@@ -164,7 +164,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
             self._add(draft, array)
 
     def _evaluated(self, closed: Any, given: Sequence[Any], caller: Caller) -> list[Any]:
-        """What a jaxpr gives."""
+        """The results of a jaxpr."""
         jaxpr = getattr(closed, "jaxpr", closed)
         held = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
         held |= zip(jaxpr.invars, given, strict=True)
@@ -181,7 +181,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         return [*map(read, jaxpr.outvars)]
 
     def _within(self, source: Any, caller: Caller) -> Caller:
-        """What the operations of a jaxpr have from the one that evaluates it, or an operation."""
+        """The context for the operations of a jaxpr, from the one that evaluates it."""
         code, instructions = source.traceback.raw_frames() if source.traceback else ((), ())
         frames = [*map(source_info_util.raw_frame_to_frame, code, instructions)]
         lines = [_line(one) for one in frames if not self._is_passed_by(_module_of(one.file_name))]
@@ -254,7 +254,7 @@ def _reads_gradient(frame: Any) -> bool:
 
 
 def _contents(array: Any) -> Contents | None:
-    """What an array of numbers holds; None if it has no entries, or is a key of random numbers."""
+    """The contents of an array of numbers; None without entries, or for a key of random numbers."""
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) or not array.size:
         return None
     held = np.asarray(array, np.float64)

@@ -1,4 +1,4 @@
-"""Which operation left what a tensor holds: parts of storages, and who last wrote to them."""
+"""The last writers of tensors: parts of storages, and the operations that wrote to them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def wraps_others(kind: type) -> bool:
 
 
 def part(tensor: torch.Tensor) -> Part | None:
-    """What a tensor covers of its storage; None without entries, or if they have been freed."""
+    """The part of its storage that a tensor covers; None without entries, or if they were freed."""
     if wraps_others(type(tensor)) or tensor.device.type == "meta":
         return None
     if tensor.layout is not torch.strided or not tensor.numel():

@@ -55,7 +55,7 @@ LISTING = ("tolist", "numpy")
 """Methods of tensors that hand their entries to Python; torch dispatches no operation for them."""
 
 build = torch.tensor
-"""What makes a tensor of a list."""
+"""Operations that make a tensor of a list."""
 
 listed = torch.Tensor.tolist
 """The method itself, by which the recorder looks at entries."""
@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _memory: Memory = field(default_factory=Memory)
     _collectives: Collectives = field(default_factory=Collectives)
     _pending: dict[int, torch.Tensor] = field(default_factory=dict)
-    """What collectives may still write to, by the places of their operations."""
+    """The tensors that collectives may still write to, by the places of their operations."""
 
     _differentiated: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     """The stacks of forward operations, by the numbers that autograd gives their derivatives."""
@@ -338,7 +338,7 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 
 def _contents(tensor: torch.Tensor) -> Contents:
-    """What a tensor holds; a large one is not copied, as some buffers fill half of the memory.
+    """The contents of a tensor; a large one is not copied, as some buffers fill half of the memory.
 
     A mode of torch functions would see this, and before torch 2.13 take ``listed`` for what the
     recorder has put in its place.

@@ -42,7 +42,7 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._numbers: dict[float, float] = {}
         self._tensors: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
-        """What operands were replaced by, which autograd has kept as they were, by storages."""
+        """The replacements of operands that autograd has kept as they were, by storages."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, perhaps with another operand, and perhaps hand out another result."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conformance.ranks.recording.frames import Functions
 
 DEEPEST = 3
-"""How many lines of a stack are kept."""
+"""The most lines of a stack that are kept."""
 
 
 COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
@@ -35,7 +35,7 @@ class Returns:
 
     functions: Functions
     operations: Callable[[], int]
-    """How many operations there have been."""
+    """The number of operations so far."""
 
     _noted: dict[tuple[str, int, tuple[float, ...]], Returned] = field(default_factory=dict)
     _callers: dict[Place, set[Place]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Returns:
     """The first line of the function of each line that had numbers."""
 
     _holders: dict[int, tuple[float, Returned]] = field(default_factory=dict)
-    """Where each float was first, by its identity; it is kept, so that no other one gets that."""
+    """The first place of each float, by its identity; it is kept, so that no other gets that."""
 
     _before: Any = None
 
@@ -58,11 +58,11 @@ class Returns:
         return tuple(map(self._with_callers, self._noted.values()))
 
     def held(self, several: Iterable[object]) -> list[float]:
-        """Those of some numbers that plain Python had before: these very floats, no equal ones."""
+        """The numbers that plain Python had before: these very floats, no equal ones."""
         return [one for one in several if type(one) is float and id(one) in self._holders]
 
     def first(self, held: Iterable[float]) -> tuple[Returned, ...]:
-        """Where plain Python had each of some numbers first.
+        """The first place in plain Python of each of some numbers.
 
         They may have been handed on in a list, in a field of something or as a parameter.
         """

@@ -1,4 +1,4 @@
-"""Whose the frames of a stack are, and what a rank waits for.
+"""The owners of the frames of a stack, and the call that a rank waits in.
 
 A rank that hangs is sent a signal, on which `faulthandler` prints the stacks of its threads; that
 works while it is in native code. One that gave up has a traceback.
@@ -68,7 +68,7 @@ def passes_by(adapter: Adapter) -> Callable[[str], bool]:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a rank is doing while others wait for it, or it for others.
+    """The activity of a rank while others wait for it, or it for others.
 
     ``collective`` is the function of torch that it is in, ``place`` the line that called it. Both
     are None where its stack is not known.
@@ -83,11 +83,11 @@ class Waiting:
 
 
 UNKNOWN = Waiting()
-"""What a rank does whose stack is not known."""
+"""The activity of a rank whose stack is not known."""
 
 
 def waiting(stack: str, adapter: Adapter, source: Path | None) -> Waiting:
-    """What a rank was doing, by a traceback or by the stacks of its threads, the main one last.
+    """The activity of a rank, by a traceback or by the stacks of its threads, the main one last.
 
     The thread of a backward pass has frames of torch alone; the outermost one is the place.
     """
@@ -120,7 +120,7 @@ def _collective(calls: Iterable[tuple[str, str]]) -> str | None:
 
 
 def told(states: Mapping[int, str]) -> str:
-    """What each rank was doing, in one sentence; ranks that did the same together.
+    """The activities of all ranks, in one sentence; those of ranks that did the same together.
 
     The order is that of what they did, those that wait first: which ranks do it may change.
     """

@@ -1,4 +1,4 @@
-"""Where a number of Python was assigned, read off the source of a framework.
+"""The assignment of a number of Python, read off the source of a framework.
 
 No operation made such a number. A line that computes with it has it by a name, which was assigned
 in the same function or given to it by its caller, or by the key that it was put under.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conformance.findings.trace import Line
 
 FURTHEST = 4
-"""How many functions a name is followed through."""
+"""The most functions that a name is followed through."""
 
 
 def source_line(line: Line) -> str:

@@ -111,7 +111,7 @@ def arguments_of(caller: Line, function: Function, parameter: str) -> Iterator[a
 
 
 def _given(call: ast.Call, function: Function, parameter: str) -> ast.expr | None:
-    """What a call gives for a parameter, if it is one of the function."""
+    """The argument of a call for a parameter, if it is a call of the function."""
     if ast.unparse(call.func).rpartition(".")[2] != function.name:
         return None
     by_name = {keyword.arg: keyword.value for keyword in call.keywords}

@@ -42,7 +42,7 @@ OF_LOG = "makes a log of a loss whose gradient is right"
 
 
 class Says(IntEnum):
-    """How much a reason to suspect a line says, the least first."""
+    """The force of a reason to suspect a line, the least first."""
 
     ON_THE_WAY = 0  # the token's value goes through it
     CALLS = 1  # it called for what is suspected
@@ -87,7 +87,7 @@ class Blame:
         return counts_of_token(self.weight.traced.context, self.weight.traced.place)
 
     def _name(self, number: float) -> str | None:
-        """What of the reference a number counts."""
+        """The reference's count that a number is."""
         return next((name for name, one in self._named.items() if is_close(one, number)), None)
 
     def _of_counts(self, several: Iterable[Needed]) -> Iterator[_Blamed]:

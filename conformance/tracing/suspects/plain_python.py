@@ -1,4 +1,4 @@
-"""Where plain Python had a number before a tensor was made of it, by its value."""
+"""The places in plain Python of a number before a tensor was made of it, by its value."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from conformance.tracing.wrong_weight import WrongWeight
 
 CALLING = 2
-"""How many of the innermost lines may name the field that a tensor is made of."""
+"""The most of the innermost lines that may name the field that a tensor is made of."""
 
 
 def had_before(weight: WrongWeight, node: Node, count: Count) -> tuple[list[Returned], bool]:
-    """Where plain Python had a count before an operation, and whether that tells it from a size.
+    """The place in plain Python of a count before an operation, and whether it is told from a size.
 
     If the operation was handed the very number, these are told. Else those fit best that gave it to
     a field which is read, or had most numbers of the tensor and no others, or all of them.

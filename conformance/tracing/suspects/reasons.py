@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 MOST = 3
-"""How many suspects are named."""
+"""The most suspects that are named."""
 
 
 @dataclass(frozen=True)

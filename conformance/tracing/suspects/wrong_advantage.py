@@ -34,7 +34,7 @@ PARTIAL = (
 """The beginnings of the names of operations whose result may be a part of a right number."""
 
 PRECISION = 1e-4
-"""How far from a right number, relative to it, one may be that several roundings made."""
+"""The relative distance from a right number of one that several roundings made."""
 
 
 def of_advantage(graph: Graph, job: TracedAdvantage, package: str | None) -> list[Suspect]:
@@ -98,7 +98,7 @@ def _makes_0(graph: Graph, node: Node, right: float) -> bool:
 
 
 def _entries(contents: Contents, right: float) -> int:
-    """How many entries of a small tensor have the size of the right advantage."""
+    """The number of entries of a small tensor that have the size of the right advantage."""
     return sum(_is_close(one, abs(right)) for one in contents.values)
 
 
