@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["pytester"]
 
-settings.register_profile("ordinary", deadline=None)
+settings.register_profile("ordinary", deadline=None, max_examples=50)
 settings.register_profile("full", deadline=None)
 settings.load_profile("ordinary")
 
