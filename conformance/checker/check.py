@@ -47,7 +47,7 @@ class AdapterCheck:
         self._source = resolve(self.adapter, source)
 
     def complaints(self) -> Iterator[Complaint]:
-        """What is wrong. Nothing is judged before the probe is right.
+        """The complaints. Nothing is judged before the probe is right.
 
         Raises:
             StartError: the framework cannot be loaded.
@@ -74,7 +74,7 @@ class AdapterCheck:
         return RankPool(self.adapter, self._source.path, size)
 
     def summary(self) -> Iterator[str]:
-        """What is to be told besides the complaints, once all have been made."""
+        """Notes besides the complaints, once all have been made."""
         if self.conforming:
             yield f"{self.conforming} findings show nothing wrong."
         if self.never_shown:
@@ -112,7 +112,7 @@ def _ignored(shared: SharedJobs, layouts: Sequence[Layout]) -> Iterator[Complain
 
 
 def _incomplete_class(adapter: Adapter) -> Complaint | None:
-    """What is missing before ranks can start."""
+    """The parts that are missing before ranks can start."""
     lacking = [] if ON_CPU.device in adapter.devices else [f'devices = ("{ON_CPU.device}",)']
     lacking += [] if ON_CPU.dtype in adapter.dtypes else [f'dtypes = ("{ON_CPU.dtype}",)']
     lacking += [] if adapter.layouts() else ["a layout in layouts()"]

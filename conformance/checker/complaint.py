@@ -1,4 +1,4 @@
-"""What an author is told: one mistake of an adapter, read from an outcome or a finding."""
+"""Complaints to an author: one mistake of an adapter each, read from an outcome or a finding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
 
 LINES_OF_A_CRASH = 6
-"""How many of the last lines of a crash are quoted."""
+"""The number of the last lines of a crash that are quoted."""
 
 NOT_DELIVERED = "declared_and_not_delivered"
 
@@ -31,7 +31,7 @@ HINTS = {
     " the gradient once in each optimizer step: drain it in every job, also after one that failed",
     "out of bounds": "the probe needs ProbedBatch.probe_size entries, and padding an id in it",
 }
-"""What to look at where a crash contains certain words."""
+"""Advice where a crash contains certain words."""
 
 
 @dataclass(frozen=True, kw_only=True)

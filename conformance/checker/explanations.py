@@ -30,7 +30,7 @@ MEASURED = 2.0**-16
 over some thousand tokens."""
 
 SHOWN = 4
-"""How many tokens a flaw names."""
+"""The most tokens that a flaw names."""
 
 WORDS = {
     "wrong_shape": (
@@ -143,21 +143,21 @@ EXAMPLES = {
 
 @dataclass(frozen=True)
 class Flaw:
-    """What an adapter got wrong: its name in `WORDS`, and the numbers that these need."""
+    """A flaw of an adapter: its name in `WORDS`, and the numbers that these need."""
 
     name: str
     numbers: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
-        """What the author is told."""
+        """The flaw in words for the author."""
         words = WORDS[self.name].format(**self.numbers)
         line = EXAMPLES.get(self.name)
         return words if line is None else f"{words}\nThe example of docs/adapters.md has: {line}"
 
 
 def explain_shapes(job: Job, observation: Observation) -> Flaw | None:
-    """Which field of an observation has other arrays than one of every token for each step."""
+    """The field of an observation with other arrays than one of every token for each step."""
     right = [len(step.mask) for step in job.steps]
     shapes_of = {
         name: [np.shape(array) for array in getattr(observation, name)]
@@ -296,7 +296,7 @@ def _unexplained(weights: StepWeights) -> Flaw:
 
 
 def explain_repetition(first: StepWeights, second: StepWeights) -> Flaw | None:
-    """Why the weights of a job that ran twice in the same processes differ; None if they do not."""
+    """The difference between the weights of a job that ran twice in the same processes, or None."""
     if second.are_right:
         return None
     added = factor(second.observed - first.observed, first.expected)
@@ -306,7 +306,7 @@ def explain_repetition(first: StepWeights, second: StepWeights) -> Flaw | None:
 
 
 def explain_padding(weights: StepWeights) -> Flaw | None:
-    """Which tokens weigh more or less than others of their sample, if samples are padded.
+    """The tokens that weigh more or less than others of their sample, if samples are padded.
 
     A factor of all tokens of a sample is left to findings: padding that is counted gives it too.
     """
@@ -325,7 +325,7 @@ def _differ(observed: Array, expected: Array) -> Chosen:
 
 
 def explain_forward_passes(step: Step, passes: NDArray[np.int32] | None) -> Flaw | None:
-    """What is wrong with the forward passes of tokens, [ranks, tokens]; None if nothing is."""
+    """The flaw in the forward passes of tokens, [ranks, tokens]; None without one."""
     held = np.full((1, len(step.mask)), -1, np.int32) if passes is None else passes
     missing: Chosen = np.all(held < 0, axis=0)
     first = np.zeros_like(missing)
@@ -336,7 +336,7 @@ def explain_forward_passes(step: Step, passes: NDArray[np.int32] | None) -> Flaw
 
 
 def explain_strays(step: Step, passes: NDArray[np.int32]) -> Flaw | None:
-    """Which tokens are in other forward passes, [ranks, tokens], than the rest of their sample.
+    """The tokens in other forward passes, [ranks, tokens], than the rest of their sample.
 
     It holds where a rank has whole samples: without context parallelism.
     """

@@ -183,7 +183,7 @@ class Probing:
         return jobs.weights_of_steps(job, self._observations(job), self.pool.description)
 
     def _observations(self, job: Job) -> Sequence[Observation]:
-        """What the ranks observed, in arrays of the right shapes."""
+        """The observations of the ranks, in arrays of the right shapes."""
         outcome = self.pool.run(job)
         if not isinstance(outcome, Ran):
             raise _Complained(of_outcome(outcome, jobs.in_words(job)))

@@ -128,7 +128,7 @@ class Harm(StrEnum):
 
 
 class Reach(_Frozen):
-    """Who meets a cause: everybody, or only users of options or of batches with rare properties."""
+    """The users who meet a cause: all, or those of options or of batches with rare properties."""
 
     options: list[str] = []
     """Options, as users type them, that differ from the defaults in all its findings."""
@@ -253,7 +253,7 @@ class Impact(_Frozen):
 
 
 NO_FACTOR = "computes the loss of the token, and no factor of the weight looks wrong"
-"""Why a line is suspected where nothing tells it from others."""
+"""The reason to suspect a line where nothing tells it from others."""
 
 
 class SuspectedLine(_Frozen):

@@ -36,7 +36,7 @@ LISTED = "tolist"
 
 
 def _elsewhere(file: str, info: SerializationInfo | ValidationInfo) -> str:
-    """What a file is called elsewhere, if that is known."""
+    """The name of a file elsewhere, if that is known."""
     return info.context.get(file, file) if info.context else file
 
 

@@ -49,7 +49,7 @@ OF_REWARDS = (
 """Estimators that a mistake in a mean or a deviation of rewards shows in."""
 
 TWIN = 1000
-"""What ids of a second copy are larger by."""
+"""The distance of ids of a second copy."""
 
 Given = TypeVar("Given")
 
@@ -79,7 +79,7 @@ class Law:
     """The change, in words that complete "changes when ..."."""
 
     change: Change = unchanged
-    """How the rows of each step change."""
+    """The change of the rows of each step."""
 
     before: Callable[[Layout], Layout] = unchanged
     """The layout before the change, given that after it."""

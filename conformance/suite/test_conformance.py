@@ -39,7 +39,7 @@ def test_finding(
 
 
 def _case(cell: AnyMatrixCell) -> str | None:
-    """What a case of the corpus is meant to catch; a generated one is in the message."""
+    """The purpose of a case of the corpus; a generated one is in the message."""
     if isinstance(cell, GeneratedCell):
         return None
     return (

@@ -51,10 +51,10 @@ SPECIAL_CHARACTERS = re.compile(
     """,
     re.VERBOSE,
 )
-"""Where Markdown, or GitHub's dialect of it, gives a meaning to characters of a line."""
+"""Characters of a line to which Markdown, or GitHub's dialect of it, gives a meaning."""
 
 LINKING = re.compile(r"@|\#(?=\d)")
-"""How GitHub's mentions of users, issues and pull requests begin."""
+"""The beginning of GitHub's mentions of users, issues and pull requests."""
 
 ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
 """Cannot be seen, and behind an @ or # it keeps GitHub from linking, which a backslash does not."""
@@ -217,7 +217,7 @@ def _counts(verdicts: Counter[Verdict]) -> str:
 
 @dataclass(frozen=True)
 class Tally:
-    """How many findings are wrong, right, refused and not looked at."""
+    """The numbers of findings that are wrong, right, refused and not looked at."""
 
     verdicts: Counter[Verdict]
     rightly_refused: int
@@ -246,5 +246,5 @@ class Tally:
 
     @property
     def seen(self) -> int:
-        """How many verdicts there are on what a framework does."""
+        """The number of verdicts on what a framework does."""
         return self.wrong + self.right + self.refused

@@ -40,14 +40,14 @@ MOST_LINES = 40
 """Last lines of a message that are shown."""
 
 ALTERNATIVES = "; or it is "
-"""What stands before other mistakes that explain a finding as well."""
+"""The words before other mistakes that explain a finding as well."""
 
 RULES = (Check.ARGUMENTS, Check.LOGGING)
 """Checks of what a framework refuses, which compare no step."""
 
 
 class Heading(NamedTuple):
-    """How the title and the first sentence on a kind of cause begin."""
+    """The beginning of the title and of the first sentence on a kind of cause."""
 
     title: str
     sentence: str
@@ -64,7 +64,7 @@ FAILURES = (CRASH, HANG, DECLINED)
 """Kinds of causes that end before there are numbers."""
 
 HANGING = "hang: "
-"""How the words on a step begin that does not end."""
+"""The beginning of the words on a step that does not end."""
 
 FOLDERS = re.compile(r"(?<= at )\S+/")
 """The folders of a place, which the traceback has."""

@@ -1,4 +1,4 @@
-"""What is looked at, for a reader: the corpus, a case sample by sample, or a plan."""
+"""Listings for a reader: the corpus, a case sample by sample, or a plan."""
 
 from __future__ import annotations
 

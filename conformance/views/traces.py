@@ -77,7 +77,7 @@ def as_json(trace: Trace, other: Trace | None = None, *, whole: bool = False) ->
 
 
 def document(trace: Trace) -> dict[str, Any]:
-    """What the JSON document of a trace holds."""
+    """The JSON document of a trace."""
     job, chain = trace.job, trace.chain
     return {
         "finding": trace.finding,
@@ -148,7 +148,7 @@ def _of_reward(job: TracedAdvantage) -> str:
 
 
 def _made_of(paint: Paint | None) -> str:
-    """What rewards and values there are."""
+    """The rewards and values of a traced step in words."""
     if paint is None:
         return "where all samples have their rewards, and is right where only one has"
     if paint.column is Column.REWARDS:

@@ -35,7 +35,7 @@ DENOMINATORS = {
     Mode.TOKEN_MEAN: "the active tokens of the whole step",
     Mode.CONSTANT: "L · the number of samples",
 }
-"""What divides the loss of an active token."""
+"""The divisors of the loss of an active token."""
 
 MOST_ROWS = 64
 """Rows of a table."""

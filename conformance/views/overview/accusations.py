@@ -84,17 +84,17 @@ class Accusation:
 
     @property
     def harm(self) -> Harm:
-        """What users lose by it."""
+        """The harm to users."""
         return self.worst.cause.harm
 
     @property
     def sentence(self) -> str:
-        """What is wrong, in Markdown."""
+        """The mistake, in Markdown."""
         return self.entry.reason if self.entry else escape_markdown(self.worst.cause.statement)
 
     @property
     def reach(self) -> str:
-        """Who meets it, in Markdown."""
+        """The users who meet it, in Markdown."""
         if self.entry is not None and self.entry.reach is not None:
             return self.entry.reach
         return escape_markdown(str(self.worst.cause.reach))
@@ -109,7 +109,7 @@ class Accusation:
 
     @property
     def upstream(self) -> str:
-        """What became of it upstream, in Markdown."""
+        """Its fate upstream, in Markdown."""
         if self.entry is None:
             return "not looked up"
         words = escape_markdown(self.entry.upstream)

@@ -47,7 +47,7 @@ EXAMPLE = "unequal_groups"
 OPTIONS = Path("docs/options.md")
 
 KNOWN_CHECKS = tuple(f"`{name}`" for name in (*Check, *(spec.slug for spec in CHECK_SPECS)))
-"""What a note begins with if it says which checks look at options that no job sets."""
+"""The beginning of a note on checks that look at options which no job sets."""
 
 HEAD = """\
 # Options and the checks that cover them

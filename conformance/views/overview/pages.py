@@ -208,7 +208,7 @@ def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
 
 
 def _new_options(report: Report) -> str:
-    """How many options and choices of a version nothing looks at."""
+    """The number of options and choices of a version that nothing looks at."""
     if report.new_options is None:
         return "not looked up"
     return str(len(report.new_options))

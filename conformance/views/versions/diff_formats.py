@@ -39,7 +39,7 @@ MOST_CHARACTERS = 65_000
 
 @dataclass(frozen=True, kw_only=True)
 class OutputLimits:
-    """How much is listed at most."""
+    """The most that is listed."""
 
     groups: int = sys.maxsize
     """Groups of each kind."""

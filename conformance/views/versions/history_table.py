@@ -49,7 +49,7 @@ PROBLEM_WIDTH = 300
 """Characters of the reason that a version is not driven."""
 
 FOUND = (Fate.NEW, Fate.CHANGED, Fate.UNSEEN_BEFORE)
-"""What becomes of a cause that the watch shows among the new ones."""
+"""The fates of a cause that the watch shows among the new ones."""
 
 EXPLAINED = (ChangeKind.WORSE, ChangeKind.UNSEEN, ChangeKind.CHANGED)
 """Changes of findings whose commonest reason is shown if no cause gives it."""

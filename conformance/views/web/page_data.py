@@ -64,7 +64,7 @@ class Version:
 
     @property
     def stopped(self) -> str:
-        """How far a run came that was stopped; empty if it was not."""
+        """The progress of a run that was stopped; empty if it was not."""
         report = self.report
         found = f"{len(report.findings)} of {report.selection.selected} findings"
         return "" if report.complete else found
