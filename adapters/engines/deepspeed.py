@@ -10,8 +10,10 @@ import importlib
 import inspect
 import logging
 import os
+import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
 import torch
@@ -104,6 +106,50 @@ def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Records[NDArra
     return gradients
 
 
+def partitioned_gradient(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor
+) -> NDArray[np.float32] | None:
+    """The whole gradient of a parameter that the optimizer of a ZeRO stage is about to step.
+
+    That optimizer holds flat parts of all parameters, on each rank others, whose gradients are
+    unscaled and clipped. Returns None if it holds none of this parameter.
+    """
+    if (part := _part(parameter)) is None:
+        return None
+    storage = part.held.untyped_storage().data_ptr()
+    for flat in (one for group in optimizer.param_groups for one in group["params"]):
+        if flat.untyped_storage().data_ptr() == storage and flat.grad is not None:
+            whole = torch.zeros(part.size, dtype=flat.grad.dtype, device=flat.device)
+            count, offset = part.held.numel(), part.held.storage_offset() - flat.storage_offset()
+            whole[part.start : part.start + count] = flat.grad[offset : offset + count]
+            torch.distributed.all_reduce(whole, group=part.group)
+            return as_array(whole)
+    return None
+
+
+class _Part(NamedTuple):
+    """What a rank's optimizer holds of a parameter: entries from ``start`` on, of ``size``."""
+
+    held: torch.Tensor
+    start: int
+    size: int
+    group: Any
+
+
+def _part(parameter: Any) -> _Part | None:
+    """This rank's part of a parameter that ZeRO has partitioned; None of any other."""
+    if (mapping := getattr(parameter, "_hp_mapping", None)) is not None:  # stages 1 and 2
+        start, size = mapping.lp_fragment_address.start, parameter.numel()
+        return _Part(mapping.hp_fragment, start, size, parameter._dp_group)
+    if (zero := getattr(parameter, "_z3_optimizer", None)) is not None:
+        index, offset, count = zero.grad_position[zero.get_param_id(parameter)]
+        held = zero.fp32_partitioned_groups_flat[index][offset : offset + count]
+        group = parameter.ds_process_group
+        ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+        return _Part(held, rank * count, ranks * count, group)
+    return None
+
+
 def forget_engines() -> None:
     """Reset what DeepSpeed keeps of earlier engines in a process: a user's process has one engine.
 
@@ -133,7 +179,7 @@ def group_sequences_once() -> None:
 def leave_world() -> None:
     """Forget the process groups and meshes that are kept of a world about to end."""
     _MESHES.clear()
-    sequences: Any = importlib.import_module(SEQUENCES)
+    sequences: Any = sys.modules.get(SEQUENCES, SimpleNamespace())
     sequences._SEQUENCE_PARALLEL_GROUP = sequences._SEQUENCE_DATA_PARALLEL_GROUP = None
     groups: Any = importlib.import_module("deepspeed.utils.groups")
     for name in GROUPS:

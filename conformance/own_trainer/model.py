@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from adapters.engines.deepspeed import partitioned_gradient
 from adapters.toolkit.outputs import FORMS, head
 from adapters.toolkit.probe import ForwardPasses, ProbedModel, as_array, probe_capacity
 from conformance.findings.errors import WrongUseError
@@ -47,7 +49,7 @@ class StandIn:
                 f"leave vocabulary out of step.model(), or give {size} or more",
             )
         self.passes = ForwardPasses()
-        capacity = vocabulary or probe_capacity(size)
+        self._capacity = capacity = vocabulary or probe_capacity(size)
         form = "dict" if returns == HUGGING_FACE else returns
         probed = ProbedModel(capacity, self.passes, _scaled(head(form)))
         self._probed = _with_projections(probed)
@@ -65,8 +67,19 @@ class StandIn:
         """Whether its parameter is not to be trained."""
         return not self.probe.requires_grad
 
-    def gradient(self) -> NDArray[np.float32] | None:
-        """The whole of the probe's gradient, [capacity]; None if it has none."""
+    def is_held(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer steps the probe itself."""
+        held = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        return any(one is self.probe for one in held)
+
+    def gradient(self, stepping: torch.optim.Optimizer) -> NDArray[np.float32] | None:
+        """The whole of the probe's gradient, [capacity], that an optimizer is about to step.
+
+        None if it does not step the probe, or the probe has no gradient.
+        """
+        if not self.is_held(stepping):
+            partitioned = partitioned_gradient(stepping, self.probe)
+            return None if partitioned is None else partitioned[: self._capacity] / SCALE
         gradient = self.probe.grad
         return None if gradient is None else as_array(gradient / SCALE)
 

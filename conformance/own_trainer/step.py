@@ -94,7 +94,7 @@ class Step:
         self._unit: AdvantageUnit | None = None
         self._stand_in: StandIn | None = None
         self._gradients: list[NDArray[np.float32]] = []
-        self._others_stepped = False
+        self._others_stepped = self._copies_stepped = False
         self._logged: dict[Metric, float] = {}
         self._watched = watched
         self._estimator = estimator
@@ -198,8 +198,19 @@ class Step:
 
         It is read right before the optimizer reads it, after clipping and unscaling. Without an
         ``optimizer``, such as of a trainer that makes its own, every one is watched.
+
+        Raises:
+            WrongUseError: it is no optimizer of torch, nor wraps one.
         """
-        watched = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps them
+        watched = optimizer
+        while hasattr(watched, "optimizer"):  # Accelerate and DeepSpeed wrap them
+            watched = watched.optimizer
+        if not isinstance(watched, torch.optim.Optimizer | None):
+            raise WrongUseError(
+                f"step.watch() was given a {type(watched).__name__}, no optimizer of torch",
+                "give it the optimizer or engine that the trainer steps; trainers in JAX need an"
+                " adapter, as tunix has",
+            )
 
         def read(stepping: torch.optim.Optimizer, *_: Any) -> None:
             if watched is not None and stepping is not watched:
@@ -208,11 +219,10 @@ class Step:
             stand_in = self._stand_in
             if stand_in is None:
                 return
-            held = [one for group in stepping.param_groups for one in group["params"]]
-            if any(one is stand_in.probe for one in held):
-                gradient = stand_in.gradient()
-                if gradient is not None:
-                    self._gradients.append(self._as_given(gradient))
+            self._copies_stepped |= not stand_in.is_held(stepping)
+            gradient = stand_in.gradient(stepping)
+            if gradient is not None:
+                self._gradients.append(self._as_given(gradient))
 
         hook = register_optimizer_step_pre_hook(read)
         try:
@@ -276,6 +286,12 @@ class Step:
             return (
                 "another optimizer stepped than the watched one; give step.watch() the optimizer"
                 " that the trainer steps, or nothing"
+            )
+        if not self._gradients and self._copies_stepped:
+            return (
+                "an optimizer stepped that does not hold the model's parameters, but perhaps copies"
+                " of them, as in mixed precision; turn that off for the test (DeepSpeed's is read"
+                " with ZeRO 1 to 3), or look at a real step with conformance.watch"
             )
         if not self._gradients:
             return (

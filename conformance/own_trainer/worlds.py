@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from adapters.engines import deepspeed
 from conformance.findings.errors import RankFailedError, WrongUseError
 
 if TYPE_CHECKING:
@@ -205,15 +206,14 @@ class Copies:
         """Leave the world of before, and join another."""
         self._leave()
         self._size = size
-        if size > 1:
-            os.environ |= {
-                "RANK": str(self.rank),
-                "LOCAL_RANK": str(self.rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": "localhost",  # some only look whether it is set
-                "MASTER_PORT": "29500",
-            }
+        os.environ |= {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "localhost",  # some only look whether it is set
+            "MASTER_PORT": "29500",
+        }
         dist.init_process_group(
             "gloo",
             store=dist.FileStore(store, size),  # type: ignore[attr-defined]
@@ -221,7 +221,7 @@ class Copies:
             world_size=size,
             timeout=self._time_limit,
         )
-        _forget_accelerate()
+        _forget_worlds()
 
     def _leave(self) -> None:
         if dist.is_initialized():
@@ -285,8 +285,12 @@ class Copies:
         return None
 
 
-def _forget_accelerate() -> None:
-    """Have Accelerate, which keeps the ranks of the first world for ever, look at this one."""
+def _forget_worlds() -> None:
+    """Have Accelerate and DeepSpeed, which keep the first world's ranks, look at this one."""
+    if "deepspeed" in sys.modules:
+        deepspeed.import_deepspeed()
+        deepspeed.forget_engines()
+        deepspeed.leave_world()
     if (state := sys.modules.get("accelerate.state")) is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
 

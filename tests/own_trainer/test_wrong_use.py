@@ -1,5 +1,8 @@
 """Wrong use of a step: each says in one line what to change."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import pytest
 import torch
 
@@ -133,6 +136,23 @@ def test_a_model_has_what_trainers_of_transformers_look_for(loss_conformance):
 def test_an_optimizer_that_steps_outside_is_not_watched(loss_conformance):
     with pytest.raises(pytest.fail.Exception, match="make the train step inside"):
         train_outside(loss_conformance)
+
+
+class GradientTransformation(NamedTuple):
+    """As optax has."""
+
+    init: Callable[..., None]
+    update: Callable[..., None]
+
+
+def test_the_fixture_is_for_torch(loss_conformance):
+    for step in loss_conformance(mode="token_mean", micro_batches=1, cases=["padded_widths"]):
+        with (
+            pytest.raises(ValueError, match=r"no optimizer of torch.*JAX need an adapter"),
+            step.watch(GradientTransformation(print, print)),
+        ):
+            pass
+        train(step)
 
 
 def test_a_model_may_not_fit(loss_conformance):
