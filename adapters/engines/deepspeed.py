@@ -127,8 +127,8 @@ def partitioned_gradient(
     return None
 
 
-class _Part(NamedTuple):
-    """What a rank's optimizer holds of a parameter: entries from ``start`` on, of ``size``."""
+class _PartOnRank(NamedTuple):
+    """Entries of a parameter that a rank's optimizer holds: from ``start`` on, of ``size``."""
 
     held: torch.Tensor
     start: int
@@ -136,17 +136,17 @@ class _Part(NamedTuple):
     group: Any
 
 
-def _part(parameter: Any) -> _Part | None:
+def _part(parameter: Any) -> _PartOnRank | None:
     """This rank's part of a parameter that ZeRO has partitioned; None of any other."""
     if (mapping := getattr(parameter, "_hp_mapping", None)) is not None:  # stages 1 and 2
         start, size = mapping.lp_fragment_address.start, parameter.numel()
-        return _Part(mapping.hp_fragment, start, size, parameter._dp_group)
+        return _PartOnRank(mapping.hp_fragment, start, size, parameter._dp_group)
     if (zero := getattr(parameter, "_z3_optimizer", None)) is not None:
         index, offset, count = zero.grad_position[zero.get_param_id(parameter)]
         held = zero.fp32_partitioned_groups_flat[index][offset : offset + count]
         group = parameter.ds_process_group
         ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-        return _Part(held, rank * count, ranks * count, group)
+        return _PartOnRank(held, rank * count, ranks * count, group)
     return None
 
 
