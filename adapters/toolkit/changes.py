@@ -132,6 +132,14 @@ def lines_in_head(
     }
 
 
+def root_in_head(adapter: Adapter, found: Versions) -> Path:
+    """The folder of the later version in which the package is, as seen from the repository."""
+    source = found.head.source(found.repository)
+    path = resolve(adapter, source).path
+    assert path is not None
+    return _package(adapter, source).parent.relative_to(path)
+
+
 def _numbers(hunks: str, path: Path) -> Iterator[int]:
     text = path.read_text(errors="replace").splitlines()
     for first, count in ((int(one), int(several or 1)) for one, several in HUNK.findall(hunks)):

@@ -14,7 +14,7 @@ from conformance import cli
 from conformance.comparing.report_file import write
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.report import Report, Selection
-from tests import command
+from tests import command, room
 from tests.conformance.test_journal import HEADER, finding
 from tests.toys import checkout
 
@@ -215,3 +215,15 @@ def test_interrupting_a_command_is_quiet(
     finally:
         signal.signal(signal.SIGINT, former)
     assert not capsys.readouterr().err
+
+
+def test_output_that_finds_no_room_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as redirected:
+        redirected.setattr(sys, "stdout", Full())
+        status = cli.main(["cases"])
+
+    assert status == cli.USAGE_ERROR
+    words = "the output cannot be written: No space left on device"
+    assert capsys.readouterr().err == f"rl-loss-conformance: {words}\n"
