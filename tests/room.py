@@ -4,9 +4,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FULL = "/dev/full"
-"""A file for which there is never any room."""
-
 UNWRITABLE = "/sys/rl-loss-conformance"
 """A folder that no user can make, whatever the modes of files are."""
 

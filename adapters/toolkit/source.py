@@ -301,7 +301,10 @@ def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
         return kept
     listing = ("ls-tree", "--name-only", revision, "--")
     if adapter.tree and not git(repository, *listing, *_packages(adapter)):
-        raise SourceError(f"{revision} of {repository} holds no package {adapter.package!r}")
+        raise SourceError(
+            f"{revision} of {repository} holds no package {adapter.package!r}",
+            f"give a clone of {adapter.name} itself",
+        )
     paths = git(repository, *listing, *needed).splitlines()
     return _made_once(
         Path(adapter.name, name), lambda new: _extract(repository, revision, paths, new)

@@ -1,5 +1,7 @@
 """The command line, as a user types it."""
 
+import errno
+import io
 import os
 import re
 import signal
@@ -14,7 +16,7 @@ from conformance import cli
 from conformance.comparing.report_file import write
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.report import Report, Selection
-from tests import command, room
+from tests import command
 from tests.conformance.test_journal import HEADER, finding
 from tests.toys import checkout
 
@@ -217,10 +219,18 @@ def test_interrupting_a_command_is_quiet(
     assert not capsys.readouterr().err
 
 
+class Full(io.StringIO):
+    """An output for which there is no room."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_output_that_finds_no_room_is_said_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as redirected:
+        redirected.setattr("conformance.views.listing.table", lambda: iter(["a case"]))
         redirected.setattr(sys, "stdout", Full())
         status = cli.main(["cases"])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, cast
 
+import platformdirs
 import psutil
 import pytest
 
@@ -86,6 +87,16 @@ def test_a_shallow_clone_is_told_how_to_get_a_base(repository: Path, tmp_path: P
             versions(str(to), None)
 
 
+def test_a_bare_clone_is_told_to_name_a_version(repository: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.git"
+    git(tmp_path, "clone", "--bare", str(repository), str(bare))
+
+    assert versions(f"{bare}@change", None).head.subject == "Lose it"
+    for base in (None, "main"):
+        with pytest.raises(SourceError, match=r"has no working tree; .*--source=PATH@REF"):
+            versions(str(bare), base)
+
+
 def test_a_release_needs_another_to_be_held_to() -> None:
     with pytest.raises(SourceError, match="give --base=pypi:VERSION"):
         versions("pypi:0.2.0", None)
@@ -100,6 +111,25 @@ def test_the_lines_that_differ_are_those_of_python_files_of_the_package(reposito
 
     assert found.keys() == {"slime/lineage.py"}
     assert WITHOUT_CP.new in found["slime/lineage.py"]
+
+
+@pytest.mark.parametrize("place", ["pä th #1 50%", 'a "quoted" \\ one'])
+def test_the_lines_that_differ_are_found_wherever_the_files_are(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no job would be one that runs them."""
+    folder = checkout(tmp_path / place / "slime", "slime")
+    WITHOUT_CP.apply(folder / "slime")
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tmp_path / place / "cache")
+    git_config = {"KEY_0": "diff.noprefix", "VALUE_0": "true", "COUNT": "1"}
+    for name, value in git_config.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    slime, found = registry.create("slime"), versions(str(folder), "HEAD")
+    changed = changed_lines(slime, found)
+
+    assert changed.keys() == {"slime/lineage.py"}
+    [(path, [line])] = lines_in_head(slime, found, changed).items()
+    assert WITHOUT_CP.new in Path(path).read_text().splitlines()[line - 1]
 
 
 def test_removed_lines_are_looked_for_where_they_were(repository: Path) -> None:
