@@ -630,6 +630,14 @@ def test_a_run_that_is_ended_before_its_first_finding_leaves_no_verdict() -> Non
         reviews.reports(ran(row, row))
 
 
+def test_a_run_that_fails_is_why_the_other_was_ended() -> None:
+    ended = Row(commit=COMMIT, problem="ended")
+    failed = Row(commit=COMMIT, problem="No space left on device", has_failed=True)
+
+    with pytest.raises(NothingToCompareError, match="the head, .* could not be run: No space left"):
+        reviews.reports(ran(ended, failed))
+
+
 def test_findings_of_a_base_are_added_to_those_that_are_kept() -> None:
     former, latter = report(wrong(A, CP)), report(wrong(B, CP), right(ONE_RANK))
     both = kept.merged(former, latter)

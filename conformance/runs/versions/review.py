@@ -209,7 +209,8 @@ class _Side:
             self._process.wait()
         output = self._output.read_text("utf8", "replace")
         if self._process.poll() in history.FAILED:
-            return Row(commit=self.commit, problem=history.last_words(output))
+            problem = history.last_words(output)
+            return Row(commit=self.commit, problem=problem, has_failed=True)
         if (found := self._found()) is None:
             return history.row_of(self.commit, self.report, output)
         is_driven = {one.verdict for one in found.findings} - {*UNJUDGED}
@@ -383,8 +384,9 @@ def reports(ran: Ran) -> tuple[Report, Report]:
     Raises:
         NothingToCompareError: one of them could not be run.
     """
-    for name, row in (("base", ran.base), ("head", ran.head)):
-        if row.report is None and ran.is_cut_short:
+    both = (("base", ran.base), ("head", ran.head))
+    for name, row in sorted(both, key=lambda one: not one[1].has_failed):  # which ends the other
+        if row.report is None and ran.is_cut_short and not row.has_failed:
             raise NothingToCompareError(
                 f"no verdict, as the {name}, {row.commit.ref}, was ended before its first finding",
                 "give it more time with --budget=SECONDS",
