@@ -94,6 +94,8 @@ class Controller:
         except HarnessFaultError as fault:
             self._problem = f"fault of the harness: {fault}"
             return
+        except pytest.exit.Exception:  # it is told to end, and what it has found counts
+            raise
         except Exception as error:  # what was found until then is no verdict on the version
             self._problem = f"{type(error).__name__}: {error}"
             raise

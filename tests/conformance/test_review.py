@@ -597,13 +597,17 @@ def test_a_run_that_fails_among_its_findings_has_no_exit_status_of_a_verdict() -
     def fail() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    controller = Controller(cast("pytest.Config", None))
-    session = SimpleNamespace(exitstatus=pytest.ExitCode.TESTS_FAILED)
-    with pytest.raises(OSError, match="No space left"):
-        controller.review(cast("Side", SimpleNamespace(run=fail)))
-    controller.pytest_sessionfinish(cast("pytest.Session", session))
+    def end() -> None:
+        pytest.exit("told to end", returncode=2)
 
-    assert session.exitstatus in histories.FAILED
+    for run, error, has_failed in ((fail, OSError, True), (end, pytest.exit.Exception, False)):
+        controller = Controller(cast("pytest.Config", None))
+        session = SimpleNamespace(exitstatus=pytest.ExitCode.INTERRUPTED)
+        with pytest.raises(error):
+            controller.review(cast("Side", SimpleNamespace(run=run)))
+        controller.pytest_sessionfinish(cast("pytest.Session", session))
+
+        assert (session.exitstatus in histories.FAILED) is has_failed
 
 
 def ran(base: Row, head: Row, *, is_cut_short: bool = True) -> Ran:
@@ -634,7 +638,9 @@ def test_a_run_that_fails_is_why_the_other_was_ended() -> None:
     ended = Row(commit=COMMIT, problem="ended")
     failed = Row(commit=COMMIT, problem="No space left on device", has_failed=True)
 
-    with pytest.raises(NothingToCompareError, match="the head, .* could not be run: No space left"):
+    with pytest.raises(
+        NothingToCompareError, match=r"the head, .* could not be run: No space left"
+    ):
         reviews.reports(ran(ended, failed))
 
 

@@ -209,8 +209,8 @@ class _Side:
             self._process.wait()
         output = self._output.read_text("utf8", "replace")
         if self._process.poll() in history.FAILED:
-            problem = history.last_words(output)
-            return Row(commit=self.commit, problem=problem, has_failed=True)
+            said = history.last_words(output)
+            return Row(commit=self.commit, problem=said, has_failed=True)
         if (found := self._found()) is None:
             return history.row_of(self.commit, self.report, output)
         is_driven = {one.verdict for one in found.findings} - {*UNJUDGED}
