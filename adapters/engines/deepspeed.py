@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,7 +46,9 @@ def import_deepspeed() -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
     # It imports torch's compiler, which would leave a folder among temporary files.
     kept = platformdirs.user_cache_path("rl-loss-conformance") / "torchinductor"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept))
+    with suppress(OSError):
+        kept.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kept))
     importlib.import_module("deepspeed")
     backend: Any = importlib.import_module("deepspeed.comm.torch")
     backend.build_shm_op = lambda: None

@@ -31,6 +31,12 @@ DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "mast
 
 NO_BASE = "fetch more of its history, or give --base=REF"
 
+NO_QUOTES = ("-c", "core.quotePath=false")
+"""Options of git that leave names as they are."""
+
+OF_HUNKS = ("--unified=0", "--no-color", "--no-ext-diff", "--dst-prefix=b/")
+"""Options of git's diff that leave nothing to the user's configuration."""
+
 FILE = re.compile(r"^\+\+\+ (?:\"?b/)?(.*?)\"?\t?$", re.MULTILINE)
 
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
@@ -65,10 +71,11 @@ def versions(source: str, base: str | None) -> Versions:
         return Versions(repository=None, base=old, head=new)
     path, ref = folder_and_ref(source)
     head = find_commit(path, ref or "HEAD")
+    error = SourceError(f"{path} has no working tree", "name a branch or commit: --source=PATH@REF")
+    is_changed = ref is None and bool(git(path, "status", "--porcelain", error=error))
     if base is not None:
         [old] = find_commits(path, base)
     else:
-        is_changed = ref is None and bool(git(path, "status", "--porcelain"))
         old = _base(path, head, is_changed=is_changed)
     if ref is None:
         head = Commit(ref=WORKING_TREE, revision="", date="", subject=head.subject)
@@ -103,16 +110,18 @@ def changed_lines(adapter: Adapter, found: Versions) -> dict[str, str]:
     Raises:
         SourceError: a version is not available.
     """
-    folders = [_package(adapter, one.source(found.repository)) for one in (found.base, found.head)]
-    command = ["git", "diff", "--no-index", "--unified=0", "--no-color", "--no-ext-diff", "--"]
+    base, head = (
+        _package(adapter, one.source(found.repository)) for one in (found.base, found.head)
+    )
     result = subprocess.run(
-        [*command, *map(str, folders)],
+        ["git", *NO_QUOTES, "diff", "--no-index", *OF_HUNKS, "--", str(base), "."],
+        cwd=head,  # so that names in the output do not depend on where it is
         capture_output=True,
         text=True,
         check=False,
         errors="replace",
     )
-    return dict(_file_diffs(result.stdout, folders[1]))
+    return dict(_file_diffs(result.stdout, head.name))
 
 
 def lines_in_head(
@@ -130,6 +139,14 @@ def lines_in_head(
         for name, path in paths.items()
         if path.is_file()
     }
+
+
+def root_in_head(adapter: Adapter, found: Versions) -> Path:
+    """The folder of the later version in which the package is, as seen from the repository."""
+    source = found.head.source(found.repository)
+    path = resolve(adapter, source).path
+    assert path is not None
+    return _package(adapter, source).parent.relative_to(path)
 
 
 def _numbers(hunks: str, path: Path) -> Iterator[int]:
@@ -160,12 +177,12 @@ def _package(adapter: Adapter, source: str) -> Path:
     return next((one for one in candidates if one.is_dir()), path / adapter.package)
 
 
-def _file_diffs(diff: str, folder: Path) -> Iterator[tuple[str, str]]:
+def _file_diffs(diff: str, package: str) -> Iterator[tuple[str, str]]:
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
         header, found, body = part.partition("\n@@ ")
         named = FILE.search(header)
         if named is None or not named[1].endswith(".py"):
             continue
-        name = f"{folder.name}/{named[1].removeprefix(str(folder).lstrip('/')).lstrip('/')}"
+        name = f"{package}/{named[1].removeprefix('./')}"
         if not OF_TESTS.search(name):
             yield name, f"{found.lstrip()}{body}"

@@ -5,11 +5,14 @@ Commits and releases are put into a cache once and kept between runs.
 
 from __future__ import annotations
 
+import atexit
+import errno
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -27,7 +30,7 @@ from packaging.version import InvalidVersion, Version
 from reference import ConformanceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from adapters.contract import Adapter
 
@@ -36,6 +39,10 @@ VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
 PROJECT = "pyproject.toml"
 # Digits by which a commit is called that no ref names.
 SHORT = 10
+# Names, for the processes that a run starts, the folder that stands in for the user's cache.
+OF_RUN = "RL_LOSS_CONFORMANCE_CACHE_OF_RUN"
+# What the system refuses where nothing can be written.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class SourceError(ConformanceError):
@@ -174,9 +181,9 @@ def released(distribution: str, version: str) -> Path:
     """The folder with a release's files, fetched once without dependencies; else `WheelError`."""
     if not VERSION.fullmatch(version):
         raise WheelError(f"version {version!r} of {distribution} is none", "give one such as 0.2.0")
-    cache = platformdirs.user_cache_path("rl-loss-conformance") / distribution
     requirement = f"{distribution}=={version}"
-    return _made_once(cache / f"release-{version}", lambda folder: _unpack(requirement, folder))
+    name = Path(distribution, f"release-{version}")
+    return _made_once(name, lambda folder: _unpack(requirement, folder))
 
 
 def _installed(adapter: Adapter) -> Source:
@@ -290,34 +297,42 @@ def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
     """
     needed = [*adapter.tree, PROJECT] if adapter.tree else []
     name = "-".join([revision, *needed]).replace("/", "-")
-    folder = platformdirs.user_cache_path("rl-loss-conformance") / adapter.name / name
-    if folder.is_dir():  # without calling git
-        return folder
+    if (kept := _kept(Path(adapter.name, name))) is not None:  # without calling git
+        return kept
     listing = ("ls-tree", "--name-only", revision, "--")
     if adapter.tree and not git(repository, *listing, *_packages(adapter)):
-        raise SourceError(f"{revision} of {repository} holds no package {adapter.package!r}")
+        raise SourceError(
+            f"{revision} of {repository} holds no package {adapter.package!r}",
+            f"give a clone of {adapter.name} itself",
+        )
     paths = git(repository, *listing, *needed).splitlines()
+    return _made_once(
+        Path(adapter.name, name), lambda new: _extract(repository, revision, paths, new)
+    )
 
-    def extract(new: Path) -> None:
-        with tempfile.NamedTemporaryFile(suffix=".tar") as file:
-            git(repository, "archive", f"--output={file.name}", revision, "--", *paths)
-            try:
-                with tarfile.open(file.name) as archive:
-                    archive.extractall(new, filter="data")
-            except tarfile.TarError as error:
-                raise SourceError(f"{revision} of {repository} cannot be read: {error}") from error
 
-    return _made_once(folder, extract)
+def _extract(repository: Path, revision: str, paths: Sequence[str], folder: Path) -> None:
+    """Put files of a commit into a new folder, and nothing anywhere else."""
+    command = ["git", "-C", str(repository), "archive", revision, "--", *paths]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=_quiet(), stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+                archive.extractall(folder, filter="data")
+        except tarfile.TarError as error:
+            said = process.stderr.read().decode(errors="replace").strip()
+            raise SourceError(
+                f"{revision} of {repository} cannot be read: {said or error}"
+            ) from error
 
 
 def git(repository: Path, *arguments: str, error: SourceError | None = None) -> str:
     """The output of git; if it fails, ``error`` is raised, or one with git's own message."""
-    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     command = ["git", "-C", str(repository), *arguments]
     try:
-        result = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
+        result = subprocess.run(command, env=_quiet(), capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise SourceError("git is not installed, and a source with a path needs it") from None
     if result.returncode:
@@ -325,10 +340,50 @@ def git(repository: Path, *arguments: str, error: SourceError | None = None) -> 
     return result.stdout.strip()
 
 
-def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return a folder that ``make`` creates atomically, under the path it is given, if missing."""
-    if folder.is_dir():
-        return folder
+def _quiet() -> dict[str, str]:
+    """An environment in which git writes nothing on the way, and asks nothing."""
+    return os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+
+
+def _roots() -> list[Path]:
+    """The folders that commits and releases are kept in: the user's cache, or one of this run."""
+    given = os.environ.get(OF_RUN)
+    return [platformdirs.user_cache_path("rl-loss-conformance"), *([Path(given)] if given else [])]
+
+
+def _kept(name: Path) -> Path | None:
+    return next((root / name for root in _roots() if (root / name).is_dir()), None)
+
+
+def _made_once(name: Path, make: Callable[[Path], None]) -> Path:
+    """Return a folder that ``make`` creates atomically, under the path it is given, if missing.
+
+    Where the user's cache cannot be written, it is in a temporary folder, until this run ends.
+    """
+    if (kept := _kept(name)) is not None:
+        return kept
+    cache = _roots()[0] / name
+    try:
+        return _made(cache, make)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        reason = error.strerror
+    if OF_RUN not in os.environ:
+        os.environ[OF_RUN] = tempfile.mkdtemp(prefix="rl-loss-conformance-")
+        atexit.register(shutil.rmtree, os.environ[OF_RUN], ignore_errors=True)
+    folder = Path(os.environ[OF_RUN]) / name
+    try:
+        return _made(folder, make)
+    except OSError as error:
+        raise SourceError(
+            f"there is no place for {name}, neither {cache} ({reason}) nor {folder}"
+            f" ({error.strerror})",
+            "make room, or name another folder in XDG_CACHE_HOME",
+        ) from error
+
+
+def _made(folder: Path, make: Callable[[Path], None]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "made"

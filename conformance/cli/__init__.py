@@ -45,6 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
         return 0
+    except OSError as error:
+        from adapters.toolkit.source import UNWRITABLE
+
+        if error.errno not in UNWRITABLE:
+            raise
+        where = f"{error.filename} cannot be written" if error.filename else "not all was written"
+        print(f"rl-loss-conformance: {where}: {error.strerror}", file=sys.stderr)
+        return USAGE_ERROR
 
 
 def _split(typed: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -67,6 +75,11 @@ def _print(lines: Iterator[str]) -> int:
     """Prints the lines as they come and returns what their generator does, or else 0."""
     while True:
         try:
-            print(next(lines), flush=True)
+            line = next(lines)
         except StopIteration as end:
             return end.value or 0
+        try:
+            print(line, flush=True)
+        except OSError as error:
+            error.filename = "the output"
+            raise

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 WORSE = 1
 
+NOT_RUN = 2
+"""Exit status where a run could not report what it found."""
+
 OF_EVERY_COMMIT = ("engine", "modes", "checks", "depth", "max-ranks", "time-limit")
 """Options of a run that a history hands on."""
 
@@ -168,8 +171,11 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
     adapter, by_id = prepared.adapter, prepared.jobs.by_id
     expected = options.expect and expectations_of(options.expect, adapter.name, adapter.engine)
     yield from view.begins(prepared, options.budget)
+    if options.reports is not None:
+        runs.require_folder(options.reports)
     with runs.signals_noted() as interrupted:
         ran = _run_both(prepared, options, start, interrupted.is_set)
+        unkept = options.reports and runs.keep(ran, options.reports)
         base, head = runs.reports(ran)
         declined = {one.id for one in head.findings if may_decline(by_id[one.id])}
         found = Reviewed.of(base, head, declined, expected)
@@ -181,9 +187,10 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
         if interrupted.is_set():
             raise KeyboardInterrupt
     if (path := os.environ.get(GITHUB_SUMMARY)) is not None:
+        yield from view.runner_commands(found, prepared.changed, prepared.folder)
         report_formats.add_summary(found.head, lines, Path(path))
-        objections = [found.objection] if found.objection else []
-        yield from report_formats.error_commands(found.head, found.failing, objections)
+    if unkept:
+        raise unkept
     return WORSE if found.failing or found.objection else 0
 
 
@@ -205,7 +212,7 @@ def _run_both(
                 said.append(view.first_worse(progress.base[worse.id], worse))
                 bar.say(f"{seconds:.0f} s: {said[0]}")
 
-        return runs.run(prepared, options.reports, start + options.budget, is_ended, show)
+        return runs.run(prepared, start + options.budget, is_ended, show)
 
 
 def recipe(options: argparse.Namespace) -> Generator[str, None, int]:
@@ -232,8 +239,11 @@ def _handed_on(options: argparse.Namespace, names: Iterable[str]) -> tuple[str, 
     return tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
 
 
-def history(options: argparse.Namespace) -> Iterator[str]:
-    """Yields the table once all commits have run; progress goes to the error stream."""
+def history(options: argparse.Namespace) -> Generator[str, None, int]:
+    """Yields the table once all commits have run, and returns whether all runs could report.
+
+    Progress goes to the error stream.
+    """
     from conformance.runs.versions import history as runs
     from conformance.views.versions import history_table
 
@@ -255,6 +265,7 @@ def history(options: argparse.Namespace) -> Iterator[str]:
         print(f"{number} of {len(commits)}: {commit.ref}", file=sys.stderr, flush=True)
         rows += runs.run(selection, [commit], options.reports)
     yield from getattr(history_table, f"as_{options.format}")(rows)
+    return NOT_RUN if any(row.has_failed for row in rows) else 0
 
 
 def trace(options: argparse.Namespace) -> Iterator[str]:

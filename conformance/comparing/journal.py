@@ -79,7 +79,8 @@ def drop(path: Path) -> None:
 class Journal:
     """Collects the findings of one run for the report at ``path``, which no other run may write.
 
-    ``kept`` is where the journal of an earlier run that was killed is kept, if there is one.
+    ``kept`` is where the journal of an earlier run that was killed is kept, if there is one, and
+    ``made`` the report once it is made, though there may be no room to write it.
 
     Raises:
         ReportPathError: nothing can be written there, or another run is about to.
@@ -90,6 +91,8 @@ class Journal:
         self._findings: list[Finding] = []
         self._clues: dict[str, tuple[int, Clues]] = {}
         self._is_whole = True
+        self._written = 0
+        self.made: Report | None = None
         with _refusals_said(path):
             self.path = destination(path)
             _try(self.path)
@@ -115,6 +118,7 @@ class Journal:
             finding = finding.model_copy(update={"clues": self._clues[line][0]})
         self._findings.append(finding)
         self._write(finding.model_dump_json())
+        self._written += self._is_whole
 
     def replace(self, finding: Finding) -> None:
         """Record a finding in place of the one with its id."""
@@ -155,7 +159,7 @@ class Journal:
 
             by_id = {finding.id: finding for finding in self._findings}
             traced = with_traces(report.causes, traces, by_id)
-            report = report.model_copy(update={"causes": traced})
+            self.made = report = report.model_copy(update={"causes": traced})
             self._write_report(report)
         _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()
@@ -165,9 +169,11 @@ class Journal:
         try:
             write(report, self.path)
         except OSError as error:
+            count = len(self._findings)
+            has = "what was found" if self._is_whole else f"{self._written} of {count} findings"
             raise ReportPathError(
                 f"the report cannot be written to {self.path}: {error.strerror}",
-                f"make room; {_journal_path(self.path).name} has what was found, and"
+                f"make room; {_journal_path(self.path).name} has {has}, and"
                 " rl-loss-conformance show reads it",
             ) from error
 

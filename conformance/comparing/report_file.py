@@ -128,18 +128,48 @@ def write(report: Report, path: Path) -> None:
     content = report.to_json().encode()
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
+    put(content, path)
+
+
+def put(content: bytes, path: Path) -> None:
+    """Put bytes at ``path`` in one move; what was there stays if there is no room for them.
+
+    Raises:
+        OSError: they cannot be put there, with ``path`` as its file.
+    """
+    scratch = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            scratch = Path(file.name)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+        scratch.chmod(0o644)
+        scratch.replace(path)
+    except BaseException as error:
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = os.fspath(path), None
+        raise
+
+
+def require_room(folder: Path) -> None:
+    """Make a folder, and require that something can be written there.
+
+    Raises:
+        OSError: nothing can, with ``folder`` as its file.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(b"\n")
+    except OSError as error:
+        error.filename = os.fspath(folder)
+        raise
 
 
 def _refusal(path: Path, content: bytes, error: ValidationError) -> ReportFileError:

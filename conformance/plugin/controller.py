@@ -50,6 +50,7 @@ class Controller:
         self._report: Report | None = None
         self._progress: ProgressLine | None = None
         self._problem: str | None = None
+        self._unwritten: str | None = None
         self._session: pytest.Session | None = None
         self._objection: str | None = None
         self._start = time.time()
@@ -61,6 +62,7 @@ class Controller:
 
         if self._recorder is None:
             _require_summary()
+            _require_traces(self._config.getoption("traces"))
             try:
                 self._recorder = FindingRecorder(settings_of(self._config))
             except ConformanceError as error:
@@ -92,6 +94,11 @@ class Controller:
         except HarnessFaultError as fault:
             self._problem = f"fault of the harness: {fault}"
             return
+        except pytest.exit.Exception:  # it is told to end, and what it has found counts
+            raise
+        except Exception as error:  # what was found until then is no verdict on the version
+            self._problem = f"{type(error).__name__}: {error}"
+            raise
         if side.task.follows is not None:
             return
         side.wait_for_base()
@@ -176,9 +183,10 @@ class Controller:
             try:
                 self._end_for_workers()
                 with launching.too_late():
-                    self._report = self._recorder.finish()
+                    self._recorder.finish()
             except ConformanceError as error:
-                self._problem = str(error)
+                self._problem = self._unwritten = str(error)
+            self._report = self._recorder.report
         if self._problem is not None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         report = self._report
@@ -242,7 +250,8 @@ class Controller:
             f"{first - self._start:.1f} s to start, {time.time() - first:.1f} s to run,"
             f" {self._recorder.framework_seconds:.1f} s of it in the framework's own code"
         )
-        terminalreporter.line(f"report: {self._recorder.settings.report}")
+        if self._unwritten is None:
+            terminalreporter.line(f"report: {self._recorder.settings.report}")
         if os.environ.get(GITHUB_SUMMARY):
             self._tell_github(terminalreporter, self._report, gate)
 
@@ -254,9 +263,13 @@ class Controller:
 
         objections = [] if self._objection is None else [self._objection]
         lines = [*gate_lines(gate, report), *objections]
-        report_formats.add_summary(report, lines, Path(os.environ[GITHUB_SUMMARY]))
         for line in report_formats.error_commands(report, [*gate.failing(report)], objections):
             terminalreporter.line(line)
+        try:
+            report_formats.add_summary(report, lines, Path(os.environ[GITHUB_SUMMARY]))
+        except OSError as error:
+            words = f"ERROR: no summary can be appended to {error.filename}: {error.strerror}"
+            terminalreporter.line(words, red=True)
 
     def _record(self, finding_message: FindingMessage) -> Finding | None:
         """Keep a finding; a fault of the harness ends the run, as it may spoil any verdict."""
@@ -375,6 +388,22 @@ def _is_finding(report: pytest.TestReport) -> bool:
     """Whether a test made a finding, which the report has."""
     message: FindingMessage | None = getattr(report, ATTRIBUTE, None)
     return message is not None and bool(message["finding"])
+
+
+def _require_traces(folder: Path | None) -> None:
+    """Require the folder for traces to be writable before the run, which fills it at its end.
+
+    Raises:
+        pytest.UsageError: it is not.
+    """
+    from conformance.comparing.report_file import require_room
+
+    try:
+        if folder is not None:
+            require_room(folder)
+    except OSError as error:
+        words = f"no traces can be written to {folder}: {error.strerror}"
+        raise pytest.UsageError(f"{words}; give another folder with --traces=FOLDER") from error
 
 
 def _require_summary() -> None:

@@ -182,6 +182,11 @@ class FindingRecorder:
         """The file with the findings of an earlier run that was killed, if there was one."""
         return self._journal.kept
 
+    @property
+    def report(self) -> Report | None:
+        """The report once the run has come to its end, though it may not be written."""
+        return self._journal.made
+
     def record(self, finding_message: FindingMessage) -> Finding:
         """Takes in a finding message, perhaps from another process, and returns it.
 

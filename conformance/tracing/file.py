@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, Valida
 from adapters.contract import Job, Layout
 from adapters.contract.job import Column
 from adapters.contract.objective import Metric
+from conformance.comparing.report_file import put
 from conformance.expected.step_context import StepContext
 from conformance.findings.errors import NotTracedError
 from conformance.findings.finding import FrozenModel, first_problem
@@ -84,9 +85,8 @@ def write(trace: Trace, folder: Path) -> Path:
         job=trace.job,
     )
     path = folder / f"{trace.finding.replace('/', '__')}{SUFFIX}"
-    folder.mkdir(parents=True, exist_ok=True)
     text = held.model_dump_json(by_alias=True, context=named)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    put(gzip.compress(text.encode(), mtime=0), path)
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from conformance.runs.options import command
 from conformance.views.formatting import SYMBOLS, matrix_rows, verdict_matrix, verdict_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import RenderableType
@@ -269,19 +270,35 @@ def _document(report: Report, group: FindingGroup) -> dict[str, object]:
 
 
 def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
-    """Appends the report as Markdown, and lines of text, to the summary of the job's step."""
+    """Appends the report as Markdown, and lines of text, to the summary of the job's step.
+
+    Raises:
+        OSError: they cannot be, with ``path`` as its file.
+    """
     from conformance.views.formatting import preformatted
 
     text = ["", *preformatted(more)] if more else []
     page = "\n".join([*as_markdown(report), *text]) + "\n"
-    with path.open("ab") as file:
-        file.write(page.encode()[:MOST_BYTES].decode(errors="ignore").encode())
+    try:
+        with path.open("ab") as file:
+            file.write(page.encode()[:MOST_BYTES].decode(errors="ignore").encode())
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+
+
+def _suspected(cause: Cause) -> tuple[str, int] | None:
+    """Returns the line to look at first, if there is one."""
+    return next(((one.file, one.line) for one in cause.suspects), None)
 
 
 def error_commands(
-    report: Report, failing: Sequence[Finding], objections: Sequence[str] = ()
+    report: Report,
+    failing: Sequence[Finding],
+    objections: Sequence[str] = (),
+    place: Callable[[Cause], tuple[str, int] | None] = _suspected,
 ) -> Iterator[str]:
-    """Yields runner commands that annotate the run and each cause, the worst first.
+    """Yields runner commands that annotate the run and each cause at its place, the worst first.
 
     A fault of the harness is the only annotation of its run.
     """
@@ -294,14 +311,9 @@ def error_commands(
     for group in found[:MOST_ANNOTATIONS]:
         name = f"{group.cause.name} ({len(group.findings)})"
         words = f"{group.example.id}: {group.cause.statement}"
-        yield f"::error {_suspected(group)}title={_property(name)}::{_data(words)}"
-
-
-def _suspected(group: FindingGroup) -> str:
-    """Returns the properties that put an annotation at the line to look at first, if there is."""
-    for suspect in group.cause.suspects[:1]:
-        return f"file={_property(suspect.file)},line={suspect.line},"
-    return ""
+        at = place(group.cause)
+        where = f"file={_property(at[0])},line={at[1]}," if at else ""
+        yield f"::error {where}title={_property(name)}::{_data(words)}"
 
 
 def _data(text: str) -> str:

@@ -1,5 +1,6 @@
 """Sources: found down to the commit, refused with the way out, never touched."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,8 @@ import platformdirs
 import pytest
 
 from adapters.native.adapter import NativeAdapter
-from adapters.toolkit.source import SourceError, find_commits, python_required, resolve
+from adapters.toolkit.source import OF_RUN, SourceError, find_commits, python_required, resolve
+from tests import room
 
 VERSION = Path("toyframework") / "__init__.py"
 
@@ -277,3 +279,27 @@ def test_source_of_a_commit_names_its_revision(checkout: Path) -> None:
     [commit] = find_commits(checkout, "HEAD")
 
     assert commit.source(checkout) == f"{checkout}@{commit.revision}"
+
+
+def test_where_the_cache_cannot_be_written_a_commit_is_kept_until_the_run_ends(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: Path(room.UNWRITABLE))
+    monkeypatch.delenv(OF_RUN, raising=False)
+    first, again = (resolve(ToyAdapter(), f"{checkout}@v1").path for _ in range(2))
+
+    assert first is not None
+    assert (first / VERSION).read_text() == "VERSION = 1\n"
+    assert first == again
+    assert first.is_relative_to(os.environ[OF_RUN])
+
+
+def test_where_there_is_no_place_for_a_commit_both_are_named(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: Path(room.UNWRITABLE))
+    monkeypatch.setenv(OF_RUN, f"{room.UNWRITABLE}-either")
+
+    words = f"no place for toy/.*, neither {room.UNWRITABLE}.* nor {room.UNWRITABLE}-either"
+    with pytest.raises(SourceError, match=f"{words}.*name another folder in XDG_CACHE_HOME"):
+        resolve(ToyAdapter(), f"{checkout}@v1")

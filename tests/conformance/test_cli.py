@@ -1,5 +1,7 @@
 """The command line, as a user types it."""
 
+import errno
+import io
 import os
 import re
 import signal
@@ -215,3 +217,23 @@ def test_interrupting_a_command_is_quiet(
     finally:
         signal.signal(signal.SIGINT, former)
     assert not capsys.readouterr().err
+
+
+class Full(io.StringIO):
+    """An output for which there is no room."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_output_that_finds_no_room_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as redirected:
+        redirected.setattr("conformance.views.listing.table", lambda: iter(["a case"]))
+        redirected.setattr(sys, "stdout", Full())
+        status = cli.main(["cases"])
+
+    assert status == cli.USAGE_ERROR
+    words = "the output cannot be written: No space left on device"
+    assert capsys.readouterr().err == f"rl-loss-conformance: {words}\n"

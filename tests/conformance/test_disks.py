@@ -69,9 +69,8 @@ def test_a_disk_that_fills_up_keeps_what_found_room(
     result = run_after(f"mount -t tmpfs -o size={size} none reports/latest", tmp_path)
 
     assert result.status == pytest.ExitCode.INTERNAL_ERROR
-    assert (
-        "No space left on device; make room; native.json.journal has what was fou" in result.output
-    )
+    assert "No space left on device; make room; native.json.journal has " in result.output
+    assert "22 conforms" in result.output or "46 conforms" in result.output
     assert not (tmp_path / "kept" / "native.json").exists()
     assert len(recovered(tmp_path, "kept/native.json").findings) in kept
 

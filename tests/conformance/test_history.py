@@ -20,7 +20,7 @@ from conformance.runs.versions.watch import targets
 from conformance.views.overview import committed
 from conformance.views.overview.committed import CommittedReport
 from conformance.views.versions.history_table import as_text, of_watch
-from tests import command
+from tests import command, room
 from tests.causes.test_changes import OTHER, A, B, report, with_verdict
 from tests.causes.test_find import CP, EMPTY, MICRO, right, wrong
 from tests.history_page import with_causes
@@ -129,6 +129,34 @@ HISTORY = rows(
     report(wrong(A, CP), right(OTHER, CP), wrong(B, EMPTY)),
     report(wrong(A, CP), right(OTHER, CP), right(B, EMPTY)),
 )
+
+
+def test_a_run_that_cannot_write_its_report_says_so_and_fails_the_history(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "the report cannot be written to x.json: No space left on device"
+
+    def run(_: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        output, status = (
+            ("", 0) if "--collect-only" in arguments else (f"ERROR: {words}\n1 passed in 2 s", 3)
+        )
+        return subprocess.CompletedProcess(arguments, status, output)
+
+    monkeypatch.setattr(histories, "_pytest", run)
+
+    arguments = ["history", "--adapter=slime", f"--source={repository}", "mended"]
+    assert cli.main(arguments) == cli.USAGE_ERROR
+    assert f"  {words}\n" in capsys.readouterr().out
+
+
+def test_a_folder_for_reports_that_cannot_be_written_is_refused_before_any_run(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(histories, "find_commits", lambda *_: find_commits(repository, "mended"))
+    arguments = ["history", "--adapter=slime", f"--source={repository}", "mended"]
+
+    assert cli.main([*arguments, f"--reports={room.UNWRITABLE}"]) == cli.USAGE_ERROR
+    assert f"no reports can be kept in {room.UNWRITABLE}: " in capsys.readouterr().err
 
 
 def test_causes_of_each_commit_and_what_changed_since_the_one_before() -> None:

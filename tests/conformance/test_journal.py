@@ -13,6 +13,7 @@ from conformance.findings.finding import Finding
 from conformance.findings.report import Environment, Header, Provenance, Selection
 from conformance.findings.verdict import Verdict
 from reference.aggregation import DEFAULT_CONVENTIONS
+from tests import room
 
 HEADER = Header(
     adapter="toy",
@@ -171,6 +172,22 @@ def test_what_finds_no_room_is_kept_as_far_as_there_was_some(
     journal_path = tmp_path / "report.json.journal"
     assert [f.case for f in load(journal_path).findings] == ["a"]
     assert list(tmp_path.iterdir()) == [journal_path]
+
+
+def test_a_journal_that_has_not_all_says_how_many_it_has(tmp_path: Path) -> None:
+    journal = begun(tmp_path / "report.json", "a", "b")
+    journal_path = tmp_path / "report.json.journal"
+    with room.of(journal_path.stat().st_size + 20):
+        journal.add(finding("c"))
+        words = (
+            r"report\.json: File too large; make room; report\.json\.journal has 2 of 3 findings"
+        )
+        with pytest.raises(ReportPathError, match=words):
+            journal.finish(selection(3))
+
+    assert [f.case for f in load(journal_path).findings] == ["a", "b"]
+    assert journal.made is not None
+    assert [f.case for f in journal.made.findings] == ["a", "b", "c"]
 
 
 def no_room(_: int) -> None:

@@ -25,6 +25,7 @@ from conformance.views.formatting import TEMPLATES
 from conformance.views.web.page import PageCause, page_causes, render, write
 from conformance.views.web.page_data import document, name_versions
 from reference.aggregation import Mode
+from tests import room
 from tests.causes.test_changes import report as assembled_of
 from tests.causes.test_find import CP, right, wrong
 from tests.conformance.pages import (
@@ -494,3 +495,14 @@ def test_the_folder_of_a_page_is_made(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PagePathError, match=r"no page can be written to .*: .*; give another file"):
         write([mistaken()], tmp_path)
+
+
+def test_a_page_that_finds_no_room_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("before")
+
+    with room.of(1000), pytest.raises(PagePathError, match="no page can be written to"):
+        write([assembled_of(right("weights/token_mean/a/dp1-cp1-mb1-thd"))], path)
+
+    assert path.read_text() == "before"
+    assert [*tmp_path.iterdir()] == [path]

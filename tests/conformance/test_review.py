@@ -1,12 +1,15 @@
 """A version against the one that it is based on: what is run, what is worse, and the sentence."""
 
+import errno
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, cast
 
+import platformdirs
 import psutil
 import pytest
 
@@ -15,13 +18,17 @@ from adapters.contract.objective import Objective
 from adapters.toolkit.changes import changed_lines, lines_in_head, versions
 from adapters.toolkit.source import Commit, SourceError
 from conformance import cli
+from conformance.comparing import report_file
 from conformance.comparing.reviewed import Reviewed
-from conformance.findings.cause import Reach, SuspectedLine
-from conformance.findings.errors import NothingToCompareError
+from conformance.findings.cause import Cause, Reach, SuspectedLine
+from conformance.findings.errors import NothingToCompareError, ReportPathError
+from conformance.findings.report import Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
 from conformance.plan.telling import JOBS, Jobs, Layouts, Order, Turn
+from conformance.plugin.controller import Controller
+from conformance.plugin.reviewing import Side
 from conformance.ranks.changed import Place
 from conformance.runs import registry
 from conformance.runs.versions import history as histories
@@ -29,9 +36,9 @@ from conformance.runs.versions import kept
 from conformance.runs.versions import review as reviews
 from conformance.runs.versions.history import Row
 from conformance.runs.versions.review import Ran
-from conformance.views.versions.review import as_text, not_looked_at, sentence
+from conformance.views.versions.review import as_text, not_looked_at, runner_commands, sentence
 from reference.aggregation import Mode
-from tests import command
+from tests import command, room
 from tests.causes.test_changes import A, B, report, with_verdict
 from tests.causes.test_find import CP, EMPTY, Said, right, wrong
 from tests.conformance.test_history import WITH_CP, WITHOUT_CP, git
@@ -80,6 +87,16 @@ def test_a_shallow_clone_is_told_how_to_get_a_base(repository: Path, tmp_path: P
             versions(str(to), None)
 
 
+def test_a_bare_clone_is_told_to_name_a_version(repository: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.git"
+    git(tmp_path, "clone", "--bare", str(repository), str(bare))
+
+    assert versions(f"{bare}@change", None).head.subject == "Lose it"
+    for base in (None, "main"):
+        with pytest.raises(SourceError, match=r"has no working tree; .*--source=PATH@REF"):
+            versions(str(bare), base)
+
+
 def test_a_release_needs_another_to_be_held_to() -> None:
     with pytest.raises(SourceError, match="give --base=pypi:VERSION"):
         versions("pypi:0.2.0", None)
@@ -94,6 +111,25 @@ def test_the_lines_that_differ_are_those_of_python_files_of_the_package(reposito
 
     assert found.keys() == {"slime/lineage.py"}
     assert WITHOUT_CP.new in found["slime/lineage.py"]
+
+
+@pytest.mark.parametrize("place", ["pä th #1 50%", 'a "quoted" \\ one'])
+def test_the_lines_that_differ_are_found_wherever_the_files_are(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no job would be one that runs them."""
+    folder = checkout(tmp_path / place / "slime", "slime")
+    WITHOUT_CP.apply(folder / "slime")
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tmp_path / place / "cache")
+    git_config = {"KEY_0": "diff.noprefix", "VALUE_0": "true", "COUNT": "1"}
+    for name, value in git_config.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    slime, found = registry.create("slime"), versions(str(folder), "HEAD")
+    changed = changed_lines(slime, found)
+
+    assert changed.keys() == {"slime/lineage.py"}
+    [(path, [line])] = lines_in_head(slime, found, changed).items()
+    assert WITHOUT_CP.new in Path(path).read_text().splitlines()[line - 1]
 
 
 def test_removed_lines_are_looked_for_where_they_were(repository: Path) -> None:
@@ -407,6 +443,173 @@ def test_a_version_that_cannot_be_run_leaves_no_verdict(
     assert "no verdict, as the base, " in capsys.readouterr().err
 
 
+def test_no_room_for_a_report_is_why_a_version_leaves_no_verdict(
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "the report cannot be written to x.json: No space left on device"
+
+    def start(folder: str, output: IO[str], *_: str) -> subprocess.Popen[str]:
+        program = f"print('ERROR: {words}'); print('22 passed'); exit(3)"
+        return subprocess.Popen([sys.executable, "-c", program], stdout=output, text=True)
+
+    monkeypatch.setattr(histories, "start", start)
+
+    assert cli.main(["review", "--adapter=slime", f"--source={repository}@change"]) == 2
+    assert f"could not be run: {words}\n" in capsys.readouterr().err
+
+
+X, Y = (f"weights/token_mean/{case}/dp1-cp2-mb1-thd" for case in ("two_steps", "uneven_lengths"))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Report]:
+    """The reports that runs of base and head write at once."""
+    reports: dict[str, Report] = {}
+
+    def start(folder: str, output: IO[str], *arguments: str) -> subprocess.Popen[str]:
+        [path] = [Path(one.removeprefix("--report=")) for one in arguments if "--report=" in one]
+        report_file.write(reports[path.stem], path)
+        return subprocess.Popen(["true"], stdout=output, text=True)
+
+    monkeypatch.setattr(histories, "start", start)
+    monkeypatch.setattr(kept, "user_cache_path", lambda _: tmp_path / "cache")
+    return reports
+
+
+def reviewed(repository: Path, *arguments: str) -> int:
+    options = ("--layout=dp1-cp2-mb1-thd", "--checks=weights", f"--source={repository}@change")
+    return cli.main(["review", "--adapter=slime", *options, *arguments])
+
+
+def test_findings_that_one_version_lacks_are_no_whole_verdict(
+    repository: Path, made: dict[str, Report], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.update(base=report(right(X)), head=report(right(X), right(Y)))
+
+    assert reviewed(repository) == 0
+    assert "Nothing got worse. That is after" in capsys.readouterr().out
+    made.update(base=report(right(X), right(Y)))
+    git(repository, "commit", "--allow-empty", "-m", "Another")
+    assert reviewed(repository, "--base=change^") == 0
+    assert capsys.readouterr().out.endswith("Nothing got worse.\n")
+
+
+def test_a_verdict_is_said_though_its_reports_find_no_room(
+    repository: Path,
+    made: dict[str, Report],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made.update(base=report(right(X)), head=report(wrong(X, CP)))
+    keep = reviews.keep
+
+    def without_room(ran: Ran, folder: Path) -> ReportPathError | None:
+        with room.of(100):
+            return keep(ran, folder)
+
+    monkeypatch.setattr(reviews, "keep", without_room)
+
+    assert reviewed(repository, f"--reports={tmp_path / 'reports'}") == cli.USAGE_ERROR
+    shown = capsys.readouterr()
+    assert "nothing else got worse." in shown.out.splitlines()[-1]
+    assert f"no reports can be kept in {tmp_path / 'reports'}: File too large" in shown.err
+    assert not [*(tmp_path / "reports").iterdir()]
+
+
+def test_a_folder_that_takes_no_reports_is_refused_before_any_run(
+    repository: Path, made: dict[str, Report], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reviewed(repository, f"--reports={room.UNWRITABLE}") == cli.USAGE_ERROR
+    assert f"no reports can be kept in {room.UNWRITABLE}: " in capsys.readouterr().err
+    assert not made
+
+
+def test_two_reviews_with_one_folder_both_have_a_verdict(
+    repository: Path, made: dict[str, Report], tmp_path: Path
+) -> None:
+    """The later one is begun and ended while the earlier one runs."""
+    made.update(base=report(right(X)), head=report(right(X)))
+    folder = tmp_path / "reports"
+    begun: list[int] = []
+    start = histories.start
+
+    def meanwhile(of_run: str, output: IO[str], *arguments: str) -> subprocess.Popen[str]:
+        if not begun:
+            begun.append(0)
+            begun.append(reviewed(repository, f"--reports={folder}"))
+        return start(of_run, output, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(histories, "start", meanwhile)
+        assert reviewed(repository, f"--reports={folder}") == 0
+    assert begun == [0, 0]
+    assert {one.name for one in folder.iterdir()} == {*reviews.NAMES}
+
+
+def annotated(cause: Cause, after: Report, folder: str = "") -> str:
+    found = Reviewed.of(report(right(A)), after.model_copy(update={"causes": [cause]}))
+    [line] = runner_commands(found, {"slime/loss.py": "@@ -7 +7 @@\n-a\n+b"}, folder)
+    return line.removeprefix("::error ").partition("title=")[0]
+
+
+def test_annotations_stand_on_lines_of_files_that_the_version_changes() -> None:
+    after = report(wrong(A, CP))
+    [cause] = after.causes
+    lines = [
+        SuspectedLine(file=file, line=line, function="f", why="multiplies by 2")
+        for file, line in (("slime/worker_utils.py", 301), ("slime/loss.py", 7))
+    ]
+    traced = cause.model_copy(update={"suspects": lines})
+
+    assert annotated(traced, after) == "file=slime/loss.py,line=7,"
+    assert annotated(cause, after) == "file=slime/loss.py,line=7,"
+    assert annotated(traced, after, "upstream/src") == "file=upstream/src/slime/loss.py,line=7,"
+
+
+@pytest.mark.parametrize(("file", "line"), [("slime/loss.py", 90), ("torch/tensor.py", 7)])
+def test_an_annotation_of_a_crash_is_where_it_raises_if_that_file_changes(
+    file: str, line: int
+) -> None:
+    crash = with_verdict(Verdict.CRASHED, A, message="KeyError: 'l'", place=f"{file}:{line} (f)")
+    after = report(crash)
+    [cause] = after.causes
+    raised = line if file == "slime/loss.py" else 7
+
+    assert annotated(cause, after) == f"file=slime/loss.py,line={raised},"
+
+
+def test_the_package_is_looked_for_below_the_workspace(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    review = reviews.prepare(adapter="slime", source=f"{repository}@change")
+
+    assert review.folder == ""
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(repository.parent))
+    assert review.folder == repository.name
+    monkeypatch.setenv("GITHUB_WORKSPACE", "/elsewhere")
+    assert review.folder == ""
+
+
+def test_a_run_that_fails_among_its_findings_has_no_exit_status_of_a_verdict() -> None:
+    """Without, what it had found until then would be taken for all."""
+
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def end() -> None:
+        pytest.exit("told to end", returncode=2)
+
+    for run, error, has_failed in ((fail, OSError, True), (end, pytest.exit.Exception, False)):
+        controller = Controller(cast("pytest.Config", None))
+        session = SimpleNamespace(exitstatus=pytest.ExitCode.INTERRUPTED)
+        with pytest.raises(error):
+            controller.review(cast("Side", SimpleNamespace(run=run)))
+        controller.pytest_sessionfinish(cast("pytest.Session", session))
+
+        assert (session.exitstatus in histories.FAILED) is has_failed
+
+
 def ran(base: Row, head: Row, *, is_cut_short: bool = True) -> Ran:
     return Ran(base=base, head=head, is_cut_short=is_cut_short)
 
@@ -429,6 +632,16 @@ def test_a_run_that_is_ended_before_its_first_finding_leaves_no_verdict() -> Non
 
     with pytest.raises(NothingToCompareError, match="--budget=SECONDS"):
         reviews.reports(ran(row, row))
+
+
+def test_a_run_that_fails_is_why_the_other_was_ended() -> None:
+    ended = Row(commit=COMMIT, problem="ended")
+    failed = Row(commit=COMMIT, problem="No space left on device", has_failed=True)
+
+    with pytest.raises(
+        NothingToCompareError, match=r"the head, .* could not be run: No space left"
+    ):
+        reviews.reports(ran(ended, failed))
 
 
 def test_findings_of_a_base_are_added_to_those_that_are_kept() -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 EXIT = "_pytest.outcomes.Exit: "
-"""What pytest puts before the words with which a run was ended."""
+"""Stands before the words with which pytest's run was ended."""
+
+ERROR = "ERROR: "
+"""Stands before the reason that a run has no verdict."""
+
+FAILED = (3, 4)
+"""Exit statuses of pytest for a run that could not write its report, say, or not begin."""
 
 
 RUNNING: set[subprocess.Popen[str]] = set()
@@ -51,11 +57,13 @@ class CommitRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What became of one commit: a report, or the reason that there is none to rely on."""
+    """The outcome of one commit: a report, or the reason that there is none to rely on."""
 
     commit: Commit
     report: Report | None = None
     problem: str | None = None
+    has_failed: bool = False
+    """Whether its run could not begin, or not write its report."""
 
 
 def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
@@ -78,7 +86,7 @@ def _collect(selection: CommitRuns, commit: Commit) -> None:
         arguments = selection.arguments(commit, Path(folder) / "report.json")
         result = _pytest(folder, "--collect-only", *arguments)
     if result.returncode:
-        raise InvalidHistoryError(_last_words(result.stdout).removeprefix("ERROR: "))
+        raise InvalidHistoryError(last_words(result.stdout))
 
 
 def run(selection: CommitRuns, commits: Iterable[Commit], reports: Path | None) -> Iterator[Row]:
@@ -96,6 +104,7 @@ def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit
         InvalidHistoryError: it cannot.
     """
     try:
+        report_file.require_room(folder)
         for commit in commits:
             journal.destination(_report_path(folder, selection, commit))
     except OSError as error:
@@ -114,20 +123,21 @@ def run_one(selection: CommitRuns, commit: Commit, report: Path, scratch: str) -
     """Run one commit from an empty folder; its report is left where it is asked for."""
     report.resolve().unlink(missing_ok=True)
     result = _pytest(scratch, *selection.arguments(commit, report))
-    return row_of(commit, report, result.stdout)
+    row = row_of(commit, report, result.stdout)
+    return replace(row, has_failed=result.returncode in FAILED)
 
 
 def row_of(commit: Commit, report: Path, output: str) -> Row:
-    """What became of a commit, by the report and the output of its run."""
+    """The outcome of a commit, by the report and the output of its run."""
     try:
         loaded = report_file.load(report)
     except ReportFileError:
-        return Row(commit=commit, problem=_last_words(output))
+        return Row(commit=commit, problem=last_words(output))
     if loaded.fault is not None:
         return Row(commit=commit, problem=f"fault of the harness: {loaded.fault}")
     problem = f"not driven: {loaded.not_driven}" if loaded.not_driven else None
     if not loaded.complete:
-        problem = f"stopped early: {_last_words(output)}"
+        problem = f"stopped early: {last_words(output)}"
     return Row(commit=commit, report=loaded, problem=problem)
 
 
@@ -161,7 +171,12 @@ def start(folder: str, output: int | IO[str], *arguments: str) -> subprocess.Pop
     )
 
 
-def _last_words(output: str) -> str:
-    """The last line that says something; pytest underlines with signs."""
+def last_words(output: str) -> str:
+    """The reason that a run names for its end, or the last line that says something.
+
+    Pytest underlines with signs.
+    """
     lines = [line.strip("!= \t").removeprefix(EXIT) for line in output.splitlines()]
-    return next((line for line in reversed(lines) if line), "the run ended without a word")
+    reasons = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+    said = [line for line in lines if line] or ["the run ended without a word"]
+    return [*said, *reasons][-1]

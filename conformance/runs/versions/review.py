@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import tempfile
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract import Layout
-from adapters.toolkit.changes import Versions, changed_lines, lines_in_head, versions
+from adapters.toolkit.changes import Versions, changed_lines, lines_in_head, root_in_head, versions
 from conformance.comparing import journal, report_file
 from conformance.comparing.reviewed import worse
-from conformance.findings.errors import NothingToCompareError, ReportFileError
+from conformance.findings.errors import NothingToCompareError, ReportFileError, ReportPathError
 from conformance.findings.verdict import UNJUDGED, Check
 from conformance.plan.plan import Plan, mode_of_advantages
 from conformance.plan.telling import Jobs, Layouts
@@ -48,6 +49,9 @@ OF_FINDINGS = 0.6
 OF_A_VERDICT = 0.5
 """The share of the budget that is left for what comes after the first finding of both."""
 
+NAMES = ("base.json", "head.json")
+"""The files of the reports of both versions, where they are kept."""
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -66,6 +70,17 @@ class Review:
     layouts: Layouts
     jobs: Jobs
     selection: CommitRuns
+
+    @property
+    def folder(self) -> str:
+        """The folder in which the package is, as seen from the workspace of a runner."""
+        repository = self.versions.repository
+        if repository is None:
+            return ""
+        inside = root_in_head(self.adapter, self.versions)
+        workspace = Path(os.environ.get("GITHUB_WORKSPACE", repository)).resolve()
+        below = repository.relative_to(workspace) if repository.is_relative_to(workspace) else ""
+        return "" if (path := str(Path(below, inside))) == "." else path
 
     @property
     def places(self) -> set[Place]:
@@ -192,13 +207,12 @@ class _Side:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        output = self._output.read_text("utf8", "replace")
+        if self._process.poll() in history.FAILED:
+            said = history.last_words(output)
+            return Row(commit=self.commit, problem=said, has_failed=True)
         if (found := self._found()) is None:
-            return history.row_of(
-                self.commit, self.report, self._output.read_text("utf8", "replace")
-            )
-        report_file.write(found, self.report)
-        if found.fault is not None:
-            return Row(commit=self.commit, problem=f"fault of the harness: {found.fault}")
+            return history.row_of(self.commit, self.report, output)
         is_driven = {one.verdict for one in found.findings} - {*UNJUDGED}
         problem = None if is_driven else found.not_driven and f"not driven: {found.not_driven}"
         return Row(commit=self.commit, report=found, problem=problem)
@@ -219,15 +233,13 @@ class _Side:
 class _Both:
     """The runs of both versions; that of the base begins once it has anything to make."""
 
-    def __init__(self, review: Review, reports: Path, scratch: Path, trace_at: float) -> None:
+    def __init__(self, review: Review, scratch: Path, trace_at: float) -> None:
         self._review = review
         self._scratch = scratch
         self._kept = Kept.of(review.adapter, review.versions.base, review.selection.options)
         self._known = self._kept.load()
         self._had = {} if self._known is None else {one.id: one for one in self._known.findings}
-        self._paths = {name: reports / f"{name}.json" for name in ("head", "base")}
-        for path in self._paths.values():
-            path.unlink(missing_ok=True)
+        self._paths = {name: scratch / f"{name}.json" for name in ("head", "base")}
         of_known = scratch / "known.json"
         if self._known is not None:
             report_file.write(self._known, of_known)
@@ -241,9 +253,8 @@ class _Both:
             base=(str(of_known), str(self._paths["base"])),
             trace_at=trace_at,
         )
-        self.head = _Side(review, review.versions.head, self._paths["head"], for_head, scratch)
         self._base: _Side | None = None
-        self.progress()
+        self.head = _Side(review, review.versions.head, self._paths["head"], for_head, scratch)
 
     def progress(self) -> Progress:
         """What both have made by now."""
@@ -283,13 +294,11 @@ class _Both:
         whole = merged(self._known, base.report)
         if whole is not None:
             self._kept.save(whole)
-            report_file.write(whole, self._paths["base"])
         return replace(base, report=whole, problem=None), head
 
 
 def run(
     review: Review,
-    reports: Path | None,
     until: float,
     is_ended: Callable[[], bool],
     show: Callable[[Progress], None],
@@ -297,31 +306,76 @@ def run(
     """Run both versions at once, and show what each has made, until both have ended.
 
     They are ended at ``until``, by `time.monotonic`, or once the review ``is_ended``. If a machine
-    is so slow that they take most of that time to start, they have up to twice as much. Their
-    reports are kept in a folder, if one is given, as base.json and head.json.
+    is so slow that they take most of that time to start, they have up to twice as much.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return _run(review, Path(folder), until, is_ended, show)
+        except OSError as error:
+            error.filename = error.filename or folder
+            raise
+
+
+def _run(
+    review: Review,
+    scratch: Path,
+    until: float,
+    is_ended: Callable[[], bool],
+    show: Callable[[Progress], None],
+) -> Ran:
     budget = until - time.monotonic()
     latest = until + budget
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        trace_at = time.time() + OF_FINDINGS * budget
-        both = _Both(review, (reports or scratch).resolve(), scratch, trace_at)
-        try:
-            while time.monotonic() < until and not both.have_ended and not is_ended():
-                show(progress := both.progress())
-                if not any(one.id in progress.base for one in progress.head):
-                    until = min(latest, max(until, time.monotonic() + OF_A_VERDICT * budget))
-                time.sleep(POLL)
-            is_cut_short = not both.head.has_ended
-        finally:
-            both.tell_to_end()
-        base, head = both.rows()
-        return Ran(
-            base=base,
-            head=head,
-            not_run=review.places - review_task.ran(both.head.path),
-            is_cut_short=is_cut_short or review_task.has_more(both.head.path),
-        )
+    both = _Both(review, scratch, time.time() + OF_FINDINGS * budget)
+    try:
+        both.progress()
+        while time.monotonic() < until and not both.have_ended and not is_ended():
+            show(progress := both.progress())
+            if not any(one.id in progress.base for one in progress.head):
+                until = min(latest, max(until, time.monotonic() + OF_A_VERDICT * budget))
+            time.sleep(POLL)
+        is_cut_short = not both.have_ended
+    finally:
+        both.tell_to_end()
+    base, head = both.rows()
+    before, after = (
+        {one.id for one in row.report.findings} if row.report else set() for row in (base, head)
+    )
+    return Ran(
+        base=base,
+        head=head,
+        not_run=review.places - review_task.ran(both.head.path),
+        is_cut_short=is_cut_short or bool(after - before) or review_task.has_more(both.head.path),
+    )
+
+
+def require_folder(folder: Path) -> None:
+    """Require that a folder can keep both reports, and remove those of an earlier review.
+
+    Raises:
+        ReportPathError: it cannot.
+    """
+    try:
+        report_file.require_room(folder)
+        for name in NAMES:
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise _not_kept(folder, error) from error
+
+
+def keep(ran: Ran, folder: Path) -> ReportPathError | None:
+    """Keep the reports that there are in a folder, and return why one of them cannot be kept."""
+    try:
+        for name, row in zip(NAMES, (ran.base, ran.head), strict=True):
+            if row.report is not None:
+                report_file.write(row.report, folder / name)
+    except OSError as error:
+        return _not_kept(folder, error)
+    return None
+
+
+def _not_kept(folder: Path, error: OSError) -> ReportPathError:
+    words = f"no reports can be kept in {folder}: {error.strerror}"
+    return ReportPathError(words, "give another folder with --reports=FOLDER")
 
 
 def reports(ran: Ran) -> tuple[Report, Report]:
@@ -330,8 +384,9 @@ def reports(ran: Ran) -> tuple[Report, Report]:
     Raises:
         NothingToCompareError: one of them could not be run.
     """
-    for name, row in (("base", ran.base), ("head", ran.head)):
-        if row.report is None and ran.is_cut_short:
+    both = (("base", ran.base), ("head", ran.head))
+    for name, row in sorted(both, key=lambda one: not one[1].has_failed):  # which ends the other
+        if row.report is None and ran.is_cut_short and not row.has_failed:
             raise NothingToCompareError(
                 f"no verdict, as the {name}, {row.commit.ref}, was ended before its first finding",
                 "give it more time with --budget=SECONDS",

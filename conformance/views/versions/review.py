@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from functools import reduce
 from pathlib import PurePosixPath
@@ -21,6 +22,7 @@ from conformance.findings.badness import explain, failure
 from conformance.findings.cause import UNEXPLAINED, Reach, Severity
 from conformance.findings.sanitize import first_line, numberless, printable
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
+from conformance.views.report_formats import error_commands
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ ORDINARY = f"of the {Metric.POLICY_LOSS} term"
 """A fact of a condition that goes without saying."""
 
 ERROR_WIDTH = 100
+
+RAISED = re.compile(r"(.+?):(\d+)(?: |$)")
+"""File and line of the place of a crash."""
 
 BY_VERDICT = {Verdict.REFUSED: "refused", Verdict.UNSUPPORTED: "no longer offered"}
 
@@ -260,7 +265,14 @@ def _cause(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
 
 
 def _line(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
-    """Returns a line in brackets: a suspected one that changes, a small change, or a suspected one.
+    """Returns the lines to look at in brackets."""
+    places = _places(cause, changed)
+    named = ", ".join(f"{PurePosixPath(file).name}:{line}" for file, line in places)
+    return f" ({named})" if named and named not in cause.words else ""
+
+
+def _places(cause: Cause, changed: Mapping[str, Sequence[range]]) -> list[tuple[str, int]]:
+    """Returns a suspected line that changes, the lines of a small change, or a suspected line.
 
     Suspected lines are named only in files that change.
     """
@@ -268,9 +280,26 @@ def _line(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
     changing = [one for one in suspects if any(one[1] in hunk for hunk in changed[one[0]])]
     hunks = [(name, hunk.start) for name, several in changed.items() for hunk in several]
     small = hunks if len(hunks) <= MOST_HUNKS else []
-    places = changing[:1] or small or suspects[:1]
-    named = ", ".join(f"{PurePosixPath(file).name}:{line}" for file, line in places)
-    return f" ({named})" if named and named not in cause.words else ""
+    return changing[:1] or small or suspects[:1]
+
+
+def runner_commands(found: Reviewed, changed: Mapping[str, str], folder: str) -> Iterator[str]:
+    """Yields runner commands that annotate lines of the change, seen from where its files are.
+
+    ``folder`` is that of the package's parent in the workspace, and empty if it is the same.
+    """
+    lines = _changed_lines(changed)
+
+    def place(cause: Cause) -> tuple[str, int] | None:
+        raised = RAISED.match(cause.place or "")
+        if raised and raised[1] in lines:
+            return str(PurePosixPath(folder, raised[1])), int(raised[2])
+        for file, line in _places(cause, lines)[:1]:
+            return str(PurePosixPath(folder, file)), line
+        return None
+
+    objections = [found.objection] if found.objection else []
+    yield from error_commands(found.head, found.failing, objections, place)
 
 
 def _place(cause: Cause) -> str:
@@ -300,7 +329,7 @@ def _not_trained(group: FindingGroup, head: Report) -> str:
 
 
 def _step(finding: Finding) -> tuple[str, ...]:
-    """What tells the steps of findings apart: several numbers are read off one."""
+    """The step of a finding: several numbers are read off one."""
     identity = finding.identity
     objective = OBJECTIVES.get(identity.slug, identity.slug)
     return str(objective), identity.mode, identity.case, str(identity.layout)

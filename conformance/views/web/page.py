@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.comparing.cause_changes import Fate, cause_histories
 from conformance.comparing.known import entry_of
-from conformance.comparing.report_file import require_regular
+from conformance.comparing.report_file import put, require_regular, require_room
 from conformance.explain.conditions.wording import counted
 from conformance.findings.badness import explain
 from conformance.findings.cause import Harm, Severity
@@ -236,12 +236,12 @@ def write(reports: Iterable[Report], path: Path) -> None:
         PagePathError: nothing can be written there.
     """
     with _path_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        require_room(path.parent)
         require_regular(path)
     # File names can hold halves of surrogate pairs, which no encoding has.
     page = render(list(reports)).encode("utf-8", "backslashreplace")
     with _path_errors(path):
-        path.write_bytes(page)
+        put(page, path.resolve())
 
 
 @contextmanager

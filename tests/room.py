@@ -1,0 +1,19 @@
+"""A disk that takes no more than some bytes of each file, in this process alone."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+UNWRITABLE = "/sys/rl-loss-conformance"
+"""A folder that no user can make, whatever the modes of files are."""
+
+
+@contextmanager
+def of(size: int) -> Iterator[None]:
+    """Let files grow to ``size`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
