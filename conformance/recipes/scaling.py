@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from conformance.corpus.cases import ALL_CASES
+from conformance.explain.conditions.steps import of_steps
 from conformance.findings.errors import InvalidRecipeError
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, LAWFUL, CheckSpec
@@ -98,7 +99,7 @@ def cells(
 ) -> list[MatrixCell]:
     """The cells of a recipe, the most telling first; those of one job are together.
 
-    None of them is of a case that the recipe's batches are ``unlike``.
+    None of them is of a case with a fact that the recipe's batches are ``unlike``.
     """
     made = [
         MatrixCell(
@@ -110,7 +111,7 @@ def cells(
         )
         for spec in _specs(match, layout)
         for case in _cases(spec, layout)
-        if case.name not in unlike
+        if not {*of_steps(case.steps, layout)} & {*unlike}
     ]
     offered = [cell for cell in made if is_offered(cell, description)]
     first: dict[str, int] = {}
