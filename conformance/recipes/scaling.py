@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth, Layout, Option
 from adapters.contract.objective import (
     CORRECTIONS,
+    OF_CRITIC,
     OF_SEQUENCES,
     OF_TERMS,
     WITH_REJECTION,
@@ -143,7 +144,7 @@ def _cases(spec: CheckSpec, layout: Layout) -> Iterable[Case]:
     }
     usual = [by_name[name] for name in USUAL if name in by_name]
     of_check = [case for case in spec.cases if case.name in by_name]
-    is_plain = spec.law is None and spec.objective not in WITH_REJECTION
+    is_plain = spec.law is None and spec.objective not in (*WITH_REJECTION, *OF_CRITIC)
     telling = [case for case in usual if is_plain or case in of_check]
     if spec.is_of_advantages:
         telling = [case for case in usual if case in of_check]

@@ -311,6 +311,20 @@ def test_critic_is_no_estimator_of_a_recipe_without_one() -> None:
     assert match(record, with_critic).estimator is Objective.GAE
 
 
+def test_critic_is_looked_at_in_the_batches_of_its_checks() -> None:
+    """What is logged of a critic's several steps no other run reads: verl's was called missing."""
+    record = replace(TOY, objectives={**TOY.objectives, Objective.VALUE: {"critic": True}})
+    with_critic = replace(of_words(), values={**of_words().values, "critic": True})
+    layout = Layout(dp=2, micro_batches=2)
+    described = Reading().describe()
+    description = replace(described, objectives=frozenset({*described.objectives, Objective.VALUE}))
+    made = scaling.cells(match(record, with_critic), layout, description)
+    of_critic = [cell for cell in made if cell.spec.objective is Objective.VALUE]
+
+    assert of_critic
+    assert all(cell.case in cell.spec.cases for cell in of_critic)
+
+
 def test_laws_are_looked_at_without_a_batch_that_comes_before() -> None:
     layout = Layout(dp=2, micro_batches=2, options=(Option.SHORT_BATCH,))
     description = replace(Reading().describe(), options=frozenset(Option))
