@@ -1,10 +1,12 @@
 """A toy framework that reads recipes, and versions of it with one mistake."""
 
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from adapters.contract import Job, Layout, Observation, Rank
 from adapters.contract.framework import parse_options
+from adapters.contract.logged import LOGGED
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.recipe import (
     Recipe,
@@ -16,6 +18,7 @@ from adapters.contract.recipe import (
 from adapters.native.adapter import NATIVE, NativeAdapter
 from adapters.native.trainer import Trainer
 from reference.aggregation import Mode
+from tests.mutants.groups import BySquares
 from tests.mutants.parts import MeanOfMicroBatchMeans
 
 TOY = replace(
@@ -84,6 +87,13 @@ def read(adapter: NativeAdapter, typed: Typed) -> Recipe:
     )
 
 
+def read_with_objects(adapter: NativeAdapter, typed: Typed) -> Recipe:
+    """Options of which one is an object of a class that no other process has."""
+    unknown = types.new_class("Unknown", exec_body=lambda body: body.update(__str__=lambda _: "it"))
+    found = read(adapter, typed)
+    return replace(found, values={**found.values, "schedule": {"of": [unknown(), 1]}})
+
+
 def _like(default: object, given: object) -> object:
     """A value as the toy's parser reads it: a number where the default is one."""
     if given is None:
@@ -106,6 +116,41 @@ class Miscounting(Reading):
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         return MeanOfMicroBatchMeans(job, rank)
+
+
+class Squaring(Reading):
+    """Takes a variance as the mean of squares minus the squared mean, which large rewards show."""
+
+    def trainer(self, job: Job, rank: int) -> Trainer:
+        trainer = super().trainer(job, rank)
+        trainer.estimator = BySquares  # type: ignore[misc]
+        return trainer
+
+
+class Drifting(Reading):
+    """Logs a number that is the larger the more micro-batches a step is cut into."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        losses = seen.reported.get(Metric.POLICY_LOSS, ())
+        LOGGED.note([{"drift": int(job.layout.micro_batches) * float(one or 0)} for one in losses])
+        return seen
+
+
+class Objecting(Reading):
+    """Its parser makes an object of an option."""
+
+    recipes = "tests.reading:read_with_objects"
+
+
+class Sharing(Reading):
+    """Logs the mean of its micro-batches' shares of the loss, which are to be summed."""
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        seen = super().observe(job, rank)
+        cut = int(job.layout.micro_batches)
+        shares = tuple(one and one / cut for one in seen.reported.get(Metric.POLICY_LOSS, ()))
+        return replace(seen, reported={**seen.reported, Metric.POLICY_LOSS: shares})
 
 
 class Mislogging(Reading):

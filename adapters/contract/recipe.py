@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from adapters.contract.layout import Layout
 
 
+UNEVEN_GROUPS = "where prompt groups differ in size"
+UNEVEN_BATCH = "where a batch is no multiple of the data-parallel ranks"
+MASKED_SAMPLE = "where all tokens of a sample are masked"
+"""Facts of batches, in the words of findings, that options of a recipe may exclude."""
+
+
 class RecipeRefused(Exception):  # noqa: N818 - a verdict of the framework, not an error
     """The framework refuses a recipe; the message has its words."""
 
@@ -74,7 +80,7 @@ class Recipe:
     """Options that layout, samples and steps follow from."""
 
     unlike: frozenset[str] = frozenset()
-    """Cases that no batch of the recipe is like."""
+    """Facts that no batch of the recipe has, such as `UNEVEN_GROUPS`."""
 
     unread: frozenset[str] = frozenset()
     """Options that only a package knows that is not installed here."""

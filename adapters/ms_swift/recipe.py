@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from dataclasses import fields
 from math import ceil
@@ -10,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.layout import Layout, Option
-from adapters.contract.recipe import Recipe, RecipeRefused, nested_yaml, refusals_of_recipes
+from adapters.contract.recipe import (
+    MASKED_SAMPLE,
+    Recipe,
+    RecipeRefused,
+    nested_yaml,
+    refusals_of_recipes,
+)
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 from adapters.toolkit.imports import found
 
@@ -47,9 +54,6 @@ OF_MODEL = {"model_info": None, "model_meta": None}
 
 OF_LAYERS = ("base_args.template_args:TemplateArguments", "tuner_args:TunerArguments")
 """Arguments that are validated by what a model has: its texts, and which layers are trained."""
-
-MASKED = frozenset({"fully_masked_sample"})
-"""What only a user's scheduler of turns makes: all labels of a sample are masked."""
 
 SIZES = frozenset(
     {
@@ -94,7 +98,8 @@ def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
         generations=ceil(accumulated / per_generation),
         longest=values["max_completion_length"],
         sizes=SIZES,
-        unlike=frozenset() if values["multi_turn_scheduler"] else MASKED,
+        # Only a user's scheduler of turns masks all labels of a sample.
+        unlike=frozenset() if values["multi_turn_scheduler"] else frozenset({MASKED_SAMPLE}),
     )
 
 
@@ -111,6 +116,7 @@ def _values(words: Sequence[str], ranks: int) -> dict[str, Any]:
     kind: Any = found("swift.arguments:RLHFArguments")
     config: Any = found("swift.rlhf_trainers:GRPOConfig")
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {"MASTER_PORT": "0"}))  # one that is free
         for name in BEFORE_A_RUN:
             stack.enter_context(mock.patch.object(kind, name, return_value=None))
         for path in OF_LAYERS:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Layout, Option
-from adapters.contract.recipe import Recipe, options_of, refusals_of_recipes, require_words
+from adapters.contract.recipe import (
+    UNEVEN_BATCH,
+    Recipe,
+    options_of,
+    refusals_of_recipes,
+    require_words,
+)
 from adapters.openrlhf import importing
 
 if TYPE_CHECKING:
@@ -46,6 +52,7 @@ def read(adapter: OpenRLHFAdapter, typed: Typed) -> Recipe:
         per_prompt=per_prompt,
         steps=max(of_batch // samples, 1) * values["--train.max_epochs"],
         longest=values["--rollout.max_new_tokens"],
+        unlike=frozenset() if samples % dp or of_batch % samples else frozenset({UNEVEN_BATCH}),
         sizes=frozenset({*ACTOR_RANKS, RING, "--train.max_epochs"}),
     )
 

@@ -6,7 +6,13 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Layout
-from adapters.contract.recipe import Recipe, options_of, refusals_of_recipes, require_words
+from adapters.contract.recipe import (
+    UNEVEN_GROUPS,
+    Recipe,
+    options_of,
+    refusals_of_recipes,
+    require_words,
+)
 
 if TYPE_CHECKING:
     from adapters.contract.recipe import Typed
@@ -22,6 +28,9 @@ CHECKPOINTS = {"load", "ref_load", "hf_checkpoint", "critic_load", "opd_teacher_
 """Folders that validation looks for, and that need not be on this machine."""
 
 BACKEND = "--train-backend"
+
+GENERATING = ("--custom-generate-function-path", "--rollout-function-path")
+"""A user's code that may return another number of samples of a prompt than configured."""
 
 
 def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
@@ -69,6 +78,9 @@ def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
         steps=max(of_batch // samples, 1),
         longest=values.get("--rollout-max-response-len"),
         sizes=frozenset({*PARALLEL, *RANKS}),
+        unlike=frozenset()
+        if any(values.get(name) != defaults.get(name) for name in GENERATING)
+        else frozenset({UNEVEN_GROUPS}),
         unread=frozenset(word.partition("=")[0] for word in unread if word.startswith("--")),
     )
 

@@ -347,10 +347,11 @@ def issue(options: argparse.Namespace) -> Iterator[str]:
 
 def convert(options: argparse.Namespace) -> Iterator[str]:
     """Yields what changes for a step that moves from one framework's reduction to another's."""
+    from conformance.comparing.reductions import find_reduction
     from conformance.corpus.case_file import load
     from conformance.views import conversion
 
-    before, after = map(conversion.find_reduction, (options.before, options.after))
+    before, after = map(find_reduction, (options.before, options.after))
     return conversion.as_text(load(options.step), before, after)
 
 

@@ -173,9 +173,9 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=90.0,
         metavar="SECONDS",
-        help="look at no more after this time (90)",
+        help="what the whole command may take: findings begin as long as there is time (90)",
     )
-    _add_format(parser, "text", "json")
+    _add_format(parser, "text", "json", "html")
 
 
 def _add_history(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from fnmatch import fnmatch
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from conformance.findings.badness import explain, failure
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.errors import InvalidRecipeError
 from conformance.findings.finding import FrozenModel
-from conformance.findings.verdict import UNJUDGED, Check
-from conformance.plan.checks import CHECK_SPECS
+from conformance.findings.verdict import Check, Verdict
+from conformance.laws.law import LAWS
+from conformance.plan.checks import CHECK_SPECS, check_spec
 from conformance.recipes import words
 from conformance.recipes.matching import looked_at, of_match
 from conformance.recipes.running import BUDGET, MOST_RANKS, Run, run
@@ -34,12 +36,21 @@ if TYPE_CHECKING:
 OF_NUMBERS = (Check.METRIC, Check.ROLLOUTS, Check.LAWS)
 """Checks of logged numbers; `Check.REJECTION` has some as well."""
 
+SEEN = (Verdict.CONFORMS, Verdict.MISMATCH, Verdict.ADVICE)
+"""Verdicts on numbers that a step gave."""
+
 METRICS = {spec.slug: spec.metric for spec in CHECK_SPECS if spec.metric is not None}
 
 NOT_LOOKED_AT = "not looked at"
 
 NAMED_KEY = re.compile(r"`([^`]+)` changes from")
 """How a law's finding names a number that the framework logs."""
+
+OF_LAWS = {law.mistake for law in LAWS.values()}
+"""Mistakes that say which change moves a number, and not which number."""
+
+OF_REWARDS = "depends_on_reward_level"
+"""The mistake of laws that change rewards into some that few recipes have."""
 
 
 class Reached(FrozenModel):
@@ -99,6 +110,9 @@ class Answer(FrozenModel):
     engine: str
     weight: list[str]
     losses: list[str]
+    elsewhere: list[str]
+    """Reductions of other frameworks that weigh every token alike."""
+
     chosen: dict[str, str]
     defaults: dict[str, str]
     ran: str
@@ -184,6 +198,7 @@ def answer(run: Run) -> Answer:
         engine=report.engine,
         weight=[*words.weight(run.recipe, run.match, record)],
         losses=[*words.losses(run.match, report.conventions)],
+        elsewhere=[*words.elsewhere(report, run.match, record)],
         chosen={n: str(values[n]) for n in sorted(chosen) if n in known_options},
         defaults={
             n: str(values[n])
@@ -209,8 +224,8 @@ def _is_switch(value: object) -> bool:
     return isinstance(value, str | bool)
 
 
-def _judged(run: Run) -> list[Finding]:
-    return [one for one in run.report.findings if one.verdict not in UNJUDGED]
+def _seen(run: Run) -> list[Finding]:
+    return [one for one in run.report.findings if one.verdict in SEEN]
 
 
 def _ran(run: Run) -> str:
@@ -219,7 +234,7 @@ def _ran(run: Run) -> str:
     made = len(run.report.findings)
     cut = "" if made == run.planned else f" of {run.planned}; a larger --budget makes the others,"
     left = f"; without {', '.join(run.left_out)}" if run.left_out else ""
-    return f"{len(_judged(run))} findings{cut} on {layout}{left}"
+    return f"{counted(len(_seen(run)), 'finding')}{cut} on {layout}{left}"
 
 
 def _is_gradient(finding_id: str) -> bool:
@@ -250,17 +265,21 @@ def _reached(cause: Cause, run: Run) -> Reached:
     """What is said of a cause."""
     entry = _entry(cause, run)
     [example] = [one for one in run.report.findings if one.id == cause.findings[0]]
-    is_of_gradient = any(map(_is_gradient, cause.findings))
-    sized = effect(cause.name, run.recipe, run.match, run.report.conventions)
+    keys = _keys(cause, run)
+    sized = (
+        effect(cause.name, run.recipe, run.match, run.report.conventions)
+        if any(map(_is_gradient, cause.findings))
+        else None
+    )
     return Reached(
         mistake=cause.name,
         says=entry.reason if entry else f"{cause.statement}.",
         severity=cause.severity,
         is_known=entry is not None,
         on_purpose=entry.deliberate if entry else None,
-        rare=cause.reach.rare,
-        keys=_keys(cause, run),
-        at_size=str(sized) if is_of_gradient else "",
+        rare=cause.reach.rare or [*_rare_rewards(cause)],
+        keys=keys,
+        at_size=str(sized or ""),
         line=(entry.address or entry.line) if entry else cause.where or None,
         upstream=_upstream(entry),
         example=f"{example.id}: {explain(example) if example.diagnosis else failure(example)}",
@@ -268,14 +287,37 @@ def _reached(cause: Cause, run: Run) -> Reached:
     )
 
 
+def _rare_rewards(cause: Cause) -> Iterator[str]:
+    """Yield the rewards that a cause needs, if it shows in no ordinary ones."""
+    laws = [check_spec(one.partition("/")[0]).law for one in cause.findings]
+    if all(law is not None and law.mistake == OF_REWARDS for law in laws):
+        yield from dict.fromkeys(f"where {law.says}" for law in laws if law is not None)
+
+
 def _entry(cause: Cause, run: Run) -> KnownMistake | KnownFailure | None:
     """The entry that describes a cause, which is not traced: its line is not asked for."""
     audited = known(run.report.adapter, run.report.engine)
-    # A law's break is told by the numbers that change, and entries are of others of its name too.
-    if audited is None or all(one.startswith(f"{Check.LAWS}.") for one in cause.findings):
+    if audited is None:
         return None
-    alike = (one for one in audited.mistakes if cause.name in one.names and one.allows(cause))
-    return audited.of(cause) or (next(alike, None) if cause.name != UNEXPLAINED else None)
+    names = {cause.name, *_untold(cause, run)} - {UNEXPLAINED}
+    alike = [one for one in audited.mistakes if names & {*one.names} and one.allows(cause)]
+    found = [one for one in (audited.of(cause), *alike) if one is not None]
+    keys = _keys(cause, run) if cause.name in OF_LAWS else []
+    return next((one for one in found if not keys or _names_one(one.reason, keys)), None)
+
+
+def _untold(cause: Cause, run: Run) -> set[str]:
+    """The other mistakes that each finding of a cause may be."""
+    of_cause = [one for one in run.report.findings if one.id in cause.findings]
+    return set.intersection(
+        *({*one.diagnosis.also} if one.diagnosis else set() for one in of_cause)
+    )
+
+
+def _names_one(reason: str, keys: Sequence[str]) -> bool:
+    """Whether a reason names a logged number: entries are of others that the same change moves."""
+    named = re.findall(r"`([^`]+)`", reason)
+    return any(fnmatch(key, one) for key in keys for one in named)
 
 
 def _upstream(entry: KnownMistake | KnownFailure | None) -> str | None:
@@ -313,7 +355,7 @@ def _plainest(finding: str) -> tuple[int, str]:
 def _logged(run: Run) -> Iterator[Key]:
     """Yield each number of the log that the adapter knows, and whether it is right."""
     states: dict[str, str] = {}
-    for finding in _judged(run):
+    for finding in _seen(run):
         metric = METRICS.get(finding.identity.slug)
         if metric is not None:
             states.setdefault(metric, "right")
@@ -330,14 +372,18 @@ def _logged(run: Run) -> Iterator[Key]:
 
 def _is_right(run: Run, reached: Sequence[Reached]) -> bool:
     wrong = [one for one in reached if one.severity is not Severity.ADVICE and not one.on_purpose]
-    return bool(_judged(run)) and not wrong
+    return _is_gradient_seen(run) and not wrong
+
+
+def _is_gradient_seen(run: Run) -> bool:
+    return any(_is_gradient(one.id) for one in _seen(run))
 
 
 def _sentence(run: Run, reached: Sequence[Reached]) -> str:
     """The first sentence: whether log and gradient are right."""
-    if not _judged(run):
+    if not _seen(run):
         reason = next((failure(one) for one in run.report.findings), "no check fits it")
-        return f"Nothing of this recipe could be run: {reason}."
+        return f"Your gradient was not seen: nothing of this recipe could be run: {reason}."
     wrong = _names(reached, Severity.LOGGED, Severity.GRADIENT)
     cut = [name for name in _names(reached, Severity.ADVICE) if name not in wrong]
     said = [f"{_numbers(run, wrong)}; {_gradient(run, reached)}."]
@@ -370,14 +416,28 @@ def _gradient(run: Run, reached: Sequence[Reached]) -> str:
     wrong = [one for one in reached if one.severity is Severity.GRADIENT]
     failed = [one for one in reached if one.severity is Severity.NOT_TRAINED]
     chosen = [one for one in reached if one.severity is Severity.ADVICE and _turns(one)]
+    title = run.record.title
     if wrong:
-        return f"your gradient is wrong in {counted(len(wrong), 'way')}"
+        return f"your gradient is wrong in {counted(len(wrong), 'way')}{_only(wrong)}"
+    if not _is_gradient_seen(run):
+        return "your gradient was not seen"
     if failed:
-        return f"an ordinary step cannot be run, for {counted(len(failed), 'reason')}"
+        ways = counted(len(failed), "way")
+        return f"your gradient is right where a step is trained: ordinary steps fail in {ways}"
+    if any(one.on_purpose for one in chosen):
+        return f"your gradient is right as {title} means it, and not the plain mean of its name"
     if chosen:
-        title = run.record.title
-        return f"your gradient is the one that {title} means, and not the plain mean of its name"
+        return f"your gradient is right by a convention that no document of {title} states"
     return "your gradient is right"
+
+
+def _only(wrong: Sequence[Reached]) -> str:
+    """The batches that mistakes need, unless one of them needs none."""
+    needed = [" and ".join(one.rare) for one in wrong if one.rare]
+    if not needed:
+        return ""
+    some = "" if len(needed) == len(wrong) else f"{len(needed)} of them "
+    return f", {some}only {' or '.join(dict.fromkeys(needed))}"
 
 
 def _turns(one: Reached) -> bool:

@@ -10,6 +10,7 @@ from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
     OF_CRITIC,
+    OF_VALUES,
     POLICY_LOSSES,
     Objective,
 )
@@ -64,7 +65,7 @@ def match(record: Framework, recipe: Recipe) -> Match:
     reduction, aggregation = _reduction(record, recipe)
     terms = tuple(one for one in OF_TERMS if _is_on(one, record.objectives.get(one, {}), recipe))
     policy, of_policy = _nearest(record, OF_POLICY, recipe)
-    estimator, of_estimator = _nearest(record, FROM_REWARDS, recipe)
+    estimator, of_estimator = _nearest(record, _estimators(record, terms), recipe)
     if any(_is_kind(ours) for _, ours in of_estimator.values()):
         estimator, of_estimator = None, {}  # no check has its formula
     return Match(
@@ -108,6 +109,15 @@ def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
         f"no check knows how {record.title} reduces losses with {typed}",
         f"{record.title} is checked with {', '.join(record.modes)}",
     )
+
+
+def _estimators(record: Framework, terms: Iterable[Objective]) -> list[Objective]:
+    """The estimators that a recipe may have: those of a critic only if it trains the critic.
+
+    Where a critic has no option of its own, each estimator says whether there is one.
+    """
+    without = bool(record.objectives.get(Objective.VALUE)) and not {*terms} & {*OF_CRITIC}
+    return [one for one in FROM_REWARDS if not (without and one in OF_VALUES)]
 
 
 def _is_on(term: Objective, chosen: Settings, recipe: Recipe) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth, Layout, Option
 from adapters.contract.objective import (
     CORRECTIONS,
+    OF_CRITIC,
     OF_SEQUENCES,
     OF_TERMS,
     WITH_REJECTION,
@@ -16,6 +17,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from conformance.corpus.cases import ALL_CASES
+from conformance.explain.conditions.steps import of_steps
 from conformance.findings.errors import InvalidRecipeError
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, LAWFUL, CheckSpec
@@ -98,7 +100,7 @@ def cells(
 ) -> list[MatrixCell]:
     """The cells of a recipe, the most telling first; those of one job are together.
 
-    None of them is of a case that the recipe's batches are ``unlike``.
+    None of them is of a case with a fact that the recipe's batches are ``unlike``.
     """
     made = [
         MatrixCell(
@@ -110,7 +112,7 @@ def cells(
         )
         for spec in _specs(match, layout)
         for case in _cases(spec, layout)
-        if case.name not in unlike
+        if not {*of_steps(case.steps, layout)} & {*unlike}
     ]
     offered = [cell for cell in made if is_offered(cell, description)]
     first: dict[str, int] = {}
@@ -142,7 +144,7 @@ def _cases(spec: CheckSpec, layout: Layout) -> Iterable[Case]:
     }
     usual = [by_name[name] for name in USUAL if name in by_name]
     of_check = [case for case in spec.cases if case.name in by_name]
-    is_plain = spec.law is None and spec.objective not in WITH_REJECTION
+    is_plain = spec.law is None and spec.objective not in (*WITH_REJECTION, *OF_CRITIC)
     telling = [case for case in usual if is_plain or case in of_check]
     if spec.is_of_advantages:
         telling = [case for case in usual if case in of_check]

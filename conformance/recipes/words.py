@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.contract.batch.formulas import estimator_conventions
-from adapters.contract.objective import OF_ROLLOUTS, OF_SAMPLES, Metric, Objective
+from adapters.contract.objective import (
+    CORRECTIONS,
+    OF_ROLLOUTS,
+    OF_SAMPLES,
+    WITH_REJECTION,
+    Metric,
+    Objective,
+)
+from conformance.comparing.reductions import Declared, Reduction, alike_elsewhere
+from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.expected.loss_terms import reducer_of_log
 from conformance.explain.conditions.wording import counted, spelt
 from conformance.worked.factors import raw_advantage
@@ -17,6 +26,7 @@ if TYPE_CHECKING:
     from adapters.contract import Layout
     from adapters.contract.framework import Framework
     from adapters.contract.recipe import Recipe
+    from conformance.findings.report import Report
     from conformance.recipes.matching import Match
     from reference.aggregation import Conventions
 
@@ -103,11 +113,31 @@ def _divisor(recipe: Recipe, match: Match, record: Framework) -> int | None:
     return known[0] if known else int(float(text.partition(":")[2] or 0)) or None
 
 
+def elsewhere(report: Report, match: Match, record: Framework) -> Iterator[str]:
+    """Yield the reductions of other frameworks that weigh every token as the recipe does."""
+    conventions = report.conventions
+    found = Declared(
+        version=report.source.version or "",
+        modes={match.reduction: record.modes[match.reduction][0]},
+        sample_unit=conventions.sample_unit,
+        empty_units=conventions.empty_units,
+        denominator_mask=conventions.denominator_mask,
+    )
+    here = Reduction(place=report.adapter, name=match.reduction, declared=found)
+    cases = (*CORPUS, *REJECTION) if _has_correction(match) else CORPUS
+    yield from map(str, alike_elsewhere(here, cases))
+
+
+def _has_correction(match: Match) -> bool:
+    """Whether a recipe masks tokens that it trains no more, which denominators may count."""
+    return match.policy in (*CORRECTIONS, *WITH_REJECTION)
+
+
 def losses(match: Match, conventions: Conventions) -> Iterator[str]:
     """Yield the policy loss, how advantages are computed, and the terms besides."""
     name = "PPO's clipped" if match.policy is Objective.OFF_POLICY else f"the {spelt(match.policy)}"
     yield f"Policy loss: {name} loss."
-    if conventions.denominator_mask is DenominatorMask.ORIGINAL:
+    if _has_correction(match) and conventions.denominator_mask is DenominatorMask.ORIGINAL:
         yield "Tokens that a correction masks stay in the denominators."
     if match.estimator is not None:
         declared = estimator_conventions(match.estimator, conventions)

@@ -1,40 +1,17 @@
-"""What changes for a step that moves from one framework's reduction to another's.
-
-The conventions of every framework are those of its newest committed report, which
-`conformance.views.overview` writes to ``frameworks.json`` next to this module.
-"""
+"""What changes for a step that moves from one framework's reduction to another's."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
-
-from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.findings.agreement import direction
-from conformance.findings.errors import UnknownReductionError
-from conformance.findings.finding import FrozenModel
 from conformance.views.formatting import text_table
-from reference.aggregation import (
-    Aggregation,
-    Conventions,
-    DenominatorMask,
-    EmptyUnits,
-    Mode,
-    SampleUnit,
-)
-from reference.weights import token_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from conformance.comparing.reductions import Reduction
     from conformance.corpus.cases import Case
     from reference.step import Step
 
@@ -45,70 +22,6 @@ WORDS = {
     "denominator_mask": "mask of denominators after rejection sampling",
 }
 """Fields of `Declared` that reductions may differ in."""
-
-Value = TypeVar("Value")
-
-DECLARED = Path(__file__).with_name("frameworks.json")
-
-
-class Declared(FrozenModel):
-    """What a version of a framework declares that the weights of its policy loss depend on."""
-
-    version: str
-    modes: dict[str, str]
-    """Its reductions by its own names, as in `adapters.contract.Adapter.mode_names`."""
-
-    sample_unit: SampleUnit
-    empty_units: EmptyUnits
-    denominator_mask: DenominatorMask
-
-    @property
-    def conventions(self) -> Conventions:
-        """These, and the defaults of all others."""
-        return Conventions(**self.model_dump(exclude={"version", "modes"}))
-
-
-FRAMEWORKS = TypeAdapter(dict[str, dict[str, Declared]])
-"""By framework and engine, its default engine first."""
-
-
-def kind(mode: str) -> Mode:
-    """Returns the mode of a text such as `Aggregation.parse` reads, with its divisor or without."""
-    return Mode(mode.partition(":")[0])
-
-
-@cache
-def declared() -> Mapping[str, Mapping[str, Declared]]:
-    """Returns what each framework's newest committed report declares."""
-    return FRAMEWORKS.validate_json(DECLARED.read_bytes())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reduction:
-    """A framework's reduction of the policy loss, by the framework's own name."""
-
-    place: str
-    """The framework, with its engine if that is not the default: ``miles`` or ``miles/fsdp``."""
-
-    name: str
-    declared: Declared
-
-    @property
-    def mode(self) -> str:
-        """As `Aggregation.parse` reads it; ``constant`` alone if users give its divisor."""
-        return self.declared.modes[self.name]
-
-    def __str__(self) -> str:
-        return f"{self.place}:{self.name}"
-
-    def aggregation(self, divisor: float) -> Aggregation:
-        """Returns the mode with its divisor, which is ``divisor`` if users give it."""
-        is_given = self.mode == Mode.CONSTANT
-        return Aggregation(Mode.CONSTANT, divisor) if is_given else Aggregation.parse(self.mode)
-
-    def weights(self, step: Step, divisor: float) -> NDArray[np.float64]:
-        """Returns the weight of each response token: float64 [tokens]."""
-        return token_weights(step, self.aggregation(divisor), self.declared.conventions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,29 +45,6 @@ class StepChange:
         return self.scale / self.cosine if self.scale and self.cosine else None
 
 
-def find_reduction(text: str) -> Reduction:
-    """Returns the reduction that ``FRAMEWORK:NAME`` or ``FRAMEWORK/ENGINE:NAME`` names.
-
-    Raises:
-        UnknownReductionError: there is none of that framework, engine or name.
-    """
-    place, _, name = text.partition(":")
-    framework, _, engine = place.partition("/")
-    engines = _one_of(declared(), framework, "framework of the committed reports")
-    found = _one_of(engines, engine or next(iter(engines)), f"engine of {framework}")
-    _one_of(found.modes, name, f"reduction of {place}")
-    return Reduction(place=place, name=name, declared=found)
-
-
-def _one_of(known: Mapping[str, Value], name: str, kind: str) -> Value:
-    if name not in known:
-        raise UnknownReductionError(
-            f"{name!r} is no {kind}",
-            f"write FRAMEWORK:NAME or FRAMEWORK/ENGINE:NAME; choose one of {', '.join(known)}",
-        )
-    return known[name]
-
-
 def differences(case: Case, before: Reduction, after: Reduction) -> list[StepChange]:
     """Returns what changes in each step of a batch that moves from one reduction to another."""
     found = []
@@ -163,25 +53,6 @@ def differences(case: Case, before: Reduction, after: Reduction) -> list[StepCha
         scale, cosine = direction(new, old)
         found.append(StepChange(step=step, scale=scale, cosine=cosine))
     return found
-
-
-def alike_reductions(declarations: Mapping[str, Mapping[str, Declared]]) -> list[list[Reduction]]:
-    """Returns all reductions; those that weigh every case of the corpus alike are one list.
-
-    ``declarations`` are by framework and engine. Engines of one framework that are alike are named
-    once.
-    """
-    steps = [(step, case.divisor) for case in (*CORPUS, *REJECTION) for step in case.steps]
-    classes: dict[bytes, list[Reduction]] = defaultdict(list)
-    for framework, engines in declarations.items():
-        for number, (engine, found) in enumerate(engines.items()):
-            for name in found.modes:
-                place = f"{framework}/{engine}" if number else framework
-                one = Reduction(place=place, name=name, declared=found)
-                alike = classes[b"".join(one.weights(*step).tobytes() for step in steps)]
-                if f"{framework}:{name}" not in map(str, alike):
-                    alike.append(one)
-    return sorted(classes.values(), key=lambda reductions: [*Mode].index(kind(reductions[0].mode)))
 
 
 def as_text(case: Case, before: Reduction, after: Reduction) -> Iterator[str]:

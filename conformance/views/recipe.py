@@ -1,4 +1,4 @@
-"""The answer to a recipe as text and JSON: one sentence first."""
+"""The answer to a recipe as text, JSON and a page: one sentence first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import json
 import textwrap
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from conformance.findings.cause import Severity
+from conformance.views.formatting import environment
+from conformance.views.web.page import PARTS, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,25 +24,57 @@ def as_text(answer: Answer) -> Iterator[str]:
     """Yields the sentence, what it rests on, and what reaches the recipe."""
     yield from _wrapped(answer.sentence, "")
     yield ""
-    yield f"{answer.framework} {answer.version}, engine {answer.engine}: {answer.ran}"
-    yield from _section("What your recipe trains", [*answer.weight, *answer.losses])
-    yield from _section("What it chose", _options(answer.chosen))
-    yield from _section("What is the framework's default", _options(answer.defaults))
-    yield from _section("What reaches it", _all_reached(answer.reached))
-    yield from _section(
-        "What does not reach it, tested by this run",
-        (f"{one.says} Not reached: it would show in {one.finding}." for one in answer.not_reached),
+    yield _ran(answer)
+    for heading, lines in _sections(answer):
+        yield ""
+        yield f"{heading}:"
+        for one in lines:
+            yield from _wrapped(one, "  - ")
+
+
+def as_html(answer: Answer) -> Iterator[str]:
+    """Yields one page that needs nothing else, with the same content."""
+    style = "".join((PARTS / name).read_text("utf-8") for name in ("style.css", "recipe.css"))
+    yield (
+        environment()
+        .get_template("recipe.html")
+        .render(
+            answer=answer,
+            ran=_ran(answer),
+            sections=[*_sections(answer)],
+            style=Markup(style),
+            digest=digest(style),
+        )
     )
-    yield from _section("Wrong once, and right when run again", answer.unsteady)
-    yield from _section("What this run would not show", _not_tested(answer))
-    yield from _section(
-        "What your log means", (f"{key.name}: {key.means} [{key.state}]" for key in answer.logged)
-    )
-    yield from _section("What was run in place of your values", answer.instead)
-    yield from _section(
-        "Options of yours that no check looks at",
-        (f"{name}: {said}" for name, said in answer.not_looked_at.items()),
-    )
+
+
+def _ran(answer: Answer) -> str:
+    return f"{answer.framework} {answer.version}, engine {answer.engine}: {answer.ran}"
+
+
+def _sections(answer: Answer) -> Iterator[tuple[str, list[str]]]:
+    """Yield each heading with its lines, of which there are some."""
+    elsewhere = ", ".join(answer.elsewhere)
+    every: dict[str, Iterable[str]] = {
+        "What your recipe trains": [*answer.weight, *answer.losses],
+        "In other words": [f"{elsewhere}."] if elsewhere else [],
+        "What it chose": _options(answer.chosen),
+        "What is the framework's default": _options(answer.defaults),
+        "What reaches it": _all_reached(answer.reached),
+        "What does not reach it, tested by this run": (
+            f"{one.says} Not reached: it would show in {one.finding}." for one in answer.not_reached
+        ),
+        "Wrong once, and right when run again": answer.unsteady,
+        "What this run would not show": _not_tested(answer),
+        "What your log means": (f"{key.name}: {key.means} [{key.state}]" for key in answer.logged),
+        "What was run in place of your values": answer.instead,
+        "Options of yours that no check looks at": (
+            f"{name}: {said}" for name, said in answer.not_looked_at.items()
+        ),
+    }
+    for heading, lines in every.items():
+        if said := [*lines]:
+            yield heading, said
 
 
 def as_json(answer: Answer) -> Iterator[str]:
@@ -74,16 +110,6 @@ def _all_reached(reached: Iterable[Reached]) -> Iterator[str]:
             f"{one.severity}{where}: {one.says}{rare}{on_purpose}{sized}{new}"
             f"{f' {place}.' if place else ''} For example {one.example}"
         )
-
-
-def _section(heading: str, lines: Iterable[str]) -> Iterator[str]:
-    """Yields a heading and its lines, or nothing if there are none."""
-    said = [*lines]
-    if said:
-        yield ""
-        yield f"{heading}:"
-        for one in said:
-            yield from _wrapped(one, "  - ")
 
 
 def _wrapped(text: str, start: str) -> Iterator[str]:

@@ -11,12 +11,13 @@ import pytest
 
 from adapters.openrlhf.adapter import OpenRLHFAdapter
 from conformance import cli
+from conformance.comparing.reductions import find_reduction
 from conformance.corpus.case_file import load
 from conformance.corpus.cases import Case
 from conformance.findings.agreement import direction
 from conformance.findings.errors import UnknownReductionError
 from conformance.judging.weights import final_weights
-from conformance.views.conversion import differences, find_reduction
+from conformance.views.conversion import differences
 from reference.aggregation import DEFAULT_CONVENTIONS
 from tests.adapters import steps
 from tests.adapters.test_openrlhf import RELEASE

@@ -1,6 +1,7 @@
 """Recipes of a toy framework and of SkyRL: what they are read as, and what they are answered."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,18 @@ import pytest
 
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Objective
-from adapters.contract.recipe import Recipe, Typed
+from adapters.contract.recipe import (
+    MASKED_SAMPLE,
+    UNEVEN_BATCH,
+    UNEVEN_GROUPS,
+    Recipe,
+    Typed,
+)
 from adapters.skyrl import ENGINES
 from conformance import cli
+from conformance.comparing.expectations import Expectations, KnownMistake
+from conformance.explain.conditions.steps import OF_JOBS, OF_STEPS
+from conformance.findings.cause import Severity
 from conformance.findings.errors import InvalidRecipeError
 from conformance.recipes import scaling, words
 from conformance.recipes.answer import answered
@@ -19,7 +29,7 @@ from conformance.recipes.matching import match
 from conformance.recipes.running import read
 from reference.aggregation import DEFAULT_CONVENTIONS, Mode
 from tests import reading
-from tests.reading import TOY, Reading
+from tests.reading import TOY, Objecting, Reading
 
 
 @pytest.fixture
@@ -29,6 +39,10 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
         "conformance.recipes.running.ProcessPoolExecutor",
         lambda workers, **_: ThreadPoolExecutor(workers),
     )
+
+
+PATIENT = 600.0
+"""A budget that no toy exceeds, on whatever machine."""
 
 
 def of_words(*typed: str) -> Recipe:
@@ -43,7 +57,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 def test_right_recipe_is_acquitted_in_the_first_sentence() -> None:
-    found = answered("tests.reading:Reading", Typed(words=("bonus=0.01",)))
+    found = answered("tests.reading:Reading", Typed(words=("bonus=0.01",)), budget=PATIENT)
 
     assert found.sentence == (
         "None of the 6 numbers in your log that were looked at is wrong; your gradient is right."
@@ -56,13 +70,15 @@ def test_right_recipe_is_acquitted_in_the_first_sentence() -> None:
         one.name for one in found.logged if one.state == "right"
     }
     assert "on dp2-cp1-mb2-bshd" in found.ran
+    assert {"trl:dapo", "verl:token-mean", "skyrl:token_mean"} <= {*found.elsewhere}
+    assert "trl:grpo" not in found.elsewhere
 
 
 @pytest.mark.usefixtures("read_here")
 def test_mistake_that_reaches_a_recipe_is_named_with_its_effect(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    status, said, _ = told(capsys, "--adapter=tests.reading:Miscounting")
+    status, said, _ = told(capsys, "--adapter=tests.reading:Miscounting", f"--budget={PATIENT}")
 
     first, *_ = said.splitlines()
     assert status == 1
@@ -73,7 +89,7 @@ def test_mistake_that_reaches_a_recipe_is_named_with_its_effect(
 
 @pytest.mark.usefixtures("read_here")
 def test_wrong_number_leaves_the_gradient_right() -> None:
-    found = answered("tests.reading:Mislogging", Typed())
+    found = answered("tests.reading:Mislogging", Typed(), budget=PATIENT)
 
     assert found.sentence == "1 number in your log is wrong; your gradient is right."
     assert not found.is_right
@@ -85,8 +101,76 @@ def test_wrong_number_leaves_the_gradient_right() -> None:
 def test_recipe_that_cannot_be_trained_is_not_acquitted() -> None:
     found = answered("tests.reading:Crashing", Typed(), budget=5.0)
 
-    assert "your gradient is right" not in found.sentence
+    assert found.sentence.startswith("Your gradient was not seen: nothing of this recipe could be")
     assert not found.is_right
+
+
+def knows(monkeypatch: pytest.MonkeyPatch, *mistakes: tuple[str, str]) -> None:
+    """Let these names and reasons be all that is known of the toy."""
+    entries = [
+        KnownMistake.model_validate({"name": name, "reason": reason, "line": "toy.py:1"})
+        for name, reason in mistakes
+    ]
+    found = Expectations(Path("known.toml"), "toy", ("torch",), tuple(entries), ())
+    monkeypatch.setattr("conformance.recipes.answer.known", lambda *_: found)
+
+
+@pytest.mark.usefixtures("read_here")
+def test_mistake_that_only_a_law_shows_is_known_and_its_rewards_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of NeMo-RL, whose deviation of rewards cancels."""
+    knows(monkeypatch, ("difference_of_squares", "A variance cancels."))
+    found = answered("tests.reading:Squaring", Typed(), budget=PATIENT)
+
+    [one] = [one for one in found.reached if one.severity is Severity.GRADIENT]
+    assert one.is_known
+    assert one.says == "A variance cancels."
+    assert found.sentence.endswith(
+        "your gradient is wrong in 1 way, only where all rewards are larger by 1024."
+    )
+    assert not found.not_tested
+
+
+@pytest.mark.usefixtures("read_here")
+def test_number_that_a_law_moves_is_known_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake = "depends_on_cut"
+    knows(monkeypatch, (mistake, "`entropy` is another."), (mistake, "`drift` is of a cut."))
+    found = answered("tests.reading:Drifting", Typed(), budget=PATIENT)
+
+    assert "`drift` is of a cut." in [one.says for one in found.reached if one.is_known]
+    assert "`entropy` is another." in [one.says for one in found.not_tested]
+
+
+@pytest.mark.usefixtures("read_here")
+def test_mistake_that_nothing_tells_from_a_known_one_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of prime-rl on one rank, where a mean over ranks is one over micro-batches."""
+    knows(monkeypatch, ("shares_of_all_ranks_averaged", "Shares are averaged."))
+    found = answered("tests.reading:Sharing", Typed(words=("ranks=1",)), budget=PATIENT)
+
+    assert [one.says for one in found.reached] == ["Shares are averaged."]
+
+
+@pytest.mark.usefixtures("read_here")
+def test_page_has_the_sentence_first_and_needs_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, said, _ = told(capsys, "--adapter=tests.reading:Miscounting", "--format=html")
+
+    assert status == 1
+    assert said.startswith("<!DOCTYPE html>")
+    body = said.partition("<body>")[2]
+    assert re.search(r"<h1>[^<]*your gradient is wrong in 1 way", body)
+    assert "<li>wrong gradient (" in body
+    assert not re.search(r"<script|<link|src=|@import|url\((?!#)", said)
+
+
+@pytest.mark.usefixtures("read_here")
+def test_objects_of_a_framework_stay_in_its_process() -> None:
+    """As of ROLL, whose sections are classes that nothing else can load."""
+    assert read(Objecting(), None, Typed()).values["schedule"] == {"of": ["it", 1]}
 
 
 @pytest.mark.usefixtures("read_here")
@@ -194,6 +278,51 @@ def test_parallelism_is_cut_and_stays_parallel(
     layout: Layout, ranks: int, small: str, left: list[str]
 ) -> None:
     assert scaling.scaled(layout, ranks) == (Layout.parse(small), left)
+
+
+def test_batches_that_a_recipe_never_has_are_left_out() -> None:
+    description, layout = Reading().describe(), Layout(dp=2, micro_batches=2)
+    chosen = match(TOY, of_words())
+
+    def cases(*unlike: str) -> set[str]:
+        return {one.case.name for one in scaling.cells(chosen, layout, description, unlike)}
+
+    for fact in (MASKED_SAMPLE, UNEVEN_BATCH, UNEVEN_GROUPS):
+        assert fact in {*OF_STEPS, *OF_JOBS}
+    assert cases() - cases(MASKED_SAMPLE) == {"fully_masked_sample"}
+    assert "missing_siblings" in cases() - cases(UNEVEN_GROUPS)
+
+
+def test_critic_is_no_estimator_of_a_recipe_without_one() -> None:
+    """As of AReaL, where batches may be whitened with a critic and without."""
+    switched = {"critic": True}
+    record = replace(
+        TOY,
+        objectives={
+            **TOY.objectives,
+            Objective.GROUP_NORMALISED: {"scaled": True, "dual": 3, "dropped": 1},
+            Objective.GAE: {"scaled": True},
+            Objective.VALUE: switched,
+        },
+    )
+    with_critic = replace(of_words(), values={**of_words().values, **switched})
+
+    assert match(record, of_words()).estimator is not Objective.GAE
+    assert match(record, with_critic).estimator is Objective.GAE
+
+
+def test_critic_is_looked_at_in_the_batches_of_its_checks() -> None:
+    """What is logged of a critic's several steps no other run reads: verl's was called missing."""
+    record = replace(TOY, objectives={**TOY.objectives, Objective.VALUE: {"critic": True}})
+    with_critic = replace(of_words(), values={**of_words().values, "critic": True})
+    layout = Layout(dp=2, micro_batches=2)
+    described = Reading().describe()
+    description = replace(described, objectives=frozenset({*described.objectives, Objective.VALUE}))
+    made = scaling.cells(match(record, with_critic), layout, description)
+    of_critic = [cell for cell in made if cell.spec.objective is Objective.VALUE]
+
+    assert of_critic
+    assert all(cell.case in cell.spec.cases for cell in of_critic)
 
 
 def test_laws_are_looked_at_without_a_batch_that_comes_before() -> None:

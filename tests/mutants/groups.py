@@ -267,7 +267,9 @@ class EpsilonForgotten(
     """Where all rewards are equal, 0 is divided by 0."""
 
 
-class _BySquares(NativeEstimator):
+class BySquares(NativeEstimator):
+    """Its variance cancels in float32 where rewards are large beside their differences."""
+
     def spread(self, rewards: torch.Tensor) -> float:
         if len(rewards) < 2:
             return 0.0
@@ -283,7 +285,7 @@ class VarianceOfSquares(
     FromRewards,
     diagnosis="difference_of_squares",
     of="others_normalised",
-    estimator=_BySquares,
+    estimator=BySquares,
 ):
     """The variance is the mean of squares minus the square of the mean."""
 
@@ -292,7 +294,7 @@ class VarianceOfGroupSquares(
     FromRewards,
     diagnosis="difference_of_squares",
     of="group_normalised",
-    estimator=_BySquares,
+    estimator=BySquares,
 ):
     """The same with the sample's own reward."""
 

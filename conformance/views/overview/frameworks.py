@@ -12,17 +12,17 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from conformance.findings.verdict import JUDGED, Check
-from conformance.plan.checks import CHECK_SPECS
-from conformance.runs.registry import adapter_classes, known
-from conformance.views.conversion import (
+from conformance.comparing.reductions import (
     DECLARED,
     FRAMEWORKS,
     Declared,
     alike_reductions,
-    differences,
     kind,
 )
+from conformance.findings.verdict import JUDGED, Check
+from conformance.plan.checks import CHECK_SPECS
+from conformance.runs.registry import adapter_classes, known
+from conformance.views.conversion import differences
 from conformance.views.formatting import Tally, environment, markdown_table
 from conformance.views.listing import detail, find
 from conformance.views.overview.committed import newest
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from adapters.contract.framework import Framework, OptionRow, Settings
+    from conformance.comparing.reductions import Reduction
     from conformance.findings.report import Report
-    from conformance.views.conversion import Reduction
     from conformance.views.overview.committed import CommittedReport
 
     ByEngine = Mapping[str, Mapping[str, Declared]]

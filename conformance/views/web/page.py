@@ -311,10 +311,11 @@ def _part(name: str) -> str:
 def _policy(style: str, script: str) -> str:
     """Returns a content security policy that allows our own style and script alone."""
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}';"
+        f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}';"
         " base-uri 'none'; form-action 'none'"
     )
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Returns what a content security policy calls a style or a script of ours."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
