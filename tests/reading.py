@@ -1,8 +1,11 @@
 """A toy framework that reads recipes, and versions of it with one mistake."""
 
+import os
+import time
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from adapters.contract import Job, Layout, Observation, Rank
 from adapters.contract.framework import parse_options
@@ -181,3 +184,16 @@ class Crashing(Reading):
     def observe(self, job: Job, rank: Rank) -> Observation:
         error = RuntimeError("no kernel image")
         raise error
+
+
+def read_for_ever(_: NativeAdapter, typed: Typed) -> Recipe:
+    """Notes its process in the file that a word names, and waits."""
+    Path(typed.words[0]).write_text(str(os.getpid()))
+    time.sleep(300)
+    raise AssertionError
+
+
+class Waiting(Reading):
+    """Its parser does not end."""
+
+    recipes = "tests.reading:read_for_ever"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from conformance.findings.report import Selection
 from conformance.findings.verdict import WRONG, Check
 from conformance.plan.plan import Plan
 from conformance.ranks.pool import RankPool
+from conformance.ranks.preload import die_with_parent
 from conformance.recipes.matching import match
 from conformance.recipes.scaling import cells, driven, scaled
 from conformance.runs import registry
@@ -104,7 +106,12 @@ def read(adapter: Adapter, source: Path | None, typed: Typed) -> Recipe:
         raise InvalidRecipeError(f"there is no file {typed.file}", "name the file of a recipe")
     # Ranks are forked from a server that has loaded the engine which the recipe turns out to name.
     context = multiprocessing.get_context("spawn")
-    with _silent(), ProcessPoolExecutor(1, mp_context=context) as executor:
+    with (
+        _silent(),
+        ProcessPoolExecutor(
+            1, mp_context=context, initializer=die_with_parent, initargs=(signal.SIGKILL,)
+        ) as executor,
+    ):
         try:
             return executor.submit(_read, adapter, source, typed).result()
         except RecipeRefused as refusal:

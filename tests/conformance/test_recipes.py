@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from conformance.recipes.matching import match
 from conformance.recipes.running import read
 from reference.aggregation import DEFAULT_CONVENTIONS, Mode
 from tests import reading
+from tests.conformance.test_plugin import wait_for
 from tests.reading import TOY, Objecting, Reading
 
 
@@ -404,3 +407,16 @@ def test_reduction_is_that_which_options_choose_and_not_one_that_a_job_decides()
     assert match(record, of_words("reduction=tokens")).reduction == "tokens"
     assert match(record, of_words("reduction=samples")).reduction == "samples"
     assert match(record, of_words("reduction=fixed")).reduction == "fixed"
+
+
+@pytest.mark.processes
+def test_a_killed_command_leaves_no_process_that_reads(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    words = ("recipe", "--adapter=tests.reading:Waiting", "--", str(noted))
+    process = subprocess.Popen([sys.executable, "-m", "conformance.cli", *words])
+    wait_for(lambda: noted.exists() and bool(noted.read_text()), seconds=120)
+    reading = Path("/proc", noted.read_text())
+    process.kill()
+    process.wait()
+
+    wait_for(lambda: not reading.exists(), seconds=5)
