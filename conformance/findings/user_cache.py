@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from platformdirs import user_cache_path
+import platformdirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ MOST = 4
 
 def folder(name: str) -> Path:
     """A folder of the cache, which need not be there."""
-    return user_cache_path("rl-loss-conformance") / name
+    return platformdirs.user_cache_path("rl-loss-conformance") / name
 
 
 @cache

@@ -80,14 +80,16 @@ ELSEWHERE = {
     "indices of samples that are asked for": "tunix.driving.rollouts.Given._sample",
     "the logit of padding, which no other token has": "tunix.driving.Probe.__call__",
     "layers of the model": "engines.megatron_core.transformer_config",
+    "the place of a rank's part of a parameter": "engines.deepspeed._part",
     "chunks of the model": "engines.megatron_core.probed_model",
     "a path": """
         engines.deepspeed.import_deepspeed miles.driving._has nemo_rl.importing.example
         prime_rl.driving.PrimeRLTraining.__init__ prime_rl.importing.import_prime_rl
         roll.importing.import_roll skyrl.importing.import_skyrl toolkit.changes._package
         toolkit.source._checkout
-        toolkit.source._extracted toolkit.source._install_data toolkit.source._made_once
-        toolkit.source._packages toolkit.source.python_required toolkit.source.released
+        toolkit.source._install_data toolkit.source._kept toolkit.source._made
+        toolkit.source._made_once
+        toolkit.source._packages toolkit.source.python_required
         trl.driving.GrpoTraining.configured trl.model. trl_losses.liger.LigerAdapter.load
         verl.importing._defaults
     """,

@@ -51,7 +51,12 @@ def unexpected(findings: list[dict]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "depth"), [("fsdp", "reducer"), ("fsdp", "loss"), ("megatron", "loss")]
+    ("engine", "depth"),
+    [
+        ("fsdp", "reducer"),
+        pytest.param("fsdp", "loss", marks=pytest.mark.thorough),
+        ("megatron", "loss"),
+    ],
 )
 def test_depths_below_the_step_conform(tmp_path: Path, engine: str, depth: str) -> None:
     chosen = (f"--engine={engine}", f"--depth={depth}", "--checks=weights", "-k", OF_TELLING)

@@ -59,7 +59,7 @@ def toy(folder: Path, adapter: str) -> str:
     [
         ("slime", "megatron", ("by its conventions nothing is wrong", "no separate normalizers")),
         pytest.param("miles", "megatron", (), marks=pytest.mark.thorough),
-        ("miles", "fsdp", ()),
+        pytest.param("miles", "fsdp", (), marks=pytest.mark.thorough),
     ],
 )
 def test_toys_refuse_what_is_wrong_and_train_what_is_right(

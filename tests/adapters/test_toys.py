@@ -435,7 +435,17 @@ MISTAKES = (
 )
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: f"{one.toy} {one.finding}")
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(
+            one,
+            id=f"{one.toy} {one.layout} {one.finding}",
+            marks=[] if one.toy == "slime" else [pytest.mark.thorough],
+        )
+        for one in MISTAKES
+    ],
+)
 def test_mistake_shows_where_it_is(tmp_path: Path, mistake: Mistake) -> None:
     toy = mistake.toy
     source = checkout(tmp_path / toy, toy, *mistake.edits)

@@ -126,6 +126,7 @@ def test_counts_are_different_if_no_two_of_them_are_equal() -> None:
     assert ("uneven_lengths", "dp4-cp1-mb2-bshd") not in different, "2 samples of a prompt"
 
 
+@pytest.mark.thorough
 def test_what_was_to_be_seen_in_declined_steps_is_looked_for_in_others() -> None:
     """An uneven batch is declined on several ranks in all modes but one, and rejection in one."""
 

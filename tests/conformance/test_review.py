@@ -365,7 +365,7 @@ def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return command.forked(Path(folder), output.name, *arguments)
 
     monkeypatch.setattr(histories, "start", start)
-    monkeypatch.setattr(kept, "user_cache_path", lambda _: tmp_path / "cache")
+    monkeypatch.setattr(kept, "BASES", str(tmp_path / "cache"))
 
 
 @pytest.mark.processes
@@ -472,7 +472,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Report]:
         return subprocess.Popen(["true"], stdout=output, text=True)
 
     monkeypatch.setattr(histories, "start", start)
-    monkeypatch.setattr(kept, "user_cache_path", lambda _: tmp_path / "cache")
+    monkeypatch.setattr(kept, "BASES", str(tmp_path / "cache"))
     return reports
 
 

@@ -147,7 +147,7 @@ def _review(repository: Path, folder: Path, phase: str) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     _dwell(PHASES[phase], folder / "here")
     history.start = _forked
-    kept.user_cache_path = lambda _: folder / "cache"
+    kept.BASES = str(folder / "cache")
     reviews.OF_FINDINGS = 0.0
     options = (LAYOUT, "--checks=weights", "--modes=token_mean", f"--source={repository}@change")
     (folder / "reports").mkdir()

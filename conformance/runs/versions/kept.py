@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from adapters.toolkit.source import Commit
     from conformance.findings.report import Report
 
+BASES = "bases"
+"""The folder of the reports in the cache."""
+
 MOST = 30
 """Reports that are kept; the oldest goes."""
 
@@ -44,7 +47,7 @@ class Kept:
         of_adapter = (type(adapter).__module__, adapter.name, adapter.engine, commit.revision)
         for part in (sys.version, *of_adapter, *installed, *options):
             digest.update(f"{part}\n".encode())
-        return cls(user_cache.folder("bases") / f"{digest.hexdigest()[:32]}.json.gz")
+        return cls(user_cache.folder(BASES) / f"{digest.hexdigest()[:32]}.json.gz")
 
     def load(self) -> Report | None:
         """The report, if there is one that can be read."""
