@@ -107,6 +107,7 @@ def test_nothing_is_left_of_ranks_that_failed_or_not(at_once: AtOnce) -> None:
     assert at_once.left == []
 
 
+@pytest.mark.thorough
 def test_two_groups_of_processes_find_the_same_as_one(tmp_path: Path) -> None:
     """A mismatch, which the first group reports, is no failure of the other."""
     pool = command.run(tmp_path, "onetokenshort", *FEW, *LAYOUTS)
@@ -150,7 +151,7 @@ def test_workers_of_xdist_are_refused_and_the_other_processes_dismissed(
     [
         pytest.param(signal.SIGINT, marks=pytest.mark.thorough),
         signal.SIGTERM,
-        signal.SIGKILL,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.thorough),
     ],
     ids=lambda sign: sign.name,
 )
