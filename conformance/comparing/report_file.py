@@ -132,7 +132,7 @@ def write(report: Report, path: Path) -> None:
 
 
 def put(content: bytes, path: Path) -> None:
-    """Put bytes at ``path`` in one move; what was there stays if there is no room for them.
+    """Write a file atomically: without room for the new one, the old one stays.
 
     Raises:
         OSError: they cannot be put there, with ``path`` as its file.

@@ -96,7 +96,7 @@ class Controller:
             return
         except pytest.exit.Exception:  # it is told to end, and what it has found counts
             raise
-        except Exception as error:  # what was found until then is no verdict on the version
+        except Exception as error:  # its findings until then are no verdict
             self._problem = f"{type(error).__name__}: {error}"
             raise
         if side.task.follows is not None:

@@ -22,7 +22,7 @@ for each other to make a process group were seen to use 0.004."""
 
 
 class Patience:
-    """The rule to stop waiting for ranks: once none is at work, and after ``limit`` at latest.
+    """Stop waiting for ranks once none of them is at work, at the latest after ``limit``.
 
     They are looked at every ``quiet`` seconds, twice at least; ``at_work`` are those that were
     between the last two looks. If no hang is expected, quiet ranks must be seen to wait.

@@ -210,7 +210,7 @@ def _look_at(
 ) -> tuple[Report, frozenset[tuple[str, str]], tuple[str, ...]]:
     """The report of all cells that are begun in time, and the rest of a `Run`.
 
-    Each check is made once, however long that takes: nobody is acquitted of what was not seen.
+    Each check is made at least once, even after the time is over: an answer needs evidence.
     """
     made: list[Made] = []
     consistency = Consistency()

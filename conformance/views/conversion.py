@@ -73,7 +73,7 @@ def as_text(case: Case, before: Reduction, after: Reduction) -> Iterator[str]:
     yield (
         "In effect, the learning rate is multiplied by that factor in the direction of the gradient"
         " before; divide it by the factor to keep that part of the step. A cosine below 1 is a"
-        " change of direction, which no learning rate makes up for: what is new is in the norm."
+        " change of direction, which no learning rate makes up for; the norm includes it."
     )
 
 

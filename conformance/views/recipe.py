@@ -53,7 +53,7 @@ def _ran(answer: Answer) -> str:
 
 
 def _sections(answer: Answer) -> Iterator[tuple[str, list[str]]]:
-    """Yield each heading with its lines, of which there are some."""
+    """Yield each heading that has lines, with these."""
     elsewhere = ", ".join(answer.elsewhere)
     every: dict[str, Iterable[str]] = {
         "What your recipe trains": [*answer.weight, *answer.losses],

@@ -95,7 +95,7 @@ def test_factor_and_cosine_are_those_worked_out_by_hand(
 
 
 def test_norm_says_what_a_change_of_direction_adds(case: Case) -> None:
-    """Prompts weigh 1/32 for 16 tokens and 1/18 for 9, of which the step has 16 and 7."""
+    """A token of the first prompt (16 active) weighs 1/32, and of the second (7 of 9) 1/18."""
     prompts = find_reduction("skyrl:prompt_mean")
     [found] = differences(case, find_reduction("verl:token-mean"), prompts)
 

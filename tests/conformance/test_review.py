@@ -592,7 +592,7 @@ def test_the_package_is_looked_for_below_the_workspace(
 
 
 def test_a_run_that_fails_among_its_findings_has_no_exit_status_of_a_verdict() -> None:
-    """Without, what it had found until then would be taken for all."""
+    """Otherwise a part of the findings would pass for all of them."""
 
     def fail() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

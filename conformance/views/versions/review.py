@@ -206,7 +206,7 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
 
 
 def _telling(group: FindingGroup) -> tuple[int, bool, int]:
-    """A sort key: of equal harm, a cause tells most that is explained and shows most often."""
+    """A sort key: the harm of a cause, whether it is explained, its number of findings."""
     cause = group.cause
     return -cause.harm.rank, cause.name != UNEXPLAINED, len(group.findings)
 
