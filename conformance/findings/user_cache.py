@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
+
+from conformance.findings.files import put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,22 +53,9 @@ def made_once(name: str, key: str, make: Callable[[], Any]) -> Any:
         return json.loads(path.read_text("utf-8"))
     text = json.dumps(make())
     with suppress(OSError):
-        of_code.mkdir(parents=True, exist_ok=True)
-        _write(path, text)
+        put(text.encode(), path)
         _forget(of_code.parent)
     return json.loads(text)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all, as others may read it or write it at once."""
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _forget(several: Path) -> None:

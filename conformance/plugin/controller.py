@@ -396,7 +396,7 @@ def _require_traces(folder: Path | None) -> None:
     Raises:
         pytest.UsageError: it is not.
     """
-    from conformance.comparing.report_file import require_room
+    from conformance.findings.files import require_room
 
     try:
         if folder is not None:

@@ -18,9 +18,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, Valida
 from adapters.contract import Job, Layout
 from adapters.contract.job import Column
 from adapters.contract.objective import Metric
-from conformance.comparing.report_file import put
 from conformance.expected.step_context import StepContext
 from conformance.findings.errors import NotTracedError
+from conformance.findings.files import put
 from conformance.findings.finding import FrozenModel, first_problem
 from conformance.findings.sanitize import sanitize
 from conformance.findings.trace import RankTrace

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 from adapters.toolkit.source import SHORT, Commit, resolve
 from adapters.toolkit.source import find_commits as commits_of
 from conformance.comparing import journal, report_file
+from conformance.findings import files
 from conformance.findings.errors import InvalidHistoryError, ReportFileError
 from conformance.runs import registry
 from conformance.runs.options import GITHUB_SUMMARY
@@ -104,7 +105,7 @@ def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit
         InvalidHistoryError: it cannot.
     """
     try:
-        report_file.require_room(folder)
+        files.require_room(folder)
         for commit in commits:
             journal.destination(_report_path(folder, selection, commit))
     except OSError as error:

@@ -17,6 +17,7 @@ from adapters.contract import Layout
 from adapters.toolkit.changes import Versions, changed_lines, lines_in_head, root_in_head, versions
 from conformance.comparing import journal, report_file
 from conformance.comparing.reviewed import worse
+from conformance.findings import files
 from conformance.findings.errors import NothingToCompareError, ReportFileError, ReportPathError
 from conformance.findings.verdict import UNJUDGED, Check
 from conformance.plan.plan import Plan, mode_of_advantages
@@ -355,7 +356,7 @@ def require_folder(folder: Path) -> None:
         ReportPathError: it cannot.
     """
     try:
-        report_file.require_room(folder)
+        files.require_room(folder)
         for name in NAMES:
             (folder / name).unlink(missing_ok=True)
     except OSError as error:

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.comparing.cause_changes import Fate, cause_histories
 from conformance.comparing.known import entry_of
-from conformance.comparing.report_file import put, require_regular, require_room
+from conformance.comparing.report_file import require_regular
 from conformance.explain.conditions.wording import counted
 from conformance.findings.badness import explain
 from conformance.findings.cause import Harm, Severity
 from conformance.findings.errors import PagePathError
+from conformance.findings.files import put, require_room
 from conformance.findings.verdict import WRONG, Check
 from conformance.runs.options import command
 from conformance.tracing.unfolded import number
