@@ -13,6 +13,7 @@ from adapters.contract import Adapter
 from conformance.comparing.expectations import KnownFailure, KnownMistake, load
 from conformance.comparing.gate import Expecting
 from conformance.comparing.known import KNOWN, known
+from conformance.explain.reach import rare_of
 from conformance.findings.report import Report
 from conformance.runs import registry
 from conformance.views.overview import committed
@@ -91,6 +92,21 @@ def test_an_entry_of_what_is_wrong_says_whom_it_reaches() -> None:
                 entry = audited.of(cause)
                 reaches = entry is None or entry.reach is not None
                 assert reaches or cause.severity == "advice", (one.file, cause.name)
+
+
+def test_an_entry_has_the_facts_without_which_it_is_absent() -> None:
+    """Else a recipe whose batches lack them excludes it, as its formula alone would show there."""
+    found: dict[KnownMistake, set[str]] = {}
+    for one in NEWEST:
+        audited = known(one.report.adapter, one.report.engine)
+        for cause in one.report.causes if audited else ():
+            entry = audited.of(cause) if audited else None
+            if isinstance(entry, KnownMistake) and cause.severity != "advice":
+                facts = {*rare_of(cause.condition)}
+                found[entry] = found.get(entry, facts) & facts
+
+    assert {entry.reason: facts for entry, facts in found.items() if facts - {*entry.needs}} == {}
+    assert all({*entry.needs} <= facts for entry, facts in found.items())
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ one of them. If several entries match a cause, it is that which asks for most::
     link = "https://github.com/owner/framework/pull/2"
     looked_up = 2026-09-18
 
-``reach`` says whom it reaches, in the framework's own options. ``looked_up`` is the day up to which
+``needs`` lists facts of all batches that show a mistake which ordinary ones do not. ``reach`` says
+whom it reaches, in the framework's own options. ``looked_up`` is the day up to which
 upstream's issues and pull requests were searched. ``deliberate`` is the pull request or document
 that made the behaviour on purpose: the entry is then a convention and not an accusation.
 
@@ -199,6 +200,10 @@ class KnownMistake(_Entry):
 
     check: Annotated[tuple[Words, ...], Field(min_length=1)] | None = None
     """Checks, or beginnings of them, that all findings of a cause have to be of."""
+
+    needs: tuple[Fact, ...] = ()
+    """Facts of every batch that it shows in: a right finding of another batch does not exclude it.
+    """
 
     @property
     def demands(self) -> int:

@@ -334,9 +334,11 @@ def _absent(run: Run) -> Iterator[NotReached]:
         if entry in met:
             continue
         shown = [
-            finding
-            for finding, mistake in run.excluded
-            if mistake in entry.names and entry.covers(finding)
+            one.finding
+            for one in run.excluded
+            if one.mistake in entry.names
+            and entry.covers(one.finding)
+            and one.facts.issuperset(entry.needs)
         ]
         shown.sort(key=_plainest)
         yield NotReached(

@@ -222,11 +222,14 @@ def of_match(record: Framework, found: Match) -> set[str]:
 
 
 def _not_looked_at(record: Framework, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield the options of a recipe that the record names and no job sets, with what is said."""
+    """Yield the options of a recipe that the record names and no job sets as it does."""
     yield from (
         (name, "no package that is installed here reads it") for name in sorted(recipe.unread)
     )
-    known = looked_at(record) | record.always.keys() | recipe.sizes
+    as_run = {
+        name for name, value in record.always.items() if _is_same(value, recipe.values.get(name))
+    }
+    known = looked_at(record) | as_run | recipe.sizes
     for row in record.options:
         for name in row.names:
             if name in recipe.chosen and name not in known:

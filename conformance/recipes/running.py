@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.contract.recipe import Recipe, RecipeRefused
 from adapters.toolkit.source import resolve
@@ -67,6 +67,15 @@ TIME_LIMIT = 300.0
 """Seconds that a job may take: the first of some frameworks is compiled."""
 
 
+class Excluded(NamedTuple):
+    """A mistake that would show in a finding and does not."""
+
+    finding: str
+    mistake: str
+    facts: frozenset[str]
+    """Facts of the finding's step."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What came of a recipe."""
@@ -78,8 +87,7 @@ class Run:
     """The small one that it was run on."""
 
     report: Report
-    excluded: frozenset[tuple[str, str]]
-    """Each finding, with a mistake that would show in it and does not."""
+    excluded: frozenset[Excluded]
 
     left_out: tuple[str, ...]
     """Kinds of ranks that there was no room for, and what the adapter does not drive."""
@@ -207,7 +215,7 @@ def _silent() -> Iterator[None]:
 
 def _look_at(
     planned: Sequence[MatrixCell], jobs: SharedJobs, settings: Settings, until: float
-) -> tuple[Report, frozenset[tuple[str, str]], tuple[str, ...]]:
+) -> tuple[Report, frozenset[Excluded], tuple[str, ...]]:
     """The report of all cells that are begun in time, and the rest of a `Run`.
 
     Each check is made at least once, even after the time is over: an answer needs evidence.
@@ -230,7 +238,7 @@ def _look_at(
     unsteady = tuple(one[0].id for one, again in pairs if one[1].verdict is not again[1].verdict)
     findings, clues = _numbered(steady)
     excluded = {
-        (finding.id, one.mistake)
+        Excluded(finding.id, one.mistake, frozenset(clues[finding.clues].conditions))
         for finding in findings
         if finding.clues is not None
         for one in clues[finding.clues].excluded

@@ -108,10 +108,13 @@ def test_recipe_that_cannot_be_trained_is_not_acquitted() -> None:
     assert not found.is_right
 
 
-def knows(monkeypatch: pytest.MonkeyPatch, *mistakes: tuple[str, str]) -> None:
+def knows(
+    monkeypatch: pytest.MonkeyPatch, *mistakes: tuple[str, str], needs: tuple[str, ...] = ()
+) -> None:
     """Let these names and reasons be all that is known of the toy."""
+    of_all = {"line": "toy.py:1", "needs": needs}
     entries = [
-        KnownMistake.model_validate({"name": name, "reason": reason, "line": "toy.py:1"})
+        KnownMistake.model_validate({"name": name, "reason": reason, **of_all})
         for name, reason in mistakes
     ]
     found = Expectations(Path("known.toml"), "toy", ("torch",), tuple(entries), ())
@@ -143,6 +146,22 @@ def test_number_that_a_law_moves_is_known_by_its_own_name(monkeypatch: pytest.Mo
 
     assert "`drift` is of a cut." in [one.says for one in found.reached if one.is_known]
     assert "`entropy` is another." in [one.says for one in found.not_tested]
+
+
+@pytest.mark.usefixtures("read_here")
+@pytest.mark.parametrize(
+    ("needs", "case"),
+    [(UNEVEN_GROUPS, "missing_siblings"), ("where a rollout has several samples", None)],
+)
+def test_mistake_is_excluded_only_by_a_batch_that_would_show_it(
+    monkeypatch: pytest.MonkeyPatch, needs: str, case: str | None
+) -> None:
+    """As of slime, which merges prompts only if a batch has another number of samples."""
+    knows(monkeypatch, ("groups_merged", "Groups are merged."), needs=(needs,))
+    found = answered("tests.reading:Reading", Typed(), budget=PATIENT)
+
+    [one] = [*found.not_reached, *found.not_tested]
+    assert (one.finding.split("/")[2] if one.finding else None) == case
 
 
 @pytest.mark.usefixtures("read_here")
