@@ -232,7 +232,13 @@ def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
     report = tmp_path / "reports" / "latest" / "mine.json"
 
     def findings(*workers: str) -> bytes:
-        chosen = ("--examples=10", "-k", f"token_mean and ({some})", *workers)
+        chosen = (
+            "--examples=10",
+            "--layout=dp2-cp1-mb2-bshd",
+            "-k",
+            f"token_mean and ({some})",
+            *workers,
+        )
         result = command.run(tmp_path, "my_adapter:MyAdapter", *chosen)
         assert f"report: {report}" in result.output
         assert load(report).complete
@@ -243,7 +249,9 @@ def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name
+    "sign",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM, signal.SIGKILL],
+    ids=lambda sign: sign.name,
 )
 def test_stopped_run_keeps_its_findings_and_leaves_no_process(
     tmp_path: Path, sign: signal.Signals

@@ -26,9 +26,9 @@ from conformance.explain.conditions.steps import OF_JOBS, OF_STEPS
 from conformance.findings.cause import Severity
 from conformance.findings.errors import InvalidRecipeError
 from conformance.recipes import scaling, words
-from conformance.recipes.answer import answered
+from conformance.recipes.answer import answer, answered
 from conformance.recipes.matching import match
-from conformance.recipes.running import read
+from conformance.recipes.running import MOST_RANKS, Run, read, run
 from reference.aggregation import DEFAULT_CONVENTIONS, Mode
 from tests import reading
 from tests.conformance.test_plugin import wait_for
@@ -52,6 +52,17 @@ def of_words(*typed: str) -> Recipe:
     return reading.read(Reading(), Typed(words=typed))
 
 
+@pytest.fixture(scope="module")
+def right_run() -> Run:
+    """All that is looked at of a right recipe."""
+    return run(
+        "tests.reading:Reading",
+        Typed(words=("bonus=0.01",)),
+        most_ranks=MOST_RANKS,
+        budget=PATIENT,
+    )
+
+
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """The status of a command, what it prints, and what it complains of."""
     status = cli.main(["recipe", *arguments])
@@ -59,8 +70,8 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return status, printed.out, printed.err
 
 
-def test_right_recipe_is_acquitted_in_the_first_sentence() -> None:
-    found = answered("tests.reading:Reading", Typed(words=("bonus=0.01",)), budget=PATIENT)
+def test_right_recipe_is_acquitted_in_the_first_sentence(right_run: Run) -> None:
+    found = answer(right_run)
 
     assert found.sentence == (
         "None of the 6 numbers in your log that were looked at is wrong; your gradient is right."
@@ -148,17 +159,16 @@ def test_number_that_a_law_moves_is_known_by_its_own_name(monkeypatch: pytest.Mo
     assert "`entropy` is another." in [one.says for one in found.not_tested]
 
 
-@pytest.mark.usefixtures("read_here")
 @pytest.mark.parametrize(
     ("needs", "case"),
     [(UNEVEN_GROUPS, "missing_siblings"), ("where a rollout has several samples", None)],
 )
 def test_mistake_is_excluded_only_by_a_batch_that_would_show_it(
-    monkeypatch: pytest.MonkeyPatch, needs: str, case: str | None
+    right_run: Run, monkeypatch: pytest.MonkeyPatch, needs: str, case: str | None
 ) -> None:
     """As of slime, which merges prompts only if a batch has another number of samples."""
     knows(monkeypatch, ("groups_merged", "Groups are merged."), needs=(needs,))
-    found = answered("tests.reading:Reading", Typed(), budget=PATIENT)
+    found = answer(right_run)
 
     [one] = [*found.not_reached, *found.not_tested]
     assert (one.finding.split("/")[2] if one.finding else None) == case

@@ -66,8 +66,8 @@ PHASES = {
 TO_ONE, TO_ALL = os.kill, os.killpg
 
 MOMENTS = [
-    ("plan", signal.SIGINT, TO_ALL),
-    ("start", signal.SIGTERM, TO_ALL),
+    pytest.param("plan", signal.SIGINT, TO_ALL, marks=pytest.mark.thorough),
+    pytest.param("start", signal.SIGTERM, TO_ALL, marks=pytest.mark.thorough),
     ("run", signal.SIGHUP, TO_ONE),
     ("traces", signal.SIGTERM, TO_ALL),
     ("report of a version", signal.SIGINT, TO_ALL),
@@ -90,7 +90,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("phase", "sign", "send"),
     MOMENTS,
-    ids=[f"{phase}, {sign.name} {'to all' * (send is TO_ALL)}" for phase, sign, send in MOMENTS],
+    ids=lambda part: getattr(part, "name", getattr(part, "__name__", part)),
 )
 def test_a_review_is_ended(
     repository: Path,

@@ -30,7 +30,9 @@ def run(*arguments):
     ("launcher", "trainer", "words"),
     [
         ((), "Trainer", "the trainer is right: all of 8 findings conform to token_mean"),
-        ((), "MeanOfMeans", "[denominators_per_micro_batch]"),
+        pytest.param(
+            (), "MeanOfMeans", "[denominators_per_micro_batch]", marks=pytest.mark.thorough
+        ),
         (TORCHRUN, "LocalCount", "[denominators_per_rank]"),
     ],
 )
