@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from itertools import dropwhile
 from pathlib import Path
@@ -34,13 +35,15 @@ _LINE_OF_OURS = re.compile(r'(File "(?:adapters|conformance)/[^"]+"), line \d+,'
 def sanitize(text: str, source: Path | None) -> str:
     """Returns a framework's text as plain text.
 
-    Paths are relative to import folders, as a report must not depend on the folders of a machine.
+    Paths are relative to import folders, as a report must not depend on the folders of a machine,
+    nor on its name.
     Escape sequences are left out, and other control characters escaped.
     """
     text = _ESCAPE_SEQUENCE.sub("", text)
     folders = [*sys.path, str(source or "")]
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         text = text.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
     return _UNREADABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from adapters.contract.objective import FROM_REWARDS
@@ -23,7 +24,7 @@ from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from adapters.contract import Depth, Description, Job, Layout, Observation
     from adapters.contract.job import Setting
@@ -157,13 +158,25 @@ class SharedJobs:
     def numbers_of_rewards(self, job: Job) -> frozenset[str]:
         """The names of logged numbers that rewards move where advantages are made of them."""
         if self._of_rewards is None:
-            # Those of a critic are the last: they normalise no rewards.
-            estimators = (one for one in FROM_REWARDS[::-1] if one in self.description.objectives)
-            usual = self._usual(job, next(estimators, job.objective))
-            before, after = map(self.observations, (usual, with_other_rewards(usual)))
-            moved = changed_numbers(usual, before or (), after or (), self.description.dtype)
-            self._of_rewards = frozenset(moved)
+            self._of_rewards = frozenset()
+            for usual in self._with_rewards(job):
+                if before := self.observations(usual):
+                    after = self.observations(with_other_rewards(usual)) or ()
+                    moved = changed_numbers(usual, before, after, self.description.dtype)
+                    self._of_rewards = frozenset(moved)
+                    break
         return self._of_rewards
+
+    def _with_rewards(self, job: Job) -> Iterator[Job]:
+        """Yield steps whose advantages are made of rewards, as some layouts decline them.
+
+        Those of a critic are the last: they normalise no rewards.
+        """
+        offered = self.description.objectives
+        estimators = [one for one in FROM_REWARDS[::-1] if one in offered] or [job.objective]
+        fewest = self._smallest_layout.world_size
+        for layout in takewhile(lambda one: one.world_size == fewest, self._layouts):
+            yield from (replace(self._usual(job, one), layout=layout) for one in estimators)
 
     def _usual(self, job: Job, objective: Objective) -> Job:
         """An ordinary step of an objective on the smallest layout, else like a job."""
@@ -178,7 +191,13 @@ class SharedJobs:
 
     @property
     def _smallest_layout(self) -> Layout:
-        return min(self.pool.adapter.layouts(), key=lambda one: (one.world_size, str(one)))
+        return self._layouts[0]
+
+    @property
+    def _layouts(self) -> list[Layout]:
+        """All layouts of the adapter, the smallest first."""
+        layouts = self.pool.adapter.layouts()
+        return sorted(layouts, key=lambda one: (one.world_size, str(one)))
 
     def observations(self, job: Job) -> tuple[Observation, ...] | None:
         """The ranks' observations of a job that no cell shares; None if it does not run."""

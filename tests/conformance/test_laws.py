@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from adapters.contract import Job, Layout, Observation, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.logged import LOGGED
-from adapters.contract.objective import WITH_REJECTION, Objective
+from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.weights import Judgement
@@ -21,6 +21,7 @@ from conformance.laws.rows import rows_of, step_of
 from conformance.plan.checks import LAWFUL
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran
 from conformance.ranks.worker import _observed
 from conformance.runs.check import make
@@ -268,3 +269,24 @@ def test_a_plan_looks_at_each_law_with_each_kind_of_numbers() -> None:
 
     assert {cell.spec.name for cell in cells} == {spec.name for spec in LAWFUL}
     assert all(cell.spec.law and cell.spec.law.fits(cell.layout) for cell in cells)
+
+
+def deviation(batch: ProbedBatch, job: Job) -> float:
+    return float(np.std(batch.rewards))
+
+
+def test_numbers_of_rewards_are_found_on_a_layout_that_trains_them() -> None:
+    """As of ms-swift on Megatron, which declines prompts that are no whole micro-batch."""
+    adapter = Logging(deviation)
+    smallest = min(adapter.layouts(), key=lambda one: (one.world_size, str(one)))
+
+    def run(job: Job) -> Ran | Declined:
+        if job.objective in FROM_REWARDS and job.layout == smallest:
+            return Declined("unsupported", "prompts that are no whole micro-batch")
+        return Ran((_observed(adapter, job, Rank(index=0, world_size=1)),), 0.0)
+
+    pool = SimpleNamespace(
+        adapter=adapter, description=adapter.describe(), run=run, is_running=False
+    )
+
+    assert "its/number" in SharedJobs(pool).numbers_of_rewards(JOB)  # type: ignore[arg-type]
