@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from adapters.contract import Job, Layout, Option, Unsupported
+from adapters.contract import Departure, DepartureKind, Job, Layout, Option, Unsupported
 from adapters.contract.description import DefaultValue, Description, documented
 from adapters.contract.framework import (
     Configurable,
@@ -17,6 +18,7 @@ from adapters.contract.framework import (
 )
 from adapters.contract.job import Configuration, Defaults, Setting
 from adapters.contract.objective import Metric, Objective
+from adapters.contract.tables import read_departures, read_options
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
 from tests.jobs import job_of
@@ -219,6 +221,41 @@ def test_metrics_are_read_by_their_names_and_signs() -> None:
 
 def test_names_with_dots_are_sections() -> None:
     assert nested({"a.b.c": 1, "a.d": 2, "e": 3}) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
+
+
+def test_tables_beside_a_record_have_its_options_and_departures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "example_adapter"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tables.toml").write_text(
+        """
+        [[options]]
+        names = "low, high"
+        changes = "the bounds"
+        [[fsdp_options]]
+        names = '''
+        norm,
+        clip'''
+        changes = "the gradient"
+        note = '''
+        it is read
+        before'''
+        [[departures]]
+        passed_by = "a check"
+        why = "it only checks"
+        """
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert read_options("example_adapter") == (OptionRow(("low", "high"), "the bounds"),)
+    assert read_options("example_adapter", "fsdp_options") == (
+        OptionRow(("norm", "clip"), "the gradient", "it is read before"),
+    )
+    assert read_departures("example_adapter") == (
+        Departure(DepartureKind.PASSED_BY, "a check", "it only checks"),
+    )
 
 
 def test_options_are_read_line_by_line() -> None:
