@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from adapters.contract.framework import parse_options
+from adapters.contract.framework import OptionRow
 from conformance import cli
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
@@ -398,7 +398,10 @@ def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch
 
 
 def test_notes_of_options_that_no_job_sets_say_what_looks_at_them_or_why_nothing_does() -> None:
-    options = parse_options("size | steps | `weights` on `two_steps`\nkind | loss | `a` is run")
+    options = (
+        OptionRow(("size",), "steps", "`weights` on `two_steps`"),
+        OptionRow(("kind",), "loss", "`a` is run"),
+    )
     record = replace(registry.create("native", None).framework, options=options)
     rows = [line for line in frameworks.option_section([record]) if line.startswith("| `")]
 

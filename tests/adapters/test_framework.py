@@ -14,7 +14,6 @@ from adapters.contract.framework import (
     OptionRow,
     Substitute,
     nested,
-    parse_options,
 )
 from adapters.contract.job import Configuration, Defaults, Setting
 from adapters.contract.objective import Metric, Objective
@@ -167,7 +166,7 @@ def test_options_and_choices_that_no_row_speaks_of_are_new() -> None:
         modes={"token": (Mode.TOKEN_MEAN, {"mode": "token"})},
         objectives={},
         always={"lr": 0.0},
-        options=parse_options("mode, low | the mode and a bound | `sum` is the user's"),
+        options=(OptionRow(("mode", "low"), "the mode and a bound", "`sum` is the user's"),),
     )
     choices = ["mode=token", "mode=sum", "mode=fifth"]
     found = record.description(lambda _: True, ["lr", "low", "use_fifth_loss", "mode", *choices])
@@ -255,19 +254,6 @@ def test_tables_beside_a_record_have_its_options_and_departures(
     )
     assert read_departures("example_adapter") == (
         Departure(DepartureKind.PASSED_BY, "a check", "it only checks"),
-    )
-
-
-def test_options_are_read_line_by_line() -> None:
-    table = """
-        low, high | the bounds
-        norm,
-            clip | the gradient | it is read
-            before
-        """
-    assert parse_options(table) == (
-        OptionRow(("low", "high"), "the bounds"),
-        OptionRow(("norm", "clip"), "the gradient", "it is read before"),
     )
 
 
