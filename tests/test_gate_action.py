@@ -47,7 +47,7 @@ link = "https://example.org/1"
 @pytest.fixture(scope="module")
 def framework(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """slime's toy: right at first, then wrong, then right."""
-    folder = checkout(tmp_path_factory.mktemp("framework") / "slime", "slime")
+    folder = checkout(tmp_path_factory.mktemp("framework") / "slime")
     for edit in (WITHOUT_CP, WITH_CP):
         edit.apply(folder / "slime")
         git(folder, "commit", "--all", "-m", "An edit")

@@ -194,7 +194,7 @@ def test_without_a_report_the_last_run_is_shown(
 def test_a_plan_may_be_that_of_one_version(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    toy = checkout(tmp_path / "slime", "slime")
+    toy = checkout(tmp_path / "slime")
     command.warm_context()
     arguments = ["plan", "--adapter=slime", "--max-ranks=1"]
 

@@ -79,7 +79,7 @@ MOMENTS = [
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """slime's toy, and a change to it that loses a factor."""
-    folder = checkout(tmp_path_factory.mktemp("r") / "slime", "slime")
+    folder = checkout(tmp_path_factory.mktemp("r") / "slime")
     git(folder, "branch", "-M", "main")
     git(folder, "checkout", "-b", "change")
     WITHOUT_CP.apply(folder / "slime")
