@@ -333,7 +333,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> list[str]:
-    """Those that GitHub gives to the headings of a page."""
+    """The anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
 

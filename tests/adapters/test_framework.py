@@ -53,7 +53,7 @@ def job(layout: str = "dp1-cp1-mb2-thd", objective: Objective = Objective.POLICY
 
 
 def described(*missing: str, default: Callable[[str], object] = {}.get) -> Description:
-    """What a version without some options is described to have."""
+    """The description of a version without some options."""
     return RECORD.description(
         lambda settings: not {*settings} & {*missing}, (), default, stubs=("ray",)
     )

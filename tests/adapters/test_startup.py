@@ -41,7 +41,7 @@ def job(mode: str, *, layout: Layout = PACKED, **configured: Any) -> Job:
 
 
 def weights(outcome: object) -> np.ndarray[Any, Any]:
-    """Of what was accepted."""
+    """The weights of a job that was accepted."""
     assert isinstance(outcome, Ran), outcome
     return outcome.observations[0].token_weights[0]
 

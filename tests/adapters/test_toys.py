@@ -39,7 +39,7 @@ def find(
     *options: str,
     subjects: str = POLICY_LOSS,
 ) -> list[Finding]:
-    """What a run of the adapter on a checkout finds.
+    """The findings of a run of the adapter on a checkout.
 
     It is without laws, which SkyRL's are enough for, and without lines, which tests of traces are.
     """
@@ -63,7 +63,7 @@ def layout_of(finding: Finding) -> str:
 
 
 def reasons(found: list[Finding]) -> set[tuple[str, str]]:
-    """What of each layout was not run, and why."""
+    """The layouts of findings that were not run, each with the reason."""
     return {(layout_of(f), f.message) for f in found if f.verdict == "unsupported"}
 
 

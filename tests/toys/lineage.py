@@ -31,7 +31,7 @@ Data = dict[str, Any]
 Reducer = Callable[[torch.Tensor], torch.Tensor]
 
 SCHEDULE = ("micro_batch_sizes", "num_microbatches", "global_batch_sizes", "num_rollouts")
-"""What a rank's share says of its steps and micro-batches; all else has a value per sample."""
+"""Columns of a rank's share on its steps and micro-batches; all others have a value per sample."""
 
 LOSSES = ("loss", "pg_loss", "value_loss")
 """Metrics that are logged by tokens if the loss is; all others are by samples."""
@@ -285,7 +285,7 @@ class Timer:
 
 
 class TrainProfiler:
-    """Of a training: the toy makes no profiles."""
+    """A profiler of a training, which makes no profiles."""
 
     def __init__(self, args: Namespace) -> None:
         assert args.use_pytorch_profiler is False
@@ -295,7 +295,7 @@ class TrainProfiler:
 
 
 def old_log_probs(data: Data, cp: Group) -> list[torch.Tensor]:
-    """Of a rank's share, by the policy that it trains, which knows one token."""
+    """Log-probabilities of a rank's share by the policy that it trains, which knows one token."""
     return [slice_response(torch.zeros(length), cp) for length in data["response_lengths"]]
 
 
@@ -306,7 +306,7 @@ def rollout_metrics(data: Data) -> dict[str, float]:
 
 
 def slice_response(values: torch.Tensor, cp: Group) -> torch.Tensor:
-    """What a context-parallel rank holds of the values of a response: every cp-th."""
+    """The values of a response that a context-parallel rank holds: every cp-th."""
     return values[cp.rank :: cp.size]
 
 
@@ -330,7 +330,7 @@ def batches(data: Data, cp: Group) -> Iterator[Data]:
 def calculate_log_probs_and_entropy(
     logits: torch.Tensor, tokens: torch.Tensor, tp_group: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a policy that knows one token, which has no entropy."""
+    """The outputs of a policy that knows one token, which has no entropy."""
     if not len(tokens):  # Megatron's kernel cannot do nothing
         empty = logits.sum(dim=-1, keepdim=True)
         return empty, empty
@@ -437,7 +437,7 @@ def log_of(entries: Sequence[Data]) -> dict[str, float]:
 
 
 def reported(logs: Sequence[Data], group: Any) -> Data:
-    """What is to be logged of a step, from its micro-batches on all ranks."""
+    """The log of a step, from its micro-batches on all ranks."""
     total = torch.stack([torch.stack([*log.values()]) for log in logs]).sum(dim=0)
     torch.distributed.all_reduce(total, group=group)
     return {

@@ -44,7 +44,7 @@ def policy_losses(
     *,
     cispo: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each token of this rank, and 1 for those that are clipped."""
+    """The loss of each token of this rank, and 1 for those that are clipped."""
     ratio = torch.exp(log_probs - torch.cat(batch["log_probs"]))
     gain = torch.cat(batch["advantages"])
     bounded = ratio.clamp(1 - args.eps_clip, 1 + args.eps_clip_high)
