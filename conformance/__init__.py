@@ -17,7 +17,7 @@ __all__ = ["check", "recipe", "watch"]
 
 
 def __getattr__(name: str) -> Any:
-    """What a script uses, which imports torch."""
+    """The functions that a script uses, which import torch."""
     if name == "check":
         from conformance.own_trainer.check import check
 

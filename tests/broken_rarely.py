@@ -19,7 +19,7 @@ class _Miscounting(TwoLayouts, ABC):
 
     @abstractmethod
     def factors(self, step: Step) -> NDArray[np.float64]:
-        """Of each sample [N]."""
+        """The factor of each sample: [N]."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observation = super().observe(job, rank)
@@ -95,7 +95,7 @@ class Unsteady(TwoLayouts):
 
 
 class Mood(IntEnum):
-    """What `Temperamental` is to do, as the prompt length of a step's first sample."""
+    """The mood of `Temperamental`, given as the prompt length of a step's first sample."""
 
     FINE = 1
     RAISE = 2

@@ -40,7 +40,7 @@ PLUGINS_OF_FRAMEWORKS = ("anyio", "hydra_pytest", "jaxtyping")
 """Plugins of packages that frameworks depend on; to import them takes a third of a cold start."""
 
 LOADED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
-"""Of plugins that are in a forked process from the beginning."""
+"""A warning about plugins that are in a forked process from the beginning."""
 
 
 def _adapters(*modules: object) -> dict[str, str]:
@@ -60,7 +60,7 @@ BROKEN = _adapters(broken, broken_rarely, broken_skyrl, drifting, faulty)
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run left."""
+    """The output and the report of a finished run."""
 
     status: int
     output: str
@@ -234,6 +234,6 @@ def _result(status: int, output: str, folder: Path, adapter: str) -> Result:
 
 
 def findings_in(journal: Path) -> int:
-    """How many findings a journal holds, the one in flight left out; 0 if there is none."""
+    """The number of findings in a journal, the one in flight left out; 0 if there is none."""
     lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
     return sum(line.startswith(b'{"id":') for line in lines)

@@ -79,7 +79,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is read in place of a variable of a framework, and the one cause that must result."""
+    """An expression in place of a framework's variable, and the one cause that must result."""
 
     name: str
     cause: str
@@ -174,7 +174,7 @@ def _beside(mistake: OfAnEngine) -> list[Path]:
 
 
 def changes(mistake: Mistake, folder: Path) -> list[CauseChange]:
-    """What the mistake changes in the causes of a run."""
+    """The change that the mistake makes to the causes of a run."""
     source = copied(mistake, folder / "source")
     before = report(mistake, source, folder)
     mistake.edit.apply(source / packages(mistake)[0])

@@ -25,7 +25,7 @@ def observe(adapter: str, source: str, jobs: Sequence[Job], engine: str = "megat
 def aggregate(
     adapter: str, source: str, logs: Sequence[Sequence[LogEntry]]
 ) -> list[tuple[Any, Any]]:
-    """What an adapter makes of each log, or its words, with asserts and without."""
+    """The outcome of each log, or its words, with asserts and without."""
     with tempfile.NamedTemporaryFile() as outcomes:
         assert command.fork(_aggregate, outcomes.name, adapter, source, list(logs)) == 0
         return list(pickle.load(outcomes))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adapters.contract import Job, Layout, Observation, Rank
-from adapters.contract.framework import parse_options
+from adapters.contract.framework import OptionRow
 from adapters.contract.logged import LOGGED
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.recipe import (
@@ -41,11 +41,9 @@ TOY = replace(
         Objective.GROUP_CENTRED: {"scaled": False},
         Objective.ENTROPY: {"bonus": 0.5},
     },
-    options=parse_options(
-        """
-        reduction, longest | the mode
-        dropped | tokens that are left out | not looked at yet
-        """
+    options=(
+        OptionRow(("reduction", "longest"), "the mode"),
+        OptionRow(("dropped",), "tokens that are left out", "not looked at yet"),
     ),
 )
 

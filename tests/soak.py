@@ -29,16 +29,16 @@ EXAMPLES = 10
 MEGABYTE = 1 << 20
 
 WARM_UP = 1 / 3
-"""Of all rounds: caches fill and allocators settle."""
+"""The share of rounds in which caches fill and allocators settle."""
 
 LARGEST_GROWTH = 0.02
-"""Of a process's memory over the rest of the time; a leak in a step has occurred thousands of
-times by then."""
+"""The largest growth of a process's memory over the rest of the time; a leak in a step has occurred
+thousands of times by then."""
 
 
 @dataclass
 class Memory:
-    """What each process takes for itself alone, in bytes, round by round."""
+    """The memory that each process has for itself alone, in bytes, round by round."""
 
     names: dict[int, str]
     seconds: list[float] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Memory:
             self.bytes_of.setdefault(pid, []).append(taken)
 
     def growth(self, pid: int) -> float:
-        """Of a process after the warm-up, as a share of what it had then."""
+        """The growth of a process after the warm-up, as a share of its memory then."""
         first = int(len(self.seconds) * WARM_UP)
         times, taken = np.array(self.seconds[first:]), np.array(self.bytes_of[pid][first:])
         return float(_slope(times, taken) * (times[-1] - times[0]) / taken[0])

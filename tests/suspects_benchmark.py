@@ -1,4 +1,4 @@
-"""How often the right line is among the suspects of recorded traces, with the rules as they are.
+"""The rate at which the right line is among the suspects of recorded traces.
 
 ``python -m tests.suspects_benchmark FOLDER`` reads the traces that ``records.json`` of a folder
 lists, each with its right lines. A half of them, by a hash of their names, is for looking at while
@@ -33,7 +33,7 @@ class Record(FrozenModel):
     """Files with the first and the last line of what is wrong in them."""
 
     proven: tuple[Replacement, ...] = ()
-    """What runs have shown to be what a right line had to do otherwise."""
+    """The replacements at a right line that runs have proven."""
 
     def has(self, line: Line) -> bool:
         """Whether a line is right."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from adapters.contract.framework import parse_options
+from adapters.contract.framework import OptionRow
 from conformance import cli
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
@@ -333,7 +333,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> list[str]:
-    """Those that GitHub gives to the headings of a page."""
+    """The anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
 
@@ -398,7 +398,10 @@ def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch
 
 
 def test_notes_of_options_that_no_job_sets_say_what_looks_at_them_or_why_nothing_does() -> None:
-    options = parse_options("size | steps | `weights` on `two_steps`\nkind | loss | `a` is run")
+    options = (
+        OptionRow(("size",), "steps", "`weights` on `two_steps`"),
+        OptionRow(("kind",), "loss", "`a` is run"),
+    )
     record = replace(registry.create("native", None).framework, options=options)
     rows = [line for line in frameworks.option_section([record]) if line.startswith("| `")]
 

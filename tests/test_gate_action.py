@@ -29,7 +29,7 @@ RED = re.findall(
     (command.ROOT / ".github" / "workflows" / "README.md").read_text(),
     re.DOTALL | re.MULTILINE,
 )
-"""What the page of the workflows shows of a gate that is red."""
+"""The output of a red gate that the page of the workflows shows."""
 
 OPTIONS = "--layout=dp1-cp2-mb1-thd --checks=weights --modes=token_mean"
 
@@ -47,7 +47,7 @@ link = "https://example.org/1"
 @pytest.fixture(scope="module")
 def framework(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """slime's toy: right at first, then wrong, then right."""
-    folder = checkout(tmp_path_factory.mktemp("framework") / "slime", "slime")
+    folder = checkout(tmp_path_factory.mktemp("framework") / "slime")
     for edit in (WITHOUT_CP, WITH_CP):
         edit.apply(folder / "slime")
         git(folder, "commit", "--all", "-m", "An edit")

@@ -1,4 +1,4 @@
-"""What is known of the newest versions is what their committed reports say, no less and no more."""
+"""The known mistakes of the newest versions are those of their committed reports, and no others."""
 
 import importlib.metadata
 import importlib.util
@@ -22,7 +22,7 @@ from tests.command import SOURCES
 NEWEST = committed.newest(committed.versions(committed.REPORTS))
 
 SHARE = 0.95
-"""Of the causes of the newest reports that have to be known."""
+"""The share of causes of the newest reports that have to be known."""
 
 ADDRESS = re.compile(
     r"https://github\.com/[^/]+/[^/]+/blob/(?P<ref>[0-9a-f]{40}|(?P<tag>(skyrl-)?v\d+\.\d+\.\d+))/"

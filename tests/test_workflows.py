@@ -65,7 +65,7 @@ def steps(text: str) -> list[Document]:
 
 
 def inputs(name: str) -> dict[str, Document]:
-    """What an action or a workflow declares."""
+    """The inputs that an action or a workflow declares."""
     document = read(FILES[name])
     declared: dict[str, Document]
     declared = (document if name == ACTION else document["on"]["workflow_call"])["inputs"]

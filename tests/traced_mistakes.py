@@ -72,7 +72,7 @@ def traced(mistake: Mistake, folder: Path) -> str:
 
 @contextmanager
 def _jobs(mistake: Mistake, source: Path) -> Iterator[SharedJobs]:
-    """What runs jobs of a framework's code in a folder."""
+    """Shared jobs, which run a framework's code in a folder."""
     adapter = registry.create(mistake.framework, mistake.engine)
     ranks = max(cell.layout.world_size for cell in cells(mistake))
     with RankPool(adapter, resolve(adapter, str(source)).path, ranks) as pool:

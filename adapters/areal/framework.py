@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.areal.estimators import OF_ACTIVE_TOKENS, OF_REWARDS, group_size
-from adapters.contract.description import Assumed, Documented, documented, parse_departures
-from adapters.contract.framework import Configurable, Framework, parse_options
+from adapters.contract.description import Assumed, Documented, documented
+from adapters.contract.framework import Configurable, Framework
 from adapters.contract.job import Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, OF_CRITIC, Metric, Objective
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 from adapters.toolkit.settings import token_budget
 from reference.aggregation import (
@@ -204,110 +205,8 @@ AREAL = Framework(
             "kl_ctl": 0.1,
         },
     ),
-    options=parse_options(
-        """
-        loss_aggregation, loss_aggregation_divisor | the mode, and its divisor
-        gconfig.n_samples | the samples of a prompt | that of the largest prompt
-        group_size | the same, which pull request 1417 derives from `gconfig.n_samples`
-        eps_clip, eps_clip_higher | the bounds of the ratio
-        c_clip | the bound of the loss for negative advantages
-        importance_sampling_level | ratios of each `token` or of a `sequence`
-        use_cispo_loss | clipped ratios on the log-probability, since 2.0.0
-        use_sapo_loss, sapo_tau_pos, sapo_tau_neg | soft gates instead of clipping
-        use_decoupled_loss | the proximal policy is not that of the rollouts
-        rejection_sampling.level, rejection_sampling.action, rejection_sampling.metric,
-            rejection_sampling.agg | what is masked or clamped, and by what | by `ratio` for tokens,
-            and by the mean of `kl_k1` for sequences; `kl_k2`, `kl_k3` and `binary_kl`, and `sum`
-            and `max` of tokens, are not run
-        rejection_sampling.upper, rejection_sampling.lower | the bounds
-        recompute_logprob | the old policy's log-probabilities are computed anew | they are given
-        prox_logp_method | the proximal policy's: `recompute`, `loglinear`, `metrics` or
-            `reuse_train_logp` | they are given
-        m2_threshold | tokens of large second moment are masked
-        ppo_n_minibatches | optimizer steps of a batch | it is 1
-        mb_spec.n_mbs, mb_spec.max_tokens_per_mb | micro-batches
-        mb_spec.granularity, mb_spec.n_mbs_divisor, mb_spec.packing_algorithm, pad_to_maximum |
-            which samples share a micro-batch, and its padding | those of the default are run
-        backend | the engine; data-, context-, tensor- and pipeline-parallel ranks | `tp` and `pp`
-            on Megatron alone
-        megatron.ddp.average_in_collective, megatron.ddp.overlap_grad_reduce | how Megatron reduces
-            gradients
-        megatron.ddp.use_distributed_optimizer | ranks share the optimizer | AReaL makes no engine
-            without it
-        megatron.virtual_pipeline_parallel_size | chunks of a stage
-        enable_tree_training | prefixes that samples share are computed once | samples share none
-        reward_norm.mean_level, reward_norm.std_level, reward_norm.mean_leave1out,
-            reward_norm.group_size | rewards are compared within a prompt | the level `batch` is not
-            run
-        reward_norm.std_unbiased, reward_norm.eps | the deviation that they are divided by | those
-            of the default are run
-        behave_imp_weight_cap, behave_imp_weight_mode | what came before `rejection_sampling`, in
-            1.0.3: `token_mask`, `token_truncate`, `sequence_mask`, `sequence_truncate` or
-            `disabled` | no version after it has them
-        reward_clip | a bound on rewards | above those of a case
-        adv_norm, adv_norm.mean_level, adv_norm.std_level, adv_norm.eps | advantages are whitened |
-            levels are `batch`, and `adv_norm.eps=1e-8`
-        adv_norm.mean_leave1out, adv_norm.std_unbiased, adv_norm.group_size | how they are whitened
-            | those of the default are run
-        discount, gae_lambda, kl_ctl | advantages of returns or of a critic's values, with a penalty
-            on the divergence from a reference policy
-        overlong_reward_penalty, overlong_tokens, overlong_penalty_factor, max_new_tokens | long
-            responses have smaller rewards
-        mask_no_eos_with_zero | samples that are cut off are masked | no sample is
-        reward_scaling, reward_bias, gae_lambda_kwargs | advantages | advantages are given
-        gae_timestep_unit | a step of GAE is a `token` or a `turn` | advantages are given
-        kl_estimator | the divergence in rewards: `k1`, `k2` or `k3` | advantages are given
-        temperature | what logits are divided by | it is 1
-        optimizer.gradient_clipping | the norm of the gradient | the gradient is read before it
-        is_critic | a critic is trained | `other_losses.value` has values within `critic.eps_clip`
-        log_agent_stats, log_agent_stats_keys | the log of rollouts | they are given
-        """
-    ),
-    departures=parse_departures(
-        """
-        not_run: rollouts, rewards and their workflows
-            trajectories are given, one per sample, or one per prompt where prompts matter; AReaL's
-            actor and critic are entered where its trainer enters them
-        not_run: the trainer's forward passes of the actor and of a reference policy
-            log-probabilities are given, for a decoupled loss also those of the proximal policy
-        set: advantages, after `compute_advantages` has run, to signed powers of two, except in
-        checks on AReaL's own
-            no weight depends on them; masks and log-probabilities are those that it returns
-        set: rewards, and no divergence penalty (kl_ctl=0), except in checks on AReaL's own
-        advantages
-            both affect these alone
-        set: a critic's returns to the advantages, and its values and old values to 0
-            the squared error then has the same gradient
-        set: ppo_n_minibatches=1, and an update of its own for each optimizer step
-            AReaL deals a rank's samples to mini-batches by length, which would mix the steps of a
-            case
-        set: dtype=float32
-            the tolerance is derived from the dtype, which a report names
-        set: the sign of `approx_kl`, which AReaL logs as the new log-probability minus the old one
-            the compared metric is the old one minus the new one
-        stubbed: the model, by one with a vocabulary of one token, and the function that computes
-        log-probabilities from logits, by itself plus the probe
-            AReaL's own function runs on the model's logits; weights are read through the added
-            probe
-        passed_by: a checkpoint's configuration and tokenizer
-            the model is the adapter's and has no attention; slicing and gathering are AReaL's own
-        stubbed: the controller's calls of workers, by one worker per rank; `_dispatch_tensors`
-        deals the samples, on every rank
-            each rank gets the share that it would be sent
-        set: engines and process groups are made once per world, and actors anew for each job
-            their only state is the probe, which is 0
-        stubbed: torch.compile for log-probabilities and entropies, and numba if it is not
-        installed, by nothing
-            the same operations, not compiled
-        stubbed: on a machine without a GPU, the gradient reduction of torch's all_gather by an
-        all_reduce, because torch's own mixes up ranks over gloo
-            the same operations in the same order, in float32
-        stubbed: packages that serve rollouts or track a run, and AReaL's agent client
-            no rollout engine listens, and logged numbers are taken from `export_stats`
-        """,
-        NOTHING_LEARNED,
-        ZEROED,
-    ),
+    options=read_options("adapters.areal"),
+    departures=(*read_departures("adapters.areal"), NOTHING_LEARNED, ZEROED),
 )
 
 TESTS = "tests/test_prompt_mean_loss.py"
@@ -368,20 +267,8 @@ MEGATRON = replace(
     largest_pp=4,
     departures=(
         *AREAL.departures,
-        *parse_departures(
-            """
-            stubbed: mbridge, which builds a model and its configuration from a checkpoint
-                Megatron's own data parallelism gets AReaL's configuration and wraps a small model
-                of one token; AReaL has no other settings of the schedule or of losses
-            stubbed: loading a checkpoint, and the critic's head that AReaL adds to a Megatron
-            model, by nothing
-                the probe starts at 0, and already is a critic's value
-            stubbed: AReaL's patches of mbridge's models for tree training and of Megatron-Bridge's
-            vision models, and its kernels of FP8, by nothing
-                tree training and FP8 are off, as by default, and no such model is built
-            """,
-            PIPELINE_STAGES,
-            CPU_AS_CUDA,
-        ),
+        *read_departures("adapters.areal", "megatron"),
+        PIPELINE_STAGES,
+        CPU_AS_CUDA,
     ),
 )

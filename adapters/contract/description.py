@@ -8,7 +8,6 @@ that it does not name have the default value, which is that of the contract.
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
@@ -46,23 +45,6 @@ class Departure:
 
 
 is_set, stubbed, passed_by, not_run = (partial(Departure, kind) for kind in DepartureKind)
-
-_KINDS = "|".join(DepartureKind)
-_ENTRY = re.compile(
-    rf"^({_KINDS}): (.+?)\n    (.+?)(?=\n(?:{_KINDS}): |\Z)", re.DOTALL | re.MULTILINE
-)
-
-
-def parse_departures(table: str, *others: Departure) -> tuple[Departure, ...]:
-    """Read a table of departures: lines of ``kind: what``, each with its reason indented below.
-
-    ``others``, which are not in the table, come last.
-    """
-    found = (
-        Departure(DepartureKind(kind), " ".join(what.split()), " ".join(why.split()))
-        for kind, what, why in _ENTRY.findall(inspect.cleandoc(table))
-    )
-    return (*found, *others)
 
 
 class BatchProperty(StrEnum):

@@ -6,7 +6,6 @@ its logs, its names of the modes, and its section of docs/options.md.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,16 +44,6 @@ class OptionRow:
     names: tuple[str, ...]
     changes: str
     note: str = ""
-
-
-def parse_options(table: str, *others: OptionRow) -> tuple[OptionRow, ...]:
-    """Read lines of ``name, name | what they change | note``, continued on indented ones.
-
-    ``others``, which are not in the table, come last.
-    """
-    lines = re.sub(r"\n +", " ", inspect.cleandoc(table)).splitlines()
-    cells = (line.split(" | ") for line in lines)
-    return (*(OptionRow(tuple(names.split(", ")), *words) for names, *words in cells), *others)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import Assumed, Convention, parse_departures
-from adapters.contract.framework import parse_options
+from adapters.contract.description import Assumed, Convention
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
+from adapters.contract.tables import read_departures, read_options
 from reference.aggregation import AuxiliaryAggregation, EstimatorConventions, Mode
 
 if TYPE_CHECKING:
@@ -62,38 +62,9 @@ ASSUMED: dict[str, Convention] = {
 }
 """The documents do not say whether what they call averages over completions is pooled."""
 
-OPTIONS = parse_options(
-    """
-    epsilon, epsilon_high | clipping bounds
-    delta | a bound on ratios of negative advantages
-    gradient_accumulation_steps, per_device_train_batch_size | micro-batches
-    generation_batch_size | the samples of a generation | `steps_per_generation` says how many
-    beta | the divergence in the loss
-    top_entropy_quantile | tokens of low entropy are left out | not looked at yet
-    sync_ref_model, ref_model_mixup_alpha, ref_model_sync_steps | the reference policy follows the
-        policy | its answers are given
-    fsdp, fsdp_config | shards of the model | the engine `fsdp2` has them
-    deepspeed | the engine, and what ranks share of a model | on all others stage 2
-    num_generations_eval | evaluation | it is not run
-    """
-)
+OPTIONS = read_options("adapters.engines")
 
-OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS = parse_departures(
-    """
-    set: clipping bounds and coefficients of terms
-        a user may choose these values; the reference uses the same ones
-    set: no gradient checkpointing, no saving, no reports to services, no access to the hub
-        there are no layers to recompute, and the others compute nothing
-    set: bf16=False
-        the tolerance is derived from the dtype, which a report names
-    stubbed: log-probabilities of the old policy and of the reference policy, as their models'
-    outputs
-        they are the case's; one step has no other way to ratios other than 1
-    set: num_generations: 2 samples of a prompt or all of a generation, except in checks on its own
-    advantages
-        given advantages are not compared within a prompt
-    """
-)
+OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS = read_departures("adapters.engines", "grpo")
 
 OF_ALL, OF_GENERATING = (OF_VALUES, OF_HUB, OF_DTYPE), (OF_POLICIES, OF_PROMPTS)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adapters.contract import Adapter, Layout, Option
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import conventions_of, parse_departures
+from adapters.contract.description import conventions_of
+from adapters.contract.tables import read_departures
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.worlds import observation, set_what_ray_sets
 
@@ -26,31 +27,12 @@ RANKS, SHARED = ((1, 1), (2, 1), (4, 1)), ((1, 2), (2, 2))
 ON_FOUR = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
 """Both of them, small worlds first."""
 
-NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = parse_departures(
-    """
-    set: learning rate 0, no weight decay, no gradient clipping
-        they act after the gradient is read
-    set: gradients to 0 after they are read and before the optimizer steps
-        NaN would corrupt the probe even at a learning rate of 0
-    stubbed: on a machine without a GPU, torch's CUDA device, by the CPU
-        the same operations in the same order, in float32
-    stubbed: the pipeline stages: each has a probe and passes on token ids and entries
-        Megatron's schedule sends them and their gradients as it does activations
-    stubbed: Megatron's coalesced collectives, over gloo on a GPU, by separate ones
-        the same sums; if they would overlap, the layout is declined
-    """
+NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = read_departures(
+    "adapters.engines", "steps"
 )
 """Departures of several frameworks."""
 
-PROBED, UNCOMPILED = parse_departures(
-    """
-    stubbed: the model, by one with a vocabulary of one token and an entry for every position, and
-    the functions of logits that the loss depends on, by themselves plus that entry
-        the framework's own functions run on the model's logits; weights are read through the entry
-    set: torch.compile to nothing
-        the same operations, not compiled
-    """
-)
+PROBED, UNCOMPILED = read_departures("adapters.engines", "models")
 """Departures of frameworks that compute log-probabilities by functions of their own."""
 
 DEFAULT_STAGE = 2

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Layout, Rank, Unsupported
-from adapters.contract.description import parse_departures
+from adapters.contract.tables import read_departures
 from adapters.engines.shells import DEFAULT_STAGE, STAGES, variants
 
 if TYPE_CHECKING:
@@ -63,12 +63,7 @@ def sharded(record: Framework) -> Framework:
     """The record of a trainer on FSDP2, layer by layer."""
     layers = {"transformer_layer_cls_to_wrap": ["ProbeLayer"]}
     of_engine = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}
-    departures = parse_departures(
-        """
-        set: on a machine without a GPU, the distributed type that Accelerate chooses on GPUs
-            Accelerate shards models only on GPUs; torch's FSDP2 is the same on gloo
-        """
-    )
+    departures = read_departures("adapters.engines", "fsdp2")
     return replace(
         record,
         always={**record.always, **PREPARED, **of_engine},
@@ -96,16 +91,7 @@ def zero_config(stage: int) -> dict[str, Any]:
 
 def zero_record(record: Framework) -> Framework:
     """The record of a trainer on DeepSpeed's engine."""
-    departures = parse_departures(
-        """
-        set: on a machine without a GPU, the distributed type that Accelerate chooses on GPUs
-            Accelerate uses DeepSpeed only on GPUs; DeepSpeed has its own accelerator for CPUs
-        stubbed: DeepSpeed's shared-memory collectives, which it would compile C++ for
-            gloo's are equivalent
-        set: DeepSpeed's counts of parameters and modules, to 0 before each job
-            ZeRO 3 compares them over ranks, which have run different numbers of jobs
-        """
-    )
+    departures = read_departures("adapters.engines", "zero")
     return replace(
         record,
         layout={**record.layout, **{one: zero_config(stage) for one, stage in STAGES.items()}},

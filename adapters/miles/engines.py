@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework
     from adapters.miles.model import FsdpPolicy
 
-FSDP_ACTORS = ("backends.fsdp_utils.actor", "backends.experimental.fsdp_utils.actor")
-"""The module of the FSDP engine, by version."""
-
 
 class MilesMegatronAdapter(MegatronAdapter):
     """Drives radixark/miles on Megatron-Core."""

@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import parse_departures
 from adapters.contract.job import Column
 from adapters.contract.objective import Objective
+from adapters.contract.tables import read_departures
 from adapters.engines.shells import ZEROED
 from adapters.slime_family.framework import (
     BOUNDED,
@@ -58,13 +58,6 @@ STATED = dict.fromkeys(
 )
 """Rules that miles states of columns; tests/fast/backends/training_utils/loss/test_opd.py."""
 
-OBSERVED = parse_departures(
-    """
-    set: --observe-training-entropy, if the option exists
-        newer versions log no entropy without it; it has no gradient unless it is trained on
-    """
-)
-
 ICEPOP = {
     **BOUNDED,
     CORRECTION: "miles.backends.training_utils.loss_hub.corrections.icepop_function",
@@ -76,15 +69,8 @@ MEGATRON = replace(
     always={**ON_MEGATRON.always, OBSERVED_ENTROPY: True},
     departures=(
         *ON_MEGATRON.departures,
-        *OBSERVED,
-        *parse_departures(
-            """
-            stubbed: the phases of sglang's debug dumper: off, as by default
-                a class of sglang's reads its settings; it would only write files
-            stubbed: get_data_parallel_group_gloo: the data-parallel group itself
-                with gloo both groups are the same, and with NCCL the sums are
-            """
-        ),
+        *read_departures("adapters.miles"),
+        *read_departures("adapters.miles", "megatron"),
     ),
 )
 
@@ -105,22 +91,9 @@ FSDP = replace(
     },
     departures=(
         *FAMILY.departures,
-        *OBSERVED,
-        *parse_departures(
-            """
-            set: --debug-train-only
-                no inference servers are started; the train step does not read it
-            set: --lr=0 --clip-grad=inf
-                the probe stays 0, and its gradient, read before the optimizer's step, is not
-                changed
-            stubbed: FSDP2's mixed precision and the precision policy: parameters and gradients in
-            float32
-                bfloat16 leaves two digits of a weight; --dtype=bfloat16 keeps miles' own policies
-            stubbed: device meshes below depth step: one rank each
-                that depth ends before gradients are reduced
-            """,
-            ZEROED,
-        ),
+        *read_departures("adapters.miles"),
+        *read_departures("adapters.miles", "fsdp"),
+        ZEROED,
     ),
 )
 
@@ -131,14 +104,7 @@ def ci_record(record: Framework) -> Framework:
         record,
         always={**record.always, "--ci-test": True, "--ci-disable-logprobs-checker": True},
         departures=(
-            *parse_departures(
-                """
-                set: --ci-test --ci-disable-logprobs-checker
-                    without it this version stops a user with an error that calls the engine not
-                    maintained; in a train step it only adds checks of saved gradient norms and of
-                    log-probabilities
-                """
-            ),
+            *read_departures("adapters.miles", "ci"),
             *record.departures,
         ),
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Framework, parse_options
+from adapters.contract.description import Assumed, Documented
+from adapters.contract.framework import Framework
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines import grpo
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.grpo import CLIPPED
@@ -70,23 +71,8 @@ OF_MACHINE: dict[str, Any] = {
 }
 """Settings of the trainer on Megatron-Core on which no weight depends."""
 
-OF_ALL = parse_departures(
-    """
-    stubbed: the model, by one with a vocabulary of one token, and the functions that take
-    log-probabilities and entropies of logits, by themselves plus an entry for every token
-        ms-swift's own functions run on the logits; weights are read through the entry
-    stubbed: the tokenizer, by one whose words are token ids
-        texts are not used but as ids
-    set: rollout importance sampling without vLLM, which ms-swift declines without its version
-        a sample has log-probabilities of the rollout policy from any engine
-    set: temperature=1.0
-        logits are divided by it, and so would be every weight
-    stubbed: the inference engine, by one that returns the case's samples with their loss masks
-        generation comes before a step
-    set: a subclass of the trainer that sets token advantages, except in checks on its own
-        its loss takes one advantage of each token; they are signed powers of two, on which no
-        weight depends
-    """,
+OF_ALL = (
+    *read_departures("adapters.ms_swift"),
     *grpo.OF_ALL,
     *grpo.OF_GENERATING,
     NOTHING_LEARNED,
@@ -141,63 +127,8 @@ MS_SWIFT = Framework(
         "logged_entropy": Documented(AuxiliaryAggregation.SAMPLE_MEAN, f"{PAGE}, logged metrics"),
         **grpo.ASSUMED,
     },
-    options=parse_options(
-        """
-        loss_type | the mode, and the policy loss | `bnpo` is no mode, `cispo` has no formula in the
-            reference: tests of the adapter hold them against ms-swift's documents. `real` and
-            `fipo` never run in 4.6.0: with a teacher or without, it says that a teacher does not
-            support them
-        max_completion_length | the divisor of `dr_grpo` | in `constant`
-        importance_sampling_level | ratios of tokens or of sequences | elsewhere for `token`;
-            `sequence_token` is not looked at yet
-        tau_pos, tau_neg | temperatures of SAPO
-        fipo_decay_rate, fipo_clip_range, fipo_clip_high_only, fipo_safety_threshold, real_tau | the
-            weight of FIPO and the temperature of REAL | not looked at: the losses never run
-        micro_batch_size, global_batch_size, num_microbatches | micro-batches of `megatron`
-        padding_free | packed rows
-        sequence_parallel_size, context_parallel_size | ranks that share sequences | the latter by
-            `megatron`, with packed rows
-        steps_per_generation | the micro-batches of a generation | those of whole steps, as
-            docs/source_en/Megatron-SWIFT/GRPO.md wants it
-        num_iterations | how often a generation is trained on | log-probabilities of the old policy
-            are given, and ratios other than 1 need no second time
-        overlong_filter | samples that were cut off are masked
-        kl_in_reward | the divergence in rewards instead | not looked at yet
-        log_entropy | entropies in the log
-        off_policy_sequence_mask_delta | sequences of negative advantages are masked | refused in
-            4.6.0, as `fipo` is
-        scale_rewards | the standard deviation of a group | those of a `batch` and `gdpo` are not
-            run
-        advantage_estimator | how rewards are compared | `grpo`, `rloo`; `reinforce_plus_plus`
-            divides by a standard deviation of the batch, which has no formula in the reference
-        advantage_reweight, rlsd_lambda, rlsd_reweight_clip_range, rlsd_lambda_warmup_steps,
-            rlsd_lambda_decay_steps, rlsd_negative_only, teacher_kl_coef, teacher_tag_key,
-            sdar_loss_coef, sdar_gate_beta | a teacher | `rlsd` and others have none
-        rollout_importance_sampling_mode, rollout_importance_sampling_threshold | factors by the
-            ratio to the rollout policy | `sequence_truncate` and `sequence_mask` take the geometric
-            mean of a sequence's ratios, which has no formula in the reference
-        log_rollout_offpolicy_metrics | the log of that ratio | not looked at
-        dataset_shuffle, dynamic_sample, max_resample_times, multi_turn_scheduler, max_turns,
-            completion_length_limit_scope, use_gym_env, gym_env, vllm_server_pass_dataset | prompts
-            and conversations | they are given
-        chord_sft_dataset, chord_sft_per_device_train_batch_size, chord_enable_phi_function,
-            chord_mu_warmup_steps, chord_mu_decay_steps, chord_mu_peak, chord_mu_valley | another
-            loss of fine-tuning samples | not looked at yet
-        reward_model, reward_model_plugin, cosine_min_len_value_wrong, cosine_max_len_value_wrong,
-            cosine_min_len_value_correct, cosine_max_len_value_correct, cosine_max_len,
-            repetition_n_grams, repetition_max_penalty, soft_max_length, soft_cache_length | rewards
-            | they are given
-        temperature | what logits are divided by | it is 1
-        """,
-        *grpo.OPTIONS,
-    ),
-    departures=parse_departures(
-        """
-        not_run: the command line and its `RLHFArguments`, which make a `GRPOConfig` and a template
-            they look a model up; the adapter sets the fields that they would set
-        """,
-        *OF_ALL,
-    ),
+    options=(*read_options("adapters.ms_swift"), *grpo.OPTIONS),
+    departures=(*read_departures("adapters.ms_swift", "on_accelerate"), *OF_ALL),
 )
 
 
@@ -242,14 +173,8 @@ MEGATRON = replace(
         **OF_MACHINE,
     },
     metrics={**MS_SWIFT.metrics, Metric.ENTROPY: "entropy/entropy_mean"},
-    departures=parse_departures(
-        """
-        not_run: the command line, and what `MegatronRLHFArguments` derives of checkpoints and GPUs
-            the adapter has all their defaults, and sets the fields that users set
-        stubbed: mcore-bridge's models and Megatron's kernels for layers, which want Transformer
-        Engine
-            there are no layers; its own functions that slice rows over ranks run
-        """,
+    departures=(
+        *read_departures("adapters.ms_swift", "on_megatron"),
         *OF_ALL,
         CPU_AS_CUDA,
         ONE_BY_ONE,

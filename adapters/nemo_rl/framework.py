@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Framework, parse_options
+from adapters.contract.description import Assumed, Documented
+from adapters.contract.framework import Framework
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
@@ -16,6 +16,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ZEROED
 from adapters.toolkit.settings import largest_micro_batch, samples_per_step, token_budget
 from reference.aggregation import (
@@ -198,102 +199,8 @@ NEMO_RL = Framework(
         "logged_advantages": Assumed(LoggedMean(mode=Mode.TOKEN_MEAN)),
         "kl_estimator": Assumed(DivergenceEstimator.K3_BY_RATIO),
     },
-    options=parse_options(
-        """
-        loss_fn.token_level_loss | the reduction of the policy loss and of the divergence
-        loss_fn.ratio_clip_min, loss_fn.ratio_clip_max | the bounds of the ratio
-        loss_fn.ratio_clip_c | the bound of the loss for negative advantages
-        loss_fn.sequence_level_importance_ratios | ratios of tokens or of sequences
-        loss_fn.use_cispo | clipped ratios on the log-probability
-        loss_fn.disable_ppo_ratio | log-probabilities instead of ratios
-        loss_fn.force_on_policy_ratio | the ratio is 1 | `weights` has ratios of 1
-        loss_fn.use_importance_sampling_correction | losses are corrected by the ratio to the policy
-            of the rollouts
-        loss_fn.truncated_importance_sampling_type, loss_fn.truncated_importance_sampling_ratio,
-            loss_fn.truncated_importance_sampling_ratio_min | what is truncated or filtered, and the
-            bounds
-        loss_fn.reference_policy_kl_penalty | the divergence in the loss
-        loss_fn.reference_policy_kl_type | its estimator | `auxiliary.kl` has the default, `k3`
-        loss_fn.use_on_policy_kl_approximation, loss_fn.kl_input_clamp_value,
-            loss_fn.kl_output_clamp_value | the divergence is weighted by another ratio, or clamped
-            | ratios are 1 where it is in the loss, and no divergence is so large
-        loss_fn.use_kl_in_reward | the divergence in advantages
-        loss_fn.positive_example_nll_weight | the likelihood of rewarded samples, in PPO | the
-            reference has no such term
-        grpo.adv_estimator.name, grpo.normalize_rewards, grpo.use_leave_one_out_baseline |
-            advantages | those of `grpo` and `reinforce_plus_plus`; `gdpo` and `opd` have no formula
-            in the reference
-        grpo.advantage_clip_low, grpo.advantage_clip_high, grpo.reward_scaling, grpo.reward_shaping,
-            grpo.use_dynamic_sampling | rewards and advantages before the loss | they are a case's
-        grpo.overlong_filtering, grpo.seq_logprob_error_threshold | samples that are not valid |
-            `weights` has samples that are not valid, by their multiplier
-        policy.train_global_batch_size | optimizer steps of a batch | a batch is one step, but in
-            `advantages.reinforce_pp_baseline`
-        policy.train_micro_batch_size, policy.dynamic_batching.enabled,
-            policy.dynamic_batching.train_mb_tokens, policy.sequence_packing.enabled,
-            policy.sequence_packing.train_mb_tokens | micro-batches
-        policy.dtensor_cfg.context_parallel_size, policy.make_sequence_length_divisible_by,
-            policy.dynamic_batching.sequence_length_round | sequences split over ranks
-        policy.dtensor_cfg._v2 | the worker | the engines are looked at one by one
-        +policy.dtensor_cfg.dp_replicate_size | copies of a sharded model
-        policy.dtensor_cfg.tensor_parallel_size, policy.dtensor_cfg.sequence_parallel,
-            policy.dtensor_cfg.lora_cfg, policy.dtensor_cfg.activation_checkpointing | layers of the
-            model | the probe's model has none
-        policy.megatron_cfg | the Megatron worker | it is not driven
-        policy.generation.temperature, policy.generation.top_p, policy.generation.top_k | what
-            logits are divided by, and the tokens that log-probabilities are of | those of the
-            default are run
-        policy.precision | precision | `float32` is run
-        policy.max_grad_norm | the norm of the gradient | the gradient is read before it
-        data_plane.enabled, grpo.async_grpo.enabled | the trainer | the default one is run
-        """
-    ),
-    departures=parse_departures(
-        """
-        not_run: `setup`, data sets, environments and rollouts
-            a batch of rollouts is given to `grpo_train` or `sft_train`
-        not_run: `grpo_train_sync`, `async_grpo_train` and the single controller
-            the default trainer runs (data_plane.enabled=false)
-        set: each sample as a prompt of its own (num_generations_per_prompt=1), and one trainer step
-        for each optimizer step
-            samples are a case's; where NeMo-RL computes advantages, all optimizer steps of a batch
-            come from one
-        set: masked tokens of a response as an environment's turns, and a sample without active
-        tokens as one with a loss multiplier of 0
-            NeMo-RL masks tokens and samples in this way
-        set: a prompt as a conversation with an earlier turn of the policy, except in SFT
-            no turn of a prompt is trained on
-        set: log-probabilities of the policy, the reference policy and the rollouts, 64 below 0
-            ratios are a case's; if all are 1, the old log-probabilities are the policy's own
-        stubbed: the advantage estimator, by the job's advantages, except in checks on NeMo-RL's own
-            they are signed powers of two, on which no weight depends
-        set: prompts to one token where NeMo-RL's estimators group samples by prompt
-            token ids of probed samples all differ, in prompts too
-        set: precision=float32
-            the tolerance is derived from the dtype, which a report names
-        set: row lengths to multiples of 2 · cp under context parallelism
-            the documentation of `shard_by_batch_size` requires it
-        set: no validation, no checkpoints
-            both happen between steps
-        stubbed: Ray's worker group, by one worker per rank, which is called with its share of the
-        data
-            NeMo-RL's policy deals the shares; results are gathered from all ranks
-        stubbed: the model, by one whose log-softmax is the probe's, sharded by the worker itself
-            weights are read through it; NeMo-RL's own code computes log-probabilities from logits
-        set: workers and process groups are made once per world
-            their only state is the probe, which is 0
-        stubbed: the rollout engine, the logger, and the memory tracker
-            nothing listens, and logged numbers are those handed to the logger
-        passed_by: moving a model between devices, and binding processes to a GPU's cores
-            the model stays where it is
-        stubbed: packages that track a run, read images and sound or measure GPUs, and the data sets
-        that use them
-            no step uses them
-        """,
-        NOTHING_LEARNED,
-        ZEROED,
-        CPU_AS_CUDA,
-    ),
+    options=read_options("adapters.nemo_rl"),
+    departures=(*read_departures("adapters.nemo_rl"), NOTHING_LEARNED, ZEROED, CPU_AS_CUDA),
 )
 
 DTENSOR_V1 = replace(NEMO_RL, always={**NEMO_RL.always, "policy.dtensor_cfg._v2": False})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Configurable, Framework, parse_options
+from adapters.contract.description import Assumed, Documented
+from adapters.contract.framework import Configurable, Framework
 from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines import grpo
 from adapters.engines.shells import CPU_AS_CUDA, PROBED, UNCOMPILED
 from adapters.open_instruct.packing import longest, packing_of
@@ -140,74 +141,9 @@ OPEN_INSTRUCT = Framework(
         "of_groups": Assumed(EstimatorConventions(lost_degrees_of_freedom=0, std_epsilon=1e-8)),
         "deviation": Assumed(Deviation.BIASED),  # NumPy's
     },
-    options=parse_options(
-        """
-        loss_denominator | the mode: `token`, or one number that a step's loss is divided by | for
-            `constant`, the divisor times the samples of a step; left out, `arguments`
-        loss_fn | the policy loss | `dapo`; `cispo`, without a lower bound, by a test of the adapter
-        clip_lower, clip_higher | clipping bounds
-        num_epochs | how often a batch is trained on | twice where the old policy is another
-        num_mini_batches | the optimizer steps of a batch
-        per_device_train_batch_size, pack_length | rows of a micro-batch, and their length
-        use_rho_correction | the ratio to the rollout policy corrects | it is on, as by default
-        rho_clamp_lower_bound, rho_clamp_upper_bound | bounds that the ratio is clamped to
-        rho_mask_lower_bound, rho_mask_upper_bound | tokens whose ratios are outside are dropped
-        rho_mask_sequence_level | the bounds are of a sequence's mean | by a test of the adapter
-        rho_mask_tv_divergence | the bounds are of a divergence | the reference has no formula
-        use_vllm_logprobs | the old policy is that of the rollouts | it has the formula of `dapo`
-        load_ref_policy, beta | the divergence in the loss
-        kl_estimator | its estimator | `2`, the default; the others are not looked at yet
-        ref_policy_update_freq, alpha | when the reference policy changes | it comes after a step
-        record_entropy | whether entropies are logged | the loss has no entropy bonus
-        advantage_normalization_type | how rewards are compared
-        num_samples_per_prompt_rollout | the samples of a prompt | 1 where advantages are given
-        active_sampling, filter_zero_std_samples, no_resampling_pass_rate, async_steps,
-            max_possible_score, max_prompt_token_length, response_length | which prompts are
-            generated, and when | they come before a step
-        mask_truncated_completions | samples that were cut off are left out | it is off
-        mask_tool_use | whether inactive tokens are masked | it is on, as by default
-        temperature | what logits are divided by | it is 1, the default
-        sequence_parallel_size | Ulysses
-        deepspeed_stage | what ranks share of a model | 3 with Ulysses, which needs it
-        deepspeed_zpg, deepspeed_offload_param, deepspeed_offload_optimizer | where tensors are kept
-            | one node, and no offloading
-        learning_rate, lr_scheduler_type, warmup_ratio, weight_decay, max_grad_norm,
-            set_weight_decay_on_bias_and_norm, fused_optimizer | the optimizer | the gradient is
-            read before it
-        checkpoint_state_dir, deepspeed_checkpoint_load_universal, save_traces, rollouts_save_path,
-            output_dir, with_tracking, seed, backend_timeout, world_size, num_training_steps | the
-            run | they change no gradient
-        """
-    ),
-    departures=parse_departures(
-        """
-        not_run: the command line and the main loop, which start Ray's processes, evaluate, save
-        checkpoints and send weights to vLLM
-            configurations are those of the command line; `_data_preparation_loop`,
-            `PolicyTrainerRayProcess.from_pretrained` and `step`, and `one_training_step`, which
-            makes the log of all ranks, are entered
-        stubbed: Ray's processes: every rank prepares the data, trains its part and makes the log
-            the classes under `ray.remote` are made and called without it
-        stubbed: vLLM and the queues of prompts and results: the loop is given the case's samples
-            they come before a step
-        set: advantages of tokens, except in checks on open-instruct's own
-            they are signed powers of two, on which no weight depends
-        set: no shuffling of a rank's rows, and unless micro-batches are by tokens, an order of
-        samples in which rows divide by ranks, if there is one
-            shuffling would mix samples of several steps; no weight depends on a sample's row
-        set: num_epochs=2 where ratios to the old policy are not 1; only the second is observed
-            the old policy is that of the first epoch, whose log-probabilities the model changes
-            afterwards, as a learning rate of 0 does not
-        set: Ulysses' process groups once in a world; its part in DeepSpeed's state, and ZeRO 3's
-        counts of modules and parameters, to those of a new process
-            a user's process has one trainer
-        set: learning_rate=0, max_grad_norm=None, deepspeed_zpg=1, filter_zero_std_samples=False
-            they act after the gradient is read, or before samples are given
-        stubbed: `get_global_grad_norm`, by 0 where it is None
-            it is logged alone; stage 0 has no DeepSpeed optimizer in float32
-        stubbed: OLMo-core, and open-instruct's modules of vLLM, verifiers and OLMo-core
-            `grpo_fast` imports them, and its step does not reach them
-        """,
+    options=read_options("adapters.open_instruct"),
+    departures=(
+        *read_departures("adapters.open_instruct"),
         CPU_AS_CUDA,
         PROBED,
         UNCOMPILED,

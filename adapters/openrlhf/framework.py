@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.contract.batch.probed_batch import ProbedBatch, length_limit
-from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Configurable, Framework, parse_options
+from adapters.contract.description import Assumed, Documented
+from adapters.contract.framework import Configurable, Framework
 from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
@@ -21,6 +21,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines.shells import DEFAULT_STAGE, PROBED, STAGES, UNCOMPILED
 from adapters.toolkit.settings import (
     largest_micro_batch,
@@ -253,138 +254,6 @@ OPENRLHF = Framework(
         "of_returns": Assumed(MASKED),
         "of_values": Assumed(MASKED),
     },
-    options=parse_options(
-        """
-        --actor.loss_agg_mode | the mode | left out, `arguments`
-        --actor.policy_loss_type | the policy loss | `ppo`, unless a check needs another
-        --actor.eps_clip_low_high | clipping bounds
-        --actor.eps_clip | one bound for both | `--actor.eps_clip_low_high` is set
-        --actor.dual_clip | the bound of dual clip
-        --actor.entropy_coef | the entropy bonus
-        --actor.aux_loss_coef | the loss of a model's router
-        --algo.kl.use_loss, --algo.kl.init_coef | the divergence in the loss, or in the reward
-        --algo.kl.estimator | the estimator of the divergence | `k1`; the same lines reduce `k2` and
-            `k3`
-        --algo.kl.unbiased_gradient | the divergence times the ratio | not looked at yet
-        --algo.kl.target, --algo.kl.horizon | how its coefficient changes | elsewhere it is fixed
-        --algo.advantage.is_correction_level | what the ratio to the rollout policy corrects | `off`
-            by default
-        --algo.advantage.is_correction_mode | whether ratios out of bounds are clipped or dropped
-        --algo.advantage.is_correction_threshold | the bounds | with both, but an upper one alone
-            for `off_policy.tis_token`
-        --algo.advantage.is_correction_gating | what bounds are of | they are of the `ratio`, as by
-            default. `binary_kl` and `tv` compare probabilities, which the probe's model has none of
-            between 0 and 1
-        --algo.advantage.is_correction_enable, --algo.advantage.is_correction_type | what came
-            before `--algo.advantage.is_correction_level`, until 0.11.1 | `tis`, `icepop` and
-            `seq-mask-tis`; later versions do not have them
-        --algo.advantage.estimator | how advantages are computed | `flash_reinforce` has no formula
-            in the reference yet
-        --algo.advantage.gamma, --algo.advantage.lambd | discounts | two different ones are set
-        --algo.advantage.no_std_norm | whether advantages are divided by their deviation | not
-            looked at yet
-        --algo.dynamic_filtering_enable, --algo.dynamic_filtering_range | groups of rewards out of a
-            range are left out | it comes before a step
-        --reward.overlong_buffer_len, --reward.overlong_penalty_factor, --rollout.max_new_tokens |
-            long responses have smaller rewards
-        --reward.clip_range, --reward.stop_properly_penalty_coef | rewards | they are given
-        --critic.value_clip | clipping of a critic's values | those of `other_losses.value` are
-            within the bound
-        --critic.freezing_steps | when the actor is trained | it is
-        --train.batch_size | several optimizer steps, and rows that fill none | `weights` on
-            `two_steps`; `arguments`
-        --train.micro_batch_size | micro-batches
-        --train.dynamic_batch_enable, --train.max_tokens_per_gpu | micro-batches by tokens
-        --train.max_epochs | how often samples are trained
-        --rollout.n_samples_per_prompt, --rollout.batch_size | samples of a prompt, and prompts
-        --ds.packing_samples | packed rows
-        --ds.ring_attn_size | sequences split over ranks
-        --ds.zero_stage | what ranks share of a model | stage 2 on all others
-        --ds.overlap_comm | gradients are reduced during the backward pass
-        --ds.zpg | shards within a node | ZeRO++ is not run
-        --ds.tensor_parallel_size | a layer's weights split over ranks | bf16 on GPUs alone
-        --ds.grad_accum_dtype, --ds.param_dtype | precision | float32 is run, neither `bf16` nor
-            `fp16`
-        --ds.attn_implementation, --ds.ring_attn_head_stride, --ds.experts_implementation,
-            --ds.use_liger_kernel, --ds.load_in_4bit, --ds.lora.rank, --ds.lora.alpha,
-            --ds.lora.target_modules, --ds.lora.dropout, --actor.freeze_visual_encoder,
-            --actor.gradient_checkpointing_enable, --actor.gradient_checkpointing_reentrant,
-            --ds.deepcompile, --ds.value_head_prefix | layers of the model | the probe's model has
-            none, and no experts for `eager`, `batched_mm`, `grouped_mm` or `deepgemm`
-        --actor.max_norm, --critic.max_norm | the norm of the gradient | the gradient is read before
-            it
-        --actor.optim, --critic.optim, --actor.lr_warmup_ratio, --critic.lr_warmup_ratio,
-            --actor.min_lr_ratio, --critic.min_lr_ratio, --ds.adam_offload | the optimizer, and
-            where it is kept | the gradient is read before it, of `adam` as of `muon`
-        --train.async_enable, --train.async_queue_size, --train.partial_rollout_enable,
-            --train.num_episodes, --train.agent_func_path | when and how samples are generated |
-            they are given
-        --train.colocate_actor_ref, --train.colocate_critic_reward, --train.colocate_all,
-            --actor.num_nodes, --critic.num_nodes, --ds.enable_sleep | which models share a GPU |
-            Ray is not run
-        --train.enable_ema, --train.ema_beta, --critic.save_value_network,
-            --critic.model_name_or_path, --ds.use_universal_ckpt | checkpoints, and averages of a
-            model | they come after a step
-        --train.seed, --train.full_determinism_enable | random numbers | a step draws none
-        """
-    ),
-    departures=parse_departures(
-        """
-        not_run: the command line's `train`, which starts Ray's processes, and the trainer's loop
-        over prompts, evaluation, checkpoints and updates of rollout engines
-            arguments come from OpenRLHF's parser and validation; `BasePPOTrainer.train_step` is
-            entered, which takes one batch of rollouts to its last optimizer step and its log
-        stubbed: Ray's processes: every rank runs the trainer and calls its own actor
-            OpenRLHF's `RayActorGroup` cuts a batch and calls each rank's handle; the handles of
-            other ranks do nothing, and arguments are copied as if sent
-        stubbed: rollout engines and vllm: OpenRLHF's generator makes experiences from given samples
-            they come before a step
-        stubbed: forward passes of the reference policy, of the old policy and of a critic on
-        rollouts
-            outputs are the case's, 0 at inactive tokens, as OpenRLHF's models return them; training
-            reads them as it would a model's
-        set: advantages, except in checks on OpenRLHF's own, and a critic's returns
-            they are signed powers of two, without OpenRLHF's sums over later tokens: token weights
-            do not depend on advantages
-        set: no shuffling of a rank's rows; if a batch has several steps, no balancing either, and
-        each rank has its part of every step
-            shuffling and balancing would mix the samples of the steps; no weight depends on which
-            step and rank has which sample
-        set: if a batch has several steps, each is trained on once more, for the log
-            OpenRLHF logs one mean over all steps of a batch
-        set: with the layout option short_batch, a batch of one micro-batch per rank first
-            it can be the last batch of an epoch; what it leaves behind is OpenRLHF's own
-        set: with the layout option two_epochs, two epochs; only the second is observed
-            at a learning rate of 0 the model does not change
-        set: ZeRO 3's counts of modules and parameters, and OpenRLHF's ring-attention group, to
-        those of a new process
-            the adapter's processes have run other engines before, a user's have not
-        set: clipping bounds, coefficients, kl.estimator=k1, bounds of corrections, discounts
-            a user may choose these values; the reference uses the same ones
-        set: learning rate 0, a constant schedule, no gradient clipping
-            they act after the gradient is read
-        set: ds.param_dtype=fp32, after validation
-            OpenRLHF's parser allows only two 16-bit dtypes; its DeepSpeed configuration allows
-            float32
-        set: DeepSpeed's optimizer to torch's AdamW (torch_adam), and no shared memory for its
-        collectives
-            DeepSpeed would compile C++ for both; the reductions before the optimizer are its own
-        passed_by: `Actor.from_pretrained` and `get_llm_for_sequence_regression`: actor and critic
-        are OpenRLHF's classes around the adapter's model
-            they load a checkpoint
-        set: a critic's value head to ones that are not trained
-            its values are then the probe's entries
-        stubbed: flash_attn's functions that pack rows, if it is not installed, by transformers'
-        functions of the same names, and its all_gather by torch's, with the sum of the ranks'
-        gradients
-            they move rows, and the collective does what flash_attn's does in both directions
-        stubbed: ring_flash_attn, which replaces the attention of transformers
-            the model has no attention; slicing and gathering of sequences are OpenRLHF's own
-        stubbed: on a machine without a GPU, torch's CUDA device, by the CPU; device meshes are made
-        once per world
-            the same operations in the same order, in float32
-        """,
-        PROBED,
-        UNCOMPILED,
-    ),
+    options=read_options("adapters.openrlhf"),
+    departures=(*read_departures("adapters.openrlhf"), PROBED, UNCOMPILED),
 )

@@ -10,10 +10,10 @@ from unittest import mock
 
 import numpy as np
 
-from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC, Objective
+from adapters.contract.tables import read_departures
 from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, cuts, ordered
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.framework import ENGINE, ROLL, SIZES, dynamic_batching, width_of_rows
@@ -145,33 +145,8 @@ MEGATRON = replace(
     largest_pp=4,
     departures=(
         *ROLL.departures,
-        *parse_departures(
-            """
-            stubbed: the model that mcore_adapter builds from a checkpoint, by chunks of a model
-            with one token
-                mcore_adapter's own functions hold and slice it; ROLL wraps it in Megatron's data
-                parallelism
-            set: parameters in float32; ROLL's functions of logits get copies
-                the tolerance is derived from the dtype, which a report names; the functions copy
-                bfloat16 logits to float32 themselves, and overwrite the copy
-            stubbed: moving weights, gradients and optimizer states to host memory and back
-                a step computes only on the device
-            set: with dynamic batching or packed rows, an attention mask of 1 on masked tokens at
-            the end of a response, except in checks on ROLL's own advantages
-                rows are cut to the attended tokens, and these are tokens of a case
-            set: force_disable_old_logprobs_recompute=True with dynamic batches, except where old
-            log-probabilities are given or penalised
-                ROLL counts such a step as several, by its samples, and would recompute them, so
-                that a layout would change what is trained
-            set: lr_decay_steps=1
-                the learning rate is 0, and ROLL derives no decay from so few steps
-            set: the row length and the number of micro-batches, in a worker that is made once
-                the worker's strategy has copied them from configurations
-            stubbed: on a machine without a GPU, torch's CUDA devices, by the CPU, and pinned memory
-                the same operations in the same order, in float32
-            """,
-            PIPELINE_STAGES,
-        ),
+        *read_departures("adapters.roll", "megatron"),
+        PIPELINE_STAGES,
     ),
 )
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adapters.contract.description import Assumed, Documented, documented, parse_departures
-from adapters.contract.framework import Framework, Substitute, parse_options
+from adapters.contract.description import Assumed, Documented, documented
+from adapters.contract.framework import Framework, Substitute
 from adapters.contract.job import FaultInjection, Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
@@ -19,6 +19,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.skyrl import corrections, sizes
 from adapters.skyrl.corrections import CLIPPED, MASKED
@@ -217,113 +218,8 @@ SKYRL = Framework(
             {"cispo.cispo_eps_clip_low": 1.0, "cispo.cispo_eps_clip_high": 4.0},
         ),
     },
-    options=parse_options(
-        """
-        loss_reduction, max_seq_len | the mode, and the divisor of `constant` | also `arguments`.
-            `token_mean_legacy` is not run
-        policy_loss_type | the policy loss | `cross_entropy` is trained by another path than a
-            trainer's step
-        eps_clip_low, eps_clip_high | clipping bounds | two different ones
-        clip_ratio_c | the bound of dual clip
-        cispo.cispo_eps_clip_low, cispo.cispo_eps_clip_high | bounds of CISPO
-        cispo.cispo_anchor | what CISPO's ratio is taken to, since August 2026 | the default, the
-            old policy, is run
-        sapo.tau_pos, sapo.tau_neg | temperatures of SAPO
-        clip_cov.clip_ratio, clip_cov.clip_cov_lb, clip_cov.clip_cov_ub | tokens of large covariance
-            are clipped | all of them: which are drawn of several is random
-        kl_cov.kl_cov_frac, kl_cov.ppo_kl_coef | tokens of large covariance are penalised | every
-            token is chosen, or a quarter
-        dppo.dppo_type, dppo.delta_low, dppo.delta_high | bounds of DPPO
-        off_policy_correction.tis_ratio_type, off_policy_correction.token_tis_ratio_clip_high,
-            off_policy_correction.sequence_tis_ratio_clip_high | losses are corrected by the
-            truncated ratio to the rollout policy
-        off_policy_correction.token_mask_is_threshold_low,
-            off_policy_correction.token_mask_is_threshold_high | tokens are masked by that ratio
-        off_policy_correction.sequence_mask_metric, off_policy_correction.geo_mask_low,
-            off_policy_correction.geo_mask_high, off_policy_correction.product_mask_low,
-            off_policy_correction.product_mask_high,
-            off_policy_correction.outlier_token_is_threshold_low,
-            off_policy_correction.outlier_token_is_threshold_high | sequences are masked by that
-            ratio, or by the ratio of an outlier | `geometric` with the tokens' ratios
-        use_tis, tis_imp_ratio_cap | older names of the correction | SkyRL replaces them by
-            `off_policy_correction`
-        use_entropy_loss, entropy_loss_coef | the entropy bonus
-        use_kl_loss, kl_loss_coef | the divergence in the loss, or its coefficient in the reward
-        kl_estimator_type | the estimator of the divergence | all estimators are reduced by the same
-            lines
-        use_kl_in_reward | the divergence in the reward
-        kl_ctrl.type, kl_ctrl.kl_target, kl_ctrl.horizon | how its coefficient changes | it is fixed
-        advantage_estimator | how advantages are computed | `gae` needs a critic, which
-            SkyRL trains on FSDP alone
-        advantage_batch_normalize | advantages are whitened
-        grpo_norm_by_std | the standard deviation of a group
-        gamma, lambd | discounts | two different ones
-        zero_variance_filter, zero_variance_filter_tol | groups of equal rewards are masked | masks
-            are given
-        dynamic_sampling.type, dynamic_sampling.max_sample_batches,
-            dynamic_sampling.min_replace_ratio | prompts are sampled again | it comes before a step
-        value_clip | clipping of a critic's values | `other_losses.value`, inside the bound
-        value_head_prefix, temperature | the model | the model is the probe
-        trainer.critic_mini_batch_size, trainer.critic.model.path | a critic is trained | on FSDP
-            alone
-        trainer.micro_train_batch_size_per_gpu | micro-batches
-        trainer.max_tokens_per_microbatch | micro-batches by tokens
-        trainer.remove_microbatch_padding | packed rows
-        trainer.train_batch_size, trainer.policy_mini_batch_size | several optimizer steps |
-            `weights` on `two_steps`, and `arguments`
-        generator.step_wise_trajectories | several samples of a rollout | `weights`, `metric` and
-            `auxiliary` on `unequal_groups`, `nine_samples` and `ten_samples`
-        trainer.policy.sequence_parallel_size, trainer.ref.sequence_parallel_size,
-            trainer.critic.sequence_parallel_size | sequences split over ranks, on FSDP
-        trainer.policy.megatron_config.context_parallel_size,
-            trainer.ref.megatron_config.context_parallel_size | sequences split over ranks, on
-            Megatron
-        trainer.policy.megatron_config.tensor_model_parallel_size,
-            trainer.ref.megatron_config.tensor_model_parallel_size,
-            trainer.policy.megatron_config.pipeline_model_parallel_size,
-            trainer.ref.megatron_config.pipeline_model_parallel_size | tensor-parallel ranks, and
-            pipeline stages
-        trainer.policy.megatron_config.ddp_config.average_in_collective,
-            trainer.policy.megatron_config.ddp_config.overlap_grad_reduce | how Megatron reduces
-            gradients
-        """
-    ),
-    departures=parse_departures(
-        """
-        not_run: RayPPOTrainer.train itself, whose loop over batches is not a method of its own: the
-        adapter calls the trainer's own methods in the loop's order
-            they are the loop's methods, with the loop's arguments
-        not_run: dynamic sampling, dumps, callbacks, profiler, tracker,
-        evaluation, checkpoints and weight synchronisation
-            these options are off, or act before a batch is complete or after it is trained on
-        not_run: inference engines and the user's environment, and with them
-        train/generators/utils.py prepare_generator_input, which numbers prompts for them
-            a user may replace the generator, and its output is validated as SkyRL validates it
-        set: advantages, except in checks on those from rewards, and a critic's returns, after
-        compute_advantages_and_returns
-            they are signed powers of two: token weights do not depend on advantages
-        set: kl_estimator_type=k1, coefficients and clipping bounds
-            a user may choose these values; the reference uses the same ones
-        set: learning rate 0, no gradient clipping
-            they act after the gradient is read
-        set: placement on separate GPUs (colocate_all=False), logger=console
-            nothing is offloaded between steps, and nothing is sent to a tracking service
-        stubbed: OmegaConf.from_cli, which reads options, by one that reads each value once
-            it makes the same configuration in a third of the time
-        stubbed: RayPPOTrainer's and the workers' constructors: their attributes are set instead
-            they start Ray, engines and loaders; the attributes are those that training reads
-        stubbed: WorkerDispatch: SkyRL's MeshDispatch cuts and picks chunks, which go to the worker
-        in this process without Ray's object store
-            WorkerDispatch sends MeshDispatch's chunks to actors in other processes
-        stubbed: forward passes for old and reference log-probabilities and for a critic's values
-            outputs are the case's; training reads them as it would a model's
-        stubbed: the model, by one with a vocabulary of one token and an entry for every position,
-        and the functions that compute log-probabilities and entropies from logits, by themselves
-        plus that entry
-            SkyRL's own functions run on the model's logits; weights are read through the entry
-        """,
-        CPU_AS_CUDA,
-    ),
+    options=read_options("adapters.skyrl"),
+    departures=(*read_departures("adapters.skyrl"), CPU_AS_CUDA),
 )
 
 FSDP = replace(
@@ -362,20 +258,7 @@ FSDP = replace(
     },
     departures=(
         *SKYRL.departures,
-        *parse_departures(
-            """
-            set: mixed precision: parameters in the dtype of the run, reductions in float32
-                the tolerance is derived from the dtype, which a report names
-            stubbed: flash_attn's unpad_input and pad_input, if it is not installed, by
-            transformers' functions of the same names
-                they move rows and compute nothing
-            passed_by: the workers' init_model: strategy, wrapper and critic are SkyRL's, made
-            around the adapter's model with init_model's arguments
-                it loads a checkpoint
-            set: a critic's value head to ones that are not trained
-                its values are then the probe's entries
-            """
-        ),
+        *read_departures("adapters.skyrl", "fsdp"),
     ),
 )
 
@@ -409,20 +292,8 @@ MEGATRON = replace(
     largest_pp=4,
     departures=(
         *SKYRL.departures,
-        *parse_departures(
-            """
-            set: flash_attn=False
-                the model has no attention
-            stubbed: Megatron-Bridge, init_configs and the model provider
-                they build a model and its configuration from a checkpoint
-            stubbed: PackedSeqParams, without the fields that the installed Megatron-Core lacks
-                they are for layers of attention or Mamba, which the model does not have
-            stubbed: get_megatron_optimizer and its scheduler, by an optimizer that reads the
-            gradient
-                it runs after all reductions, and gathers a distributed optimizer's shards
-            """,
-            PIPELINE_STAGES,
-            ONE_BY_ONE,
-        ),
+        *read_departures("adapters.skyrl", "megatron"),
+        PIPELINE_STAGES,
+        ONE_BY_ONE,
     ),
 )

@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import parse_departures
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Layout
 from adapters.contract.objective import Objective
+from adapters.contract.tables import read_departures
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit
 from adapters.slime_family.driving import LOG, MANAGER, as_dictionaries
@@ -53,16 +53,7 @@ SLIME = replace(
     },
     departures=(
         *ON_MEGATRON.departures,
-        *parse_departures(
-            """
-            stubbed: the accelerator: CUDA without probing the machine, in versions that choose one
-                it names devices and communication backends; without a GPU, tensors are on the CPU
-            stubbed: get_data_parallel_group_gloo, in January 2026: the data-parallel group itself
-                with gloo both groups are the same, and with NCCL the sums are
-            stubbed: the rollout manager: made without its init, which starts servers
-                its conversion of samples and its split over ranks are its own
-            """
-        ),
+        *read_departures("adapters.slime"),
     ),
 )
 """The record of slime."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.description import Assumed, parse_departures
-from adapters.contract.framework import Configurable, Framework, Substitute, parse_options
+from adapters.contract.description import Assumed
+from adapters.contract.framework import Configurable, Framework, Substitute
 from adapters.contract.job import FaultInjection, Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
@@ -22,6 +22,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.slime_family import user_code
 from adapters.toolkit.settings import rollouts_asked_for, rollouts_per_step, token_budget
@@ -218,115 +219,8 @@ FAMILY = Framework(
         Metric.VALUE: "rollout/values",
         Metric.REFERENCE_LOG_PROB: "rollout/ref_log_probs",
     },
-    options=parse_options(
-        """
-        --calculate-per-token-loss | `token_mean`
-        --loss-aggregation, --loss-aggregation-divisor | the mode and the divisor of `constant`, in
-            slime's pull request 2090 and miles' 1350 and 1498
-        --pg-loss-divisor | the divisor of `constant`, in miles' pull request 1328 | no later
-            version has it
-        --loss-type | the loss | `policy_loss` elsewhere, and the critic's loss by its actor's role.
-            `custom_loss` is the user's code
-        --custom-pg-loss-reducer-function-path | a user's reducer
-        --custom-loss-function-path, --custom-advantage-function-path | a function of the user's |
-            it is the user's code
-        --advantage-estimator | advantages, and the loss of `gspo` and `cispo` | `ppo` on Megatron,
-            which alone has a critic
-        --disable-compute-advantages-and-returns | advantages, which the user's code makes | those
-            of the framework are looked at
-        --eps-clip, --eps-clip-high | clipping bounds | with two different ones
-        --eps-clip-c | the bound of dual clip
-        --use-tis, --tis-clip, --custom-tis-function-path | truncated importance sampling of tokens,
-            or the correction of a function, which may mask tokens
-        --tis-clip-low | its lower bound | there is none, as by default, and one
-        --get-mismatch-metrics | logs of the mismatch between policies | they are no part of the
-            loss
-        --use-opsm, --opsm-delta | sequences of negative advantages are masked
-        --use-rollout-logprobs, --skip-actor-forward-only | whose log-probabilities are the old ones
-            | old log-probabilities are given
-        --entropy-coef | the entropy bonus
-        --use-rollout-entropy | entropies of the old policy are computed | they are no part of the
-            loss
-        --observe-training-entropy | miles computes entropies that are not trained on, to log them |
-            it does in all runs
-        --use-kl-loss, --kl-loss-coef | the divergence in the loss
-        --kl-loss-type | the estimator of the divergence | with `k1`; `k2`, `k3` and `low_var_kl`
-            are reduced by the same lines
-        --use-unbiased-kl | the divergence times the ratio | the reference has no formula yet
-        --kl-coef | the divergence in the reward | with `k1`
-        --ref-ckpt-step, --ref-load, --ref-update-interval | the reference policy | its
-            log-probabilities are given
-        --gamma, --lambd | discounts | with two different ones
-        --normalize-advantages | advantages are whitened
-        --disable-grpo-std-normalization | the standard deviation of a group
-        --disable-rewards-normalization | rewards are not compared | nothing is computed
-        --use-opd, --opd-type, --opd-kl-coef | distillation in the advantages | `no_gradient`, with
-            given scores of the teacher
-        --value-clip | clipping of a critic's values | `other_losses.value` is inside the bound
-        --num-critic-only-steps | steps in which a critic is trained alone | so is the only one
-        --critic-load, --critic-save, --critic-lr, --critic-lr-warmup-iters | a critic's checkpoint
-            and its schedule | weights do not change
-        --micro-batch-size | micro-batches
-        --use-dynamic-batch-size, --max-tokens-per-gpu | micro-batches by tokens
-        --qkv-format | rows that are packed or padded | slime has had packed ones alone since 0.3
-        --global-batch-size | several optimizer steps | `weights` on `two_steps`
-        --n-samples-per-prompt, --rollout-batch-size | groups and their number | `weights` on
-            `odd_groups` and others
-        --balance-data | how samples are distributed | `sharding` too
-        --allgather-cp | how sequences are distributed
-        --context-parallel-size, --tensor-model-parallel-size, --pipeline-model-parallel-size,
-            --num-virtual-stages-per-pipeline-rank | context- and tensor-parallel ranks, pipeline
-            stages, and the chunks of the model on each
-        --ddp-average-in-collective, --overlap-grad-reduce, --use-distributed-optimizer | how
-            Megatron reduces gradients, and whether ranks share the optimizer
-        --mask-offpolicy-in-partial-rollout | masks of partial rollouts | masks are given
-        --use-routing-replay, --use-rollout-routing-replay, --use-indexer-replay,
-            --use-rollout-indexer-replay | the experts of a token, and what it attends to | the
-            probe's model has none
-        --train-backend, --megatron-config-path | the engine, and its options by role | the engines
-            are looked at one by one, with the options of the command line
-        --clip-grad | the norm of the gradient | the gradient is read before it
-        --reset-optimizer-states, --use-stateless-adam | the optimizer | nothing is learned
-        --save-hf, --save-trigger-sentinel, --custom-megatron-post-save-hook-path | checkpoints |
-            no checkpoint is saved
-        """
-    ),
-    departures=parse_departures(
-        """
-        not_run: the trainer's loop around the actor's train: rollouts, evaluation, saving, weight
-        updates
-            samples are given as the rollout side hands them over, and weights do not change
-        not_run: the actor's init: process groups, model, optimizer, checkpoints
-            the adapter makes each of them; the actor's own code uses them
-        not_run: a forward pass of a reference policy
-            its log-probabilities are given, as are all quantities that a weight is read from
-        not_run: a critic's forward pass, where advantages come from its values
-            they are given; the same pass runs when the critic is trained
-        set: no rollout log-probabilities, unless tokens are rejected or corrected, or advantages
-        come from rewards
-            nothing else is computed from them
-        stubbed: the model, by the probe, one parameter for each token of the batch, without
-        attention
-            a weight is the derivative with respect to a token's log-probability, wherever logits
-            come from
-        stubbed: calculate_log_probs_and_entropy: runs on a vocabulary of one; then the probe is
-        added
-            values are then known, and the derivative with respect to each of them can be read
-        stubbed: compute_advantages_and_returns: writes the adapter's advantages and returns, except
-        in checks on those from rewards
-            a user chooses the estimator, and no aggregation depends on it
-        stubbed: the tracker that metrics are logged to: the numbers are recorded
-            they are what the framework logs
-        stubbed: the object store between rollouts and training: objects are passed directly
-            it changes no values
-        stubbed: the heartbeat, the weight updater, the copies of weights on the CPU, and an actor's
-        sleep between rollouts, by nothing
-            weights do not change, no process waits for a heartbeat, and memory suffices
-        passed_by: options of inference servers and their validation
-            no train step reads them
-        """,
-        CPU_AS_CUDA,
-    ),
+    options=read_options("adapters.slime_family"),
+    departures=(*read_departures("adapters.slime_family"), CPU_AS_CUDA),
 )
 
 ON_MEGATRON = replace(
@@ -346,38 +240,9 @@ ON_MEGATRON = replace(
     largest_pp=4,
     departures=(
         *FAMILY.departures,
-        *parse_departures(
-            """
-            set: --debug-train-only
-                no inference servers are started; the train step does not read it
-            set: --num-critic-only-steps=1 for a critic, if the option exists
-                the critic trains alone in the first rollout, and its loss is the same
-            set: --ref-load to a folder that is not read, if a KL term is trained
-                validation requires one; log-probabilities of the reference policy are given
-            set: sizes of a small model
-                they only estimate workload when ranks are balanced, where the lengths of samples
-                decide
-            stubbed: Megatron's argument parser: those of its options that are read, with its
-            defaults
-                no distribution of Megatron-Core contains megatron.training
-            passed_by: validation of Megatron's own options, and the framework's additions to it
-                options run as they are switched on; slime, for example, allows allgather_cp only
-                for some models
-            set: Megatron's DistributedDataParallel with gradients reduced in float32
-                frameworks of this lineage use it in the same way; the layout's options are passed
-                on
-            stubbed: the optimizer and the learning-rate schedule: the gradient is read, nothing is
-            stepped
-                gradients are final when an optimizer sees them
-            stubbed: get_args and finalize_model_grads of the framework's training module
-                one returns the parsed arguments, the other is Megatron's own except at depths below
-                step
-            stubbed: the loss function's token count, converted to a tensor
-                Megatron-Core versions newer than the framework's expect one; the number is the same
-            """,
-            PIPELINE_STAGES,
-            ONE_BY_ONE,
-        ),
+        *read_departures("adapters.slime_family", "megatron"),
+        PIPELINE_STAGES,
+        ONE_BY_ONE,
     ),
 )
 

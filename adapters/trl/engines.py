@@ -10,10 +10,10 @@ from adapters.contract.description import (
     Assumed,
     BatchProperty,
     Documented,
-    parse_departures,
 )
-from adapters.contract.framework import Framework, parse_options
+from adapters.contract.framework import Framework
 from adapters.contract.objective import Metric, Objective
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines.grpo import CLIPPED
 from adapters.engines.shells import RANKS, cuts
 from adapters.engines.trainers import OF_RUNS, OnDeepspeed, OnFsdp2, sharded, zero_record
@@ -34,14 +34,7 @@ def liger_record(record: Framework) -> Framework:
 
     It logs no entropies.
     """
-    departures = parse_departures(
-        """
-        stubbed: hidden states and the LM head that Liger's loss multiplies, by logits of two words
-            its own softmax returns the probe's log-probabilities less 64
-        set: TORCHDYNAMO_DISABLE=1
-            Liger's loss makes the same operations, not compiled
-        """
-    )
+    departures = read_departures("adapters.trl", "liger")
     of_sample = Documented(AdvantageUnit.SAMPLE, OF_ADVANTAGES)
     return replace(
         record,
@@ -60,25 +53,7 @@ NEVER_MADE = {
 }
 """Batches that `AsyncGRPOTrainer`'s own worker prevents; ``rollout_worker`` may replace it."""
 
-OF_ASYNC = parse_departures(
-    """
-    set: a rollout worker that has filled its queue with the case's samples, and a weight transfer
-    that does nothing
-        both are TRL's own extension points; generation and rewards come before a step
-    set: prompts that samples of a group share up to the last token
-        a user's samples share all of it; TRL packs the token before they differ once per sample
-    set: more samples in the queue, which no step trains on
-        TRL's data loader reads a micro-batch ahead
-    set: token_budget=0, so that micro-batches have the same number of samples
-        with a budget, the samples of a step would depend on those of later steps
-    set: max_staleness above the number of steps
-        the samples of all steps are in the queue from the beginning
-    stubbed: the device's theoretical speed, which TRL requests from CUDA
-        it is only logged
-    stubbed: the thread that sends rollouts to a service
-        nothing is reported to a service; threads would accumulate over jobs
-    """
-)
+OF_ASYNC = read_departures("adapters.trl", "async")
 
 # Where docs/source/async_grpo_trainer.md says nothing, it refers to the page of GRPO.
 ASYNC = Framework(
@@ -104,20 +79,7 @@ ASYNC = Framework(
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
     },
-    options=parse_options(
-        """
-        token_budget | micro-batches by tokens | it is 0, as the samples of a step would depend on
-            those that come after it
-        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
-        max_staleness, weight_sync_steps, queue_maxsize | which rollouts are trained on | they are
-            given
-        fork_threshold_tokens | conversations that become several samples | samples are given
-        num_generations, max_completion_length | rollouts | they are given
-        max_inflight_tasks, request_timeout, heartbeat_stale_after_s, weight_sync_timeout | how
-            rollouts and weights travel | a worker has all rollouts, and no weights are sent
-        dtype | that of the model | it is float32
-        """
-    ),
+    options=read_options("adapters.trl", "async_options"),
     departures=(*OF_ALL, *OF_ASYNC),
 )
 

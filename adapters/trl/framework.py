@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import Assumed, Documented, documented, parse_departures
-from adapters.contract.framework import Configurable, Framework, Settings, parse_options
+from adapters.contract.description import Assumed, Documented, documented
+from adapters.contract.framework import Configurable, Framework, Settings
 from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
@@ -15,6 +15,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines import grpo
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.grpo import CLIPPED, PENALTY
@@ -104,58 +105,13 @@ ESTIMATOR = f"{CONFIG}, use_bias_correction_kl"
 
 OF_ADVANTAGES = "docs/source/grpo_trainer.md, Computing the advantage"
 
-OF_ALL = parse_departures(
-    """
-    stubbed: the model, by one with a vocabulary of one token, and TRL's fused LM head, by itself
-    plus an entry for every token
-        TRL's own functions run on the model's states; weights are read through the entry
-    set: TRITON_INTERPRET=1
-        1.15 scores tokens with Triton kernels alone, which Triton's own interpreter runs on CPUs
-    """,
-    *grpo.OF_ALL,
-    NOTHING_LEARNED,
-    ZEROED,
-)
+OF_ALL = (*read_departures("adapters.trl"), *grpo.OF_ALL, NOTHING_LEARNED, ZEROED)
 
-OF_GENERATING = parse_departures(
-    """
-    set: a reward function that returns the case's rewards, and a tokenizer of two words; the last
-    token of samples that are not truncated is its end of text
-        the text is never used; each token id follows from the previous one
-    set: the order of a generation's samples, if it has those of several optimizer steps
-        TRL shuffles it, which would mix the samples of steps
-    set: constant order of prompts
-        it comes before rollouts
-    """,
-    *grpo.OF_GENERATING,
-)
+OF_GENERATING = (*read_departures("adapters.trl", "generating"), *grpo.OF_GENERATING)
 
-OF_GRPO = parse_departures(
-    """
-    set: a rollout function, which returns the case's samples with a mask of tokens that the policy
-    has generated
-        it is TRL's own extension point; generation comes before a step
-    set: a subclass of the trainer that sets token advantages, except in checks on TRL's own
-        TRL's loss supports such subclasses; they are signed powers of two, on which no weight
-        depends
-    set: num_iterations=2 for ratios other than 1; only the last iteration is observed
-        TRL asks for log-probabilities of the old policy only if it may have changed
-    set: use_vllm=True where rollout and old policy are compared; vLLM's engine is a stub
-        it would generate, and receive weights
-    """
-)
+OF_GRPO = read_departures("adapters.trl", "grpo")
 
-OF_RLOO = parse_departures(
-    """
-    stubbed: tokenising prompts and generating completions, by the case's samples
-        both come before a step, and TRL has no extension point for them; TRL pads and masks the
-        results
-    set: a subclass of the trainer that sets each sample's advantage, except in checks on TRL's own
-        they are signed powers of two, on which no weight depends
-    set: beta=0.0, no penalty on the divergence from a reference policy
-        the penalty is part of the rewards, and has no gradient
-    """
-)
+OF_RLOO = read_departures("adapters.trl", "rloo")
 
 GRPO = Framework(
     title="TRL",
@@ -266,56 +222,7 @@ GRPO = Framework(
             "vllm_importance_sampling_clip_max": 3.0,
         },
     ),
-    options=parse_options(
-        """
-        loss_type | the mode, and the policy loss | left out, `arguments`; `luspo` with
-            `--modes=constant:1`. `bnpo` is no mode, `cispo` and `vespo` have no formula in the
-            reference: tests of the adapter hold them against TRL's documents
-        max_completion_length | the divisor of `dr_grpo` | in `constant`, and `arguments`
-        importance_sampling_level | ratios of tokens or of sequences | elsewhere for `token`
-        sapo_temperature_pos, sapo_temperature_neg | temperatures of SAPO
-        vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg | constants of VESPO | the loss
-            has no formula in the reference
-        steps_per_generation | the micro-batches of a generation
-        num_iterations, max_steps | how often a generation is trained on
-        mask_truncated_completions | samples that were cut off are masked
-        use_bias_correction_kl | the divergence times the ratio | `auxiliary.kl` and others have the
-            default of the version
-        entropy_coef | the entropy bonus
-        use_adaptive_entropy, entropy_coef_min, entropy_coef_max, entropy_coef_delta,
-            entropy_target | how the coefficient changes | it is fixed
-        off_policy_mask_threshold | sequences of negative advantages are masked
-        scale_rewards | the standard deviation of a group | that of a `batch` is not run
-        reward_weights | several reward functions
-        multi_objective_aggregation | what of several rewards is normalised | with
-            `sum_then_normalize`, the default; `normalize_then_sum` is not looked at yet
-        vllm_importance_sampling_mode, vllm_importance_sampling_clip_max,
-            vllm_importance_sampling_clip_min, use_vllm | truncated importance sampling, and masks
-            by the ratio to the rollout policy
-        vllm_importance_sampling_cap, vllm_importance_sampling_correction | the older name of
-            the upper bound, and whether there is a correction | it is on with `use_vllm`
-        router_aux_loss_coef | a load-balancing loss
-        max_grad_norm | the norm of the gradient | the gradient is read before it
-        use_liger_kernel | the loss is Liger-Kernel's, in 1.9 to 1.13, or has no logits, in 1.14
-            | `weights` and others by the engine `liger`; since 1.15 it changes layers of the model
-            alone
-        temperature | what logits are divided by | the probe is added after the division
-        pad_to_multiple_of | padding of prompts and completions | not looked at yet
-        model_init_kwargs, trust_remote_code, disable_dropout, cast_lm_head_to_fp32 | the model
-            | it is the probe's
-        top_p, top_k, min_p, repetition_penalty, generation_kwargs, cache_implementation,
-            chat_template_kwargs, max_tool_calling_iterations, ds3_gather_for_generation,
-            use_transformers_paged, use_transformers_continuous_batching,
-            transformers_continuous_batching_config | generation | rollouts are given
-        vllm_mode, vllm_model_impl, vllm_enable_sleep_mode, vllm_gpu_memory_utilization,
-            vllm_max_model_length, vllm_tensor_parallel_size, vllm_structured_outputs_regex,
-            vllm_group_port, vllm_server_base_url, vllm_server_host, vllm_server_port,
-            vllm_server_timeout | vLLM's engine, `server` or `colocate` | it is a stub
-        log_completions, log_completions_hub_repo, log_multimodal, log_unique_prompts,
-            num_completions_to_print | the printed completions | no number depends on them
-        """,
-        *grpo.OPTIONS,
-    ),
+    options=(*read_options("adapters.trl"), *grpo.OPTIONS),
     departures=(*OF_ALL, *OF_GENERATING, *OF_GRPO),
 )
 
@@ -347,19 +254,6 @@ RLOO = Framework(
         ),
         "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
     },
-    options=parse_options(
-        """
-        epsilon, epsilon_high | clipping bounds of a sequence's ratio | a test holds it against
-            TRL's documents
-        num_iterations | how often a generation is trained on | log-probabilities of the old policy
-            are given, and ratios other than 1 need no second time
-        beta | the divergence that is subtracted from a reward | a test looks at it
-        normalize_advantages | advantages are normalised over a generation | a test looks at it
-        reward_clip_range, reward_weights | rewards | they come before a step
-        mask_truncated_completions | samples that were cut off are masked
-        steps_per_generation | the micro-batches of a generation
-        gradient_accumulation_steps, per_device_train_batch_size | micro-batches
-        """
-    ),
+    options=read_options("adapters.trl", "rloo_options"),
     departures=(*OF_ALL, *OF_GENERATING, *OF_RLOO),
 )

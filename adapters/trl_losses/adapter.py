@@ -11,10 +11,11 @@ import numpy as np
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.sequences import PADDING_ID
-from adapters.contract.description import Assumed, conventions_of, parse_departures
-from adapters.contract.framework import Framework, parse_options
+from adapters.contract.description import Assumed, conventions_of
+from adapters.contract.framework import Framework
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import CONSTANTS, Objective
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines import grpo
 from adapters.engines.shells import cuts
 from reference.aggregation import (
@@ -48,37 +49,8 @@ LOSSES = Framework(
         "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "kl_estimator": Assumed(DivergenceEstimator.K3),
     },
-    options=parse_options(
-        """
-        loss_type | the mode, and the policy loss
-        max_completion_length | the divisor of `dr_grpo`
-        epsilon_low, epsilon_high | clipping bounds
-        delta | a bound on ratios of negative advantages
-        importance_sampling_level | ratios of sequences
-        sapo_temperature_pos, sapo_temperature_neg | temperatures of SAPO
-        beta | the divergence in the loss
-        use_ref_model | whether there is a reference policy | `auxiliary.kl` has one
-        use_bias_correction_kl | the divergence times the ratio | it is off
-        temperature | what logits are divided by | it is 1
-        vespo_k_pos, vespo_lambda_pos, vespo_k_neg, vespo_lambda_neg | constants of VESPO | a test
-            holds the loss against TRL's documents
-        chunk_size, compiled | samples of one pass, and whether it is compiled | they change no
-            operation
-        """
-    ),
-    departures=parse_departures(
-        """
-        not_run: the trainer, its model and its optimizer
-            the loss function is called as TRL's trainer calls it, for each micro-batch of each rank
-        set: a sample's advantage, which is the largest of its tokens', first of negative and then
-        of positive ones; the gradient of each of these tokens is scaled to its own advantage
-            the function takes one advantage of a sample; a loss is proportional to those of one
-            sign
-        set: log-probabilities of the policy, the old policy and the reference policy
-            the first are the probe's, by which weights are read; the others are the case's
-        """,
-        grpo.OF_VALUES,
-    ),
+    options=read_options("adapters.trl_losses"),
+    departures=(*read_departures("adapters.trl_losses"), grpo.OF_VALUES),
 )
 """Departures of all loss functions with the arguments of TRL's."""
 

@@ -6,8 +6,8 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import is_set, stubbed
 from adapters.contract.objective import Objective
+from adapters.contract.tables import read_departures
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.imports import import_from
 from adapters.trl_losses.adapter import LossAdapter, PaddedRows, micro_batches
@@ -27,18 +27,6 @@ COUNT = "num_items_in_batch"
 DIVIDED_BY_TOKENS = ("dapo", "cispo", "vespo")
 """Loss types that the function divides by the tokens of all micro-batches, if it is given them."""
 
-DEPARTURES = (
-    is_set("compiled=False", "the same operations, not compiled"),
-    stubbed(
-        "hidden states and the LM head, of two words",
-        "Liger's own softmax makes log-probabilities of them, which are the probe's less 64",
-    ),
-    is_set(
-        "a mean's loss divided by the number of micro-batches",
-        "trainers divide so what the function averages over one micro-batch",
-    ),
-)
-
 
 class LigerAdapter(LossAdapter):
     """Drives linkedin/Liger-Kernel."""
@@ -50,7 +38,7 @@ class LigerAdapter(LossAdapter):
     tree = ("src/liger_kernel",)
     roots = ("src",)
     default_mode = Mode.TOKEN_MEAN
-    departures = DEPARTURES
+    departures = read_departures("adapters.trl_losses", "liger")
 
     def load(self, source: Path | None) -> None:
         """Import the chunked losses, which need no Triton."""

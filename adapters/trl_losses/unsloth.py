@@ -7,7 +7,7 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import passed_by
+from adapters.contract.tables import read_departures
 from adapters.toolkit.imports import import_from
 from adapters.trl_losses.adapter import LossAdapter, PaddedRows, micro_batches
 from reference.aggregation import Mode
@@ -26,13 +26,6 @@ WITHOUT_GPU = "UNSLOTH_ZOO_DISABLE_GPU_INIT"
 COMPILED = "UNSLOTH_COMPILE_LOCATION"
 """The environment variable of a folder that it puts code into, also while it is imported."""
 
-DEPARTURES = (
-    passed_by(
-        f"the search for a GPU, for Triton and for unsloth at import, by {WITHOUT_GPU}=1",
-        "the loss function is plain PyTorch",
-    ),
-)
-
 
 class UnslothAdapter(LossAdapter):
     """Drives unslothai/unsloth-zoo."""
@@ -45,7 +38,7 @@ class UnslothAdapter(LossAdapter):
     )
     tree = ("unsloth_zoo",)
     default_mode = Mode.SAMPLE_MEAN
-    departures = DEPARTURES
+    departures = read_departures("adapters.trl_losses", "unsloth")
 
     def load(self, source: Path | None) -> None:
         """Import the replacements of TRL's functions."""

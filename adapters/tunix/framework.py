@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import Assumed, Documented, parse_departures
-from adapters.contract.framework import Configurable, Framework, parse_options
+from adapters.contract.description import Assumed, Documented
+from adapters.contract.framework import Configurable, Framework
 from adapters.contract.job import Setting, Unsupported
 from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.grpo import CLIPPED, OF_VALUES, PENALTY
 from adapters.toolkit.settings import samples_per_step, whole_divisor
@@ -118,73 +119,6 @@ TUNIX = Framework(
         "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
     },
-    options=parse_options(
-        """
-        loss_agg_mode | the mode | `seq-mean-token-sum` with `--modes=constant:1`;
-            `sequence-mean-token-sum-norm` by a test of the adapter
-        max_tokens_to_generate | the divisor of `sequence-mean-token-scale`, which is the padded
-            width | no option sets the `norm` that it could be instead
-        epsilon | the lower clipping bound, and the upper one unless `epsilon_high` is set
-        epsilon_high | the upper clipping bound | an attribute: the constructor does not take it
-        epsilon_c | a bound on ratios of negative advantages | not looked at: it is documented
-            nowhere
-        loss_algo | ratios of tokens or of sequences | `gspo-token`, `grpo`
-        policy_loss_fn | the policy loss | `grpo`; `ppo` and others have a learner of their own
-        algo_variant | the name of the algorithm | it chooses nothing in the learner
-        sampler_is, sampler_is_threshold | truncated importance sampling
-        use_rollout_logps | whose log-probabilities those of the old policy are | they are given
-        beta | the divergence in the loss
-        kl_loss_mode | its estimator | `kl`, the default; the others are not looked at yet
-        kl_clamp_value | a bound on it | it is off, the default
-        advantage_estimator | how rewards are compared | `gae` needs a critic
-        reward_manager | how rewards are summed | there is one
-        num_generations | the samples of a prompt | `advantages` for those of a case, 2 elsewhere
-        num_iterations | how often a batch is trained on | log-probabilities of the old policy are
-            given, and ratios other than 1 need no second time
-        mini_batch_size | the prompts of an optimizer step | `weights` for those of a case
-        train_micro_batch_size | the prompts of a micro-batch | it is left out where a step has one,
-            as by default
-        gradient_accumulation_steps | micro-batches | tunix derives it from the two above
-        rollout_micro_batch_size, compute_logps_micro_batch_size | other micro-batches | they come
-            before a step
-        compute_logps_chunk_size | logits of one pass | it is off, the default
-        max_seq_token_per_tpu, max_segments_per_packed_row | packed rows | not looked at yet
-        mesh.shape, data_sharding_axis | devices | the axis is `fsdp`, the default
-        temperature | what logits are divided by | it is 1
-        actor_optimizer, critic_optimizer | the optimizer | its gradients are what is read
-        max_steps, eval_every_n_steps, checkpoint_root_directory, checkpointing_options,
-            metrics_logging_options, profiler_options, perf_metrics_options,
-            max_inflight_computations, metrics_prefix, pbar_description | the run | they change no
-            gradient
-        """
-    ),
-    departures=parse_departures(
-        """
-        not_run: the command line, which makes the same configurations
-            the learner is made as tunix's examples make it
-        stubbed: the model, by one whose logits are 64 for padding and an entry for the next token
-            tunix's own log-softmax runs on them; weights are read through the entries
-        stubbed: the rollout engine and the tokenizer, by one that returns the case's samples
-            generation comes before a step
-        set: with sampler_is, log-probabilities of the rollout policy by which the ratio to the
-        policy is the case's ratio of the old policy to that of the rollouts
-            tunix compares the rollout policy with the policy before it is trained
-        set: a subclass of the learner that sets loss masks, log-probabilities of the old and the
-        reference policy and, except in checks on its own advantages, advantages of tokens
-            the loss takes them of each token; advantages are signed powers of two, on which no
-            weight depends
-        set: an optimizer that keeps gradients and changes nothing
-            it has the gradient that any optimizer would get
-        set: temperature=1.0
-            logits are divided by it, and so would be every weight
-        set: epsilon_high as an attribute of the configuration
-            its documentation has it and its constructor does not take it; the loss reads it
-        set: num_generations: 2 samples of a prompt or all of a micro-batch, except in checks on
-        its own advantages
-            given advantages are not compared within a prompt
-        set: XLA devices of the host's CPU
-            XLA partitions the step over them as over TPUs
-        """,
-        OF_VALUES,
-    ),
+    options=read_options("adapters.tunix"),
+    departures=(*read_departures("adapters.tunix"), OF_VALUES),
 )

@@ -21,8 +21,7 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from adapters.verl import importing
-from adapters.verl.departures import legacy_record
-from adapters.verl.framework import VERL
+from adapters.verl.framework import VERL, legacy_record
 from adapters.verl.importing import configured, module
 from adapters.verl.sizes import last_epoch, uses_legacy_trainer
 from adapters.verl.teacher import loss_of

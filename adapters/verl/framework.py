@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adapters.contract.description import Assumed, Documented, FixedMode, documented
-from adapters.contract.framework import Configurable, Framework, Settings, parse_options
+from adapters.contract.framework import Configurable, Framework, Settings
 from adapters.contract.job import Setting
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
@@ -17,8 +17,9 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.contract.tables import read_departures, read_options
 from adapters.engines import router
-from adapters.verl import departures
+from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES, ZEROED
 from adapters.verl.corrections import ALL_CRITERIA, CLIPPED, LOSS, OBJECTIVES, REJECTED
 from adapters.verl.sizes import DIVIDED, BatchSizes, cut, divisor, mode_of_divisor
 from adapters.verl.teacher import OBJECTIVES as OF_TEACHER
@@ -60,6 +61,9 @@ MASKED_NAN = "verl/utils/torch_functional.py (masked_sum): NaN outside the mask 
 DIVISOR_BY_DEFAULT = (
     "verl/workers/config/actor.py (ActorConfig: if loss_scale_factor is None, response_length)"
 )
+
+DEFAULT_TRAINER = read_departures("adapters.verl", "default_trainer")
+"""Departures of versions with the default trainer."""
 
 VERL = Framework(
     title="verl",
@@ -242,134 +246,8 @@ VERL = Framework(
             "algorithm.rollout_correction.rollout_is_threshold": 2.0,
         },
     ),
-    options=parse_options(
-        """
-        loss_agg_mode | the mode | with other divisors `seq-mean-token-sum-norm`, and with one over
-            the number of samples, such as `--modes=constant:0.125` for 8, `token-sum`
-        loss_scale_factor | the divisor of `constant` | left out, `arguments`
-        policy_loss.loss_mode | the policy loss | elsewhere `vanilla`
-        clip_ratio_low, clip_ratio_high | clipping bounds | they differ
-        clip_ratio | both bounds, unless they are set | they are where a ratio is not 1
-        clip_ratio_c | the bound of dual clip | no ratio reaches it elsewhere
-        tau_pos, tau_neg | temperatures of SAPO
-        policy_loss.clip_cov_ratio, policy_loss.clip_cov_lb, policy_loss.clip_cov_ub | tokens of
-            large covariance are clipped | none, and all: which are drawn of several is random
-        policy_loss.kl_cov_ratio, policy_loss.ppo_kl_coef | the penalty on tokens of large
-            covariance | every token is chosen, or a quarter
-        policy_loss.dro_beta | the quadratic penalty on the log-ratio
-        entropy_coeff | the entropy bonus
-        use_kl_loss, kl_loss_coef | the divergence in the loss
-        kl_loss_type | the estimator of the divergence | all estimators are reduced by the same
-            lines
-        calculate_entropy, calculate_sum_pi_squared | what is computed besides the loss | no loss
-            of ours uses it
-        entropy_from_logits_with_chunking, entropy_from_logits_chunk_size, entropy_checkpointing,
-            sum_pi_squared_checkpointing | how the entropy is computed | the default is run
-        data.train_batch_size, ppo_mini_batch_size | several optimizer steps | several on
-            `two_steps`, and rows of padding on `nine_samples`, `ten_samples` and `unequal_groups`
-        actor_rollout_ref.rollout.n, rollout_n | samples of a prompt | more than 1 on cases whose
-            prompts have equally many
-        ppo_micro_batch_size_per_gpu, actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu,
-            actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu | micro-batches | 1 and 2 of a
-            rank
-        ppo_micro_batch_size | micro-batches of all ranks | deprecated
-        use_dynamic_bsz, ppo_max_token_len_per_gpu | micro-batches by tokens
-        ppo_epochs | how often samples are trained | the second time is looked at
-        shuffle, data_loader_seed | the order in which samples are trained | it would mix the
-            samples of two steps
-        strategy, trainer.use_v1 | the engine and the trainer
-        fsdp_config.ulysses_sequence_parallel_size, ulysses_sequence_parallel_size | sequences split
-            over ranks | the second is deprecated
-        fsdp_config.fsdp_size | shards that are replicated
-        megatron.context_parallel_size, megatron.tensor_model_parallel_size,
-            megatron.pipeline_model_parallel_size, megatron.virtual_pipeline_model_parallel_size |
-            Megatron's ways to share a sequence or a model
-        megatron.use_distributed_optimizer | what of the optimizer is replicated | the default is
-            on all others
-        megatron.override_ddp_config.average_in_collective,
-            megatron.override_ddp_config.overlap_grad_reduce | how Megatron reduces gradients
-        megatron.override_transformer_config.calculate_per_token_loss | Megatron divides by tokens
-        megatron.override_transformer_config.num_moe_experts,
-            megatron.override_transformer_config.moe_router_topk,
-            megatron.override_transformer_config.moe_router_pre_softmax,
-            megatron.override_transformer_config.moe_router_load_balancing_type,
-            megatron.override_transformer_config.moe_aux_loss_coeff,
-            megatron.override_transformer_config.moe_z_loss_coeff,
-            megatron.override_transformer_config.add_bias_linear |
-            a mixture of experts and the losses of its router
-        actor_rollout_ref.model.use_remove_padding, use_remove_padding | packed rows
-        pad_to_length | packed rows are padded to few different lengths | the default is run
-        actor_rollout_ref.model.use_fused_kernels, use_fused_kernels, use_prefix_grouper | kernels
-            of their own for log-probabilities | the probe is in the plain functions
-        use_torch_compile, freeze_vision_tower, load_weight | what is compiled, trained or loaded |
-            no verdict depends on it
-        grad_clip | the norm of the gradient | the gradient is read before it
-        algorithm.adv_estimator | how advantages are computed | `grpo_vectorized` and
-            `rloo_vectorized` are other code for `grpo` and `rloo`, which is not run.
-            `reinforce_plus_plus_baseline` has no penalty on tokens, which the reference's has. The
-            reference has no formula of `gpg`, `grpo_passk`, `opo`, `optimal_token_baseline` and
-            `tir_optimal_token_baseline` yet. `gdpo` needs several rewards of a sample, `remax` a
-            greedy sample of each prompt, and cases have neither. `gae` needs a critic, which is not
-            driven before 0.8.0
-        algorithm.norm_adv_by_std_in_grpo | the standard deviation of a group |
-            `advantages.group_normalised` has the default
-        algorithm.gamma, algorithm.lam | discounts | two different ones
-        algorithm.use_kl_in_reward, algorithm.kl_penalty, algorithm.kl_ctrl.kl_coef | the divergence
-            in the reward | with `kl`
-        algorithm.kl_ctrl.type, algorithm.kl_ctrl.horizon, algorithm.kl_ctrl.target_kl | how its
-            coefficient changes | it is fixed
-        algorithm.use_pf_ppo, algorithm.pf_ppo.reweight_method, algorithm.pf_ppo.weight_pow |
-            samples are drawn by their scores | which are drawn is random
-        algorithm.filter_groups.enable, algorithm.filter_groups.metric,
-            algorithm.filter_groups.max_num_gen_batches,
-            algorithm.filter_groups.max_inflight_gen_batches | groups of equal rewards are left out
-            | it comes before a step
-        actor_rollout_ref.rollout.calculate_log_probs | the policy of the rollouts is compared with
-            the old one
-        algorithm.rollout_correction.rollout_is, algorithm.rollout_correction.rollout_is_threshold |
-            truncated importance sampling | with an upper bound, and with two
-        algorithm.rollout_correction.rollout_is_batch_normalize | its weights have a mean of 1 | of
-            tokens, and of one step
-        algorithm.rollout_correction.rollout_rs, algorithm.rollout_correction.rollout_rs_threshold,
-            algorithm.rollout_correction.rollout_rs_threshold_lower | masks by the ratio to the
-            rollout policy | `token_k1`, and `seq_mean_k1` where whole samples are rejected;
-            in `rejection.off_policy` with all other criteria, which reject nothing there
-        algorithm.rollout_correction.rollout_token_veto_threshold | sequences with a token of a
-            small ratio are masked, before 0.7.1 | it is off
-        algorithm.rollout_correction.bypass_mode, algorithm.rollout_correction.loss_type,
-            policy_loss.rollout_correction.loss_type | the rollout policy is the old one | with
-            `reinforce`; `ppo_clip` is `vanilla` with these ratios
-        policy_loss.rollout_correction.rollout_is,
-            policy_loss.rollout_correction.rollout_is_threshold,
-            policy_loss.rollout_correction.rollout_is_batch_normalize | the same in the loss itself
-        critic.enable | there is a critic | its model, optimizer and engine have the actor's options
-        critic.loss_agg_mode, critic.loss_scale_factor | the reduction of a critic's loss |
-            `other_losses.value` has that of the actor, as by default
-        critic.cliprange_value | clipping of a critic's values | `other_losses.value` is inside the
-            bound
-        distillation.enabled, distillation.nnodes,
-            distillation.teacher_models.teacher_model.model_path | a teacher's log-probabilities,
-            which are given
-        distillation.distillation_loss.loss_mode, distillation.distillation_loss.use_task_rewards,
-            distillation.distillation_loss.use_policy_gradient | the loss by a teacher | `k2` alone,
-            and `k1` as a reward besides task rewards of 0; `kl`, `abs`, `mse`, `low_var_kl` and
-            `k3` are reduced by the same lines, and `forward_kl_topk` is not run: cases have no
-            vocabulary
-        distillation.distillation_loss.distillation_loss_coef,
-            distillation.distillation_loss.policy_loss_mode,
-            distillation.distillation_loss.clip_ratio,
-            distillation.distillation_loss.clip_ratio_low,
-            distillation.distillation_loss.clip_ratio_high | the loss by a teacher as a reward |
-            those of the default are run, and no ratio is clipped
-        distillation.distillation_loss.topk, distillation.distillation_loss.log_prob_min_clamp,
-            distillation.distillation_loss.use_chunked_topk,
-            distillation.distillation_loss.chunked_topk_chunk_size | `forward_kl_topk` | it is not
-            run
-        distillation.distillation_loss.loss_max_clamp | a bound on each token's loss | it is off, as
-            by default
-        """
-    ),
-    departures=departures.ALL_VERSIONS,
+    options=read_options("adapters.verl"),
+    departures=(*DEFAULT_TRAINER, *read_departures("adapters.verl")),
 )
 
 
@@ -415,5 +293,23 @@ MEGATRON = replace(
     },
     largest_tp=2,
     largest_pp=4,
-    departures=(*VERL.departures, *departures.MEGATRON),
+    departures=(
+        *VERL.departures,
+        *read_departures("adapters.verl", "megatron"),
+        ZEROED,
+        CPU_AS_CUDA,
+        PIPELINE_STAGES,
+        ONE_BY_ONE,
+    ),
 )
+
+
+def legacy_record(record: Framework) -> Framework:
+    """An engine's record in versions before 0.9.0, whose only trainer is now the legacy one."""
+    of_trainer = [one for one in record.departures if one not in DEFAULT_TRAINER]
+    of_layout = record.layout.items()
+    return replace(
+        record,
+        layout={part: chosen for part, chosen in of_layout if part != Option.LEGACY_TRAINER},
+        departures=(*of_trainer, *read_departures("adapters.verl", "older_versions")),
+    )

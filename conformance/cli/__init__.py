@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(typed: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """What is typed for this command, and after ``--`` what a recipe has for its framework."""
+    """The words for this command, and those after ``--``, which a recipe has for its framework."""
     if typed[:1] != ["recipe"] or "--" not in typed:
         return typed, ()
     place = typed.index("--")

@@ -1,4 +1,4 @@
-"""What each command does: a generator of the lines that it prints, given its options.
+"""The commands, each a generator of the lines that it prints, given its options.
 
 A command imports what it needs when it runs, so that the quick ones start quickly.
 """

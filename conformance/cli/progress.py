@@ -1,4 +1,4 @@
-"""How far a review has come, on the error stream: a bar on a terminal, else a line now and then."""
+"""The progress of a review on the error stream: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 

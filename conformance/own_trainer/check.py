@@ -56,7 +56,7 @@ _Made = TypeVar("_Made")
 
 
 class _Answer(NamedTuple):
-    """What one rank has of a job."""
+    """The outcome of a job on one rank."""
 
     shown: list[Shown]
     trace: RankTrace | None
@@ -94,7 +94,7 @@ class _JobWanted(BaseException):
 
 @dataclass
 class _LoopRanks:
-    """What the loop has run, with the methods of a pool of ranks that judges and traces use."""
+    """The jobs that the loop has run, with the methods of a pool that judges and traces use."""
 
     description: Description
     outcomes: dict[Job, Ran] = field(default_factory=dict)
@@ -258,7 +258,7 @@ class OwnTrainerCheck:
         return cast("RankPool", self._loop)
 
     def _answered(self, asks: Callable[[], _Made]) -> Generator[Step, None, _Made]:
-        """What a judge says, once the loop has run all that it asks for."""
+        """The answer of a judge, once the loop has run all jobs that it asks for."""
         while True:
             try:
                 return asks()
@@ -391,7 +391,7 @@ class Steps:
 
     check: OwnTrainerCheck
     told: str = ""
-    """What is wrong."""
+    """The words that say what is wrong."""
 
     def __iter__(self) -> Iterator[Step]:
         return self.check.steps()

@@ -26,7 +26,7 @@ ESTIMATORS = {
     "group_centred": (advantages.group_centred, _UNBIASED),
     "leave_one_out": (advantages.leave_one_out, _UNBIASED),
 }
-"""What `loss_conformance(advantages=…)` takes."""
+"""The estimators that `loss_conformance(advantages=…)` takes, by name."""
 
 _NONE = AdvantageConstants(discount=1.0, trace=1.0, penalty=0.0, buffer=1, overlong=0.0)
 

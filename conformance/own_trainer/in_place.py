@@ -72,7 +72,7 @@ class _Rows:
 
 @dataclass(eq=False)
 class Seen:
-    """What was seen of a step, once its context has been left.
+    """The observation of a step, once its context has been left.
 
     ``weights`` has the effective weight of every token of all ranks, with the reduction over ranks
     that is assumed, and ``expected`` that of the mode.
@@ -236,7 +236,7 @@ def _as_array(values: Any) -> NDArray[np.float64]:
 
 
 def _weights(gradient: NDArray[np.float64], advantages: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What tokens weigh; those without an advantage should have no gradient, and weigh that."""
+    """The weights of tokens; one without an advantage weighs its gradient, which should be 0."""
     return -gradient / np.where(advantages == 0, -1.0, advantages)
 
 
@@ -281,7 +281,7 @@ def _judge(
 
 
 def _observation(ranks: list[_Rows], index: int, reduction: PendingReduction) -> Observation:
-    """What one rank observed, with entries for the tokens of all."""
+    """The observation of one rank, with entries for the tokens of all."""
 
     def flat(elsewhere: float, of_row: Callable[[_Rows, int], Any]) -> NDArray[Any]:
         parts = [

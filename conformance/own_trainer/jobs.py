@@ -37,7 +37,7 @@ METRIC_SPECS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user asks for."""
+    """The options of a check, as a user gives them."""
 
     aggregation: Aggregation
     dp: tuple[int, ...] = (1,)
@@ -109,7 +109,7 @@ def asked(
     cases: Sequence[str],
     advantages: str | None = None,
 ) -> Asked:
-    """What a user asks for, with numbers alone or in sequences.
+    """The options of a check, whose numbers are given alone or in sequences.
 
     Raises:
         InvalidAggregationError: the mode is unknown, or its divisor is missing or too much.

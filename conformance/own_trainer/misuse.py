@@ -29,7 +29,7 @@ ROUGH = 1e-2
 """The same for advantages that a trainer computes, with an ε of its own."""
 
 CLIPPING_EPSILON = 1e-6
-"""What torch adds to a norm that it divides by."""
+"""The number that torch adds to a norm before it divides by it."""
 
 NOT_HELD = (
     "{lost} of {total} active tokens are in no forward pass: step.samples are already those of one"
@@ -73,7 +73,7 @@ def misuse(
     description: Description,
     estimator: str | None = None,
 ) -> str | None:
-    """What to change if a step was not trained as it was given; None if it may have been.
+    """The change to make if a step was not trained as it was given; None if it may have been.
 
     ``estimator`` is that of a trainer which makes its advantages itself.
     """
@@ -102,7 +102,7 @@ def misuse(
 def clipped(
     ran: Iterable[tuple[Job, Sequence[Observation]]], description: Description
 ) -> str | None:
-    """What to change if the gradients of steps of different norms are clipped to one norm.
+    """The change to make if the gradients of steps of different norms are clipped to one norm.
 
     Those of the stand-in model are so small that few bounds do.
     """
@@ -147,7 +147,7 @@ class _OfSamples:
         sample: NDArray[np.int64],
         groups: NDArray[np.int64],
     ) -> Self:
-        """Those of the active tokens of a step."""
+        """Take the active tokens of a step."""
         active = expected > 0
         given, of_active = advantages[active], sample[active]
         trained = weights[active] * given / expected[active]

@@ -21,8 +21,8 @@ HUGGING_FACE = "hugging_face"
 """The form that is a `transformers.PreTrainedModel`."""
 
 SCALE = 2.0**-16
-"""What gradients are multiplied by: trainers clip norms at 1 or so, and even that of a painted
-token stays far below. It is a power of two, so that nothing is rounded."""
+"""The factor on gradients: trainers clip norms at 1 or so, and even that of a painted token stays
+far below. It is a power of two, so that nothing is rounded."""
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -135,7 +135,7 @@ def _pretrained(probed: ProbedModel, vocabulary: int) -> nn.Module:
 
         @property
         def model(self) -> Any:
-            """Where a transformer has its layers."""
+            """The attribute in which a transformer has its layers."""
             return SimpleNamespace(layers=[probed.layer])
 
         def get_input_embeddings(self) -> nn.Module:

@@ -33,7 +33,7 @@ class WrongLossError(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a check found: all of its findings, their causes, and the trace of the worst."""
+    """The result of a check: all of its findings, their causes, and the trace of the worst."""
 
     cells: tuple[MatrixCell, ...]
     findings: list[Finding]
@@ -95,7 +95,7 @@ class Outcome:
             yield from (f"  {line}" for line in as_text(self.trace))
 
     def _smallest(self, finding: str) -> str:
-        """What the step of a trace is made of."""
+        """A sentence on the step of the trace, the smallest."""
         [cell] = [one for one in self.cells if one.id == finding]
         tokens = ", ".join(map(str, cell.case.steps[0].active_tokens))
         ranks, micro_batches = cell.layout.dp, cell.layout.micro_batches

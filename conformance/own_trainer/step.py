@@ -55,7 +55,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shown:
-    """What one rank saw of one step."""
+    """The observation of one step on one rank."""
 
     gradient: NDArray[np.float32] | None
     dtype: str
@@ -63,11 +63,11 @@ class Shown:
     logged: dict[Metric, float]
     unit: AdvantageUnit
     misuse: str | None
-    """What to change, if nothing can be said about the trainer."""
+    """The change to make, if nothing can be said about the trainer."""
 
 
 class Step:
-    """What a trainer is given for one optimizer step on one rank.
+    """The data of one optimizer step that a trainer is given on one rank.
 
     ``samples`` are those of this rank, to be cut into ``micro_batches`` of equal numbers of
     samples; ``batch`` those of all ``dp`` ranks. ``watched`` is entered while a step is watched.
@@ -247,7 +247,7 @@ class Step:
             self._logged[Metric(name)] = float(number)
 
     def shown(self) -> Shown:
-        """What this rank saw of the step."""
+        """The observation of the step on this rank."""
         stand_in, misuse = self._stand_in, self._misuse()
         return Shown(
             gradient=self._gradients[0] if self._gradients else None,
@@ -259,7 +259,7 @@ class Step:
         )
 
     def _misuse(self) -> str | None:
-        """What to change where the step was not used as it has to be."""
+        """The change to make where the step was not used as it has to be."""
         stand_in = self._stand_in
         if stand_in is None:
             return "the step's model was not made; build the trainer around step.model()"
@@ -302,7 +302,7 @@ class Step:
 
 
 def observation(batch: ProbedBatch, shown: Sequence[Shown]) -> Observation:
-    """What one rank saw of all steps of a job."""
+    """The observation of all steps of a job on one rank."""
     gradients = [one.gradient for one in shown]
     passes = [each for one in shown for each in one.passes]
     reported = {

@@ -91,7 +91,7 @@ class Launched:
         return told
 
     def gather(self, size: int, mine: Any) -> list[Any]:
-        """What every rank has, on every rank."""
+        """The values of all ranks, on every rank."""
         found: list[Any] = [None] * self._size
         dist.all_gather_object(found, mine, group=self._group)
         return found
@@ -179,7 +179,7 @@ class Copies:
         return what
 
     def gather(self, size: int, mine: Any) -> list[Any]:
-        """What every rank has, on the first.
+        """The values of all ranks, on the first.
 
         Raises:
             RankFailedError: a copy has raised, or died.
@@ -275,7 +275,7 @@ class Copies:
         return shown
 
     def _first_failure(self) -> RankFailedError | None:
-        """What the first copy raised that handed its exception over."""
+        """The exception of the first copy that handed one over."""
         for rank, (_, connection) in self._children.items():
             with suppress(EOFError, OSError):
                 if connection.poll(GRACE):

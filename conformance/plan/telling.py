@@ -28,8 +28,8 @@ JOBS = 96
 MOST_RANKS = 4
 
 LEAST_OF_A_FORMAT = 0.2
-"""Of the layouts that have to be of a format for it to be chosen: slime has a few for a format that
-only old versions have."""
+"""The least share of layouts of a format that is chosen: slime has a few for a format that only old
+versions have."""
 
 UNKNOWN = 0.01
 """The weight of a job that no scout has run, as where only laws or poison are looked at."""

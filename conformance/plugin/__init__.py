@@ -120,7 +120,7 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
 
 @pytest.fixture(scope="session")
 def report_header(shared_jobs: SharedJobs, request: pytest.FixtureRequest) -> Header:
-    """What every finding of this run has in common."""
+    """The facts that every finding of this run has in common."""
     from conformance.runs.recorder import header
 
     return header(settings_of(request.config), shared_jobs.pool.description)
@@ -134,7 +134,7 @@ def headers(report_header: Header) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def gate(request: pytest.FixtureRequest) -> Gate:
-    """What makes a finding fail."""
+    """The gate, by which findings fail."""
     return settings_of(request.config).gate
 
 

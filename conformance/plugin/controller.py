@@ -38,7 +38,7 @@ NOT_DRIVEN = 6
 nothing is wrong, or could drive nothing; pytest's own are 0 to 5."""
 
 ATTRIBUTE = "rl_loss_conformance"
-"""Of pytest's own reports of tests, which pytest-xdist passes on as they are."""
+"""An attribute of pytest's own reports of tests, which pytest-xdist passes on as they are."""
 
 
 class Controller:
@@ -295,7 +295,7 @@ class Controller:
 
 
 class ProgressLine:
-    """How far a run has come, in one line of the terminal that rich writes over and over.
+    """The progress of a run, in one line of the terminal that rich writes over and over.
 
     It counts findings instead of pytest's dots, and is a plugin, because pytest must be told so.
     """

@@ -68,7 +68,7 @@ def dismiss_workers(config: pytest.Config, session: pytest.Session | None) -> No
 
 
 def launcher(config: pytest.Config) -> LocalLauncher:
-    """What starts the ranks."""
+    """The launcher, which starts the ranks."""
     launch = _launch(config)
     if launch is None:
         from conformance.ranks.processes import LocalLauncher
@@ -80,7 +80,7 @@ def launcher(config: pytest.Config) -> LocalLauncher:
 
 
 def rank_budget(config: pytest.Config) -> RankBudget:
-    """How many ranks there can be."""
+    """The largest number of ranks."""
     from conformance.ranks.hardware import MAX_RANKS, RankBudget
 
     launch, max_ranks = _launch(config), config.getoption("max_ranks")
@@ -90,7 +90,7 @@ def rank_budget(config: pytest.Config) -> RankBudget:
 
 
 def _launch(config: pytest.Config) -> Launch | None:
-    """What torchrun says, where it started this run of an adapter."""
+    """The launch that torchrun describes, where it started this run of an adapter."""
     if config.getoption("adapter") is None:
         return None
     from conformance.ranks.torchrun import Launch

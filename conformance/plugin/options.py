@@ -1,4 +1,4 @@
-"""What a user may type after ``pytest``, and the settings that are read from it."""
+"""The options that a user may type after ``pytest``, and the settings that are read from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def finding_id(nodeid: str) -> str | None:
 
 
 def settings_of(config: pytest.Config) -> Settings:
-    """What this run was asked for, checked the first time.
+    """The settings of this run, checked the first time.
 
     Raises:
         pytest.UsageError: what is wrong with it, and the way out.
@@ -92,7 +92,7 @@ def _read_options(config: pytest.Config) -> Settings:
 
 
 def _plan_size(config: pytest.Config) -> str:
-    """What ``--plan`` says; without it, everything if a layout, a case or a finding is named."""
+    """The plan that ``--plan`` names; else the full one if a layout, case or finding is named."""
     option = config.getoption
     named = any("::" in argument for argument in config.invocation_params.args)
     named = named or any(map(option, ("layout", "case", "case_file")))
@@ -102,6 +102,6 @@ def _plan_size(config: pytest.Config) -> str:
 
 
 def _given_path(config: pytest.Config, name: str) -> Path | None:
-    """What an option names, seen from where the user is, who may be in another folder."""
+    """The path that an option names, seen from where the user is, who may be in another folder."""
     path: Path | None = config.getoption(name)
     return None if path is None else config.invocation_params.dir / path

@@ -1,4 +1,4 @@
-"""What changes for a step that moves from one framework's reduction to another's."""
+"""The changes for a step that moves from one framework's reduction to another's."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.adapters.steps import marks, require
 REPORTS = Path(__file__).parents[2] / "reports"
 
 DISTRIBUTIONS = {"liger": "liger-kernel", "unsloth": "unsloth_zoo"}
-"""Of frameworks whose package has another name."""
+"""The distributions of frameworks whose package has another name."""
 
 
 class Selection(NamedTuple):
@@ -46,7 +46,7 @@ class Selection(NamedTuple):
 
     @property
     def expression(self) -> str:
-        """What selects the findings, for pytest's option ``-k``."""
+        """The expression that selects the findings, for pytest's option ``-k``."""
         layouts = " or ".join(f"{layout}]" for layout in self.layouts)
         return f"({layouts}) and ({' or '.join(self.parts)})"
 
@@ -151,7 +151,7 @@ def again(folder: Path, adapter: str, *options: str) -> command.Result:
     ],
 )
 def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: Selection) -> None:
-    """Of checks that came after a report it says nothing, nor of findings beyond its plan."""
+    """It says nothing of checks that came after a report, nor of findings beyond its plan."""
     committed = load(REPORTS / f"{selection.report}.json.gz")
     require(committed.engine)
     depth = committed.findings[0].depth

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from adapters.contract import Job, Layout, Option, Unsupported
+from adapters.contract import Departure, DepartureKind, Job, Layout, Option, Unsupported
 from adapters.contract.description import DefaultValue, Description, documented
 from adapters.contract.framework import (
     Configurable,
@@ -13,10 +14,10 @@ from adapters.contract.framework import (
     OptionRow,
     Substitute,
     nested,
-    parse_options,
 )
 from adapters.contract.job import Configuration, Defaults, Setting
 from adapters.contract.objective import Metric, Objective
+from adapters.contract.tables import read_departures, read_options
 from conformance.runs import registry
 from reference.aggregation import Aggregation, Mode
 from tests.jobs import job_of
@@ -52,7 +53,7 @@ def job(layout: str = "dp1-cp1-mb2-thd", objective: Objective = Objective.POLICY
 
 
 def described(*missing: str, default: Callable[[str], object] = {}.get) -> Description:
-    """What a version without some options is described to have."""
+    """The description of a version without some options."""
     return RECORD.description(
         lambda settings: not {*settings} & {*missing}, (), default, stubs=("ray",)
     )
@@ -165,7 +166,7 @@ def test_options_and_choices_that_no_row_speaks_of_are_new() -> None:
         modes={"token": (Mode.TOKEN_MEAN, {"mode": "token"})},
         objectives={},
         always={"lr": 0.0},
-        options=parse_options("mode, low | the mode and a bound | `sum` is the user's"),
+        options=(OptionRow(("mode", "low"), "the mode and a bound", "`sum` is the user's"),),
     )
     choices = ["mode=token", "mode=sum", "mode=fifth"]
     found = record.description(lambda _: True, ["lr", "low", "use_fifth_loss", "mode", *choices])
@@ -221,16 +222,38 @@ def test_names_with_dots_are_sections() -> None:
     assert nested({"a.b.c": 1, "a.d": 2, "e": 3}) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
 
 
-def test_options_are_read_line_by_line() -> None:
-    table = """
-        low, high | the bounds
-        norm,
-            clip | the gradient | it is read
-            before
+def test_tables_beside_a_record_have_its_options_and_departures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "example_adapter"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tables.toml").write_text(
         """
-    assert parse_options(table) == (
-        OptionRow(("low", "high"), "the bounds"),
+        [[options]]
+        names = "low, high"
+        changes = "the bounds"
+        [[fsdp_options]]
+        names = '''
+        norm,
+        clip'''
+        changes = "the gradient"
+        note = '''
+        it is read
+        before'''
+        [[departures]]
+        passed_by = "a check"
+        why = "it only checks"
+        """
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert read_options("example_adapter") == (OptionRow(("low", "high"), "the bounds"),)
+    assert read_options("example_adapter", "fsdp_options") == (
         OptionRow(("norm", "clip"), "the gradient", "it is read before"),
+    )
+    assert read_departures("example_adapter") == (
+        Departure(DepartureKind.PASSED_BY, "a check", "it only checks"),
     )
 
 

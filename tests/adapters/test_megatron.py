@@ -1,4 +1,4 @@
-"""What slime's and miles' adapters share, without either framework."""
+"""The code that slime's and miles' adapters share, without either framework."""
 
 import argparse
 from dataclasses import replace

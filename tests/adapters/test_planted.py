@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("other_release")
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """Where a framework's options are declared: an entry of planted.toml, which says what it is."""
+    """The place where a framework declares its options, an entry of planted.toml."""
 
     framework: str
     engine: str

@@ -33,8 +33,8 @@ COMMIT = "559b44772e471d1538537b8805cc77f3824a5e64"
 CLONE = Path(os.environ.get(command.SOURCES, "")) / "prime_rl"
 
 OTHER_ORCHESTRATORS = ("02bdca2e4", "7f7771388", "07e6bec87", "d1046b876")
-"""Of March, with a function of all rewards; of June, with one of rollouts; of July and August, with
-algorithms."""
+"""Commits of March, with a function of all rewards; of June, with one of rollouts; of July and
+August, with algorithms."""
 
 BY_TOKENS = "dp2-cp1-mbtokens-thd"
 
@@ -49,7 +49,7 @@ def pool() -> Iterator[RankPool]:
 
 
 def description() -> Description:
-    """What the judge knows of prime-rl here: its conventions."""
+    """The description of prime-rl that judges need: its conventions."""
     return Description(declared=PRIME_RL.conventions)
 
 

@@ -136,6 +136,20 @@ def test_parameters_in_bfloat16_conform_within_their_bound(
     assert max(finding.error for finding in report.findings) > 1e-4, "not in bfloat16"
 
 
+@pytest.mark.parametrize(
+    ("adapter", "ref"),
+    [
+        ("slime", "9c909a445"),  # functions are given the state of parallelism, until 1442
+        ("miles", "2b5b7fc1f"),  # of May 2026, before it moved modules of rollouts and logits
+    ],
+)
+def test_versions_with_modules_elsewhere_are_driven(tmp_path: Path, adapter: str, ref: str) -> None:
+    report = run(tmp_path, adapter, ref, "--layout=dp1-cp2-mb2-thd", cases="uneven_lengths")
+
+    assert {f.verdict for f in report.findings} <= {"conforms", "unsupported", "advice"}
+    assert "conforms" in {f.verdict for f in report.findings}
+
+
 @pytest.mark.parametrize(("ref", "is_for_tests"), [("refs/pull/1498/head", True), ("main", False)])
 def test_engine_for_tests_alone_is_a_departure(
     tmp_path: Path, ref: str, is_for_tests: bool

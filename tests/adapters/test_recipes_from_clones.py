@@ -33,7 +33,7 @@ AREAL, NEMO_RL, OPEN_INSTRUCT, PRIME_RL, TUNIX = (
 def read_from_clone(
     name: str, file: Path | None = None, words: Sequence[str] = ()
 ) -> tuple[Recipe, Match]:
-    """What a framework at its commit makes of a recipe, and what of its record that is."""
+    """The recipe as a framework at its commit reads it, and what of its record that is."""
     adapter = registry.create(name)
     source = resolve(adapter, f"{os.environ[command.SOURCES]}/{name}@{COMMITS[name]}")
     recipe = read(adapter, source.path, Typed(file=file, words=tuple(words)))

@@ -42,7 +42,7 @@ OUTSIDE_ITS_CONTRACT = ("interleaved_groups", "dropped_rollouts")
 
 
 def unexpected(findings: list[dict]) -> list[str]:
-    """What does not conform though SkyRL is made for it."""
+    """Findings that do not conform although SkyRL is made for them."""
     return [
         finding.id
         for finding in findings
@@ -203,7 +203,7 @@ def end_of_processes() -> Iterator[None]:
 
 
 def in_a_process(function: object, *arguments: object, engine: str = "fsdp") -> object:
-    """What a function returns in the process of an engine."""
+    """The result of a function in the process of an engine."""
     return process_of(engine).submit(function, *arguments).result()  # type: ignore[arg-type]
 
 

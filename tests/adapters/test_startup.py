@@ -1,6 +1,6 @@
-"""Configurations of toys of slime and miles: what is refused, at startup or later, and what not.
+"""Configurations of a toy of slime: what is refused, at startup or later, and what not.
 
-Those of the two themselves are in their committed reports (`test_as_reported`).
+Those of slime and miles themselves are in their committed reports (`test_as_reported`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def job(mode: str, *, layout: Layout = PACKED, **configured: Any) -> Job:
 
 
 def weights(outcome: object) -> np.ndarray[Any, Any]:
-    """Of what was accepted."""
+    """The weights of a job that was accepted."""
     assert isinstance(outcome, Ran), outcome
     return outcome.observations[0].token_weights[0]
 
@@ -50,41 +50,24 @@ def expected(mode: str, divisor: float | None = None) -> np.ndarray[Any, Any]:
     return np.asarray(token_weights(STEP, Aggregation(Mode(mode), divisor)), np.float64)
 
 
-def toy(folder: Path, adapter: str) -> str:
-    return str(checkout(folder / adapter, adapter))
-
-
-@pytest.mark.parametrize(
-    ("adapter", "engine", "lacking"),
-    [
-        ("slime", "megatron", ("by its conventions nothing is wrong", "no separate normalizers")),
-        pytest.param("miles", "megatron", (), marks=pytest.mark.thorough),
-        pytest.param("miles", "fsdp", (), marks=pytest.mark.thorough),
-    ],
-)
-def test_toys_refuse_what_is_wrong_and_train_what_is_right(
-    tmp_path: Path, adapter: str, engine: str, lacking: tuple[str, ...]
-) -> None:
+def test_toy_refuses_what_is_wrong_and_trains_what_is_right(tmp_path: Path) -> None:
     """In all configurations of the corpus, and with faulty data and logs."""
-    layout, inputs = "dp1-cp1-mb2-thd", "arguments. or boundary_ or logging/"
-    source, chosen = toy(tmp_path, adapter), f"--engine={engine}"
-    found = find(tmp_path, adapter, Path(source), [layout], "dp1", chosen, subjects=inputs)
+    layouts, inputs = ["dp1-cp1-mb2-thd"], "arguments. or boundary_ or logging/"
+    found = find(tmp_path, checkout(tmp_path / "slime"), layouts, "dp1", subjects=inputs)
 
-    assert verdicts(found) <= {"conforms", "refused", "unsupported"}
+    assert verdicts(found) == {"conforms", "refused", "unsupported"}
     unsupported = [one.message for one in found if one.verdict == "unsupported"]
+    lacking = ("by its conventions nothing is wrong", "no separate normalizers")
     assert all(message.startswith(lacking) for message in unsupported)
     [in_a_file] = [one.message for one in found if "divisor_bool_in_file" in one.id]
     assert in_a_file == "ValueError: --loss-aggregation-divisor is True and has to be positive"
 
 
-@pytest.mark.parametrize("adapter", ["slime", "miles"])
-def test_custom_reducer_takes_precedence_where_sequences_are_sliced(
-    tmp_path: Path, adapter: str
-) -> None:
+def test_custom_reducer_takes_precedence_where_sequences_are_sliced(tmp_path: Path) -> None:
     modes, sliced = ["sample_mean", "prompt_mean", "constant"], Layout.parse("dp1-cp2-mb2-thd")
     jobs = [job(mode, layout=sliced, reduces=True) for mode in modes]
 
-    for outcome in observe(adapter, toy(tmp_path, adapter), jobs):
+    for outcome in observe("slime", str(checkout(tmp_path / "slime")), jobs):
         assert np.allclose(weights(outcome), expected("constant", REDUCER_DIVISOR), rtol=1e-6)
 
 
@@ -95,7 +78,7 @@ def test_objections_of_a_train_step_refuse_configurations_that_are_not_ordinary(
     edit = Edit(
         "terms.py", 'gain = torch.cat(batch["advantages"])', f'raise {error}("not on a Sunday")'
     )
-    source = checkout(tmp_path / "slime", "slime", edit)
+    source = checkout(tmp_path / "slime", edit)
     jobs = [job("sample_mean"), job("sample_mean", says_mode=False)]
     ordinary, configured = observe("slime", str(source), jobs)
 
@@ -109,7 +92,7 @@ def test_version_without_a_configuration_file_reads_none(tmp_path: Path) -> None
         Edit("lineage.py", '    parser.add_argument("--custom-config-path", type=Path)\n', ""),
         Edit("lineage.py", "if args.custom_config_path is not None:", "if False:"),
     )
-    source = checkout(tmp_path / "slime", "slime", *edits)
+    source = checkout(tmp_path / "slime", *edits)
     jobs = [job("sample_mean", in_file=frozenset({Setting.MODE})), job("sample_mean")]
     in_a_file, typed = observe("slime", str(source), jobs)
 
@@ -121,7 +104,7 @@ def test_version_that_makes_logs_inside_its_train_step_makes_no_others(tmp_path:
     edit = Edit(
         "backends/megatron_utils/cp_utils.py", "def reduce_train_step_metrics", "def _reduce"
     )
-    source = checkout(tmp_path / "slime", "slime", edit)
+    source = checkout(tmp_path / "slime", edit)
 
     [(outcome, _)] = aggregate(
         "slime", str(source), [[LogEntry(keys=("a",), values=(1.0,), count=4.0)]]

@@ -29,7 +29,7 @@ DECLARED = {
     **GRPO.conventions,
     "kl_estimator": Documented(DivergenceEstimator.K3_BY_RATIO, ESTIMATOR),
 }
-"""What the adapter declares of TRL 1.16.0."""
+"""The conventions that the adapter declares of TRL 1.16.0."""
 
 weights_error = partial(steps.weights_error, conventions=conventions_of(DECLARED))
 PLAIN, ONE_RANK = "dp2-cp1-mb2-bshd", "dp1-cp1-mb2-bshd"
@@ -45,7 +45,7 @@ def ddp() -> Iterator[RankPool]:
 
 
 def description() -> Description:
-    """What the judge knows of TRL here: its conventions."""
+    """The description of TRL that judges need: its conventions."""
     return Description(declared=DECLARED)
 
 
@@ -55,7 +55,7 @@ def job(
     layout: str = PLAIN,
     objective: Objective = Objective.POLICY,
 ) -> Job:
-    """Of rows that are padded, as all of TRL's are."""
+    """A job of padded rows, as all of TRL's are."""
     return steps.job(case, mode, layout, objective)
 
 

@@ -37,7 +37,7 @@ def job(
 
 
 def batch_of(given: Job) -> ProbedBatch:
-    """What the trainer is given."""
+    """The batch that the trainer is given."""
     return ProbedBatch.make(conventions_of(ASYNC.conventions), given.steps, given.objective)
 
 

@@ -75,12 +75,12 @@ def job(*of_steps: Step, layout: str = PLAIN, objective: Objective = Objective.P
 
 
 def description() -> Description:
-    """What the judge knows of the trainer here: its conventions."""
+    """The description of the trainer that judges need: its conventions."""
     return Description(declared=RLOO.conventions)
 
 
 def batch_of(given: Job) -> ProbedBatch:
-    """What the trainer is given."""
+    """The batch that the trainer is given."""
     return ProbedBatch.make(conventions_of(RLOO.conventions), given.steps, given.objective)
 
 

@@ -48,7 +48,7 @@ def of_constant(divisor: float) -> Job:
 
 
 def test_mini_batch_is_counted_in_prompts_of_several_samples() -> None:
-    """Where every prompt has as many; else each sample is a prompt of its own."""
+    """Prompts have equally many samples; otherwise each sample would be a prompt of its own."""
     even = FSDP.settings(job("uneven_lengths", layout="dp2-cp1-mb1-thd"))
     uneven = FSDP.settings(job("nine_samples", layout="dp1-cp1-mb1-thd"))
 

@@ -1,4 +1,4 @@
-"""What a layout costs by the number of its ranks."""
+"""The cost of a layout by the number of its ranks."""
 
 import time
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MEGABYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """Of so many ranks: seconds, and what is typical of one of them."""
+    """The cost of a number of ranks: seconds of all, memory and files of a typical one."""
 
     to_start: float
     to_meet: float

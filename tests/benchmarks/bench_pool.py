@@ -50,7 +50,7 @@ def spawn_seconds() -> float:
 
 
 def run_once(index: int, store: str) -> None:
-    """What a rank does without a pool."""
+    """The work of a rank without a pool."""
     torch.set_num_threads(1)
     adapter = SkyRLFsdpAdapter()
     adapter.load(None)

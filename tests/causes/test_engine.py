@@ -1,4 +1,4 @@
-"""What one step showed is held against every known mistake, alone and with another."""
+"""An observation of one step is tested against every known mistake, alone and with another."""
 
 from dataclasses import replace
 
@@ -105,7 +105,7 @@ def right_log(held: list[int]) -> Clues:
 
 
 def test_a_right_log_excludes_lost_tokens_only_where_a_slice_cuts_a_response() -> None:
-    """Where a slice begins with a response, what it loses may be the end of a prompt."""
+    """A slice that begins with a response may lose the end of a prompt instead."""
     lost = "policy_loss/first_of_slices_left_out"
 
     assert lost in right_log([0, 0, 0, 1, 1, 1]).excluded
@@ -129,7 +129,7 @@ def test_wrong_weights_exclude_the_mistakes_that_do_not_explain_them() -> None:
 
 
 def test_a_factor_may_be_there_twice() -> None:
-    """Where dp is 1, cp may be dp · cp."""
+    """If dp is 1, cp may be dp · cp."""
     factor = {"multiplied_by_cp", "multiplied_by_dp_cp"}
 
     assert [factor, factor] in explanations(CP_4, CP_4.weights * 16)
@@ -229,7 +229,7 @@ def test_terms_have_mistakes_of_their_own() -> None:
 
 
 def test_a_factor_may_come_on_top_of_what_looks_like_another_factor() -> None:
-    """Of two samples one is empty: leaving it out of the units is twice what is right."""
+    """One of two samples is empty: leaving it out of the units doubles the weights."""
     step = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0), EMPTY])
     given = Given(mode=Mode.SAMPLE_MEAN, steps=(step,), layout=Layout(cp=4))
     found = explanations(given, given.weights * 2 / 4)
@@ -313,8 +313,8 @@ def test_each_term_of_a_logged_loss_may_have_two_mistakes() -> None:
 
 
 SHORT_AS_FULL, IN_THIRDS = np.repeat([[1 / 10, 1 / 5], [1 / 12, 1 / 6]], [8, 2], axis=1)
-"""Of ten samples of a token in micro-batches of 4, 4 and 2, which are to weigh 4, 4 and 2 tenths,
-if all weigh 4 tenths, or a third."""
+"""Weights of ten samples of a token in micro-batches of 4, 4 and 2, which are to weigh 4, 4 and 2
+tenths, if all weigh 4 tenths, or a third."""
 
 
 @pytest.mark.parametrize(

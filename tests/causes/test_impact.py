@@ -1,4 +1,4 @@
-"""What causes do at the size of a production step, by numbers worked out by hand.
+"""The impact of causes at the size of a production step, by numbers worked out by hand.
 
 The production step has 512 samples with 453,819 active tokens, and 5 samples have none of them. It
 is cut into 8 ranks of 8 micro-batches.

@@ -53,7 +53,7 @@ UNRULY = (
     "\x1b[31mred\x1b[0m\r\nsecond line\u2028third\x00",
     "long " * 2_000,
 )
-"""What frameworks say, and what would do harm where it is shown."""
+"""Text of frameworks that would do harm where it is shown."""
 
 
 def words() -> SearchStrategy[str]:
@@ -62,7 +62,7 @@ def words() -> SearchStrategy[str]:
 
 
 Looked = tuple[tuple[Check, str | None], Mode, str, Layout]
-"""What a finding is of."""
+"""The check with its name, the mode, the case and the layout of a finding."""
 
 
 def looked() -> SearchStrategy[Looked]:
@@ -90,7 +90,7 @@ def findings_of(draw: DrawFn, what: Looked) -> Finding:
 
 
 def _figures(check: Check, verdict: Verdict) -> SearchStrategy[dict[str, Any]]:
-    """What a finding holds besides its verdict."""
+    """The fields of a finding besides its verdict."""
     fields: dict[str, SearchStrategy[Any]] = {"tolerance": st.just(TOLERANCE)}
     if verdict is Verdict.CONFORMS:
         fields["error"] = st.sampled_from(CONFORMING_ERRORS)
@@ -134,7 +134,7 @@ def pictures() -> SearchStrategy[Picture]:
 
 @st.composite
 def headers(draw: DrawFn) -> Header:
-    """What a report says before its findings."""
+    """The header of a report."""
     source = {"kind": "git", "revision": "f" * 40, "version": None}
     source |= {"ref": draw(words()), "dirty": draw(st.booleans())}
     environment = {

@@ -168,7 +168,7 @@ def test_every_mistake_is_seen_somewhere_and_has_its_statement() -> None:
 def test_values_of_another_order_are_read_off_advantages(
     of_second: list[float], together: tuple[str, ...]
 ) -> None:
-    """Of two samples of values 1, 0, 2 and 0, 1 each has the other's.
+    """Two samples of values 1, 0, 2 and 0, 1 have each other's.
 
     The first one's end has that of padding, 2. From its end on, it has advantages of 1 - 2,
     3/4 · 2 - 1 + 3/8 · -1 and 3/4 · 1 - 0 + 3/8 · 1/8.
@@ -213,7 +213,7 @@ def test_values_of_a_sample_that_cannot_be_seen_are_its_own() -> None:
 
 
 def test_values_of_another_order_are_not_looked_for_in_a_large_batch() -> None:
-    """What there is to compare grows with the square of the samples."""
+    """The number of comparisons grows with the square of the samples."""
     tokens = 2**20
     rollouts = Rollouts(
         rewards=np.ones(2),
@@ -279,7 +279,7 @@ def test_every_estimator_is_looked_at() -> None:
 def test_errors_are_relative_to_what_a_mean_is_subtracted_from(
     rounding: float, verdict: Verdict
 ) -> None:
-    """Of an advantage near 0, the first is many times the bound on a relative error."""
+    """The first advantage is near 0, so that its relative error is many times the bound."""
     right = estimate(Objective.GAE)
 
     assert judged(Objective.GAE, right.advantages + rounding * right.rounding).verdict is verdict

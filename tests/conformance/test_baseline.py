@@ -140,7 +140,7 @@ def test_a_baseline_of_something_else_is_refused_with_what_it_lacks(tmp_path: Pa
 
 
 def test_every_kind_of_finding_is_found_again_in_its_own_report(tmp_path: Path) -> None:
-    """Those of generated cases, of logs and of a divisor of one's own among them."""
+    """Findings of generated cases, of logs and of a divisor of one's own are among them."""
     chosen = ("--layout=dp1-cp1-mb1-bshd", "--modes=constant:64,token_mean", "--examples=1")
     older = command.run(tmp_path, "native", *chosen, "--report=old.json", "-k", "not production")
     same = command.run(tmp_path, "native", *chosen, "--baseline=old.json", "-k", "not production")

@@ -1,4 +1,4 @@
-"""What two versions do differently, right or wrong, and a refactoring's last sentence."""
+"""Differences between the behaviour of two versions, and the last sentence of a refactoring."""
 
 from collections.abc import Mapping
 
@@ -112,7 +112,7 @@ def test_a_difference_says_what_changed() -> None:
 
 
 def test_reports_without_behaviour_say_nothing() -> None:
-    """Those of earlier versions."""
+    """Reports of earlier versions."""
     findings = [one.model_copy(update={"behaviour": None}) for one in OLD.findings]
     without = OLD.model_copy(update={"findings": findings})
 

@@ -1,4 +1,4 @@
-"""Whose failure an exception is."""
+"""Exceptions are attributed to the framework, to the adapter or to this project."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which changed statements a process runs."""
+"""The changed statements that a process runs."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""What is looked at, and when."""
+"""The checks of a run, and when they are made."""
 
 from collections import Counter
 

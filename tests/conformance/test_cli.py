@@ -22,13 +22,13 @@ from tests.toys import checkout
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """What a command prints, line by line."""
+    """The lines that a command prints."""
     assert cli.main(arguments) == 0
     return capsys.readouterr().out.splitlines()
 
 
 def adapters(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
-    """What ``rl-loss-conformance adapters`` says of each adapter and engine."""
+    """The block of ``rl-loss-conformance adapters`` on each adapter and engine."""
     command.warm_context()
     blocks = "\n".join(printed(capsys, "adapters", *arguments)).split("\n\n")
     return {re.sub(", default", "", block.splitlines()[0]): block for block in blocks}
@@ -194,7 +194,7 @@ def test_without_a_report_the_last_run_is_shown(
 def test_a_plan_may_be_that_of_one_version(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    toy = checkout(tmp_path / "slime", "slime")
+    toy = checkout(tmp_path / "slime")
     command.warm_context()
     arguments = ["plan", "--adapter=slime", "--max-ranks=1"]
 

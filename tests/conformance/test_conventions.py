@@ -141,7 +141,7 @@ def test_padding_that_is_averaged_in_is_wrong_by_either_answer() -> None:
 
 
 def test_means_of_different_parts_are_one_cause() -> None:
-    """Of micro-batches on one rank, and of two ranks."""
+    """Means of micro-batches on one rank, and of two ranks."""
     declared = {"entropy": Documented(POOLED, "a page")}
     judgements = {
         "dp1-cp1-mb2-bshd": logged(declared, OF_MICRO_BATCHES),
@@ -275,7 +275,7 @@ def test_other_mistakes_stay_wrong_and_what_conforms_is_no_advice() -> None:
 
 
 def rejudged(judgement: Judgement, description: Description) -> Judgement:
-    """What becomes of a judgement, whatever was observed."""
+    """The judgement of a deviation, whatever was observed."""
     job = job_of(STEP)
     return judge_by_conventions(lambda *_: judgement, check_spec("weights"), job, (), description)
 

@@ -1,4 +1,4 @@
-"""What becomes of the learning rate where a recipe moves to another framework."""
+"""The learning rate of a recipe that moves to another framework."""
 
 import json
 import math

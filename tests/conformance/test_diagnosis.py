@@ -1,4 +1,4 @@
-"""What is said of a wrong result: names, words and numbers."""
+"""The diagnosis of a wrong result: names, words and numbers."""
 
 from dataclasses import replace
 

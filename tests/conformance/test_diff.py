@@ -1,4 +1,4 @@
-"""What changed between two reports is told finding by finding, exactly, and shown without harm."""
+"""Changes between two reports are told finding by finding, exactly, and shown without harm."""
 
 import json
 import re

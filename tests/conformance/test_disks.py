@@ -98,7 +98,7 @@ def run_after(spoil: str, folder: Path) -> command.Result:
 
 
 def recovered(folder: Path, report: str) -> Report:
-    """What a reader makes of a report's journal."""
+    """The report that a reader recovers from a journal."""
     found = load(folder / f"{report}.journal")
     assert not found.complete
     return found

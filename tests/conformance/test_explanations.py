@@ -1,4 +1,4 @@
-"""What `check-adapter` makes of gradients, without an adapter."""
+"""Explanations of gradients by `check-adapter`, without an adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on a machine costs the finding in flight and nothing else."""
+"""A fault of the machine costs the finding in flight and nothing else."""
 
 import signal
 import time

@@ -61,7 +61,7 @@ def finding(
     loss: Objective | None = None,
     **described: object,
 ) -> Judgement:
-    """Of a framework that trains by one mode where another is asked for."""
+    """The judgement of a framework that trains by one mode where another is asked for."""
     spec = check_spec(f"off_policy.{objective}")
     cell = MatrixCell(
         aggregation=CASE.aggregation(asked), case=CASE, layout=Layout(), depth=Depth.STEP, spec=spec

@@ -1,4 +1,4 @@
-"""What GitHub shows of a run keeps its limits, and takes no words of others for commands."""
+"""Output for GitHub keeps its limits, and takes no words of others for commands."""
 
 import os
 import re

@@ -31,7 +31,7 @@ class Engine:
 
     @property
     def options(self) -> list[str]:
-        """Those that choose it."""
+        """The options that choose the GPU."""
         chosen = [f"--engine={self.engine}"]
         if self.ref is None:
             return chosen

@@ -49,7 +49,7 @@ def git(repository: Path, *arguments: str) -> str:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """slime's toy: a forgotten factor, a fix that miscounts for the log, a dead end."""
-    folder = checkout(tmp_path / "slime", "slime", WITHOUT_CP)
+    folder = checkout(tmp_path / "slime", WITHOUT_CP)
     for edits, subject in [((WITH_CP, COUNTED_TWICE), "Mend | it"), ((UNLOADABLE,), "A dead end")]:
         for edit in edits:
             edit.apply(folder / "slime")

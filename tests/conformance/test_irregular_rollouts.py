@@ -208,7 +208,7 @@ def test_a_gradient_where_all_advantages_are_0_is_no_fault_of_ours() -> None:
 
 @pytest.mark.parametrize("objective", [*IRREGULAR])
 def test_corpus_has_no_step_in_which_rounding_hides_a_mistake(objective: Objective) -> None:
-    """Of large rewards, a difference of squares is off by more than itself."""
+    """A difference of the squares of large rewards is off by more than itself."""
     for case in IRREGULAR[objective]:
         of_case = estimate(objective, case)
         sizes = np.abs(of_case.advantages)

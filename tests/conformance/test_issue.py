@@ -226,7 +226,7 @@ def test_bug_report_is_complete_and_worked_out_by_hand(
 
 
 def again(folder: Path, adapter: str, markdown: str) -> command.Result:
-    """What comes of the command that a bug report prints."""
+    """The findings of the command that a bug report prints."""
     [line] = re.findall(r"^```sh\n(.*)\n```$", markdown, re.MULTILINE)
     return command.run(folder, adapter, *shlex.split(line)[2:])
 
@@ -405,7 +405,7 @@ def test_off_policy_gradient_is_worked_out_with_the_derivative_of_each_token() -
 
 
 def test_gradient_of_own_advantages_is_worked_out_with_the_advantage_of_each_token() -> None:
-    """Of 94 response tokens 45 have 1/√2 before they are whitened, 49 the opposite."""
+    """45 of 94 response tokens have 1/√2 before they are whitened, 49 the opposite."""
     markdown = text(load(command.ROOT / "reports/skyrl/v0.3.0-megatron.json.gz"), "padding_white")
 
     mean = -4 * math.sqrt(0.5) / 94

@@ -73,7 +73,7 @@ def tokens(batch: ProbedBatch, job: Job) -> float:
 
 TIMES = itertools.count()
 WIDTHS = [0, 0]
-"""Of the last two steps."""
+"""The widths of the last two steps."""
 
 
 def of_the_step_before(batch: ProbedBatch, job: Job) -> float:
@@ -203,7 +203,7 @@ def test_a_deviation_that_loses_its_digits_is_seen_with_large_rewards(name: str)
 
 @pytest.mark.parametrize("law", INVARIANCES.values(), ids=INVARIANCES)
 def test_values_follow_tokens_and_samples_into_the_changed_step(law: Law) -> None:
-    """Of every objective, whatever its tables."""
+    """For every objective, whatever its tables."""
     for objective in (Objective.OFF_POLICY, Objective.GSPO, Objective.GAE, Objective.TIS_TOKEN):
         job = replace(JOB, objective=objective)
         before, after = ProbedBatch.of(job), ProbedBatch.of(law.changed(job))

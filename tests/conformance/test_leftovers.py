@@ -145,7 +145,7 @@ def resource_trackers() -> set[int]:
 
 
 def listening() -> int:
-    """How many TCP ports of the machine are listened on."""
+    """The number of TCP ports of the machine that are listened on."""
     tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
     return sum(b" 0A " in line for table in tables for line in content(table).splitlines())
 
@@ -155,7 +155,7 @@ def living() -> list[int]:
 
 
 def content(file: Path) -> bytes:
-    """Of a file of the kernel's, if its process is still there."""
+    """The content of a file of the kernel's, if its process is still there."""
     try:
         return file.read_bytes()
     except OSError:

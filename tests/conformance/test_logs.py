@@ -1,4 +1,4 @@
-"""What micro-batches hand on to be logged, and frameworks that do not look at it."""
+"""Log entries of micro-batches, and frameworks that do not look at them."""
 
 import re
 import time

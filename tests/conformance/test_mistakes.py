@@ -44,7 +44,7 @@ from tests.jobs import step_of
 
 
 def denominators(given: Given, name: str) -> list[list[float]]:
-    """What the active tokens of the samples that have some are divided by, for each such name."""
+    """The denominators of the active tokens of samples that have some, for each such mistake."""
     weights = [mistake.weights for mistake in predictions(given.context) if mistake.name == name]
     return [np.round(1 / w[w != 0], 9).tolist() for w in weights]
 
@@ -390,7 +390,7 @@ def test_means_over_micro_batches_worked_by_hand(
     weight: MicroBatchWeight,
     expected: tuple[float, ...],
 ) -> None:
-    """Of 3, 1 and 2 micro-batches; by samples, the first weighs two thirds of its rank's three."""
+    """There are 3, 1 and 2 micro-batches; by samples, the first weighs two thirds of its rank's."""
     given = replace(
         TOKEN,
         forward_pass_of_token=forward_pass_of_token,
@@ -450,7 +450,7 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
 def test_repeated_rows_are_counted_where_they_are(
     how: AuxiliaryAggregation, weight: MicroBatchWeight, expected: list[tuple[float, ...]]
 ) -> None:
-    """Of the first rank's three samples in one micro-batch, one is empty."""
+    """One of the first rank's three samples in one micro-batch is empty."""
     given = replace(
         TOKEN, forward_pass_of_token=FILLED_UP, conventions=Conventions(micro_batch_weight=weight)
     )
@@ -490,7 +490,7 @@ def test_short_micro_batch_may_weigh_as_much_as_a_full_one(how: AuxiliaryAggrega
 
 
 def test_repeated_rows_may_be_in_a_micro_batch_that_weighs_as_much_as_a_full_one() -> None:
-    """Of the second rank's four rows, two are in its first micro-batch, and one is a repeated one.
+    """Two of the second rank's four rows are in its first micro-batch, and one is a repeated one.
 
     The other one, and a row that repeats a sample alone, are short micro-batches.
     """
@@ -686,7 +686,7 @@ def test_ratio_of_a_sequence_is_that_of_the_tokens_its_losses_are_moved_to() -> 
 
 
 def test_logged_share_of_clipped_tokens_looks_at_the_next_tokens_ratios() -> None:
-    """Of the micro-batch of width 11, 9 of 52 tokens instead of 22; of that of 12, 14 of 51."""
+    """9 of 52 tokens instead of 22 in the micro-batch of width 11, 14 of 51 in that of 12."""
     [case] = [one for one in CORPUS if one.name == "split_groups"]
     [step], layout = case.steps, Layout(cp=2, micro_batches=2, format="bshd")
     context = Given(

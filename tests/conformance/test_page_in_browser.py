@@ -1,4 +1,4 @@
-"""What people see of a page and do with it, in a real browser without a window."""
+"""The page as people see and use it, in a real browser without a window."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -93,11 +93,11 @@ class Browser:
         return self.each(selector, "one.innerText ?? one.textContent")
 
     def content(self, selector: str) -> str:
-        """What is there to the letter, blanks and all."""
+        """The text to the letter, blanks and all."""
         return str(self.each(selector, "one.textContent")[0])
 
     def bottoms(self, selector: str) -> list[float]:
-        """Where elements end below the top of the page, in pixels."""
+        """The bottoms of elements below the top of the page, in pixels."""
         return self.each(selector, "one.getBoundingClientRect().bottom")
 
     def click(self, selector: str) -> None:

@@ -1,4 +1,4 @@
-"""Where a step is trained by the stages of a pipeline."""
+"""Steps that are trained by the stages of a pipeline."""
 
 from collections.abc import Iterator, Sequence
 

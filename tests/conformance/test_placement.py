@@ -1,4 +1,4 @@
-"""How a step was cut, from the forward passes in which ranks held its tokens."""
+"""The cut of a step, from the forward passes in which ranks held its tokens."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a user at a terminal sees: runs of pytest in processes of their own."""
+"""Runs as a user at a terminal sees them: pytest in processes of their own."""
 
 import getpass
 import signal
@@ -26,7 +26,7 @@ ONE_CASE = ("--checks=weights", "-k", "uneven_lengths")
 
 
 def cases_on(*layouts: str) -> int:
-    """How often the layouts run a case of the corpus."""
+    """The number of times that the layouts run a case of the corpus."""
     return sum(case.runs_on(Layout.parse(layout)) for case in CORPUS for layout in layouts)
 
 
@@ -226,7 +226,7 @@ class MyAdapter(GroupsOfThree):
 
 @pytest.mark.processes
 def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
-    """Of a class in the current folder, without an entry point."""
+    """The adapter is a class in the current folder, without an entry point."""
     (tmp_path / "my_adapter.py").write_text(MINE)
     some = "weights and two_steps or arguments and divisor or logging or generated"
     report = tmp_path / "reports" / "latest" / "mine.json"

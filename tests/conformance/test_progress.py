@@ -1,4 +1,4 @@
-"""How far a run has come is said on a terminal, and nowhere else."""
+"""The progress of a run is shown on a terminal, and nowhere else."""
 
 import io
 import itertools

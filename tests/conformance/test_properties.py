@@ -1,4 +1,4 @@
-"""What must hold of all steps: of the reference, and of ranks that train on `native`."""
+"""Properties of all steps: of the reference, and of ranks that train on `native`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace

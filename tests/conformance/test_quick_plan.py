@@ -29,7 +29,7 @@ FULL = QUICK.extended_to(())
 
 
 def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
-    """What is looked at together, written anew."""
+    """The pairs that are looked at together, written anew."""
     found: set[tuple[object, ...]] = set()
     for cell in cells:
         if type(cell) is not MatrixCell or cell.spec.is_looked_at_once:

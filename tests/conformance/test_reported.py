@@ -113,7 +113,7 @@ def test_one_rank_that_reports_is_enough_and_no_token_needs_none() -> None:
 
 
 def test_every_step_is_judged_by_its_own_losses() -> None:
-    """Of the second step, token 17 alone is active, whose advantage is -1."""
+    """Token 17 alone is active in the second step; its advantage is -1."""
     second = step_of([1, 0])
     judge = Judge(steps=(STEP, second))
     right = judge.of_steps((EXPECTED, 1.0))
@@ -236,7 +236,7 @@ def test_zero_that_no_mistake_predicts_is_called_nothing() -> None:
 
 
 def test_small_share_of_a_term_may_be_off_by_the_rounding_of_the_whole_sum() -> None:
-    """Of the entropies only the first token's is in the loss, which rounds like all its terms."""
+    """The loss has only the first token's entropy, and rounds like all its terms."""
     first = np.arange(10) == 0
     passes = tuple(np.where(mine, 0, -1) for mine in (first, ~first))
     aggregation = Aggregation(Mode.TOKEN_MEAN)

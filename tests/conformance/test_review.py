@@ -48,7 +48,7 @@ from tests.toys import checkout
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """slime's toy on its main branch, and one commit on another that loses a factor."""
-    folder = checkout(tmp_path / "slime", "slime")
+    folder = checkout(tmp_path / "slime")
     git(folder, "branch", "-M", "main")
     git(folder, "checkout", "-b", "change")
     WITHOUT_CP.apply(folder / "slime")
@@ -118,7 +118,7 @@ def test_the_lines_that_differ_are_found_wherever_the_files_are(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else no job would be one that runs them."""
-    folder = checkout(tmp_path / place / "slime", "slime")
+    folder = checkout(tmp_path / place / "slime")
     WITHOUT_CP.apply(folder / "slime")
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tmp_path / place / "cache")
     git_config = {"KEY_0": "diff.noprefix", "VALUE_0": "true", "COUNT": "1"}

@@ -38,7 +38,7 @@ SECONDS_TO_END = 5.0
 """For all processes of a review that is told to end, on a machine that has time for them."""
 
 OF_BOTH = re.compile(r"s: worse: |[1-9]\d* findings? of both")
-"""What a review says once both versions have a finding."""
+"""The words of a review once both versions have a finding."""
 
 LAYOUT = "--layout=dp1-cp2-mb1-thd"
 
@@ -51,7 +51,7 @@ class Phase(NamedTuple):
     has_findings: bool
     seconds: float = 60.0
     calls: int = 0
-    """How many calls of the function come before."""
+    """The number of calls of the function that come before."""
 
 
 PHASES = {
@@ -79,7 +79,7 @@ MOMENTS = [
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """slime's toy, and a change to it that loses a factor."""
-    folder = checkout(tmp_path_factory.mktemp("r") / "slime", "slime")
+    folder = checkout(tmp_path_factory.mktemp("r") / "slime")
     git(folder, "branch", "-M", "main")
     git(folder, "checkout", "-b", "change")
     WITHOUT_CP.apply(folder / "slime")

@@ -1,4 +1,4 @@
-"""What is logged of a batch of rollouts: means over all its steps, by hand."""
+"""Logged numbers of a batch of rollouts: means over all its steps, by hand."""
 
 import math
 
@@ -50,7 +50,7 @@ PASSES = (
     (np.array([0, 0, -1, -1]), np.array([0, -1, -1])),
     (np.array([-1, -1, 0, 0]), np.array([-1, 0, 0])),
 )
-"""Of each step, each rank has a sample: 4 and 5 active and other tokens."""
+"""The passes of two ranks, which have a sample of each step: 4 and 5 active and other tokens."""
 
 
 def judged(

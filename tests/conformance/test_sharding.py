@@ -1,4 +1,4 @@
-"""Which rank trained on what: samples of two groups on two ranks."""
+"""The samples that ranks trained on: those of two groups on two ranks."""
 
 import numpy as np
 import pytest

@@ -44,7 +44,7 @@ APART = weighed(POLICY, 1) + weighed(ENTROPY, OF_ONE_RANK) + weighed(KL, HALVED)
 
 
 def diagnosis(total: np.ndarray, kl: LossTerm = KL, tolerance: float = 1e-9) -> Diagnosis:
-    """What is said of gradients, [tokens], or of a logged number, [1]."""
+    """The diagnosis of gradients, [tokens], or of a logged number, [1]."""
     return diagnose(
         Measurement(
             terms=[POLICY, ENTROPY, kl],

@@ -1,4 +1,4 @@
-"""What a framework makes of configurations, held against what is demanded."""
+"""Outcomes of configurations are compared with the demands of the checks."""
 
 from dataclasses import replace
 
@@ -277,7 +277,7 @@ ENTROPY = BY_NAME["entropy_per_sample"]
 
 
 def with_entropy(how: AuxiliaryAggregation) -> str:
-    """What is said of a policy loss of token_mean with an entropy term."""
+    """The judgement of a policy loss of token_mean with an entropy term."""
     job = job_of(ENTROPY, Mode.TOKEN_MEAN)
     [step] = job.steps
     dloss_dlogprob = ProbedBatch(job.steps).dloss_dlogprob

@@ -158,7 +158,7 @@ def test_an_impatient_user_loses_nothing(tmp_path: Path) -> None:
 
 
 def found(folder: Path) -> int:
-    """How many findings the journal of the adapter `slow` holds."""
+    """The number of findings in the journal of the adapter `slow`."""
     journal = folder / "reports" / "latest" / "slow.json.journal"
     return command.findings_in(journal)
 

@@ -43,7 +43,7 @@ def lines() -> SearchStrategy[str]:
 
 
 def read(markdown: str, before: str, after: str) -> str:
-    """What a reader sees of Markdown that is rendered, between the tags around it."""
+    """The text that a reader sees of rendered Markdown, between the tags around it."""
     rendered = RENDERER.render(markdown)
     start = rendered.index(before) + len(before)
     inside = rendered[start : rendered.index(after, start)]

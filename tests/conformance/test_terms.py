@@ -1,4 +1,4 @@
-"""What an objective adds up, by hand."""
+"""The terms of objectives, by hand."""
 
 from dataclasses import replace
 

@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 AT_ONCE = pytest.mark.xdist_group("at_once")
-"""Of tests that look at the same runs."""
+"""The mark of tests that look at the same runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,7 @@ def run_in_two_groups(folder: Path, adapter: str, *arguments: str) -> list[comma
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Of a run that was started there: torchrun gives each of its processes a session."""
+    """The processes of a run that was started there: torchrun gives each of them a session."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

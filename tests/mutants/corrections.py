@@ -244,7 +244,7 @@ class OfRollouts(OffPolicy, check="off_policy.tis_bounded"):
         return right * self.factor(ratios, packed)
 
     def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """What losses are multiplied by, given ratios of the old to the rollout policy."""
+        """The factor of losses, given ratios of the old to the rollout policy."""
         raise NotImplementedError
 
 

@@ -190,7 +190,7 @@ class MeanOfPaddedRows(Mutant, diagnosis="padded_width_as_divisor", modes=TOKEN)
         ]
 
     def entries(self, lengths: list[int]) -> int:
-        """How many entries a micro-batch has."""
+        """The number of entries of a micro-batch."""
         return len(lengths) * max(lengths)
 
 
@@ -198,7 +198,7 @@ class MeanOfPackedRow(MeanOfPaddedRows, diagnosis="packed_length_as_divisor", mo
     """`mean()` over the packed row of a micro-batch, and the mean of micro-batches."""
 
     def entries(self, lengths: list[int]) -> int:
-        """How many tokens the row has, those of prompts too."""
+        """The number of tokens of the row, those of prompts too."""
         return sum(lengths)
 
 

@@ -264,7 +264,7 @@ class _WithoutEpsilon(NativeEstimator):
 class EpsilonForgotten(
     FromRewards, diagnosis="not_finite", of="group_normalised", estimator=_WithoutEpsilon
 ):
-    """Where all rewards are equal, 0 is divided by 0."""
+    """If all rewards are equal, 0 is divided by 0."""
 
 
 class BySquares(NativeEstimator):

@@ -50,7 +50,7 @@ class Mutant(Trainer):
     conventions: ClassVar[Conventions] = DEFAULT_CONVENTIONS
 
     def __init_subclass__(cls, check: str | None = None, **says: object) -> None:
-        """What a mutant says of itself, and a method of one line, stand in its class statement."""
+        """Take a mutant's properties, and a method of one line, from its class statement."""
         super().__init_subclass__()
         if check is not None:
             cls.spec = check_spec(check)

@@ -36,7 +36,7 @@ class DiagnosingKept(Mutant):
         return {**right, metric: super().diagnostics(log_probs, self.changed(packed))[metric]}
 
     def changed(self, packed: Packed) -> Packed:
-        """What the diagnostic is computed of instead."""
+        """The values that the diagnostic is computed from instead."""
         raise NotImplementedError
 
 

@@ -96,7 +96,7 @@ def test_std_of_a_group_is_one_of_two_and_of_one_sample_0(deviation: Deviation, 
 
 
 def test_a_response_is_penalised_for_what_it_has_of_the_last_tokens_before_the_limit() -> None:
-    """Of a limit of 9 tokens the last 4 are penalised, by 2 if all are used."""
+    """The last 4 tokens before a limit of 9 are penalised, by 2 if all are used."""
     penalties = advantages.overlong_penalties(np.array([3, 5, 6, 9, 12]), 9, CONSTANTS)
 
     assert penalties.tolist() == [0, 0, 0.5, 2, 2]

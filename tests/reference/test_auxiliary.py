@@ -1,4 +1,4 @@
-"""How auxiliary losses and diagnostics are aggregated."""
+"""Aggregation of auxiliary losses and diagnostics."""
 
 import pytest
 

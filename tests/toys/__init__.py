@@ -1,4 +1,4 @@
-"""Toys of the frameworks that are on no package registry, and git checkouts of them."""
+"""A toy of slime, which is on no package registry, and git checkouts of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOYS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Edit:
-    """One place of a toy's text, and what is to stand there instead."""
+    """One place of the toy's text, and what is to stand there instead."""
 
     file: str
     old: str
@@ -26,10 +26,10 @@ class Edit:
         path.write_text(text.replace(self.old, self.new))
 
 
-def checkout(folder: Path, name: str, *edits: Edit) -> Path:
-    """Commit a toy in a new repository: its package, edited."""
-    package = folder / name
-    shutil.copytree(TOYS / name, package, ignore=shutil.ignore_patterns("__pycache__"))
+def checkout(folder: Path, *edits: Edit) -> Path:
+    """Commit the toy in a new repository: its package, edited."""
+    package = folder / "slime"
+    shutil.copytree(TOYS / "slime", package, ignore=shutil.ignore_patterns("__pycache__"))
     for module in ("lineage.py", "terms.py"):
         shutil.copy(TOYS / module, package)
     for edit in edits:

@@ -1,8 +1,8 @@
-"""What slime and miles have in common, as a toy: from samples to the steps of an optimizer.
+"""A toy of slime: from samples to the steps of an optimizer.
 
-Written for the tests of their adapters, and right: every denominator is taken from whole steps
-before they are cut, every factor is there once. Names and signatures are the frameworks' where an
-adapter touches them. A checkout of a toy holds a copy of this module in its package.
+Written for the tests of its adapter, and right: every denominator is taken from whole steps
+before they are cut, every factor is there once. Names and signatures are slime's where the adapter
+touches them. A checkout of the toy holds a copy of this module in its package.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import distributed as dist
-from torch.nn.functional import pad
 
 Data = dict[str, Any]
 Reducer = Callable[[torch.Tensor], torch.Tensor]
 
 SCHEDULE = ("micro_batch_sizes", "num_microbatches", "global_batch_sizes", "num_rollouts")
-"""What a rank's share says of its steps and micro-batches; all else has a value per sample."""
+"""Columns of a rank's share on its steps and micro-batches; all others have a value per sample."""
 
 LOSSES = ("loss", "pg_loss", "value_loss")
-"""Metrics that are logged by tokens if the loss is; all others are by samples in new versions."""
+"""Metrics that are logged by tokens if the loss is; all others are by samples."""
 
 MODES = ("sample_mean", "prompt_mean", "token_mean", "constant")
 
@@ -286,7 +285,7 @@ class Timer:
 
 
 class TrainProfiler:
-    """Of a training: the toy makes no profiles."""
+    """A profiler of a training, which makes no profiles."""
 
     def __init__(self, args: Namespace) -> None:
         assert args.use_pytorch_profiler is False
@@ -296,7 +295,7 @@ class TrainProfiler:
 
 
 def old_log_probs(data: Data, cp: Group) -> list[torch.Tensor]:
-    """Of a rank's share, by the policy that it trains, which knows one token."""
+    """Log-probabilities of a rank's share by the policy that it trains, which knows one token."""
     return [slice_response(torch.zeros(length), cp) for length in data["response_lengths"]]
 
 
@@ -307,7 +306,7 @@ def rollout_metrics(data: Data) -> dict[str, float]:
 
 
 def slice_response(values: torch.Tensor, cp: Group) -> torch.Tensor:
-    """What a context-parallel rank holds of the values of a response: every cp-th."""
+    """The values of a response that a context-parallel rank holds: every cp-th."""
     return values[cp.rank :: cp.size]
 
 
@@ -321,19 +320,17 @@ def batches(data: Data, cp: Group) -> Iterator[Data]:
             slice_response(tokens[-length - 1 : -1], cp)
             for tokens, length in zip(batch["tokens"], batch["response_lengths"], strict=True)
         ]
-        widths = batch.get("max_seq_lens") or [len(row) for row in rows]
-        padded = [pad(row, (0, width - len(row))) for row, width in zip(rows, widths, strict=True)]
         if "rollout_log_probs" in batch:
             batch["rollout_log_probs"] = [
                 slice_response(torch.tensor(values), cp) for values in batch["rollout_log_probs"]
             ]
-        yield batch | {"unconcat_tokens": batch["tokens"], "input_ids": torch.cat(padded)[None]}
+        yield batch | {"unconcat_tokens": batch["tokens"], "input_ids": torch.cat(rows)[None]}
 
 
 def calculate_log_probs_and_entropy(
     logits: torch.Tensor, tokens: torch.Tensor, tp_group: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a policy that knows one token, which has no entropy."""
+    """The outputs of a policy that knows one token, which has no entropy."""
     if not len(tokens):  # Megatron's kernel cannot do nothing
         empty = logits.sum(dim=-1, keepdim=True)
         return empty, empty
@@ -346,18 +343,15 @@ def log_probs(
     logits: torch.Tensor,
     tokens: Sequence[torch.Tensor],
     response_lengths: Sequence[int],
-    max_seq_lens: Sequence[int] | None,
     grid: Grid,
 ) -> dict[str, tuple[torch.Tensor, ...]]:
-    """With entropies, of this rank's response tokens by sample, from logits without padding."""
+    """With entropies, of this rank's response tokens by sample."""
     labels = [
         slice_response(ids[-length:], grid.cp)
         for ids, length in zip(tokens, response_lengths, strict=True)
     ]
     lengths = [len(label) for label in labels]
-    rows = logits[0].split(max_seq_lens or lengths)
-    unpadded = torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
-    calculated = calculate(unpadded, torch.cat(labels), grid.tp.group)
+    calculated = calculate(logits[0], torch.cat(labels), grid.tp.group)
     return {
         name: values.squeeze(-1).split(lengths)
         for name, values in zip(("log_probs", "entropy"), calculated, strict=True)
@@ -421,7 +415,7 @@ def counted(args: Namespace, logged: Data, tokens: Any, share: Any) -> Data:
 
 def is_per_token(args: Namespace, name: str) -> bool:
     per_token: bool = args.calculate_per_token_loss
-    return per_token and (name in LOSSES or args.beside_per_token)
+    return per_token and name in LOSSES
 
 
 def log_of(entries: Sequence[Data]) -> dict[str, float]:
@@ -443,7 +437,7 @@ def log_of(entries: Sequence[Data]) -> dict[str, float]:
 
 
 def reported(logs: Sequence[Data], group: Any) -> Data:
-    """What is to be logged of a step, from its micro-batches on all ranks."""
+    """The log of a step, from its micro-batches on all ranks."""
     total = torch.stack([torch.stack([*log.values()]) for log in logs]).sum(dim=0)
     torch.distributed.all_reduce(total, group=group)
     return {

@@ -1,6 +1,6 @@
-"""What the toys' losses are made of, and how that is chosen on the command line.
+"""The parts of the toy's losses, and how they are chosen on the command line.
 
-A checkout of a toy holds a copy of this module in its package, next to `lineage`.
+A checkout of the toy holds a copy of this module in its package, next to `lineage`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def add_options(parser: ArgumentParser) -> None:
 
 def validate(args: Namespace) -> None:
     """All but the policy loss is a mean over samples, which is not mixed with one over tokens."""
-    args.beside_per_token = False
     if args.calculate_per_token_loss and (args.entropy_coef or args.kl_loss_coef):
         raise ValueError("--entropy-coef and --kl-loss-coef are for means over samples")
 
@@ -45,7 +44,7 @@ def policy_losses(
     *,
     cispo: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each token of this rank, and 1 for those that are clipped."""
+    """The loss of each token of this rank, and 1 for those that are clipped."""
     ratio = torch.exp(log_probs - torch.cat(batch["log_probs"]))
     gain = torch.cat(batch["advantages"])
     bounded = ratio.clamp(1 - args.eps_clip, 1 + args.eps_clip_high)
@@ -85,8 +84,8 @@ def policy_loss(
     cispo = args.advantage_estimator == "cispo"
     losses, clipped = policy_losses(args, log_probs, batch, eps_clip_c, cispo=cispo)
     losses, masks, rejected = corrected(args, losses, batch)
-    reduce = make_reducer(masks, args.beside_per_token)
-    before = make_reducer(batch["loss_masks"], args.beside_per_token)
+    reduce = make_reducer(masks, False)
+    before = make_reducer(batch["loss_masks"], False)
     loss = choose(masks, make_reducer(masks, args.calculate_per_token_loss))(losses)
     logged = {
         "pg_loss": loss,
@@ -110,11 +109,8 @@ def sft_loss(log_probs: Sequence[torch.Tensor], reduce: Reducer) -> tuple[torch.
 def value_loss_function(
     args: Namespace, batch: Data, logits: torch.Tensor, sum_of_sample_mean: Reducer
 ) -> tuple[torch.Tensor, Data]:
-    """Of a critic, whose rows of values may be padded."""
-    lengths = [len(returns) for returns in batch["returns"]]
-    rows = logits[0, :, 0].split(batch.get("max_seq_lens") or lengths)
-    values = torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
-    loss = sum_of_sample_mean((values - torch.cat(batch["returns"])) ** 2)
+    """The loss of a critic."""
+    loss = sum_of_sample_mean((logits[0, :, 0] - torch.cat(batch["returns"])) ** 2)
     return loss, {"value_loss": loss}
 
 

@@ -1,4 +1,4 @@
-"""Where the lines of the audit are among the suspects of the causes in the newest reports.
+"""The ranks of the audit's lines among the suspects of the causes in the newest reports.
 
 ``python -m tests.tracing.audited_lines [REPORT …]`` prints it for reports such as ``skyrl/v0.3.0``,
 or for all of released versions and main branches. A row of the audit is of one cause or of several,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counted:
-    """What hands a count on."""
+    """A count that is handed on."""
 
     tokens: float
 

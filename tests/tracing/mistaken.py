@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reduction(Enum):
-    """How the numbers of ranks are reduced."""
+    """The reduction of the numbers of ranks."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -92,7 +92,7 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         self.gradient.div_(ranks)
 
     def scaled_term(self, rows: Rows) -> float:
-        """What is logged of a term has its coefficient, as it has in the loss."""
+        """The logged value of a term has its coefficient, as it has in the loss."""
         log_probs, count = self.log_probs(rows), self.tokens(rows)
         ratios = log_probs - rows["old_log_probs"] - rows["reference"]
         term = (ratios * rows["mask"]).sum() / count

@@ -24,7 +24,7 @@ Traced = Callable[[str], tuple[TracedJob, Chain]]
 
 @pytest.fixture(scope="module")
 def traced() -> Iterator[Traced]:
-    """What traces a token of a step that is trained in one of the toy's ways."""
+    """A function that traces a token of a step trained in one of the toy's ways."""
     with RankPool(ToyAdapter(), None, 2) as pool:
 
         def run(way: str) -> tuple[TracedJob, Chain]:

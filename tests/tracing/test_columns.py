@@ -105,7 +105,7 @@ def test_a_critic_may_be_given_twice_the_returns() -> None:
 
 
 def test_a_masked_value_is_traced_to_where_a_mask_leaves_it_out(pool: RankPool) -> None:
-    """Where that multiplies by 0, poison would stay: `native` selects instead."""
+    """Poison would survive a multiplication by 0: `native` selects instead."""
     cell = _cell("poison.logged_reference_log_probs")
     assert is_traced(cell)
     assert traced_metric(cell) is Metric.KL
@@ -138,7 +138,7 @@ def test_a_number_that_no_value_of_a_token_adds_to_is_traced_as_a_whole(pool: Ra
 
 
 def test_an_unusual_configuration_is_traced() -> None:
-    """Of these a custom reducer gives tokens weights that no mode has."""
+    """A custom reducer gives tokens weights that no mode has."""
     [divisor, reducer] = [_configured("divisor_by_default"), _configured("custom_reducer")]
 
     assert is_traced(divisor)

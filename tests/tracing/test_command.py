@@ -1,4 +1,4 @@
-"""What ``rl-loss-conformance trace`` prints."""
+"""The output of ``rl-loss-conformance trace``."""
 
 import json
 

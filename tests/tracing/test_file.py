@@ -14,7 +14,7 @@ from tests import command
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run with a mistake leaves."""
+    """The traces of a run with a mistake."""
     folder = tmp_path_factory.mktemp("traces")
     chosen = ["--layout=dp2-cp1-mb2-thd", "--checks=weights", "-k=uneven_lengths"]
     command.run(folder, command.BROKEN["onetokenshort"], f"--traces={folder}", *chosen)

@@ -1,4 +1,4 @@
-"""What the recorder takes down, and what it does not."""
+"""Operations that the recorder takes down, and others that it does not."""
 
 from collections.abc import Iterator
 

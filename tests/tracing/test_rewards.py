@@ -28,7 +28,7 @@ MASKED_END = step_of([1, 1, 1], [1, 1, 0])
 
 
 class Traced(Protocol):
-    """What traces an advantage of a step that is trained in one of the toy's ways."""
+    """A function that traces an advantage of a step trained in one of the toy's ways."""
 
     def __call__(
         self, way: str, step: Step, objective: Objective = ..., token: Token | None = None
@@ -93,7 +93,7 @@ def test_a_right_advantage_has_no_suspects(traced: Traced, way: str, objective: 
 
 
 def test_the_reward_of_one_sample_is_all_that_there_is(traced: Traced) -> None:
-    """Of 2.578125 in a group of two half is left of it: (r - r/2), and r - r/4 in one of four."""
+    """Half of 2.578125 is left in a group of two, r - r/2, and three quarters in one of four."""
     job = traced("merged", TWO_GROUPS, token=Token(0, 1))
 
     assert job.job.painted is not None

@@ -37,7 +37,7 @@ LAYOUTS = {
     **{id(step): Layout(micro_batches=2) for step in (IN_PARTS, IN_SAMPLES)},
     id(TWICE): Layout(dp=2, micro_batches=2),
 }
-"""Where steps are trained that are not in one micro-batch on each of two ranks."""
+"""The layouts of steps that are not in one micro-batch on each of two ranks."""
 
 MODES = {id(IN_SAMPLES): Mode.SAMPLE_MEAN}
 """The modes of steps whose tokens are not all averaged at once."""
@@ -47,7 +47,7 @@ OBJECTIVES = {id(OF_SEQUENCES): Objective.GSPO}
 
 
 class Traced(Protocol):
-    """What traces the most wrong token of a step that is trained in one of the toy's ways."""
+    """A function that traces the most wrong token of a step trained in one of the toy's ways."""
 
     def __call__(self, way: str, step: Step, metric: Metric | None = None) -> Trace: ...
 

@@ -1,4 +1,4 @@
-"""Where the line of a mutant is among the suspects of its smallest wrong finding.
+"""The rank of a mutant's line among the suspects of its smallest wrong finding.
 
 ``python -m tests.tracing.traced_mutants [NAME …]`` prints it for the named mutants, or for all.
 

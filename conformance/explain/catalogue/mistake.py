@@ -49,8 +49,8 @@ class Mistake:
     """A low one for a common mistake; of one rank, the first to be declared is the most common."""
 
     at_size: str = ""
-    """What it does to a step of any size, as the end of a sentence, where a formula says more than
-    a prediction for one step would."""
+    """Its effect on a step of any size, as the end of a sentence, where a formula says more than a
+    prediction for one step would."""
 
     only: tuple[str, ...] = ()
     """Facts of all steps in which it can be made: its condition, if nothing contradicts it."""

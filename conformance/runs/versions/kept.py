@@ -1,4 +1,4 @@
-"""What is known of the bases of earlier reviews, in the user's cache.
+"""Reports of the bases of earlier reviews, in the user's cache.
 
 It is kept by commit, adapter and options of the run, and by all code that a finding depends on, so
 that a review of a branch that changes runs one version.

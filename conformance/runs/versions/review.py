@@ -58,7 +58,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """What is about to be run: two versions, the lines that differ, and what they are held to."""
+    """A review that is about to be run: two versions, the lines that differ, and the settings."""
 
     adapter: Adapter
     versions: Versions
@@ -102,7 +102,7 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What became of the two versions, and the changed statements that no job of the head ran."""
+    """The outcome of the two versions, and the changed statements that no job of the head ran."""
 
     base: Row
     head: Row
@@ -165,7 +165,7 @@ def prepare(
 
 @contextmanager
 def signals_noted() -> Iterator[threading.Event]:
-    """What tells that the user wants an end; signals that are ignored stay so."""
+    """An event that is set once the user wants an end; signals that are ignored stay so."""
     noted = threading.Event()
     former = {sign: signal.getsignal(sign) for sign in SIGNALS}
     heard = [sign for sign, handler in former.items() if handler is not signal.SIG_IGN]
@@ -202,7 +202,7 @@ class _Side:
             self._process.terminate()
 
     def row(self, latest: float) -> Row:
-        """What became of it; of a run that had to be killed, what its journal has."""
+        """The outcome; of a run that had to be killed, the findings of its journal."""
         try:
             self._process.wait(max(latest - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
@@ -258,7 +258,7 @@ class _Both:
         self.head = _Side(review, review.versions.head, self._paths["head"], for_head, scratch)
 
     def progress(self) -> Progress:
-        """What both have made by now."""
+        """The findings that both have made by now."""
         head = journal.findings(self._paths["head"])
         base = self._had | {one.id: one for one in journal.findings(self._paths["base"])}
         if self._base is None and (self._known is None or {one.id for one in head} - {*base}):

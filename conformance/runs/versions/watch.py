@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 CHECKS = (Check.WEIGHTS, Check.METRIC)
 
 LAYOUTS = 2
-"""How many layouts a run has; with more, all frameworks take longer than a quarter of an hour."""
+"""The layouts of a run; with more, all frameworks take longer than a quarter of an hour."""
 
 MOST_RANKS = 4
 
 
 class Newest(StrEnum):
-    """Which version of a framework is run."""
+    """The version of a framework that is run."""
 
     MAIN = "main"
     RELEASE = "release"
@@ -68,7 +68,7 @@ class Target:
 
 
 def targets(names: Sequence[str], sources: Path) -> list[Target]:
-    """What to run of the named adapters, or of all that drive a framework.
+    """The targets of the named adapters, or of all that drive a framework.
 
     ``sources`` is a folder of clones that are named as adapters are, in any case.
 

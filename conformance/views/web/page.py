@@ -92,7 +92,7 @@ class PageCause:
     """The place of that version's report on the page."""
 
     change: CauseChange
-    """What became of it."""
+    """Its fate from version to version."""
 
     counts: dict[str, int]
     """The number of its findings in each version that has it, by the version's name."""
@@ -107,7 +107,7 @@ class PageCause:
     """Runs the smallest reproduction."""
 
     entry: KnownMistake | KnownFailure | None
-    """What was worked out by hand of it."""
+    """The entry of `reports/known` about it, if there is one."""
 
     issue: str | None = None
     """The address of its bug report."""
@@ -148,7 +148,7 @@ class PageFramework:
     name: str
     versions: list[Version]
     causes: list[PageCause]
-    """Those of the versions, each once, the worst of the last one first."""
+    """The causes of all versions, each once, the worst of the last one first."""
 
     @property
     def mistakes(self) -> list[PageCause]:
@@ -167,9 +167,9 @@ class PageFramework:
 
 
 def headline(frameworks: Iterable[PageFramework]) -> str:
-    """How many mistakes there are, and how many of them every user meets in a gradient.
+    """The number of mistakes, and how many of them every user meets in a gradient.
 
-    What one entry describes is one mistake, on however many engines.
+    An entry describes one mistake, on however many engines.
     """
     harms: dict[tuple[str, object], set[Harm]] = defaultdict(set)
     for framework in frameworks:

@@ -1,4 +1,4 @@
-"""What a training rank takes from the object store."""
+"""The data that a training rank takes from the object store."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where metrics go."""
+"""The log of metrics."""
 
 from argparse import Namespace
 from typing import Any

@@ -22,9 +22,7 @@ def get_log_probs_and_entropy(
     with_entropy: bool = False,
 ) -> dict[str, tuple[torch.Tensor, ...]]:
     calculate = calculate_log_probs_and_entropy
-    return lineage.log_probs(
-        calculate, logits, unconcat_tokens, response_lengths, None, megatron_grid()
-    )
+    return lineage.log_probs(calculate, logits, unconcat_tokens, response_lengths, megatron_grid())
 
 
 def get_pg_loss_reducer(

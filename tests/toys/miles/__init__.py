@@ -1,1 +1,0 @@
-"""A toy of miles: the modules and signatures that the adapters use."""

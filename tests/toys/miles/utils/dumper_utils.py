@@ -1,1 +1,0 @@
-"""Dumps for debugging: the toy makes none."""
