@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from tests import command
-from tests.conformance.test_history import WITH_CP, WITHOUT_CP, git
-from tests.toys import checkout
+from tests.toys import WITH_CP, WITHOUT_CP, checkout, git
 
 pytestmark = pytest.mark.soak
 

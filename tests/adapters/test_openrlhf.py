@@ -11,7 +11,7 @@ from reference.aggregation import Mode
 from tests import command
 from tests.adapters.steps import marks
 from tests.conformance.test_leftovers import OF_OTHERS, forgotten_memory, names, processes_of
-from tests.conformance.test_plugin import wait_for
+from tests.waiting import wait_for
 
 pytestmark = marks("openrlhf")
 

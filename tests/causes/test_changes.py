@@ -7,25 +7,25 @@ import pytest
 
 from conformance.comparing.cause_changes import cause_changes
 from conformance.comparing.diff import difference, load_difference
-from conformance.comparing.report_file import assembled, write
+from conformance.comparing.report_file import write
 from conformance.explain.groups import FindingFilter
-from conformance.findings.cause import Clues
-from conformance.findings.finding import Finding
-from conformance.findings.report import Report, Selection
+from conformance.findings.report import Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.versions import diff_formats
-from tests.causes.test_find import CP, EMPTY, UNEXPLAINED, Said, explained, right, wrong
-from tests.conformance.test_journal import HEADER
-
-A = "weights/token_mean/a/dp1-cp2-mb1-thd"
-B = "weights/token_mean/b/dp1-cp2-mb1-thd"
-OTHER = "weights/sample_mean/a/dp1-cp2-mb1-thd"
-
-
-def report(*said: Said) -> Report:
-    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
-    clues = [clues for _, clues in said]
-    return assembled(HEADER, findings, clues, Selection(selected=len(said), deselected=0))
+from tests.findings import (
+    CP,
+    EMPTY,
+    OTHER,
+    UNEXPLAINED,
+    A,
+    B,
+    Said,
+    explained,
+    report,
+    right,
+    with_verdict,
+    wrong,
+)
 
 
 def fates(old: Report, new: Report) -> list[tuple[str, str]]:
@@ -65,12 +65,6 @@ def test_what_is_new_comes_first_in_every_format() -> None:
     )
     document = json.loads("\n".join(diff_formats.as_json(found)))
     assert [one["fate"] for one in document["causes"]] == ["new", "gone"]
-
-
-def with_verdict(verdict: Verdict, identity: str = A, **fields: str) -> Said:
-    """A finding that says nothing of any mistake."""
-    finding = Finding.model_validate({"id": identity, "verdict": verdict, **fields})
-    return finding, Clues(terms=["policy_loss"])
 
 
 @pytest.mark.parametrize(

@@ -31,44 +31,19 @@ from conformance.findings.verdict import Verdict
 from conformance.laws.law import rewards_shifted
 from conformance.laws.rows import rows_of, step_of
 from reference.step import Sample, Step
-from tests.conformance.test_journal import HEADER
-
-TIS_WHERE_CUT = "in the same step when the step is cut (truncated importance sampling token)"
-CP, MICRO = "policy_loss/multiplied_by_cp", "policy_loss/multiplied_by_micro_batches"
-EMPTY = "policy_loss/empty_samples_counted"
-UNEXPLAINED = Diagnosis(
-    name="unexplained", explanation="weights are 2 to 3 times the expected ones, one ratio per rank"
+from tests.findings import (
+    CP,
+    EMPTY,
+    HEADER,
+    MICRO,
+    UNEXPLAINED,
+    Said,
+    explained,
+    right,
+    wrong,
 )
 
-Said = tuple[Finding, Clues]
-
-
-def right(identity: str, *excluded: str, facts: Sequence[str] = ()) -> Said:
-    finding = Finding(id=identity, verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
-    return finding, Clues(terms=["policy_loss"], excluded=[*excluded], conditions=[*facts])
-
-
-def wrong(
-    identity: str, *alternatives: str, excluded: Sequence[str] = (), facts: Sequence[str] = ()
-) -> Said:
-    """A finding that any of the alternatives explains."""
-    return explained(identity, [*alternatives], excluded=excluded, facts=facts)
-
-
-def explained(
-    identity: str,
-    *parts: list[str],
-    terms: Sequence[str] = ("policy_loss",),
-    excluded: Sequence[str] = (),
-    facts: Sequence[str] = (),
-) -> Said:
-    finding = Finding(id=identity, verdict=Verdict.MISMATCH, error=1.0, diagnosis=UNEXPLAINED)
-    return finding, Clues(
-        terms=[*terms],
-        explanations=[[*parts]] if all(parts) else [],
-        excluded=[*excluded],
-        conditions=[*facts],
-    )
+TIS_WHERE_CUT = "in the same step when the step is cut (truncated importance sampling token)"
 
 
 def found(*said: Said) -> list[Cause]:

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.explain.causes import causes
 from conformance.findings.cause import EMPTY_SAMPLE, Cause, Harm
-from tests.causes.test_find import Said, right, wrong
+from tests.findings import Said, right, wrong
 
 EMPTY = "policy_loss/empty_samples_counted"
 CHOSEN_BY = {

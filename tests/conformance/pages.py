@@ -24,7 +24,7 @@ from conformance.judging.picture import picture
 from reference.aggregation import Mode
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, SLICED, Given
-from tests.conformance.test_journal import HEADER
+from tests.findings import HEADER
 
 HOSTILE = (
     "</script><script>alert(1)</script>",

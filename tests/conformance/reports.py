@@ -23,7 +23,7 @@ from conformance.findings.finding import (
 from conformance.findings.report import Header, Report, Request, Selection
 from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import AuxiliaryAggregation, Conventions, Mode, SampleUnit
-from tests.conformance.test_journal import HEADER
+from tests.findings import HEADER
 
 TOLERANCE = 1e-6
 

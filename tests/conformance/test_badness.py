@@ -23,8 +23,7 @@ from conformance.judging.weights import Judgement, judge_weights
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance.test_diff import found, wrong
-from tests.conformance.test_expectations import mismatch
-from tests.conformance.test_journal import HEADER, finding
+from tests.findings import HEADER, finding, mismatch
 from tests.jobs import job_of
 
 STEP = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0, 1], group=group) for group in (0, 1)])

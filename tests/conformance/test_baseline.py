@@ -17,8 +17,8 @@ from conformance.plan.matrix import MatrixCell
 from reference.aggregation import Aggregation, Mode
 from tests import command
 from tests.conformance.test_diff import found, report
-from tests.conformance.test_expectations import HEAD, crash, mismatch
-from tests.conformance.test_journal import HEADER, finding
+from tests.conformance.test_expectations import HEAD
+from tests.findings import HEADER, crash, finding, mismatch
 
 UNKNOWN = "not looked at in old.json, so not known to be wrong"
 

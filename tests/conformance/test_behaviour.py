@@ -13,7 +13,7 @@ from conformance.findings.finding import Behaviour, Diagnosis, Finding
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from conformance.views.versions.diff_formats import as_text
-from tests.conformance.test_journal import HEADER
+from tests.findings import HEADER
 
 GRADIENTS = ((1.0, 0.25),)
 STEPS = {

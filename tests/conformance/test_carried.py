@@ -16,8 +16,7 @@ from conformance.ranks.pool import Ran
 from conformance.runs import carried
 from reference.aggregation import Aggregation, Conventions, Mode
 from reference.weights import token_weights
-from tests.causes.test_changes import report
-from tests.causes.test_find import wrong
+from tests.findings import report, wrong
 
 if TYPE_CHECKING:
     from conformance.findings.cause import Cause

@@ -17,7 +17,7 @@ from conformance.comparing.report_file import write
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.report import Report, Selection
 from tests import command
-from tests.conformance.test_journal import HEADER, finding
+from tests.findings import HEADER, finding
 from tests.toys import checkout
 
 

@@ -26,7 +26,7 @@ from conformance.views.versions.diff_formats import (
 )
 from reference.aggregation import Conventions, DenominatorMask, LoggedMean, Mode
 from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
-from tests.conformance.test_journal import HEADER
+from tests.findings import HEADER
 
 MIRRORED = {
     ChangeKind.WORSE: ChangeKind.BETTER,

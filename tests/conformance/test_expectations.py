@@ -17,8 +17,17 @@ from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from tests import command
-from tests.causes.test_find import CP, MICRO, Said, right, wrong
-from tests.conformance.test_journal import HEADER, finding
+from tests.findings import (
+    CP,
+    HEADER,
+    MICRO,
+    Said,
+    crash,
+    finding,
+    mismatch,
+    right,
+    wrong,
+)
 
 X, Y = "not_divided", "not_finite"
 
@@ -51,15 +60,6 @@ def expecting(folder: Path, *entries: dict[str, Any]) -> Expecting:
     path = folder / "known.toml"
     path.write_text(HEAD + toml(*entries))
     return Expecting(load(path))
-
-
-def mismatch(case: str, name: str, *also: str) -> Finding:
-    diagnosis = Diagnosis(name=name, explanation="2 instead of 4", also=[*also])
-    return finding(case, Verdict.MISMATCH).model_copy(update={"diagnosis": diagnosis, "error": 1.0})
-
-
-def crash(case: str, message: str) -> Finding:
-    return finding(case, Verdict.CRASHED).model_copy(update={"message": message})
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from conformance.plugin import experiments
 from conformance.ranks.pool import RankPool
 from conformance.runs.jobs import SharedJobs
 from conformance.runs.recorder import FindingMessage, FindingRecorder
-from tests.causes.test_find import Said, right, wrong
-from tests.conformance.test_journal import HEADER
+from tests.findings import HEADER, Said, right, wrong
 
 MISTAKE = "policy_loss/multiplied_by_cp"
 PLAN = Plan(layouts=tuple(NativeAdapter().layouts()), size=PlanSize.QUICK)

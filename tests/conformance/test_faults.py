@@ -20,9 +20,9 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 from tests import command, faulty
-from tests.conformance.test_journal import begun
-from tests.conformance.test_plugin import processes_of_session, wait_for
 from tests.conformance.test_ranks import ACTIVE, MASKED, assert_matches, is_alive, job
+from tests.findings import begun
+from tests.waiting import processes_of_session, wait_for
 
 JUNIT = "--junitxml=junit.xml"
 

@@ -12,8 +12,7 @@ from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from conformance.views import report_formats
 from tests import command
-from tests.conformance.test_expectations import crash, mismatch
-from tests.conformance.test_journal import HEADER, finding
+from tests.findings import HEADER, crash, finding, mismatch
 
 
 def report(*findings: object) -> Report:

@@ -20,8 +20,7 @@ from conformance.views.versions import diff_formats, history_table
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests import command
 from tests.conformance.given import BY_SAMPLE, UNEVEN, Given
-from tests.conformance.test_expectations import mismatch
-from tests.conformance.test_journal import HEADER, finding
+from tests.findings import HEADER, finding, mismatch
 
 TWO = Layout(dp=2, micro_batches=2)
 

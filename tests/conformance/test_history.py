@@ -21,13 +21,10 @@ from conformance.views.overview import committed
 from conformance.views.overview.committed import CommittedReport
 from conformance.views.versions.history_table import as_text, of_watch
 from tests import command, room
-from tests.causes.test_changes import OTHER, A, B, report, with_verdict
-from tests.causes.test_find import CP, EMPTY, MICRO, right, wrong
+from tests.findings import CP, EMPTY, MICRO, OTHER, A, B, report, right, with_verdict, wrong
 from tests.history_page import with_causes
-from tests.toys import Edit, checkout
+from tests.toys import WITH_CP, WITHOUT_CP, Edit, checkout, git
 
-WITHOUT_CP = Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens")
-WITH_CP = Edit("lineage.py", WITHOUT_CP.new, WITHOUT_CP.old)
 COUNTED_TWICE = Edit("lineage.py", "= num_tokens / grid.cp.size", "= num_tokens")
 UNLOADABLE = Edit("lineage.py", "import torch\n", "import torchless\n")
 
@@ -36,14 +33,6 @@ PAGE = (command.ROOT / "reports" / "history.md").read_text()
 ROWS = re.findall(r"^\| `([\w:.]+)` .*`rl-loss-conformance history (.*?)`", PAGE, re.MULTILINE)
 
 QUICK = ("--layout=dp1-cp2-mb1-thd", "--modes=token_mean", "--case=odd_groups")
-
-
-def git(repository: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org"]
-    result = subprocess.run(
-        ["git", *identity, *arguments], cwd=repository, check=True, capture_output=True, text=True
-    )
-    return result.stdout.strip()
 
 
 @pytest.fixture

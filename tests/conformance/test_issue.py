@@ -21,10 +21,8 @@ from conformance.findings.verdict import Verdict
 from conformance.views import issue
 from conformance.worked.factors import ADVANTAGES, DERIVATIVES
 from tests import command
-from tests.causes.test_find import CP, MICRO, Said, right, wrong
 from tests.conformance.pages import report_of
-from tests.conformance.test_expectations import crash, mismatch
-from tests.conformance.test_journal import finding
+from tests.findings import CP, MICRO, Said, crash, finding, mismatch, right, wrong
 
 
 class Defect(NamedTuple):

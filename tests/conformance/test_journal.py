@@ -9,39 +9,10 @@ import pytest
 from conformance.comparing.journal import Journal
 from conformance.comparing.report_file import load
 from conformance.findings.errors import ReportFileError, ReportPathError
-from conformance.findings.finding import Finding
-from conformance.findings.report import Environment, Header, Provenance, Selection
+from conformance.findings.report import Selection
 from conformance.findings.verdict import Verdict
-from reference.aggregation import DEFAULT_CONVENTIONS
 from tests import room
-
-HEADER = Header(
-    adapter="toy",
-    engine="torch",
-    source=Provenance(kind="builtin", revision=None, version="1", ref=None, dirty=False),
-    environment=Environment(
-        python="3", torch="2", backend="gloo", device="cpu", platform="L", dependencies={}, stubs=[]
-    ),
-    conventions=DEFAULT_CONVENTIONS,
-)
-
-
-def finding(case: str, verdict: Verdict = Verdict.CONFORMS) -> Finding:
-    return Finding(
-        id=f"weights/token_mean/{case}/dp1-cp1-mb1-bshd",
-        verdict=verdict,
-        error=0.25e-6,
-        tolerance=1e-6,
-    )
-
-
-def begun(path: Path, *cases: str) -> Journal:
-    """A journal with findings of some cases."""
-    journal = Journal(path)
-    journal.begin(HEADER)
-    for case in cases:
-        journal.add(finding(case))
-    return journal
+from tests.findings import begun, finding
 
 
 def selection(selected: int) -> Selection:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import command
-from tests.conformance.test_plugin import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 

@@ -21,8 +21,8 @@ from conformance.views.overview.pages import (
     wrong_of_seen,
 )
 from conformance.views.overview.rederive import rederived
-from tests.causes.test_find import wrong
 from tests.conformance.pages import finding_of, report_of
+from tests.findings import wrong
 
 KNOWN_OF_TOY = """
 framework = "toy"

@@ -26,8 +26,6 @@ from conformance.views.web.page import PageCause, page_causes, render, write
 from conformance.views.web.page_data import document, name_versions
 from reference.aggregation import Mode
 from tests import room
-from tests.causes.test_changes import report as assembled_of
-from tests.causes.test_find import CP, right, wrong
 from tests.conformance.pages import (
     HOSTILE,
     finding_of,
@@ -37,7 +35,8 @@ from tests.conformance.pages import (
     report_of,
     traced,
 )
-from tests.conformance.test_journal import HEADER
+from tests.findings import CP, HEADER, right, wrong
+from tests.findings import report as assembled_of
 
 REPORTS = Path(__file__).parents[2] / "reports"
 

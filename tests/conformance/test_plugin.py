@@ -3,8 +3,6 @@
 import getpass
 import signal
 import socket
-import subprocess
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from conformance.findings.verdict import Verdict
 from conformance.plugin.controller import NOT_DRIVEN
 from reference.aggregation import Mode
 from tests import command
+from tests.waiting import processes_of_session, wait_for
 
 ONE_CASE = ("--checks=weights", "-k", "uneven_lengths")
 
@@ -218,6 +217,7 @@ def test_framework_that_cannot_be_imported_ends_the_run(tmp_path: Path) -> None:
 
 MINE = """
 from tests.broken_rarely import GroupsOfThree
+from tests.waiting import wait_for, processes_of_session
 
 class MyAdapter(GroupsOfThree):
     name = "mine"
@@ -364,18 +364,3 @@ def test_plugin_is_silent_where_nobody_asks_for_it(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert "conformance" not in output.replace("rl-loss-conformance", "")
     assert not (tmp_path / "reports").exists()
-
-
-def processes_of_session(session: int) -> list[int]:
-    listing = subprocess.run(
-        ["ps", "-eo", "pid=,sess=,stat="], capture_output=True, text=True, check=True
-    ).stdout
-    rows = [line.split() for line in listing.splitlines()]
-    return [int(pid) for pid, of, state in rows if int(of) == session and state[0] != "Z"]
-
-
-def wait_for(condition: object, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -14,7 +14,7 @@ from rich.console import Console
 from conformance.findings.verdict import Verdict
 from conformance.plugin.controller import ProgressLine
 from tests import command
-from tests.conformance.test_journal import finding
+from tests.findings import finding
 
 CHOSEN = ("--checks=weights", "--layout=dp1-cp1-mb1-bshd", "-k", "uneven_lengths")
 

@@ -22,7 +22,7 @@ from conformance.plan.quick import covering, has_different_counts
 from conformance.plugin.options import settings_of
 from conformance.runs.registry import create
 from reference.aggregation import Mode
-from tests.conformance.test_journal import HEADER
+from tests.findings import HEADER
 
 QUICK = Plan(layouts=tuple(NativeAdapter().layouts()), size=PlanSize.QUICK)
 FULL = QUICK.extended_to(())

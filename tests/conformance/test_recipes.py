@@ -31,8 +31,8 @@ from conformance.recipes.matching import match
 from conformance.recipes.running import MOST_RANKS, Run, read, run
 from reference.aggregation import DEFAULT_CONVENTIONS, Mode
 from tests import reading
-from tests.conformance.test_plugin import wait_for
 from tests.reading import TOY, Objecting, Reading
+from tests.waiting import wait_for
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from conformance.runs import registry
 from conformance.views.report_formats import as_text
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
-from tests.conformance.test_expectations import mismatch
-from tests.conformance.test_journal import HEADER, finding
+from tests.findings import HEADER, finding, mismatch
 
 SCHEMA = Path(conformance.__file__).parent / "findings" / "report.schema.json"
 

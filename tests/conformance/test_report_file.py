@@ -10,7 +10,7 @@ import pytest
 from conformance.comparing.report_file import load, write
 from conformance.findings.errors import ReportFileError
 from conformance.findings.report import Report, Selection
-from tests.conformance.test_journal import HEADER, finding
+from tests.findings import HEADER, finding
 
 REPORT = Report.assemble(HEADER, [finding("a"), finding("b")], Selection(selected=2, deselected=0))
 

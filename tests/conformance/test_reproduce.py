@@ -11,7 +11,7 @@ from conformance.findings.finding import Finding
 from conformance.findings.report import Header, Provenance, Request, Selection
 from conformance.runs.options import command as command_of
 from tests import command
-from tests.conformance.test_journal import HEADER, finding
+from tests.findings import HEADER, finding
 
 OF_NATIVE = HEADER.model_copy(update={"adapter": "native"})
 

@@ -39,10 +39,8 @@ from conformance.runs.versions.review import Ran
 from conformance.views.versions.review import as_text, not_looked_at, runner_commands, sentence
 from reference.aggregation import Mode
 from tests import command, room
-from tests.causes.test_changes import A, B, report, with_verdict
-from tests.causes.test_find import CP, EMPTY, Said, right, wrong
-from tests.conformance.test_history import WITH_CP, WITHOUT_CP, git
-from tests.toys import checkout
+from tests.findings import CP, EMPTY, A, B, Said, report, right, with_verdict, wrong
+from tests.toys import WITH_CP, WITHOUT_CP, checkout, git
 
 
 @pytest.fixture

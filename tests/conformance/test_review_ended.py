@@ -25,9 +25,8 @@ from conformance.ranks.pool import RankPool
 from conformance.runs.versions import history, kept
 from conformance.runs.versions import review as reviews
 from tests import command
-from tests.conformance.test_history import WITHOUT_CP, git
-from tests.conformance.test_plugin import processes_of_session, wait_for
-from tests.toys import checkout
+from tests.toys import WITHOUT_CP, checkout, git
+from tests.waiting import processes_of_session, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

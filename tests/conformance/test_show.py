@@ -20,8 +20,7 @@ from conformance.views.report_formats import as_text
 from reference.aggregation import Mode
 from tests import command
 from tests.conformance.pages import report_of
-from tests.conformance.test_expectations import crash, mismatch
-from tests.conformance.test_journal import finding
+from tests.findings import crash, finding, mismatch
 
 REPORT = command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json.gz"
 

@@ -13,7 +13,7 @@ import pytest
 
 from conformance.comparing.report_file import load
 from tests import command
-from tests.conformance.test_plugin import processes_of_session, wait_for
+from tests.waiting import processes_of_session, wait_for
 
 if TYPE_CHECKING:
     import subprocess

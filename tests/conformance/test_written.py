@@ -22,7 +22,7 @@ from conformance.findings.report import Selection as Selected
 from conformance.runs.versions.history import CommitRuns, require_folder
 from conformance.views.web.page import write
 from tests import command
-from tests.conformance.test_journal import HEADER, finding
+from tests.findings import HEADER, finding
 
 
 def device(path: Path) -> None:

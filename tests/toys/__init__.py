@@ -43,3 +43,17 @@ def commit(folder: Path) -> None:
     identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org"]
     for arguments in (["init"], ["add", "."], ["commit", "-m", "A toy"]):
         subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+WITHOUT_CP = Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens")
+
+
+WITH_CP = Edit("lineage.py", WITHOUT_CP.new, WITHOUT_CP.old)
+
+
+def git(repository: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org"]
+    result = subprocess.run(
+        ["git", *identity, *arguments], cwd=repository, check=True, capture_output=True, text=True
+    )
+    return result.stdout.strip()
