@@ -159,7 +159,7 @@ class SharedJobs:
         """The names of logged numbers that rewards move where advantages are made of them."""
         if self._of_rewards is None:
             self._of_rewards = frozenset()
-            for usual in self._with_rewards(job):
+            for usual in self._steps_of_rewards(job):
                 if before := self.observations(usual):
                     after = self.observations(with_other_rewards(usual)) or ()
                     moved = changed_numbers(usual, before, after, self.description.dtype)
@@ -167,7 +167,7 @@ class SharedJobs:
                     break
         return self._of_rewards
 
-    def _with_rewards(self, job: Job) -> Iterator[Job]:
+    def _steps_of_rewards(self, job: Job) -> Iterator[Job]:
         """Yield steps whose advantages are made of rewards, as some layouts decline them.
 
         Those of a critic are the last: they normalise no rewards.
