@@ -12,12 +12,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
 from adapters.contract import Layout
 from adapters.toolkit.source import resolve
+from conformance.findings.errors import NotTracedError
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
@@ -53,9 +54,11 @@ def traced(mistake: Mistake, folder: Path) -> str:
         )
         for cell in wrong:
             job = traced_job(cell.job, jobs.pool, metric=columns.traced_metric(cell))
+            adapter, trace = jobs.pool.adapter, None
             if isinstance(job, TracedJob) and job.is_wrong:
-                adapter = jobs.pool.adapter
-                trace = Trace.of(cell.id, job, adapter.package, jobs.pool.source)
+                with suppress(NotTracedError):
+                    trace = Trace.of(cell.id, job, adapter.package, jobs.pool.source)
+            if trace is not None:
                 of_cause = [cell, *islice(wrong, MOST_PROVEN_WITH)]
                 lines = Prover(jobs).proven(trace, of_cause)
                 places = [

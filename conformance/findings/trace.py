@@ -28,6 +28,18 @@ MULTIPLYING = (
 READ = "aten._local_scalar_dense.default"
 """The operation that makes a Python number of a tensor."""
 
+ROLL = "aten.roll.default"
+"""The operation that moves all entries of a tensor."""
+
+INDEXING = ("aten.index.Tensor", "aten.index_select.default")
+"""The operations that take the entries of a tensor which others index."""
+
+VIEWS = {
+    "aten.slice_backward.default": "aten.slice.Tensor",
+    "aten.select_backward.default": "aten.select.int",
+}
+"""The views that derivatives are of: a record has these alone."""
+
 BUILT = "python.stack"
 """The operation by which Python makes a tensor of a list of others."""
 

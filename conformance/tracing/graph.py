@@ -241,13 +241,15 @@ class Graph:
         """The tensors that backward passes begin with, and everything that they were made of."""
         return self.behind(self.roots, frozenset(self.nodes()))
 
-    def behind(self, nodes: Iterable[Node], among: Container[Node]) -> frozenset[Node]:
+    def behind(
+        self, nodes: Iterable[Node], among: Container[Node] | None = None
+    ) -> frozenset[Node]:
         """The given nodes and what they were made of, through nodes in ``among`` only."""
         found: set[Node] = set()
         waiting = [*nodes]
         while waiting:
             node = waiting.pop()
-            if node not in found and node in among:
+            if node not in found and (among is None or node in among):
                 found.add(node)
                 waiting += self.inputs(node)
         return frozenset(found)

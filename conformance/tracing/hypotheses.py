@@ -6,20 +6,35 @@ In: the trace of a wrong weight. Out: where a run can put another value in place
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from adapters.contract.job import Operand, Replacement
-from conformance.findings.trace import BUILT, GIVEN, LISTED, MULTIPLYING, OUTSIDE, READ
-from conformance.tracing.counts import Count
-from conformance.tracing.graph import is_close
+from conformance.findings.trace import (
+    BUILT,
+    GIVEN,
+    INDEXING,
+    LISTED,
+    MULTIPLYING,
+    OUTSIDE,
+    READ,
+    ROLL,
+    VIEWS,
+)
+from conformance.tracing.graph import Node, is_close
 from conformance.tracing.needed import Needed, all_needed
+from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.right_counts import counts_of_token
+from conformance.tracing.source.origins import chosen_by
+from conformance.tracing.wrong_weight import is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from conformance.findings.trace import Line
-    from conformance.tracing.graph import Node
+    from conformance.findings.trace import Line, Operation
+    from conformance.tracing.graph import Graph
+    from conformance.tracing.trace import Trace
     from conformance.tracing.wrong_weight import WrongWeight
 
 UNSEEN = (GIVEN, OUTSIDE, BUILT, LISTED)
@@ -31,41 +46,99 @@ GATHERING = ("c10d.allgather", "c10d.broadcast")
 COPYING = ("aten.empty", *GATHERING)
 """Operations that make no value."""
 
+VIEW = "aten.slice.Tensor"
+"""The operation that takes a part of a tensor, which no record has."""
+
+
+class Values(Enum):
+    """The values that a line had to have."""
+
+    COUNTS = "counts"  # of the tokens that it moves, or of parts in their order
+    MASK = "mask"
+    LATER = "later"  # entries from other places
+    RANKS = "ranks"  # the sum over all ranks
+    REWARDS = "rewards"  # what advantages are made of, in the order of samples or groups
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
     """At a line, a value had to be another."""
 
     line: Line
-    had: float
-    needed: float | None
+    values: Values
+    replacement: Replacement
+    node: Node
+    """The operation whose value is replaced."""
+
+    had: float = 0.0
+    needed: float | None = None
     """The value in the trace, and the needed one; None if others are added to it."""
 
-    replacement: Replacement
-    depth: int
-    """The distance of the value from the token's loss: parts of a divisor are further away."""
+    depth: int = 0
+    """The distance of the value from the token's loss: parts of a divisor are further away, and so
+    is what moves no value of the token."""
+
+    factor: Node | None = None
+    """The operation that multiplies the token's value by it, or divides."""
 
     mask: Replacement | None = None
     """The place where the loss is multiplied by a mask."""
 
+    used: Line | None = None
+    """The line that has the value, if the one to blame made the only operand that is not right."""
 
-def hypotheses(weight: WrongWeight, suspected: Sequence[Line]) -> list[Hypothesis]:
+    def is_made_of(self, other: Hypothesis, graph: Graph) -> bool:
+        """Whether its value was made of that of another, also by plain Python, or at its line."""
+        if self.line == other.line:
+            return True
+        if self.factor is not None and self.factor == other.factor:
+            return self.depth < other.depth
+        if Values.LATER in (self.values, other.values):
+            return self.values is other.values and self.depth > other.depth
+        return other.node in graph.behind([self.node])
+
+
+def hypotheses(trace: Trace) -> list[Hypothesis]:
     """Hypotheses on the values that lines had to compute with, best first.
 
     A factor that is left out may be anywhere, so that lines which are suspected come first, then
-    the framework's own, and then those that are farthest from the loss.
+    the framework's own, and then those that are farthest from the loss. Where a token is lost or
+    must be masked no count is wrong.
     """
-    several = _of_counts(weight) if weight.traced.expected else _of_masks(weight)
+    graph, weight = trace.graph, trace.weight
+    has_counts = weight is not None and trace.job.expected and trace.job.observed
+    several = [
+        _ordered(weight, trace, _of_counts(weight)) if has_counts and weight is not None else [],
+        _ordered(weight, trace, () if has_counts else _of_masks(trace)),
+        [*_moves(trace)],
+        [*_of_ranks(trace)],
+    ]
+    if isinstance(trace.job, TracedAdvantage):
+        return several[-1]
+    if trace.job.metric is not None:
+        return several[0]
+    if has_counts:
+        return [*several[0], *several[2]]
+    assert graph is not None
+    in_turn = [one for each in zip_longest(*several) for one in each if one is not None]
+    suspected = {one.line for one in trace.suspects}
+    return sorted(in_turn, key=lambda one: one.line not in suspected)
+
+
+def _ordered(
+    weight: WrongWeight | None, trace: Trace, several: Iterable[Hypothesis]
+) -> list[Hypothesis]:
     found: dict[Replacement, Hypothesis] = {}
     for one in several:
         found.setdefault(one.replacement, one)
+    suspected = [one.line for one in trace.suspects]
     order = {line: place for place, line in reversed([*enumerate(suspected)])}
     return sorted(
         found.values(),
         key=lambda one: (
             order.get(one.line, len(order)),
-            one.needed is None,
-            not weight.is_own(one.line),
+            weight is not None and one.needed is None,
+            not is_own(one.line, trace.package),
             -one.depth,
         ),
     )
@@ -77,32 +150,143 @@ def _of_counts(weight: WrongWeight) -> Iterator[Hypothesis]:
         is_made = needed.made.node is not None and needed.made.at is not None
         is_seen = is_made or needed.operand is not Operand.RESULT
         is_count = needed.needed is None or any(is_close(value, needed.needed) for value in counts)
-        if is_seen and is_count and not _is_mask(weight, _replaced(weight, needed)):
+        if is_seen and is_count and not _is_mask(weight.chain.graph, _replaced(weight, needed)):
             yield from _hypothesis(weight, needed)
 
 
-def _of_masks(weight: WrongWeight) -> Iterator[Hypothesis]:
-    """Yield the masks by which the loss of a masked token is multiplied, and what made them."""
-    graph = weight.chain.graph
+def _of_masks(trace: Trace) -> Iterator[Hypothesis]:
+    """Yield the masks by which losses are multiplied, and what made them."""
+    graph = trace.graph
+    assert graph is not None
     others = frozenset(graph.nodes()) - graph.painted.keys()
-    for depth, factor in enumerate(reversed(weight.factors)):
-        if not weight.operation(factor.node).name.startswith(MULTIPLYING):
+    for factor in sorted(graph.before_roots, reverse=True):
+        operation = graph.operation(factor)
+        is_forward = operation.requires_grad and operation.backward_pass is None
+        if not is_forward or not operation.name.startswith(MULTIPLYING) or not operation.stack:
             continue
-        for position, mask in enumerate(graph.inputs(factor.node)):
-            if mask in graph.painted or not _is_mask(weight, mask):
+        for position, mask in enumerate(graph.inputs(factor)):
+            if mask in graph.painted or not _is_mask(graph, mask):
                 continue
-            held = Count(1.0, factor.node)
-            operand = Needed(held, 0.0, factor.node, depth, Operand.TENSOR, position)
-            for multiplied in _hypothesis(weight, operand):
-                yield replace(multiplied, mask=multiplied.replacement)
-                size = weight.operation(mask).contents.size
-                for node in graph.behind([mask], others):
-                    is_alike = weight.operation(node).contents.size == size
-                    deep = depth + mask.place - node.place + 1
-                    made = Needed(Count(1.0, node), 0.0, node, deep)
-                    if is_alike and weight.operation(node).inputs and _is_mask(weight, node):
-                        for one in _hypothesis(weight, made):
-                            yield replace(one, mask=multiplied.replacement)
+            multiplied = _at(operation, mask, Values.MASK, Operand.TENSOR, position)
+            yield replace(multiplied, mask=multiplied.replacement, depth=-factor.place)
+            size = graph.operation(mask).contents.size
+            for node in graph.behind([mask], others):
+                made, is_seen = graph.operation(node), _can_be_replaced(graph.operation(node))
+                if is_seen and made.inputs and made.contents.size == size and _is_mask(graph, node):
+                    found = _at(made, node, Values.MASK)
+                    yield replace(found, mask=multiplied.replacement, depth=1 - node.place)
+
+
+def _moves(trace: Trace) -> Iterator[Hypothesis]:
+    """Yield operations that take entries, and may have had to take those before or after them.
+
+    A shift is undone by the one shift that it is.
+    """
+    graph = trace.graph
+    assert graph is not None
+    suspected = {one.line: place for place, one in reversed([*enumerate(trace.suspects)])}
+    found: dict[Replacement, Hypothesis] = {}
+    for node in sorted(graph.nodes(), reverse=True):
+        operation = graph.operation(node)
+        name = VIEWS.get(operation.name, operation.name)
+        is_view = name != operation.name
+        is_taking = is_view or name == ROLL or name in INDEXING
+        is_forward = is_view or operation.backward_pass is None
+        if not (is_taking and is_forward and operation.stack) or operation.contents.size < 2:
+            continue
+        if not is_own(operation.stack[0], trace.package):
+            continue
+        shift = int(operation.numbers[0]) if name == ROLL and operation.numbers else 0
+        for by in (shift,) if shift else (1, -1):
+            one = _at(replace(operation, name=name), node, Values.LATER)
+            moved = replace(one.replacement, moved=by)
+            is_on_way = is_view or operation.requires_grad
+            of_other = replace(one, replacement=moved, depth=0 if is_on_way else 1)
+            found.setdefault(moved, of_other)
+    yield from sorted(
+        found.values(),
+        key=lambda one: (
+            suspected.get(one.line, len(suspected)),
+            one.depth,
+            one.replacement.operation != ROLL,
+        ),
+    )
+
+
+def _of_ranks(trace: Trace) -> Iterator[Hypothesis]:
+    """Yield the reductions that leave ranks out, at the lines that chose these."""
+    graph = trace.graph
+    assert graph is not None
+    found: dict[Replacement, Hypothesis] = {}
+    for node in graph.nodes():
+        operation = graph.operation(node)
+        of = operation.collective
+        if of is None or of.is_message or "reduce" not in operation.name or not operation.stack:
+            continue
+        if len(of.group) < len(graph.traces) and node in graph.painted:
+            one = _at(operation, node, Values.RANKS)
+            chooser = chosen_by(operation.stack, "group")
+            found.setdefault(one.replacement, replace(one, line=chooser or one.line))
+    yield from found.values()
+
+
+def rewarded_lines(trace: Trace, ordinary: Graph) -> Iterator[tuple[Hypothesis, Sequence[Node]]]:
+    """Yield the lines that make something of a reward, with what they make in an ordinary run.
+
+    Those on the way to a loss, or to lists of plain Python, come before others, and the first of
+    them first. The part that a line takes of a tensor is seen where another one reads it.
+    """
+    assert trace.graph is not None
+    of_reward = {
+        (operation.line, operation.name)
+        for operation in map(trace.graph.operation, trace.graph.painted)
+        if operation.backward_pass is None
+    }
+    handed = (node for node in ordinary.nodes() if ordinary.operation(node).name == LISTED)
+    on_way = ordinary.before_roots | ordinary.behind(handed)
+    places: dict[Replacement, tuple[Hypothesis, list[Node]]] = {}
+    for node in sorted(ordinary.nodes(), key=lambda one: (one not in on_way, one.place, one.rank)):
+        operation = ordinary.operation(node)
+        if (operation.line, operation.name) not in of_reward or not operation.contents.is_measured:
+            continue
+        made = [(operation, node)] if _can_be_replaced(operation) else []
+        if cut := ordinary.traces[node.rank].cuts.get(node.place):
+            view = replace(operation, name=VIEW, stack=cut)
+            parts = (
+                one for one in ordinary.inputs(node) if ordinary.operation(one).name == OUTSIDE
+            )
+            made = [*((view, one) for one in parts), *made]
+        for of, held in made:
+            one = _at(of, held, Values.REWARDS)
+            if is_own(one.line, trace.package):
+                places.setdefault(one.replacement, (one, []))[1].append(held)
+    yield from places.values()
+
+
+def _at(
+    operation: Operation,
+    node: Node,
+    values: Values,
+    operand: Operand = Operand.RESULT,
+    position: int = 0,
+) -> Hypothesis:
+    """The hypothesis on an operation at its innermost line."""
+    line = operation.stack[0]
+    replacement = Replacement(
+        file=line.file,
+        line=line.number,
+        columns=line.columns,
+        operation=operation.name,
+        operand=operand,
+        position=position,
+    )
+    return Hypothesis(line=line, values=values, replacement=replacement, node=node)
+
+
+def _can_be_replaced(operation: Operation) -> bool:
+    """Whether a line has asked for an operation of torch that makes a value."""
+    is_made = operation.name not in UNSEEN and not operation.name.startswith(COPYING)
+    return operation.line is not None and is_made
 
 
 def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
@@ -111,27 +295,22 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
     It is about the line that calls its function if others do so too, and are right.
     """
     operation = weight.operation(one.node)
-    if operation.line is None or operation.name in UNSEEN or operation.name.startswith(COPYING):
+    if not _can_be_replaced(operation):
         return
     if operation.name == READ and operation.line in weight.lines_of(GATHERING):
         return
+    found = _at(operation, _replaced(weight, one), Values.COUNTS, one.operand, one.position)
     line, *callers = operation.stack
     is_shared = len(weight.callers_of[line]) > 1
-    replacement = Replacement(
-        file=line.file,
-        line=line.number,
-        columns=line.columns,
-        operation=operation.name,
-        operand=one.operand,
-        position=one.position,
-        caller=(callers[0].file, callers[0].number) if is_shared else None,
-    )
-    yield Hypothesis(
+    caller = (callers[0].file, callers[0].number) if is_shared else None
+    yield replace(
+        found,
         line=callers[0] if is_shared else line,
         had=one.made.value,
         needed=one.needed,
-        replacement=replacement,
+        replacement=replace(found.replacement, caller=caller),
         depth=one.depth,
+        factor=one.factor,
     )
 
 
@@ -141,7 +320,7 @@ def _replaced(weight: WrongWeight, one: Needed) -> Node:
     return weight.chain.graph.inputs(one.node)[one.position] if is_operand else one.node
 
 
-def _is_mask(weight: WrongWeight, node: Node) -> bool:
+def _is_mask(graph: Graph, node: Node) -> bool:
     """Whether a tensor has several entries, all of them 0 or 1."""
-    held = weight.operation(node).contents
+    held = graph.operation(node).contents
     return held.size > 1 and held.largest == 1 and held.total == held.nonzero

@@ -26,7 +26,8 @@ class Needed(NamedTuple):
     """A count that an operation makes, or computes with, and what it had to be.
 
     ``needed`` is None of what was added up with others. ``depth`` is how far it is from the token's
-    loss: what a divisor was made of is further away.
+    loss: what a divisor was made of is further away. ``factor`` is the operation that multiplies or
+    divides the token's value by it.
     """
 
     made: Count
@@ -35,6 +36,7 @@ class Needed(NamedTuple):
     depth: int
     operand: Operand = Operand.RESULT
     position: int = 0
+    factor: Node | None = None
 
     @property
     def node(self) -> Node:
@@ -48,7 +50,7 @@ def all_needed(weight: WrongWeight) -> Iterator[Needed]:
     for depth, factor in enumerate(reversed(weight.factors)):
         if weight.operation(factor.node).name.startswith(MULTIPLYING):
             for one in _of_factor(weight, factor):
-                yield one._replace(depth=one.depth + depth)
+                yield one._replace(depth=one.depth + depth, factor=factor.node)
 
 
 def _of_factor(weight: WrongWeight, factor: Factor) -> Iterator[Needed]:

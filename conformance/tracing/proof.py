@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.job import MARKS
+from adapters.contract.batch.formulas import ESTIMATORS
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
-from conformance.runs.check import judge_outcome
-from conformance.tracing.hypotheses import hypotheses
-from conformance.tracing.right_counts import NO_FACTOR, Named, counts_of_step, counts_of_token
+from conformance.runs.check import is_offered, judge_outcome
+from conformance.tracing.graph import Graph
+from conformance.tracing.hypotheses import Hypothesis, Values, hypotheses, rewarded_lines
+from conformance.tracing.placed import (
+    CLOSE,
+    OrdinaryRun,
+    counts_placed,
+    is_close,
+    mask_placed,
+    moves,
+)
+from conformance.tracing.rewards import TracedAdvantage
+from conformance.tracing.right_counts import NO_FACTOR, counts_of_step, is_product
+from conformance.tracing.right_values import REWARD, counts_of_parts, in_order, rewarded
 from conformance.tracing.suspects.reasons import Suspect, of_lines
+from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Observation
     from adapters.contract.job import Replacement
-    from conformance.expected.step_context import StepContext
     from conformance.findings.trace import Line
     from conformance.plan.matrix import MatrixCell
     from conformance.runs.jobs import SharedJobs
-    from conformance.tracing.hypotheses import Hypothesis
+    from conformance.tracing.graph import Node
+    from conformance.tracing.right_values import Entries
     from conformance.tracing.trace import Trace
-
-    Entries = tuple[tuple[tuple[float, ...], ...], ...]
-    """By rank, and by how often the line has asked."""
 
 MOST_TRIED = 12
 """Hypotheses of a cause that are tried."""
@@ -40,44 +50,14 @@ MOST_TRIED = 12
 MOST_SHOWN = 4
 """Further findings of a cause that a line must make right."""
 
-MOST_PROVEN = 3
-"""Lines of a cause that are shown."""
+MOST_NAMES = 2
+"""Values of rewards that are tried at a line: the nearest to what it has."""
 
-ACTIVE = "1 for active tokens, 0 for others"
-"""The name of the right mask."""
+IN_ORDER = (Values.REWARDS, Values.RANKS)
+"""Values of which the first that is proven is the one that others are made of."""
 
-PARTS = (
-    "active tokens of a micro-batch on its rank",
-    "active tokens of a sample in a micro-batch on its rank",
-)
-"""The parts of a step whose tokens are counted before the counts are added up."""
-
-CLOSE = 1e-4
-"""The largest relative difference of two counts that are one, after all roundings of a step."""
-
-
-class _Place(NamedTuple):
-    """An entry that is replaced."""
-
-    rank: int
-    times: int
-    entry: int
-
-
-@dataclass(frozen=True)
-class _Run:
-    """An ordinary run of a finding's job: the weights of its only step, and the right ones.
-
-    Those that are observed are of (ranks, tokens).
-    """
-
-    cell: MatrixCell
-    context: StepContext
-    observed: NDArray[np.float64]
-
-    @property
-    def expected(self) -> NDArray[np.float64]:
-        return self.context.expected
+ALL_RANKS = "the sum over all ranks"
+"""The name of the right result of a reduction."""
 
 
 @dataclass
@@ -85,224 +65,267 @@ class Prover:
     """Tries hypotheses about the lines of a cause on its findings."""
 
     jobs: SharedJobs
-    _runs: dict[str, _Run | None] = field(default_factory=dict)
+    _runs: dict[str, OrdinaryRun | None] = field(default_factory=dict)
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
-        """The lines of a trace, those with which the findings conform first.
+        """The lines of a trace, the one first with which the findings conform.
 
-        The first of ``cells`` is the traced one. If the weight is off by a number of ranks or
-        micro-batches, a factor at any line corrects it, which proves none. Then only suspected
-        lines are tried, and their order stays.
+        The first of ``cells`` is the traced one. Of what a value was made of the innermost is
+        proven. What other values can do elsewhere, independently of it, proves none of them: a
+        weight that is off by a number of ranks or micro-batches can be made good at any line. Then
+        only suspected lines are tried, and their order stays.
         """
-        first = None if trace.chain is None else self._run(cells[0])
-        if trace.chain is None or first is None:
+        first = self._run(cells[0])
+        if first is None or trace.graph is None:
             return trace.suspects
+        others = [*islice(filter(None, map(self._run, cells[1:])), MOST_SHOWN)]
+        tried = islice(self._candidates(trace, first), MOST_TRIED)
+        if is_of_size(trace):
+            shown = [(one, name) for one in tried if (name := self._name(one, first, others))]
+        else:
+            shown = self._innermost(
+                trace.graph, tried, partial(self._name, first=first, others=others)
+            )
+        is_certain = len({one.line for one, _ in shown}) == 1 and not is_of_size(trace)
+        said = _proven if is_certain else _made_good
+        found = {one.line: said(one, name, 1 + len(others)) for one, name in shown}
         suspected = {one.line: one for one in trace.suspects}
-        is_of_size = _is_of_size(trace)
-        several = candidates(trace)
-        others = filter(None, map(self._run, cells[1:]))
-        runs = [*islice(others, MOST_SHOWN)] if several else []
-        said = _made_good if is_of_size else _proven
-        proven: dict[Line, Suspect] = {}
-        for one in several[:MOST_TRIED]:
-            name = None if one.line in proven else self._name(one, first, runs)
-            if name is not None:
-                proven[one.line] = said(one, name, 1 + len(runs))
-            if len(proven) == MOST_PROVEN:
-                break
-        return of_lines((({} if is_of_size else proven) | suspected | proven).values())
+        return of_lines(((found if is_certain else {}) | suspected | found).values())
 
-    def _name(self, one: Hypothesis, first: _Run, others: Sequence[_Run]) -> str | None:
-        """The count with which all of some findings conform."""
-        counts = counts_of_step(first.context)
-        for name, entries in self._needed(one, first).items():
-            is_other = one.needed and name in counts and not _is_close(counts[name], one.needed)
+    def _innermost(
+        self, graph: Graph, tried: Iterable[Hypothesis], name_of: Callable[..., str | None]
+    ) -> list[tuple[Hypothesis, str]]:
+        """The hypotheses that hold, of each value only on the innermost of what it is made of.
+
+        A count of the reference is believed before one that is multiplied or divided.
+        """
+        shown: list[tuple[Hypothesis, str]] = []
+        for one in tried:
+            if any(one.is_made_of(each, graph) for each, _ in shown):
+                continue
+            if (name := name_of(one)) is not None:
+                shown = [each for each in shown if not each[0].is_made_of(one, graph)]
+                shown.append((one, name))
+                if one.values in IN_ORDER:
+                    break
+        return [each for each in shown if not is_product(each[1])] or shown
+
+    def _candidates(self, trace: Trace, first: OrdinaryRun) -> Iterator[Hypothesis]:
+        """Yield the hypotheses to try for a trace, best first."""
+        yield from candidates(trace)
+        if not isinstance(trace.job, TracedAdvantage):
+            return
+        ran = self.jobs.run(replace(first.cell.job, is_recorded=True))
+        if isinstance(ran, Ran):
+            yield from _rewarded(trace, Graph(ran.traces), first)
+
+    def _name(
+        self, one: Hypothesis, first: OrdinaryRun, others: Sequence[OrdinaryRun]
+    ) -> str | None:
+        """The value with which all of some findings conform, where it has to."""
+        counts = counts_of_step(first.contexts[0])
+        for name, replaced in self._needed(one, first).items():
+            is_other = one.needed and name in counts and not is_close(counts[name], one.needed)
             if (
                 not is_other
-                and self._conforms(one, first, entries)
+                and self._conforms(first, replaced)
                 and all(self._shows(one, name, run) for run in others)
             ):
-                return name
+                is_meant = any(self._is_right(one, name, run) for run in self._of_modes(one, first))
+                return None if is_meant or self._is_indifferent(one, first, replaced) else name
         return None
 
-    def _run(self, cell: MatrixCell) -> _Run | None:
-        """The ordinary run of a finding's job; None if that has several steps, or does not run."""
-        if len(cell.case.steps) > 1:
+    def _run(self, cell: MatrixCell) -> OrdinaryRun | None:
+        """The ordinary run of a finding's job; None if it does not run, or logs several steps."""
+        if len(cell.case.steps) > 1 and cell.spec.metric is not None:
             return None
         if cell.job_id not in self._runs:
             self._runs[cell.job_id] = None
-            ran = self.jobs.observations(cell.job)
+            ran, job = self.jobs.observations(cell.job), cell.job
             if ran is not None:
-                context = step_context(cell.job, 0, ran, self.jobs.description)
-                self._runs[cell.job_id] = _Run(cell, context, self._weights(cell, ran))
+                steps = range(len(job.steps))
+                contexts = [step_context(job, index, ran, self.jobs.description) for index in steps]
+                observed = self._weights(cell, ran)
+                self._runs[cell.job_id] = OrdinaryRun(cell, tuple(contexts), ran, observed)
         found = self._runs[cell.job_id]
         return None if found is None else replace(found, cell=cell)
 
     def _weights(
         self, cell: MatrixCell, observations: Sequence[Observation]
     ) -> NDArray[np.float64]:
-        conventions = self.jobs.description.conventions
-        return np.array(final_weights(observations, 0, cell.job, conventions))
+        conventions, job = self.jobs.description.conventions, cell.job
+        of_steps = (
+            np.array(final_weights(observations, index, job, conventions))
+            for index in range(len(job.steps))
+        )
+        return np.concatenate([*of_steps], axis=1)
 
-    def _shows(self, one: Hypothesis, name: str, run: _Run) -> bool:
-        entries = self._needed(one, run).get(name)
-        return entries is not None and self._conforms(one, run, entries)
+    def _shows(self, one: Hypothesis, name: str, run: OrdinaryRun) -> bool:
+        replaced = self._needed(one, run).get(name)
+        return replaced is not None and self._conforms(run, replaced)
 
-    def _conforms(self, one: Hypothesis, run: _Run, entries: Entries) -> bool:
-        """Whether a finding breaks no promise where the line computes with what it had to."""
-        replaced = replace(one.replacement, entries=entries)
+    def _conforms(self, run: OrdinaryRun, replaced: Replacement) -> bool:
+        """Whether a finding breaks no promise where a line computes with what it had to."""
         outcome = self.jobs.run(replace(run.cell.job, replaced=replaced))
         judged = judge_outcome(run.cell, outcome, self.jobs)
         return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
 
-    def _needed(self, one: Hypothesis, run: _Run) -> Mapping[str, Entries]:
-        """The values that a line needed, by the name of the count that they then are."""
-        if one.mask is not None:
-            return self._mask(one.mask, run)
-        is_marked = run.cell.spec.metric is None and one.needed is not None
-        replaced = replace(one.replacement, entries=None if is_marked else ())
+    def _of_modes(self, one: Hypothesis, first: OrdinaryRun) -> Iterator[OrdinaryRun]:
+        """Yield right runs of the other modes, in which a line that is wrong counts otherwise."""
+        if one.values is not Values.COUNTS or first.cell.spec.metric is not None:
+            return
+        others = {first.cell.aggregation.mode, Mode.CONSTANT}
+        for mode in sorted(self.jobs.description.modes - others):
+            cell = replace(first.cell, aggregation=Aggregation(mode))
+            run = self._run(cell) if is_offered(cell, self.jobs.description) else None
+            if run is not None:
+                judged = judge_outcome(cell, Ran(run.observations, (), ()), self.jobs)
+                if judged.verdict is Verdict.CONFORMS:
+                    yield run
+
+    def _is_right(self, one: Hypothesis, name: str, run: OrdinaryRun) -> bool:
+        """Whether a right run computes with a line's value, which is not the one of a name there.
+
+        Then the line does what it is meant to, and another one makes wrong use of it.
+        """
+        ran = self._with(one.replacement, run)
+        if ran is None:
+            return False
+        marked = self._weights(run.cell, ran.observations)
+        return name not in counts_placed(run, ran.held, marked) and moves(run, ran.held, marked)
+
+    def _with(self, replaced: Replacement, run: OrdinaryRun) -> Ran | None:
         ran = self.jobs.run(replace(run.cell.job, replaced=replaced))
-        if not isinstance(ran, Ran):
+        return ran if isinstance(ran, Ran) else None
+
+    def _needed(self, one: Hypothesis, run: OrdinaryRun) -> Mapping[str, Replacement]:
+        """The values that a line needed, by their names."""
+        if one.values is Values.LATER:
+            return {_elsewhere(one.replacement.moved): one.replacement}
+        is_metric = run.cell.spec.metric is not None
+        is_marked = one.values is Values.MASK or (one.needed is not None and not is_metric)
+        at = one.mask or one.replacement
+        ran = self._with(replace(at, entries=None if is_marked else ()), run)
+        if ran is None or (is_metric and one.mask is not None):
             return {}
         if is_marked:
-            return _of_tokens(run, ran.held, self._weights(run.cell, ran.observations))
-        if one.needed is None:
-            return _of_parts(run.context, ran.observations, ran.held)
-        return _of_step(run, ran.held)
+            of_marks = counts_placed if one.mask is None else mask_placed
+            found = of_marks(run, ran.held, self._weights(run.cell, ran.observations))
+        elif one.values is Values.RANKS:
+            found = {ALL_RANKS: _summed(ran.held)}
+        elif one.values is Values.REWARDS:
+            values = rewarded(run.cell.job.objective, run.contexts, run.observations)
+            found = _nearest(ran.held, in_order(ran.held, values))
+        else:
+            found = in_order(ran.held, counts_of_parts(run.contexts[0], ran.observations))
+        return {
+            name: replace(one.replacement, entries=entries)
+            for name, entries in found.items()
+            if one.values is Values.COUNTS or entries != ran.held
+        }
 
-    def _mask(self, multiplied: Replacement, run: _Run) -> Mapping[str, Entries]:
-        """The right mask where the loss is multiplied by it."""
-        ran = self.jobs.run(replace(run.cell.job, replaced=multiplied))
-        if not isinstance(ran, Ran) or run.cell.spec.metric is not None:
-            return {}
-        marked, needed = self._weights(run.cell, ran.observations), {}
-        for rank, token in np.argwhere(marked):
-            before, right = run.observed[rank, token], run.expected[token]
-            if size := float(before or right):  # else it is masked, as it has to be
-                place, multiplies = _marked(float(marked[rank, token]) / size, ran.held)
-                if place is not None and multiplies:
-                    needed[place] = float(right > 0)
-        return {ACTIVE: _replaced(ran.held, needed)} if needed else {}
+    def _is_indifferent(self, one: Hypothesis, first: OrdinaryRun, replaced: Replacement) -> bool:
+        """Whether what is made of rewards at a line may be larger by 1, as others normalise it."""
+        if one.values is not Values.REWARDS or replaced.entries is None:
+            return False
+        if ESTIMATORS[first.cell.job.objective].whitens:
+            return False
+        more = tuple(
+            tuple(tuple(value + 1 for value in entries) for entries in of_rank)
+            for of_rank in replaced.entries
+        )
+        return self._conforms(first, replace(replaced, entries=more))
 
 
 def candidates(trace: Trace) -> list[Hypothesis]:
     """The hypotheses to try for a trace, best first."""
-    if trace.weight is None:
+    if trace.graph is None:
         return []
-    suspected = [one.line for one in trace.suspects]
-    return [
-        one
-        for one in hypotheses(trace.weight, suspected)
-        if not _is_of_size(trace) or (one.line in suspected and trace.weight.is_own(one.line))
-    ]
+    is_own = {one.line for one in trace.suspects if trace.is_own(one.line)}
+    return [one for one in hypotheses(trace) if not is_of_size(trace) or one.line in is_own]
 
 
-def _is_of_size(trace: Trace) -> bool:
+def is_of_size(trace: Trace) -> bool:
     """Whether a weight is off by a number of ranks or micro-batches."""
     return trace.weight is not None and trace.weight.right.is_size(trace.weight.off)
 
 
-def _of_step(run: _Run, held: Entries) -> dict[str, Entries]:
-    """The same count at every entry, as a logged number does not show which tokens one is of."""
-    return {
-        name: tuple(tuple((count,) * len(each) for each in of_rank) for of_rank in held)
-        for name, count in counts_of_step(run.context).items()
-    }
+def _rewarded(trace: Trace, ordinary: Graph, first: OrdinaryRun) -> Iterator[Hypothesis]:
+    """Yield the lines that make what is nothing right of a reward, the first ones first."""
+    values = rewarded(first.cell.job.objective, first.contexts, first.observations)
+    named = [number for of_ranks in values.values() for one in of_ranks for number in one]
+    numbers = np.abs(np.unique([0.0, *named]))
+    for one, nodes in rewarded_lines(trace, ordinary):
+        of_ranks: list[list[tuple[float, ...]]] = [[] for _ in first.observations]
+        for node in nodes:
+            of_ranks[node.rank].append(ordinary.operation(node).contents.values)
+        held = tuple(tuple(of_rank) for of_rank in of_ranks)
+        placed = in_order(held, values)
+        is_right = any(_distance(held, entries) < CLOSE for entries in placed.values())
+        if placed and not is_right:
+            maker = _wrong_operand(ordinary, nodes[0], numbers)
+            yield replace(one, line=maker or one.line, used=one.line if maker else None)
 
 
-def _of_parts(
-    context: StepContext, observations: Sequence[Observation], held: Entries
-) -> dict[str, Entries]:
-    """The counts of each rank's micro-batches, or of the samples in these, in their order."""
-    found: dict[str, list[tuple[tuple[float, ...], ...]]] = {name: [] for name in PARTS}
-    mask = context.step.mask
-    for one, of_rank in zip(observations, held, strict=True):
-        passes = one.forward_passes[0] if one.forward_passes else np.array([])
-        numbers = [number for number in np.unique(passes) if number >= 0]
-        of_passes = [float(mask[passes == number].sum()) for number in numbers]
-        of_samples = [
-            float(mask[(passes == number) & (context.sample == sample)].sum())
-            for number in numbers
-            for sample in np.unique(context.sample[passes == number])
-        ]
-        for name, counts in zip(PARTS, (of_passes, of_samples), strict=True):
-            if len(counts) == len(of_rank) and all(len(each) == 1 for each in of_rank):
-                found[name].append(tuple((count,) for count in counts))
-    return {name: tuple(one) for name, one in found.items() if len(one) == len(held)}
+def _wrong_operand(graph: Graph, node: Node, numbers: NDArray[np.float64]) -> Line | None:
+    """The line of the innermost operand that alone has entries which no right computation makes."""
+    wrong = [one for one in graph.inputs(node) if not _are_right(graph, one, numbers)]
+    if len(wrong) != 1 or len(graph.inputs(node)) == 1:
+        return None
+    return _wrong_operand(graph, wrong[0], numbers) or graph.operation(wrong[0]).line
 
 
-def _of_tokens(run: _Run, held: Entries, marked: NDArray[np.float64]) -> dict[str, Entries]:
-    """The counts of the tokens whose weights change with the mark of each entry."""
-    needed: dict[_Place, Named] = {}
-    for rank, token in np.argwhere(run.observed * run.expected):
-        observed, right = float(run.observed[rank, token]), float(run.expected[token])
-        place, multiplies = _marked(float(marked[rank, token]) / observed, held)
-        if place is None:
-            if not _is_close(observed, right):
-                return {}  # it is wrong, and this is not what makes it so
-            continue
-        before = held[place.rank][place.times][place.entry] or 1.0
-        value = before * (right / observed if multiplies else observed / right)
-        counts = counts_of_token(run.context, int(token)).items()
-        fitting = {name: count for name, count in counts if _is_close(count, value)}
-        known = needed.setdefault(place, fitting)
-        needed[place] = {name: count for name, count in fitting.items() if known.get(name) == count}
-    several = [*needed.values()]
-    return {
-        name: _replaced(held, {place: counts[name] for place, counts in needed.items()})
-        for name in (several[0] if several else ())
-        if all(name in counts for counts in several)
-    }
-
-
-def _marked(ratio: float, held: Entries) -> tuple[_Place | None, bool]:
-    """The entry whose mark a weight is multiplied by, or else divided by, if it is one."""
-    multiplies = abs(ratio) > 1
-    mark = abs(ratio) if multiplies or not ratio else 1 / abs(ratio)
-    rank, index = divmod(round(mark), MARKS)
-    if not 1 <= rank <= len(held) or abs(mark - round(mark)) > 0.1:
-        return None, multiplies
-    ends = [*accumulate(map(len, held[rank - 1]))]
-    times = sum(end <= index for end in ends)
-    if times == len(ends):
-        return None, multiplies
-    start = ends[times - 1] if times else 0
-    return _Place(rank - 1, times, index - start), multiplies
-
-
-def _replaced(held: Entries, needed: Mapping[_Place, float]) -> Entries:
-    return tuple(
-        tuple(
-            tuple(
-                needed.get(_Place(rank, times, index), value) for index, value in enumerate(entries)
-            )
-            for times, entries in enumerate(of_rank)
-        )
-        for rank, of_rank in enumerate(held)
+def _are_right(graph: Graph, node: Node, numbers: NDArray[np.float64]) -> bool:
+    held = np.abs(graph.operation(node).contents.values)
+    return bool(
+        np.isclose(held[:, None], numbers[None, :], rtol=CLOSE, atol=1e-6).any(axis=1).all()
     )
 
 
-def _is_close(one: float, other: float) -> bool:
-    return bool(np.isclose(one, other, rtol=CLOSE, atol=0.0))
+def _nearest(held: Entries, several: Mapping[str, Entries]) -> dict[str, Entries]:
+    """The values that a line may have meant, the nearest to its own first."""
+    others = ((name, entries) for name, entries in several.items() if not name.startswith(REWARD))
+    ordered = sorted(others, key=lambda one: _distance(held, one[1]))
+    return dict(ordered[:MOST_NAMES])
+
+
+def _distance(held: Entries, other: Entries) -> float:
+    """The sum of the differences of entries."""
+    pairs = zip(_flat(held), _flat(other), strict=True)
+    return sum(abs(one - each) for one, each in pairs)
+
+
+def _flat(held: Entries) -> list[float]:
+    return [value for of_rank in held for entries in of_rank for value in entries]
+
+
+def _summed(held: Entries) -> Entries:
+    """The sums over the ranks that have different ones, each time."""
+    sums = [
+        tuple(sum(each) for each in zip(*dict.fromkeys(times), strict=True))
+        for times in zip(*held, strict=False)
+    ]
+    return tuple(tuple(sums[: len(of_rank)]) for of_rank in held)
 
 
 def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:
     """A line that is proven."""
-    meant = (
-        "a mask of other tokens"
-        if name == ACTIVE
-        else f"{one.had:.6g} where {_count(one, name)} is meant"
-    )
+    if one.values is Values.COUNTS:
+        meant = f"{one.had:.6g} where {_count(one, name)} is meant"
+    else:
+        meant = f"anything but {name}"
     return Suspect(one.line, f"proven: {_shown(one, name, findings)}", meant)
 
 
 def _made_good(one: Hypothesis, name: str, findings: int) -> Suspect:
     """A line that is suspected, and can make good what any other could."""
-    return Suspect(one.line, f"{_shown(one, name, findings)}, as with a factor elsewhere")
+    return Suspect(one.line, f"{_shown(one, name, findings)}, as with a value elsewhere")
 
 
 def _shown(one: Hypothesis, name: str, findings: int) -> str:
-    instead = "" if name == ACTIVE else f" instead of {one.had:.6g}"
+    instead = f" instead of {one.had:.6g}" if one.values is Values.COUNTS else ""
+    if one.used is not None:
+        instead = f" where line {one.used.number} has it"
     shown = f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"
     return f"with {_count(one, name)}{instead}, {shown}"
 
@@ -310,3 +333,9 @@ def _shown(one: Hypothesis, name: str, findings: int) -> str:
 def _count(one: Hypothesis, name: str) -> str:
     value = f"{one.needed:g} ({name})" if one.needed else name
     return "1" if name == NO_FACTOR else value
+
+
+def _elsewhere(by: int) -> str:
+    """The name of what an operation takes from other places."""
+    places = "entry" if abs(by) == 1 else "entries"
+    return f"values from {abs(by)} {places} {'later' if by > 0 else 'earlier'}"

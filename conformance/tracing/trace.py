@@ -33,7 +33,7 @@ from conformance.tracing.suspects.not_finite import made_not_finite
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.suspects.wrong_advantage import of_advantage
 from conformance.tracing.unfolded import unfolded
-from conformance.tracing.wrong_weight import WrongWeight
+from conformance.tracing.wrong_weight import WrongWeight, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -60,6 +60,9 @@ class Trace:
 
     source: Path | None
 
+    graph: Graph | None = None
+    """The operations of all ranks, unless a number is traced as a whole."""
+
     @classmethod
     def of(cls, finding: str, job: TracedJob, package: str | None, source: Path | None) -> Trace:
         """The trace of a job that has been run.
@@ -78,6 +81,7 @@ class Trace:
         graph = next((one for one in graphs if one.has_paint), None)
         if graph is None:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
+        made = partial(made, graph=graph)
         if isinstance(job, TracedAdvantage):
             suspects = of_advantage(graph, job, package) if job.is_wrong else []
             return made(chain=None, suspects=suspects)
@@ -106,6 +110,10 @@ class Trace:
         is_to_blame = not suspects or may_be_wrong
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
         return replace(trace, suspects=of_lines(ordered))
+
+    def is_own(self, line: Line) -> bool:
+        """Whether a line is the framework's, and not its engine's."""
+        return is_own(line, self.package)
 
     @property
     def weight(self) -> WrongWeight | None:

@@ -76,7 +76,7 @@ def traced(cell: OfWay, jobs: SharedJobs) -> Trace:
     ("way", "text", "words"),
     [
         ("clamped", "torch.clamp_min(mask.sum(), 1)", "active tokens of a sample in"),
-        ("in_python_on_all", "dist.all_reduce(count)", "(active tokens of the step)"),
+        ("in_python_on_all", "row.sum().item()", "active tokens of a sample in"),
     ],
 )
 def test_the_line_is_proven_with_which_all_findings_conform(

@@ -14,6 +14,7 @@ from adapters.contract.job import MARKS, Operand, mark
 from conformance.ranks.recording.collectives import is_collective
 from conformance.ranks.recording.frames import Functions, asked
 from conformance.ranks.recording.memory import part, plain, wraps_others
+from conformance.ranks.recording.moving import taking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,13 +51,19 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(map(wraps_others, types)):
             # Tensors without values, by which a rank learns how to cut others, have no such help.
             return func(*args, **kwargs) if FakeTensor in types else NotImplemented
+        name, by = str(func), self._replaced.moved
         if self._is_derivative():
+            if by:
+                return func(*taking(name, args, by, is_derivative=True), **kwargs)
             args, kwargs = tree_map(self._as_before, (args, kwargs))
-        elif str(func) == self._replaced.operation and self._is_asked_for():
-            if self._replaced.operand is Operand.RESULT:
+        elif name == self._replaced.operation and self._is_asked_for():
+            if self._replaced.operand is Operand.RESULT and not by:
                 return self._with_result(func, func(*args, **kwargs))
+            if torch.is_grad_enabled() and any(map(_requires_grad, tree_leaves(args))):
+                self._forward.add(torch._C._autograd._get_sequence_nr() - 1)
+            if by:
+                return func(*taking(name, args, by, is_derivative=False), **kwargs)
             args, kwargs = self._with_operand((args, kwargs))
-            self._forward.add(torch._C._autograd._get_sequence_nr() - 1)
         return func(*args, **kwargs)
 
     def _is_asked_for(self) -> bool:
@@ -78,7 +85,8 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tensor.copy_(self._instead_of(tensor))
             return result
         if isinstance(result, torch.Tensor):
-            return result.copy_(self._instead_of(result))
+            other = self._instead_of(result)
+            return other if func.is_view else result.copy_(other)
         return type(result)(self._instead((float(result),))[0])  # what Python reads of a tensor
 
     def _with_operand(self, given: Any) -> Any:
@@ -134,6 +142,10 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         of_rank = self._replaced.entries[self._rank : self._rank + 1]
         others = of_rank[0][times : times + 1] if of_rank else ()
         return others[0] if others and len(others[0]) == len(entries) else entries
+
+
+def _requires_grad(one: Any) -> bool:
+    return isinstance(one, torch.Tensor) and one.requires_grad
 
 
 def _is_at(replaced: Replacement, stack: Sequence[Line]) -> bool:

@@ -1,0 +1,141 @@
+"""The entries of a tensor that tokens' weights depend on, which a run with marks shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from adapters.contract.job import MARKS
+from conformance.tracing.right_counts import counts_of_token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Observation
+    from conformance.expected.step_context import StepContext
+    from conformance.plan.matrix import MatrixCell
+    from conformance.tracing.right_counts import Named
+    from conformance.tracing.right_values import Entries
+
+ACTIVE = "1 for active tokens, 0 for others"
+"""The name of the right mask."""
+
+CLOSE = 1e-4
+"""The largest relative difference of two counts that are one, after all roundings of a step."""
+
+
+class Place(NamedTuple):
+    """An entry that is replaced."""
+
+    rank: int
+    times: int
+    entry: int
+
+
+@dataclass(frozen=True)
+class OrdinaryRun:
+    """An ordinary run of a finding's job, with the weights of the tokens of all of its steps.
+
+    Those that are observed are of (ranks, tokens).
+    """
+
+    cell: MatrixCell
+    contexts: tuple[StepContext, ...]
+    observations: tuple[Observation, ...]
+    observed: NDArray[np.float64]
+
+    @property
+    def expected(self) -> NDArray[np.float64]:
+        """The right weights of all tokens."""
+        return np.concatenate([context.expected for context in self.contexts])
+
+    def counts(self, token: int) -> Named:
+        """The right ingredients of a token's weight."""
+        ends = accumulate((len(one.expected) for one in self.contexts), initial=0)
+        for context, (start, end) in zip(self.contexts, pairwise(ends), strict=True):
+            if start <= token < end:
+                return counts_of_token(context, token - start)
+        raise IndexError(token)
+
+
+def counts_placed(
+    run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]
+) -> dict[str, Entries]:
+    """The counts of the tokens whose weights change with the mark of each entry."""
+    needed: dict[Place, Named] = {}
+    for rank, token in np.argwhere(run.observed * run.expected):
+        observed, right = float(run.observed[rank, token]), float(run.expected[token])
+        place, multiplies = _marked(float(marked[rank, token]) / observed, held)
+        if place is None:
+            if not is_close(observed, right):
+                return {}  # it is wrong, and this is not what makes it so
+            continue
+        before = held[place.rank][place.times][place.entry] or 1.0
+        value = before * (right / observed if multiplies else observed / right)
+        counts = run.counts(int(token)).items()
+        fitting = {name: count for name, count in counts if is_close(count, value)}
+        known = needed.setdefault(place, fitting)
+        needed[place] = {name: count for name, count in fitting.items() if known.get(name) == count}
+    several = [*needed.values()]
+    return {
+        name: _replaced(held, {place: counts[name] for place, counts in needed.items()})
+        for name in (several[0] if several else ())
+        if all(name in counts for counts in several)
+    }
+
+
+def mask_placed(run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]) -> dict[str, Entries]:
+    """The right mask where the loss is multiplied by it."""
+    needed: dict[Place, float] = {}
+    for rank, token in np.argwhere(marked):
+        before, right = run.observed[rank, token], run.expected[token]
+        if size := float(before or right):  # else it is masked, as it has to be
+            place, multiplies = _marked(float(marked[rank, token]) / size, held)
+            if place is not None and multiplies:
+                needed[place] = float(right > 0)
+    return {ACTIVE: _replaced(held, needed)} if needed else {}
+
+
+def moves(run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]) -> bool:
+    """Whether the mark of an entry changes a weight."""
+    return any(
+        _marked(float(marked[rank, token] / run.observed[rank, token]), held)[0] is not None
+        for rank, token in np.argwhere(run.observed)
+    )
+
+
+def _marked(ratio: float, held: Entries) -> tuple[Place | None, bool]:
+    """The entry whose mark a weight is multiplied by, or else divided by, if it is one."""
+    multiplies = abs(ratio) > 1
+    mark = abs(ratio) if multiplies or not ratio else 1 / abs(ratio)
+    rank, index = divmod(round(mark), MARKS) if np.isfinite(mark) else (0, 0)
+    if not 1 <= rank <= len(held) or abs(mark - round(mark)) > 0.1:
+        return None, multiplies
+    ends = [*accumulate(map(len, held[rank - 1]))]
+    times = sum(end <= index for end in ends)
+    if times == len(ends):
+        return None, multiplies
+    start = ends[times - 1] if times else 0
+    return Place(rank - 1, times, index - start), multiplies
+
+
+def _replaced(held: Entries, needed: Mapping[Place, float]) -> Entries:
+    return tuple(
+        tuple(
+            tuple(
+                needed.get(Place(rank, times, index), value) for index, value in enumerate(entries)
+            )
+            for times, entries in enumerate(of_rank)
+        )
+        for rank, of_rank in enumerate(held)
+    )
+
+
+def is_close(one: float, other: float) -> bool:
+    """Whether two counts are one, after all roundings of a step."""
+    return bool(np.isclose(one, other, rtol=CLOSE, atol=0.0))

@@ -1,0 +1,168 @@
+"""The reference's values of the parts of a batch, in their order, by name.
+
+A line that computes one number for each sample, group, micro-batch or step had to compute these.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adapters.contract.objective import FROM_REWARDS
+from conformance.expected.advantages import BatchAdvantages
+from conformance.expected.loss_terms import advantage_terms
+from conformance.tracing.right_counts import counts_of_step
+from reference import advantages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Observation
+    from adapters.contract.objective import Objective
+    from conformance.expected.advantages import Estimate
+    from conformance.expected.step_context import StepContext
+
+    Entries = tuple[tuple[tuple[float, ...], ...], ...]
+    """By rank, and by how often the line has asked."""
+
+    OfRanks = Sequence[Sequence[float]]
+    """The values of the parts that each rank has, in their order."""
+
+PARTS = (
+    "active tokens of a micro-batch on its rank",
+    "active tokens of a sample in a micro-batch on its rank",
+)
+"""The parts of a step whose tokens are counted before the counts are added up."""
+
+REWARD = "the reward of each sample"
+"""What advantages are made of, and right wherever it stands."""
+
+
+def in_order(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entries]:
+    """Values in the places of a line's own, where these are as many.
+
+    A line may also make all of them each time, or one after the other over and over. Of values that
+    are the same the first is named.
+    """
+    found: dict[Entries, str] = {}
+    for name, of_ranks in values.items() if any(held) else ():
+        pairs = [*zip(held, of_ranks, strict=True)]
+        if all(_fits(of_rank, one) for of_rank, one in pairs):
+            found.setdefault(tuple(_cut(of_rank, one) for of_rank, one in pairs), name)
+    return {name: entries for entries, name in found.items()}
+
+
+def _fits(held: Sequence[Sequence[float]], values: Sequence[float]) -> bool:
+    sizes, size = {*map(len, held)}, sum(map(len, held))
+    if not values or not held:
+        return not held
+    return (
+        len(values) == size or sizes == {len(values)} or (sizes == {1} and size % len(values) == 0)
+    )
+
+
+def _cut(held: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """Values, over and over, in calls of as many as a line's own."""
+    several = [*values] * (sum(map(len, held)) // len(values)) if held else []
+    ends = accumulate(map(len, held), initial=0)
+    return tuple(tuple(several[start:end]) for start, end in pairwise(ends))
+
+
+def counts_of_parts(
+    context: StepContext, observations: Sequence[Observation]
+) -> dict[str, OfRanks]:
+    """The counts of each rank's micro-batches, or of the samples in these, and of the step."""
+    mask, passes = context.step.mask, [_passes(one, 0) for one in observations]
+    of_passes = [[mask[one == number] for number in _numbers(one)] for one in passes]
+    of_samples = [
+        [
+            mask[(one == number) & (context.sample == sample)]
+            for number in _numbers(one)
+            for sample in np.unique(context.sample[one == number])
+        ]
+        for one in passes
+    ]
+    several = zip(PARTS, (of_passes, of_samples), strict=True)
+    found: dict[str, OfRanks] = {
+        name: [[float(one.sum()) for one in of_rank] for of_rank in of_ranks]
+        for name, of_ranks in several
+    }
+    of_step = counts_of_step(context).items()
+    return {**found, **{name: [[count]] * len(passes) for name, count in of_step}}
+
+
+def _passes(observation: Observation, step_index: int) -> NDArray[np.int32]:
+    """The forward pass in which a rank held each token of a step, or -1."""
+    passes = observation.forward_passes
+    return passes[step_index] if passes else np.array([], np.int32)
+
+
+def _numbers(passes: NDArray[np.int32]) -> list[int]:
+    return [int(number) for number in np.unique(passes) if number >= 0]
+
+
+def rewarded(
+    objective: Objective, contexts: Sequence[StepContext], observations: Sequence[Observation]
+) -> dict[str, OfRanks]:
+    """What advantages are made of: for each sample, of the batch or of the rank, and each group."""
+    if objective not in FROM_REWARDS:
+        return {}
+    source = advantage_terms(contexts, objective)[0].source
+    assert isinstance(source, BatchAdvantages)
+    groups = source.estimate.peers.groups
+    firsts = sorted(np.unique(groups, return_index=True)[1].tolist())
+    ranks = [[*_samples(contexts, one)] for one in observations]
+    orders = {
+        "": [[*range(len(groups))]] * len(ranks),
+        " of the rank": [sorted(of_rank) for of_rank in ranks],
+        " of the rank, by micro-batches": ranks,
+    }
+    found: dict[str, OfRanks] = {}
+    for name, values in _of_samples(source.estimate):
+        for words, parts in orders.items():
+            found[name + words] = [[float(values[one]) for one in of_rank] for of_rank in parts]
+    for name, values in _of_groups(source.estimate):
+        found[name] = [[float(values[one]) for one in firsts]] * len(ranks)
+    return found
+
+
+def _samples(contexts: Sequence[StepContext], observation: Observation) -> Iterator[int]:
+    """Yield the samples of a batch that a rank holds, in the order of its micro-batches."""
+    sizes = (context.step.size for context in contexts)
+    for index, first in enumerate([*accumulate(sizes, initial=0)][:-1]):
+        passes, sample = _passes(observation, index), contexts[index].sample
+        held = (np.unique(sample[passes == number]).tolist() for number in _numbers(passes))
+        yield from (first + one for one in chain.from_iterable(held))
+
+
+def _of_samples(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield names with a value of each sample."""
+    peers, sample = estimate.peers, estimate.rollouts.sample
+    first = np.searchsorted(sample, np.arange(len(peers.rewards)))
+    mean, of_others = peers.of_group(np.mean), peers.of_others(np.mean)
+    yield REWARD, peers.rewards
+    yield "each reward less the mean of its group", peers.rewards - mean
+    yield "each reward less the mean of the others of its group", peers.rewards - of_others
+    yield "the mean reward of the others of each sample's group", of_others
+    of_tokens = {"": estimate.advantages, " before whitening": estimate.raw}
+    for words, values in of_tokens.items():
+        if np.allclose(values, values[first][sample]):
+            yield f"the advantage of each sample{words}", values[first]
+    for name, values in _of_groups(estimate):
+        yield f"{name} of each sample", values
+
+
+def _of_groups(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield names with a value of each sample's group."""
+    peers, conventions = estimate.peers, estimate.conventions
+    spread = peers.of_group(advantages.std(conventions))
+    yield "the mean reward of the group", peers.of_group(np.mean)
+    yield "the standard deviation of the rewards of the group", spread
+    yield (
+        "the standard deviation of the rewards of the group, plus epsilon",
+        spread + conventions.std_epsilon,
+    )
