@@ -108,7 +108,7 @@ def hypotheses(trace: Trace) -> list[Hypothesis]:
     graph, weight = trace.graph, trace.weight
     has_counts = weight is not None and trace.job.expected and trace.job.observed
     several = [
-        _ordered(weight, trace, _of_counts(weight)) if has_counts and weight is not None else [],
+        _ordered(weight, trace, _counted(weight)) if has_counts and weight is not None else [],
         _ordered(weight, trace, () if has_counts else _of_masks(trace)),
         [*_moves(trace)],
         [*_of_ranks(trace)],
@@ -144,7 +144,7 @@ def _ordered(
     )
 
 
-def _of_counts(weight: WrongWeight) -> Iterator[Hypothesis]:
+def _counted(weight: WrongWeight) -> Iterator[Hypothesis]:
     counts = counts_of_token(weight.traced.context, weight.traced.place).values()
     for needed in all_needed(weight):
         is_made = needed.made.node is not None and needed.made.at is not None

@@ -29,7 +29,7 @@ CLOSE = 1e-4
 """The largest relative difference of two counts that are one, after all roundings of a step."""
 
 
-class Place(NamedTuple):
+class EntryPlace(NamedTuple):
     """An entry that is replaced."""
 
     rank: int
@@ -67,7 +67,7 @@ def counts_placed(
     run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]
 ) -> dict[str, Entries]:
     """The counts of the tokens whose weights change with the mark of each entry."""
-    needed: dict[Place, Named] = {}
+    needed: dict[EntryPlace, Named] = {}
     for rank, token in np.argwhere(run.observed * run.expected):
         observed, right = float(run.observed[rank, token]), float(run.expected[token])
         place, multiplies = _marked(float(marked[rank, token]) / observed, held)
@@ -91,7 +91,7 @@ def counts_placed(
 
 def mask_placed(run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]) -> dict[str, Entries]:
     """The right mask where the loss is multiplied by it."""
-    needed: dict[Place, float] = {}
+    needed: dict[EntryPlace, float] = {}
     for rank, token in np.argwhere(marked):
         before, right = run.observed[rank, token], run.expected[token]
         if size := float(before or right):  # else it is masked, as it has to be
@@ -109,7 +109,7 @@ def moves(run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]) -> bool:
     )
 
 
-def _marked(ratio: float, held: Entries) -> tuple[Place | None, bool]:
+def _marked(ratio: float, held: Entries) -> tuple[EntryPlace | None, bool]:
     """The entry whose mark a weight is multiplied by, or else divided by, if it is one."""
     multiplies = abs(ratio) > 1
     mark = abs(ratio) if multiplies or not ratio else 1 / abs(ratio)
@@ -121,14 +121,15 @@ def _marked(ratio: float, held: Entries) -> tuple[Place | None, bool]:
     if times == len(ends):
         return None, multiplies
     start = ends[times - 1] if times else 0
-    return Place(rank - 1, times, index - start), multiplies
+    return EntryPlace(rank - 1, times, index - start), multiplies
 
 
-def _replaced(held: Entries, needed: Mapping[Place, float]) -> Entries:
+def _replaced(held: Entries, needed: Mapping[EntryPlace, float]) -> Entries:
     return tuple(
         tuple(
             tuple(
-                needed.get(Place(rank, times, index), value) for index, value in enumerate(entries)
+                needed.get(EntryPlace(rank, times, index), value)
+                for index, value in enumerate(entries)
             )
             for times, entries in enumerate(of_rank)
         )

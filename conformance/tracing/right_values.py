@@ -39,7 +39,7 @@ PARTS = (
 """The parts of a step whose tokens are counted before the counts are added up."""
 
 REWARD = "the reward of each sample"
-"""What advantages are made of, and right wherever it stands."""
+"""The name of what advantages are made of, right wherever it stands."""
 
 
 def in_order(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entries]:
