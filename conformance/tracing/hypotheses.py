@@ -109,7 +109,7 @@ def hypotheses(trace: Trace) -> list[Hypothesis]:
     has_counts = weight is not None and trace.job.expected and trace.job.observed
     several = [
         _ordered(weight, trace, _counted(weight)) if has_counts and weight is not None else [],
-        _ordered(weight, trace, () if has_counts else _of_masks(trace)),
+        _ordered(weight, trace, () if has_counts else _masked(trace)),
         [*_moves(trace)],
         [*_of_ranks(trace)],
     ]
@@ -154,7 +154,7 @@ def _counted(weight: WrongWeight) -> Iterator[Hypothesis]:
             yield from _hypothesis(weight, needed)
 
 
-def _of_masks(trace: Trace) -> Iterator[Hypothesis]:
+def _masked(trace: Trace) -> Iterator[Hypothesis]:
     """Yield the masks by which losses are multiplied, and what made them."""
     graph = trace.graph
     assert graph is not None

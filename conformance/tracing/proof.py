@@ -26,7 +26,7 @@ from conformance.tracing.placed import (
 )
 from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.right_counts import NO_FACTOR, counts_of_step, is_product
-from conformance.tracing.right_values import REWARD, counts_of_parts, in_order, rewarded
+from conformance.tracing.right_values import REWARD, counts_of_parts, ordered_as, rewarded
 from conformance.tracing.suspects.reasons import Suspect, of_lines
 from reference.aggregation import Aggregation, Mode
 
@@ -215,9 +215,9 @@ class Prover:
             found = {ALL_RANKS: _summed(ran.held)}
         elif one.values is Values.REWARDS:
             values = rewarded(run.cell.job.objective, run.contexts, run.observations)
-            found = _nearest(ran.held, in_order(ran.held, values))
+            found = _nearest(ran.held, ordered_as(ran.held, values))
         else:
-            found = in_order(ran.held, counts_of_parts(run.contexts[0], ran.observations))
+            found = ordered_as(ran.held, counts_of_parts(run.contexts[0], ran.observations))
         return {
             name: replace(one.replacement, entries=entries)
             for name, entries in found.items()
@@ -260,7 +260,7 @@ def _rewarded(trace: Trace, ordinary: Graph, first: OrdinaryRun) -> Iterator[Hyp
         for node in nodes:
             of_ranks[node.rank].append(ordinary.operation(node).contents.values)
         held = tuple(tuple(of_rank) for of_rank in of_ranks)
-        placed = in_order(held, values)
+        placed = ordered_as(held, values)
         is_right = any(_distance(held, entries) < CLOSE for entries in placed.values())
         if placed and not is_right:
             maker = _wrong_operand(ordinary, nodes[0], numbers)

@@ -42,7 +42,7 @@ REWARD = "the reward of each sample"
 """The name of what advantages are made of, right wherever it stands."""
 
 
-def in_order(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entries]:
+def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entries]:
     """Values in the places of a line's own, where these are as many.
 
     A line may also make all of them each time, or one after the other over and over. Of values that
@@ -108,7 +108,7 @@ def _numbers(passes: NDArray[np.int32]) -> list[int]:
 def rewarded(
     objective: Objective, contexts: Sequence[StepContext], observations: Sequence[Observation]
 ) -> dict[str, OfRanks]:
-    """What advantages are made of: for each sample, of the batch or of the rank, and each group."""
+    """The numbers that advantages are made of: for each sample, of the batch or of the rank, and each group."""
     if objective not in FROM_REWARDS:
         return {}
     source = advantage_terms(contexts, objective)[0].source
