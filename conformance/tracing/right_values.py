@@ -108,7 +108,7 @@ def _numbers(passes: NDArray[np.int32]) -> list[int]:
 def rewarded(
     objective: Objective, contexts: Sequence[StepContext], observations: Sequence[Observation]
 ) -> dict[str, OfRanks]:
-    """The numbers that advantages are made of: for each sample, of the batch or of the rank, and each group."""
+    """The numbers that advantages are made of, of each sample of the batch or rank, and each group."""
     if objective not in FROM_REWARDS:
         return {}
     source = advantage_terms(contexts, objective)[0].source
@@ -122,10 +122,10 @@ def rewarded(
         " of the rank, by micro-batches": ranks,
     }
     found: dict[str, OfRanks] = {}
-    for name, values in _of_samples(source.estimate):
+    for name, values in _sample_values(source.estimate):
         for words, parts in orders.items():
             found[name + words] = [[float(values[one]) for one in of_rank] for of_rank in parts]
-    for name, values in _of_groups(source.estimate):
+    for name, values in _group_values(source.estimate):
         found[name] = [[float(values[one]) for one in firsts]] * len(ranks)
     return found
 
@@ -139,7 +139,7 @@ def _samples(contexts: Sequence[StepContext], observation: Observation) -> Itera
         yield from (first + one for one in chain.from_iterable(held))
 
 
-def _of_samples(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _sample_values(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield names with a value of each sample."""
     peers, sample = estimate.peers, estimate.rollouts.sample
     first = np.searchsorted(sample, np.arange(len(peers.rewards)))
@@ -152,11 +152,11 @@ def _of_samples(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]
     for words, values in of_tokens.items():
         if np.allclose(values, values[first][sample]):
             yield f"the advantage of each sample{words}", values[first]
-    for name, values in _of_groups(estimate):
+    for name, values in _group_values(estimate):
         yield f"{name} of each sample", values
 
 
-def _of_groups(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _group_values(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield names with a value of each sample's group."""
     peers, conventions = estimate.peers, estimate.conventions
     spread = peers.of_group(advantages.std(conventions))
