@@ -108,7 +108,7 @@ def _numbers(passes: NDArray[np.int32]) -> list[int]:
 def rewarded(
     objective: Objective, contexts: Sequence[StepContext], observations: Sequence[Observation]
 ) -> dict[str, OfRanks]:
-    """The numbers that advantages are made of, of each sample of the batch or rank, and each group."""
+    """Numbers that advantages are made of, of each sample of the batch or rank, and each group."""
     if objective not in FROM_REWARDS:
         return {}
     source = advantage_terms(contexts, objective)[0].source
