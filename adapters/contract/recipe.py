@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 UNEVEN_GROUPS = "where prompt groups differ in size"
 UNEVEN_BATCH = "where a batch is no multiple of the data-parallel ranks"
 MASKED_SAMPLE = "where all tokens of a sample are masked"
+MASKED_END = "where a rewarded response ends with a masked token"
 """Facts of batches, in the words of findings, that options of a recipe may exclude."""
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Layout
-from adapters.contract.recipe import Recipe, flat, nested_yaml, options_of, refusals_of_recipes
+from adapters.contract.recipe import (
+    MASKED_END,
+    Recipe,
+    flat,
+    nested_yaml,
+    options_of,
+    refusals_of_recipes,
+)
 from adapters.verl.framework import CHECKPOINT
 from adapters.verl.importing import ACTOR, module
 
@@ -72,7 +79,15 @@ def read(adapter: VerlAdapter, typed: Typed) -> Recipe:
         steps=max(int(config.data.train_batch_size) // mini_batch, 1) * int(values["ppo_epochs"]),
         longest=config.data.max_response_length,
         sizes=frozenset({ULYSSES, *MEGATRON}),
+        # Only an answer of a tool or a rejected token is masked.
+        unlike=frozenset() if _masks_tokens(config) else frozenset({MASKED_END}),
     )
+
+
+def _masks_tokens(config: Any) -> bool:
+    corrections = (config.algorithm, config.actor_rollout_ref.actor.policy_loss)
+    rejects = any((one.get("rollout_correction") or {}).get("rollout_rs") for one in corrections)
+    return rejects or bool(config.actor_rollout_ref.rollout.multi_turn.enable)
 
 
 def _engines() -> Sequence[type[VerlAdapter]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth, Layout, Option
 from adapters.contract.objective import (
     CORRECTIONS,
+    FROM_REWARDS,
     OF_CRITIC,
     OF_SEQUENCES,
     OF_TERMS,
@@ -16,8 +17,9 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.contract.recipe import MASKED_END
 from conformance.corpus.cases import ALL_CASES
-from conformance.explain.conditions.steps import of_steps
+from conformance.explain.conditions.steps import ends_masked, of_steps
 from conformance.findings.errors import InvalidRecipeError
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, LAWFUL, CheckSpec
@@ -112,13 +114,23 @@ def cells(
         )
         for spec in _specs(match, layout)
         for case in _cases(spec, layout)
-        if not {*of_steps(case.steps, layout)} & {*unlike}
     ]
-    offered = [cell for cell in made if is_offered(cell, description)]
+    offered = [
+        cell for cell in made if is_offered(cell, description) and not _facts(cell) & {*unlike}
+    ]
     first: dict[str, int] = {}
     for cell in sorted(offered, key=_rank):
         first.setdefault(cell.job_id, len(first))
     return sorted(offered, key=lambda cell: (first[cell.job_id], _rank(cell)))
+
+
+def _facts(cell: MatrixCell) -> set[str]:
+    """The facts of a cell's steps. Every sample has a reward where advantages are made of them."""
+    steps = cell.job.steps
+    facts = {*of_steps(steps, cell.layout)}
+    if cell.spec.objective in FROM_REWARDS and any(map(ends_masked, steps)):
+        facts.add(MASKED_END)
+    return facts
 
 
 def _layout(spec: CheckSpec, layout: Layout) -> Layout:

@@ -13,6 +13,7 @@ import pytest
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.recipe import (
+    MASKED_END,
     MASKED_SAMPLE,
     UNEVEN_BATCH,
     UNEVEN_GROUPS,
@@ -319,10 +320,25 @@ def test_batches_that_a_recipe_never_has_are_left_out() -> None:
     def cases(*unlike: str) -> set[str]:
         return {one.case.name for one in scaling.cells(chosen, layout, description, unlike)}
 
-    for fact in (MASKED_SAMPLE, UNEVEN_BATCH, UNEVEN_GROUPS):
+    for fact in (MASKED_END, MASKED_SAMPLE, UNEVEN_BATCH, UNEVEN_GROUPS):
         assert fact in {*OF_STEPS, *OF_JOBS}
     assert cases() - cases(MASKED_SAMPLE) == {"fully_masked_sample"}
     assert "missing_siblings" in cases() - cases(UNEVEN_GROUPS)
+
+
+def test_rewards_at_masked_tokens_are_of_no_recipe_that_masks_none() -> None:
+    """As of verl with one turn: what it loses where a tool answers last does not reach that."""
+    description, layout = Reading().describe(), Layout(dp=2, micro_batches=2)
+    offered = {*description.objectives, Objective.REINFORCE_PP}
+    description = replace(description, objectives=frozenset(offered))
+    chosen = replace(match(TOY, of_words()), estimator=Objective.REINFORCE_PP)
+
+    def slugs(*unlike: str) -> set[str]:
+        return {one.spec.slug for one in scaling.cells(chosen, layout, description, unlike)}
+
+    left_out = slugs() - slugs(MASKED_END)
+    assert "laws.masked_token_last_reinforce_pp" in left_out
+    assert not any(slug.startswith(("weights", "metric")) for slug in left_out)
 
 
 def test_critic_is_no_estimator_of_a_recipe_without_one() -> None:

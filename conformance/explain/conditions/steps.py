@@ -62,8 +62,7 @@ OF_STEPS: dict[str, Callable[[Step], bool]] = {
     ),
     "where rewards of a prompt hardly differ": lambda step: _has_prompt(step, _hardly_differ),
     "where a rewarded response ends with a masked token": lambda step: (
-        step.rewards is not None
-        and bool((step.active_tokens > 0)[~step.mask[step.offsets[1:] - 1]].any())
+        step.rewards is not None and ends_masked(step)
     ),
     "where rewards are large": lambda step: _has_prompt(
         step, lambda rewards: bool(np.abs(rewards).max() >= LARGE)
@@ -140,6 +139,11 @@ def of_step(step: Step, steps: Sequence[Step], layout: Layout) -> Iterator[str]:
     """Yield the facts of a step of a batch that do not depend on its cut."""
     yield from (fact for fact, holds in OF_STEPS.items() if holds(step))
     yield from (fact for fact, holds in OF_JOBS.items() if holds(step, steps, layout))
+
+
+def ends_masked(step: Step) -> bool:
+    """Whether the last token of a sample with active tokens is masked."""
+    return bool((step.active_tokens > 0)[~step.mask[step.offsets[1:] - 1]].any())
 
 
 def _has_prompt(step: Step, holds: Callable[[NDArray[np.float64]], bool]) -> bool:
