@@ -121,7 +121,7 @@ def test_the_line_is_proven_with_which_all_findings_conform(
             "merged",
             Objective.GROUP_CENTRED,
             "mean = rewards.mean()",
-            "the mean reward of the group",
+            "with each reward less the mean of its group where line",
         ),
         (
             "of_a_rank",
