@@ -25,7 +25,7 @@ from conformance.findings.trace import (
 from conformance.tracing.graph import Node, is_close
 from conformance.tracing.needed import Needed, all_needed
 from conformance.tracing.rewards import TracedAdvantage
-from conformance.tracing.right_counts import counts_of_token
+from conformance.tracing.right_counts import counts_with_parts
 from conformance.tracing.source.origins import chosen_by
 from conformance.tracing.wrong_weight import is_own
 
@@ -145,7 +145,7 @@ def _ordered(
 
 
 def _counted(weight: WrongWeight) -> Iterator[Hypothesis]:
-    counts = counts_of_token(weight.traced.context, weight.traced.place).values()
+    counts = counts_with_parts(weight.traced.context, weight.traced.place).values()
     for needed in all_needed(weight):
         is_made = needed.made.node is not None and needed.made.at is not None
         is_seen = is_made or needed.operand is not Operand.RESULT
@@ -167,7 +167,8 @@ def _masked(trace: Trace) -> Iterator[Hypothesis]:
         for position, mask in enumerate(graph.inputs(factor)):
             if mask in graph.painted or not _is_mask(graph, mask):
                 continue
-            multiplied = _at(operation, mask, Values.MASK, Operand.TENSOR, position)
+            of_two = min(position, 1)  # parts of a mask may have been written one after the other
+            multiplied = _at(operation, mask, Values.MASK, Operand.TENSOR, of_two)
             yield replace(multiplied, mask=multiplied.replacement, depth=-factor.place)
             size = graph.operation(mask).contents.size
             for node in graph.behind([mask], others):
@@ -234,7 +235,7 @@ def rewarded_lines(trace: Trace, ordinary: Graph) -> Iterator[tuple[Hypothesis, 
     """Yield the lines that make something of a reward, with what they make in an ordinary run.
 
     Those on the way to a loss, or to lists of plain Python, come before others, and the first of
-    them first. The part that a line takes of a tensor is seen where another one reads it.
+    them first.
     """
     assert trace.graph is not None
     of_reward = {
@@ -247,20 +248,28 @@ def rewarded_lines(trace: Trace, ordinary: Graph) -> Iterator[tuple[Hypothesis, 
     places: dict[Replacement, tuple[Hypothesis, list[Node]]] = {}
     for node in sorted(ordinary.nodes(), key=lambda one: (one not in on_way, one.place, one.rank)):
         operation = ordinary.operation(node)
-        if (operation.line, operation.name) not in of_reward or not operation.contents.is_measured:
-            continue
-        made = [(operation, node)] if _can_be_replaced(operation) else []
-        if cut := ordinary.traces[node.rank].cuts.get(node.place):
-            view = replace(operation, name=VIEW, stack=cut)
-            parts = (
-                one for one in ordinary.inputs(node) if ordinary.operation(one).name == OUTSIDE
-            )
-            made = [*((view, one) for one in parts), *made]
-        for of, held in made:
-            one = _at(of, held, Values.REWARDS)
+        is_of_reward = (operation.line, operation.name) in of_reward
+        if is_of_reward and operation.contents.is_measured and _can_be_replaced(operation):
+            one = _at(operation, node, Values.REWARDS)
             if is_own(one.line, trace.package):
-                places.setdefault(one.replacement, (one, []))[1].append(held)
+                places.setdefault(one.replacement, (one, []))[1].append(node)
     yield from places.values()
+
+
+def operands(one: Hypothesis, trace: Trace, ordinary: Graph) -> Iterator[Hypothesis]:
+    """Yield lines that made what an operation on rewards computes with besides these.
+
+    One may have taken a part of a tensor, and others counted.
+    """
+    stack = ordinary.traces[one.node.rank].cuts.get(one.node.place, ())
+    if stack and stack[0] != one.line:
+        view = replace(ordinary.operation(one.node), name=VIEW, stack=stack)
+        yield _at(view, one.node, one.values)
+    for node in ordinary.inputs(one.node):
+        operation = ordinary.operation(node)
+        is_count = operation.contents.size == 1 and float(operation.contents.total).is_integer()
+        if is_count and _can_be_replaced(operation) and is_own(operation.stack[0], trace.package):
+            yield _at(operation, node, one.values)
 
 
 def _at(
@@ -323,4 +332,4 @@ def _replaced(weight: WrongWeight, one: Needed) -> Node:
 def _is_mask(graph: Graph, node: Node) -> bool:
     """Whether a tensor has several entries, all of them 0 or 1."""
     held = graph.operation(node).contents
-    return held.size > 1 and held.largest == 1 and held.total == held.nonzero
+    return held.size > 1 and held.largest <= 1 and held.total == held.nonzero

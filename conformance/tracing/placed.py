@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from adapters.contract.job import MARKS
-from conformance.tracing.right_counts import counts_of_token
+from conformance.tracing.right_counts import counts_with_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,7 @@ class OrdinaryRun:
         ends = accumulate((len(one.expected) for one in self.contexts), initial=0)
         for context, (start, end) in zip(self.contexts, pairwise(ends), strict=True):
             if start <= token < end:
-                return counts_of_token(context, token - start)
+                return counts_with_parts(context, token - start)
         raise IndexError(token)
 
 

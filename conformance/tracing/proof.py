@@ -15,7 +15,7 @@ from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
 from conformance.runs.check import is_offered, judge_outcome
 from conformance.tracing.graph import Graph
-from conformance.tracing.hypotheses import Hypothesis, Values, hypotheses, rewarded_lines
+from conformance.tracing.hypotheses import Hypothesis, Values, hypotheses, operands, rewarded_lines
 from conformance.tracing.placed import (
     CLOSE,
     OrdinaryRun,
@@ -50,7 +50,7 @@ MOST_TRIED = 12
 MOST_SHOWN = 4
 """Further findings of a cause that a line must make right."""
 
-MOST_NAMES = 2
+MOST_NAMES = 4
 """Values of rewards that are tried at a line: the nearest to what it has."""
 
 IN_ORDER = (Values.REWARDS, Values.RANKS)
@@ -124,16 +124,26 @@ class Prover:
     ) -> str | None:
         """The value with which all of some findings conform, where it has to."""
         counts = counts_of_step(first.contexts[0])
-        for name, replaced in self._needed(one, first).items():
-            is_other = one.needed and name in counts and not is_close(counts[name], one.needed)
-            if (
-                not is_other
-                and self._conforms(first, replaced)
-                and all(self._shows(one, name, run) for run in others)
-            ):
-                is_meant = any(self._is_right(one, name, run) for run in self._of_modes(one, first))
-                return None if is_meant or self._is_indifferent(one, first, replaced) else name
-        return None
+        names = {
+            name: replaced
+            for name, replaced in self._needed(one, first).items()
+            if not (one.needed and name in counts and not is_close(counts[name], one.needed))
+        }
+        shown = self._conforming(names, first)
+        for run in others:
+            if not shown:
+                return None
+            needed = self._needed(one, run)
+            shown = self._conforming({name: needed[name] for name in shown if name in needed}, run)
+        if not shown or self._is_indifferent(one, first, names[shown[0]]):
+            return None
+        is_meant = any(self._is_right(one, shown[0], run) for run in self._of_modes(one, first))
+        return None if is_meant else shown[0]
+
+    def _conforming(self, needed: Mapping[str, Replacement], run: OrdinaryRun) -> list[str]:
+        """The names of the values with which a finding breaks no promise."""
+        tried = {replaced: self._conforms(run, replaced) for replaced in {*needed.values()}}
+        return [name for name, replaced in needed.items() if tried[replaced]]
 
     def _run(self, cell: MatrixCell) -> OrdinaryRun | None:
         """The ordinary run of a finding's job; None if it does not run, or logs several steps."""
@@ -159,10 +169,6 @@ class Prover:
             for index in range(len(job.steps))
         )
         return np.concatenate([*of_steps], axis=1)
-
-    def _shows(self, one: Hypothesis, name: str, run: OrdinaryRun) -> bool:
-        replaced = self._needed(one, run).get(name)
-        return replaced is not None and self._conforms(run, replaced)
 
     def _conforms(self, run: OrdinaryRun, replaced: Replacement) -> bool:
         """Whether a finding breaks no promise where a line computes with what it had to."""
@@ -263,6 +269,7 @@ def _rewarded(trace: Trace, ordinary: Graph, first: OrdinaryRun) -> Iterator[Hyp
         placed = ordered_as(held, values)
         is_right = any(_distance(held, entries) < CLOSE for entries in placed.values())
         if placed and not is_right:
+            yield from operands(one, trace, ordinary)
             maker = _wrong_operand(ordinary, nodes[0], numbers)
             yield replace(one, line=maker or one.line, used=one.line if maker else None)
 
@@ -286,7 +293,8 @@ def _nearest(held: Entries, several: Mapping[str, Entries]) -> dict[str, Entries
     """The values that a line may have meant, the nearest to its own first."""
     others = ((name, entries) for name, entries in several.items() if not name.startswith(REWARD))
     ordered = sorted(others, key=lambda one: _distance(held, one[1]))
-    return dict(ordered[:MOST_NAMES])
+    nearest = [*dict.fromkeys(entries for _, entries in ordered)][:MOST_NAMES]
+    return {name: entries for name, entries in ordered if entries in nearest}
 
 
 def _distance(held: Entries, other: Entries) -> float:

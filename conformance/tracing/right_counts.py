@@ -31,6 +31,14 @@ def counts_of_token(context: StepContext, place: int) -> Named:
     return {NO_FACTOR: 1.0, **{words: value for value, words in RightCounts(context, place).named}}
 
 
+@lru_cache(maxsize=4096)
+def counts_with_parts(context: StepContext, place: int) -> Named:
+    """The same, and the active tokens of the parts of the step that hold the token."""
+    parts = RightCounts(context, place).parts
+    of_parts = {f"active tokens of {words}": count for count, words in parts if count}
+    return {**counts_of_token(context, place), **of_parts}
+
+
 def counts_of_step(context: StepContext) -> Named:
     """The counts that are the same for all tokens of a step."""
     _, firsts = np.unique(context.sample[context.expected != 0], return_index=True)
@@ -48,7 +56,7 @@ class RightCounts:
 
     def __init__(self, context: StepContext, place: int) -> None:
         self._ingredients = [*_ingredients(context, place)]
-        self._parts = [*_parts(context, place)]
+        self.parts = [*_parts(context, place)]
         self._sizes = _sizes(context, place)
 
     @property
@@ -71,7 +79,7 @@ class RightCounts:
 
     def part(self, number: float) -> str | None:
         """The part of the step that has as many active tokens, such as a micro-batch."""
-        return _words(number, self._parts)
+        return _words(number, self.parts)
 
     def is_size(self, number: float) -> bool:
         """Whether a number, or its reciprocal, is that of ranks or of micro-batches, or 1."""

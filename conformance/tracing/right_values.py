@@ -45,15 +45,13 @@ REWARD = "the reward of each sample"
 def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entries]:
     """Values in the places of a line's own, where these are as many.
 
-    A line may also make all of them each time, or one after the other over and over. Of values that
-    are the same the first is named.
+    A line may also make all of them each time, or one after the other over and over.
     """
-    found: dict[Entries, str] = {}
-    for name, of_ranks in values.items() if any(held) else ():
-        pairs = [*zip(held, of_ranks, strict=True)]
-        if all(_fits(of_rank, one) for of_rank, one in pairs):
-            found.setdefault(tuple(_cut(of_rank, one) for of_rank, one in pairs), name)
-    return {name: entries for entries, name in found.items()}
+    return {
+        name: tuple(_cut(of_rank, one) for of_rank, one in zip(held, of_ranks, strict=True))
+        for name, of_ranks in (values.items() if any(held) else ())
+        if all(_fits(of_rank, one) for of_rank, one in zip(held, of_ranks, strict=True))
+    }
 
 
 def _fits(held: Sequence[Sequence[float]], values: Sequence[float]) -> bool:
@@ -116,8 +114,14 @@ def rewarded(
     groups = source.estimate.peers.groups
     firsts = sorted(np.unique(groups, return_index=True)[1].tolist())
     ranks = [[*_samples(contexts, one)] for one in observations]
+    by_groups = sorted(
+        range(len(groups)), key=lambda one: (np.flatnonzero(groups == groups[one])[0], one)
+    )
+    compared = [one for one in by_groups if np.count_nonzero(groups == groups[one]) > 1]
     orders = {
         "": [[*range(len(groups))]] * len(ranks),
+        ", by groups": [by_groups] * len(ranks),
+        ", by groups of several": [compared] * len(ranks),
         " of the rank": [sorted(of_rank) for of_rank in ranks],
         " of the rank, by micro-batches": ranks,
     }
@@ -127,6 +131,8 @@ def rewarded(
             found[name + words] = [[float(values[one]) for one in of_rank] for of_rank in parts]
     for name, values in _group_values(source.estimate):
         found[name] = [[float(values[one]) for one in firsts]] * len(ranks)
+        several = [one for one in firsts if one in compared]
+        found[f"{name} of several"] = [[float(values[one]) for one in several]] * len(ranks)
     return found
 
 
@@ -148,6 +154,7 @@ def _sample_values(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64
     yield "each reward less the mean of its group", peers.rewards - mean
     yield "each reward less the mean of the others of its group", peers.rewards - of_others
     yield "the mean reward of the others of each sample's group", of_others
+    yield "the sum of the rewards of the others of each sample's group", peers.of_others(np.sum)
     of_tokens = {"": estimate.advantages, " before whitening": estimate.raw}
     for words, values in of_tokens.items():
         if np.allclose(values, values[first][sample]):
@@ -160,6 +167,9 @@ def _group_values(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]
     """Yield names with a value of each sample's group."""
     peers, conventions = estimate.peers, estimate.conventions
     spread = peers.of_group(advantages.std(conventions))
+    yield "the number of rewards of the group", peers.size
+    yield "the number of the other rewards of the group", peers.of_others(len)
+    yield "the sum of the rewards of the group", peers.of_group(np.sum)
     yield "the mean reward of the group", peers.of_group(np.mean)
     yield "the standard deviation of the rewards of the group", spread
     yield (

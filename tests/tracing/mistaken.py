@@ -47,6 +47,23 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         dist.all_reduce(logged.clone())
         return logged.item()
 
+    def ranks_alike(self, rows: Rows) -> None:
+        """The mean of a rank is right, but not its share; a wrong mean would make this good."""
+        own = rows["mask"].sum()
+        mean = self.losses(rows).sum() / own
+        share = self.tokens(rows) / dist.get_world_size()
+        (mean * share / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def rows_alike(self, rows: Rows) -> None:
+        """The same of rows, whose tokens no count of the reference has."""
+        own = rows["mask"].sum(-1).clamp(min=1)
+        means = self.losses(rows).sum(-1) / own
+        count = self.tokens(rows)
+        shares = count / len(own) / dist.get_world_size()
+        ((means * shares).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
     def without_weight(self, rows: Rows) -> None:
         for place in range(len(rows["mask"])):
             part = {name: values[place : place + 1] for name, values in rows.items()}

@@ -10,18 +10,21 @@ import pytest
 
 from adapters.contract import Depth, Job, Layout
 from adapters.contract.job import Configuration
+from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS, Case
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import Check, Verdict
+from conformance.plan.checks import CHECK_SPECS
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import RankPool
 from conformance.runs.check import judge_outcome
 from conformance.runs.jobs import SharedJobs
+from conformance.tracing.finding import traced_job
 from conformance.tracing.proof import Prover
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob
-from conformance.tracing.tracer import trace
 from reference.aggregation import Aggregation, Mode
 from tests.tracing.mistaken import MistakenAdapter
+from tests.tracing.rewarded import RewardedAdapter
 
 CASES = ("uneven_lengths", "fully_masked_sample", "unequal_shards")
 
@@ -41,7 +44,9 @@ class OfWay(MatrixCell):
         return f"{super().job_id}/{self.way}"
 
 
-def cells(way: str) -> list[OfWay]:
+def cells(way: str, objective: Objective) -> list[OfWay]:
+    checked = Check.WEIGHTS if objective is Objective.POLICY else Check.ADVANTAGES
+    [spec] = (one for one in CHECK_SPECS if (one.check, one.objective) == (checked, objective))
     cases: list[Case] = [case for case in CORPUS if case.name in CASES]
     return [
         OfWay(
@@ -49,6 +54,7 @@ def cells(way: str) -> list[OfWay]:
             case=case,
             layout=Layout(dp=2),
             depth=Depth.STEP,
+            spec=spec,
             way=way,
         )
         for case in cases
@@ -61,15 +67,28 @@ def jobs() -> Iterator[SharedJobs]:
         yield SharedJobs(pool)
 
 
-def wrong(way: str, jobs: SharedJobs) -> list[OfWay]:
-    judged = [(cell, judge_outcome(cell, jobs.run(cell.job), jobs)) for cell in cells(way)]
+@pytest.fixture(scope="module")
+def jobs_of_rewards() -> Iterator[SharedJobs]:
+    with RankPool(RewardedAdapter(), None, 2) as pool:
+        yield SharedJobs(pool)
+
+
+def wrong(way: str, jobs: SharedJobs, objective: Objective = Objective.POLICY) -> list[OfWay]:
+    of_way = cells(way, objective)
+    judged = [(cell, judge_outcome(cell, jobs.run(cell.job), jobs)) for cell in of_way]
     return [cell for cell, one in judged if one.verdict is Verdict.MISMATCH]
 
 
 def traced(cell: OfWay, jobs: SharedJobs) -> Trace:
-    found = trace(cell.job, jobs.pool)
+    found = traced_job(cell.job, jobs.pool)
     assert isinstance(found, TracedJob)
     return Trace.of(cell.way, found, None, None)
+
+
+def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
+    """The lines of a cause after its proofs, each with what is said of it."""
+    found = Prover(jobs).proven(traced(of_cause[0], jobs), of_cause)
+    return [(linecache.getline(one.line.file, one.line.number), one.why) for one in found]
 
 
 @pytest.mark.parametrize(
@@ -77,20 +96,62 @@ def traced(cell: OfWay, jobs: SharedJobs) -> Trace:
     [
         ("clamped", "torch.clamp_min(mask.sum(), 1)", "active tokens of a sample in"),
         ("in_python_on_all", "row.sum().item()", "active tokens of a sample in"),
+        ("cut", "shifted = padded[:, 1:]", "with values from 1 entry earlier"),
+        ("left_out", "(self.losses(rows) * kept)", "with 1 for active tokens, 0 for others"),
     ],
 )
 def test_the_line_is_proven_with_which_all_findings_conform(
     jobs: SharedJobs, way: str, text: str, words: str
 ) -> None:
     of_cause = wrong(way, jobs)
-    found = Prover(jobs).proven(traced(of_cause[0], jobs), of_cause)
+    [(line, why), *others] = told(of_cause, jobs)
 
-    lines = [linecache.getline(one.line.file, one.line.number) for one in found]
-    assert text in lines[0]
-    assert found[0].why.startswith("proven: ")
-    assert words in found[0].why
+    assert text in line
+    assert why.startswith("proven: ")
+    assert words in why
     extent = f"{len(of_cause)} of its findings conform" if len(of_cause) > 1 else "its only finding"
-    assert extent in found[0].why
+    assert extent in why
+    assert not any(each.startswith("proven") for _, each in others)
+
+
+@pytest.mark.parametrize(
+    ("way", "objective", "text", "words"),
+    [
+        (
+            "merged",
+            Objective.GROUP_CENTRED,
+            "mean = rewards.mean()",
+            "with each reward less the mean of its group where line",
+        ),
+        (
+            "of_a_rank",
+            Objective.GROUP_WHITENED,
+            "dist.new_group([rank])",
+            "with the sum over all ranks",
+        ),
+    ],
+)
+def test_the_line_of_a_wrong_advantage_is_proven(
+    jobs_of_rewards: SharedJobs, way: str, objective: Objective, text: str, words: str
+) -> None:
+    [(line, why), *others] = told(wrong(way, jobs_of_rewards, objective), jobs_of_rewards)
+
+    assert text in line
+    assert why.startswith("proven: ")
+    assert words in why
+    assert not any(each.startswith("proven") for _, each in others)
+
+
+def test_a_right_count_that_would_make_good_another_is_not_proven(jobs: SharedJobs) -> None:
+    of_lines = told(wrong("ranks_alike", jobs), jobs)
+
+    assert "share = self.tokens(rows) / dist.get_world_size()" in of_lines[0][0]
+    assert "proven: with 13 (active tokens of its micro-batch) instead of 17.5" in of_lines[0][1]
+    assert not any(why.startswith("proven") for _, why in of_lines[1:])
+
+
+def test_nothing_is_proven_where_no_right_count_is_needed(jobs: SharedJobs) -> None:
+    assert not any("conform" in why for _, why in told(wrong("rows_alike", jobs), jobs))
 
 
 @pytest.mark.parametrize(
@@ -104,10 +165,11 @@ def test_a_factor_that_any_line_could_make_good_is_said_of_suspected_lines_alone
     jobs: SharedJobs, way: str, text: str, words: str
 ) -> None:
     of_cause = wrong(way, jobs)
-    before = traced(of_cause[0], jobs)
-    after = Prover(jobs).proven(before, of_cause)
+    after = told(of_cause, jobs)
 
-    assert [one.line for one in after] == [one.line for one in before.suspects]
-    told = [(linecache.getline(one.line.file, one.line.number), one.why) for one in after]
-    assert any(text in line and words in why for line, why in told)
-    assert not any("proven" in one.why for one in after)
+    before = traced(of_cause[0], jobs).suspects
+    assert [line for line, _ in after] == [
+        linecache.getline(one.line.file, one.line.number) for one in before
+    ]
+    assert any(text in line and words in why for line, why in after)
+    assert not any("proven" in why for _, why in after)
