@@ -41,6 +41,7 @@ IN_OLDER_REPORTS = {
     ("areal", "selected_micro_batch"),
     ("tunix", "denominators_per_micro_batch_of_all_ranks"),
     ("roll", "unexplained"),
+    ("open_instruct", "shares_averaged_by_tokens"),
 }
 """Known of versions whose reports are not the newest, of findings of a cause of another name, or of
 checks and cases that the newest reports were made without."""
