@@ -237,7 +237,7 @@ class Unfolding:
         if made.at is not None and held.values and held.size == result.size:
             yield Entry(operand, made.at, held.values[made.at])
         elif made.at is None:
-            yield Entry(operand, None, held.total)
+            yield Entry(operand, 0 if held.size == 1 else None, held.total)
         else:
             yield from self._entries(operand)
 

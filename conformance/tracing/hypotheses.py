@@ -299,28 +299,28 @@ def _can_be_replaced(operation: Operation) -> bool:
 
 
 def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
-    """Yield a hypothesis, if a line has asked for the operation.
+    """Yield hypotheses, if a line has asked for the operation.
 
-    It is about the line that calls its function if others do so too, and are right.
+    They are about the line that calls its function if others do so too, and about the line itself.
     """
     operation = weight.operation(one.node)
     if not _can_be_replaced(operation):
         return
     if operation.name == READ and operation.line in weight.lines_of(GATHERING):
         return
-    found = _at(operation, _replaced(weight, one), Values.COUNTS, one.operand, one.position)
-    line, *callers = operation.stack
-    is_shared = len(weight.callers_of[line]) > 1
-    caller = (callers[0].file, callers[0].number) if is_shared else None
-    yield replace(
-        found,
-        line=callers[0] if is_shared else line,
+    found = replace(
+        _at(operation, _replaced(weight, one), Values.COUNTS, one.operand, one.position),
         had=one.made.value,
         needed=one.needed,
-        replacement=replace(found.replacement, caller=caller),
         depth=one.depth,
         factor=one.factor,
     )
+    line, *callers = operation.stack
+    if len(weight.callers_of[line]) > 1:
+        caller = (callers[0].file, callers[0].number)
+        called = replace(found.replacement, caller=caller)
+        yield replace(found, line=callers[0], replacement=called)
+    yield found
 
 
 def _replaced(weight: WrongWeight, one: Needed) -> Node:

@@ -217,6 +217,8 @@ class Prover:
         if is_marked:
             of_marks = counts_placed if one.mask is None else mask_placed
             found = of_marks(run, ran.held, self._weights(run.cell, ran.observations))
+            if one.values is Values.COUNTS and not found:  # it multiplies, and it divides a sum
+                found = ordered_as(ran.held, counts_of_parts(run.contexts[0], ran.observations))
         elif one.values is Values.RANKS:
             found = {ALL_RANKS: _summed(ran.held)}
         elif one.values is Values.REWARDS:
@@ -271,7 +273,9 @@ def _rewarded(trace: Trace, ordinary: Graph, first: OrdinaryRun) -> Iterator[Hyp
         if placed and not is_right:
             yield from operands(one, trace, ordinary)
             maker = _wrong_operand(ordinary, nodes[0], numbers)
-            yield replace(one, line=maker or one.line, used=one.line if maker else None)
+            is_used_elsewhere = maker is not None and maker.number != one.line.number
+            used = one.line if is_used_elsewhere else None
+            yield replace(one, line=maker or one.line, used=used)
 
 
 def _wrong_operand(graph: Graph, node: Node, numbers: NDArray[np.float64]) -> Line | None:

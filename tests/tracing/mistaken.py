@@ -64,6 +64,18 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         ((means * shares).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
+    def weighed_by_all(self, rows: Rows) -> None:
+        """A wrong count multiplies each row, and divides as a part of their sum."""
+        whole = torch.stack([self.counted_all(row) for row in rows["mask"]]).sum()
+        dist.all_reduce(whole)
+        means = self.losses(rows).sum(-1) / rows["mask"].sum(-1).clamp(min=1)
+        shares = torch.stack([self.counted_all(row) for row in rows["mask"]])
+        ((means * shares).sum() / whole).backward()
+        dist.all_reduce(self.gradient)
+
+    def counted_all(self, mask: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(mask).sum()
+
     def without_weight(self, rows: Rows) -> None:
         for place in range(len(rows["mask"])):
             part = {name: values[place : place + 1] for name, values in rows.items()}
