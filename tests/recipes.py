@@ -1,8 +1,9 @@
 """The frameworks' own example recipes, by path in their repositories: ``python -m tests.recipes``.
 
 ``recipes.toml`` has, for each, the words that its script hands to the framework in the end, and
-what the answer must have. Nothing of an example is committed: scripts are read from clones below
-``RL_LOSS_CONFORMANCE_SOURCES``, and only the options of their commands are taken.
+what the answer must have. `PAGE` has what was answered. Nothing of an example is committed: scripts
+are read from clones below ``RL_LOSS_CONFORMANCE_SOURCES``, and only the options of their commands
+are taken.
 """
 
 from __future__ import annotations
@@ -20,6 +21,23 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_name("recipes.toml")
+
+PAGE = Path(__file__).parents[1] / "reports" / "recipes.md"
+
+HEAD = """# Example recipes
+
+What `rl-loss-conformance recipe` answers to example recipes of the frameworks' own, and to some
+with a known mistake. `python -m tests.recipes` writes this page, and requires each answer.
+
+| framework | example | with | answer | what reaches it |
+|---|---|---|---|---|
+"""
+
+REACHING = re.compile(
+    r"- (wrong gradient|wrong logged number|ordinary step declined or crashed)[^:]*: (.*?)"
+    r"(?= https?:| For example|; none found|$)"
+)
+"""A mistake that reaches a recipe, in the text of an answer."""
 
 PRINTING = """#!/bin/bash
 [ "$#" -gt 1 ] && printf '%s\\n' "$@" >> "$WORDS"
@@ -94,10 +112,22 @@ def _is_as_expected(entry: dict[str, Any]) -> bool:
     seconds = time.monotonic() - start
     print(f"{'ok' if is_right else 'WRONG'} {entry['adapter']} {entry['path']} {seconds:.0f} s")
     print(f"   {first}", flush=True)
-    if (kept := os.environ.get("RECIPES_KEPT")) is not None:
-        name = f"{entry['adapter']}-{Path(entry['path']).stem}-{len(entry.get('words', []))}.txt"
-        (Path(kept) / name).write_text(said, "utf-8")
+    if is_right:
+        _note(entry, said)
     return is_right
+
+
+def _note(entry: dict[str, Any], said: str) -> None:
+    """Put an answer on the page, in the place of what was there of the same recipe."""
+    with_words = f"`{' '.join(entry['words'])}`" if "words" in entry else ""
+    of_recipe = f"| {entry['adapter']} | `{entry['path']}` | {with_words} |"
+    sentence, _, others = said.partition("\n\n")
+    reaching = others.partition("What reaches it:")[2].partition("\n\n")[0]
+    reached = [found[1] for found in REACHING.findall(" ".join(reaching.split()))]
+    row = f"{of_recipe} {' '.join(sentence.split())} | {'<br>'.join(reached).replace('|', '/')} |"
+    page = PAGE.read_text("utf-8") if PAGE.exists() else HEAD
+    rows = [line for line in page.removeprefix(HEAD).splitlines() if not line.startswith(of_recipe)]
+    PAGE.write_text(HEAD + "".join(f"{line}\n" for line in sorted([*rows, row])), "utf-8")
 
 
 def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:

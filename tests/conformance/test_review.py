@@ -388,7 +388,7 @@ def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
     assert "new: an extra division by cp" in "\n".join(output)
     assert output[-1] == (
         "An extra division by cp (context-parallel ranks), with `--loss-aggregation=token_mean`"
-        " (lineage.py:407); nothing else got worse."
+        f" (lineage.py:{WITHOUT_CP.line}); nothing else got worse."
     )
     assert "s: worse: weights/" in shown.err
     assert json.loads((tmp_path / "kept" / "base.json").read_text())["complete"]

@@ -25,6 +25,12 @@ class Edit:
         assert text.count(self.old) == 1, f"{self.old!r} stands {text.count(self.old)} times"
         path.write_text(text.replace(self.old, self.new))
 
+    @property
+    def line(self) -> int:
+        """The line of the toy's file where the text begins."""
+        before, _, _ = (TOYS / self.file).read_text().partition(self.old)
+        return before.count("\n") + 1
+
 
 def checkout(folder: Path, *edits: Edit) -> Path:
     """Commit the toy in a new repository: its package, edited."""
