@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from conformance.comparing.report_file import load
 from conformance.findings.finding import Finding
-from conformance.findings.report import Report
 from conformance.findings.sanitize import first_line, numberless
 from conformance.findings.verdict import WRONG, Verdict
 
@@ -39,6 +39,17 @@ CLASSES = {"A": WRONG, "B": (Verdict.ADVICE,)}
 
 
 @dataclass(frozen=True)
+class Kind:
+    """A kind of findings of an engine, which one row is about."""
+
+    engine: str
+    slug: str
+    check: str
+    mistake: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
 class Row:
     """The findings that a row of the audit is about."""
 
@@ -49,14 +60,13 @@ class Row:
     lines: frozenset[tuple[str, int]]
     """The lines that its evidence names, each with the last part of its file's path."""
 
-    def covers(self, engine: str, finding: Finding) -> bool:
-        """Whether the row is about a finding like this."""
-        slug = finding.identity.slug
+    def covers(self, kind: Kind) -> bool:
+        """Whether the row is about findings like these."""
         return (
-            engine in self.engines
-            and bool(self.checks & {slug, str(finding.check)})
-            and mistake(finding) in self.mistakes
-            and finding.verdict in self.verdicts
+            kind.engine in self.engines
+            and bool(self.checks & {kind.slug, kind.check})
+            and kind.mistake in self.mistakes
+            and kind.verdict in self.verdicts
         )
 
 
@@ -91,44 +101,49 @@ def named_lines(evidence: str) -> Iterator[tuple[str, int]]:
             yield file, int(line)
 
 
-def audited(name: str) -> Report:
-    return load(REPORTS / f"{name}.json.gz")
+@cache  # of half a megabyte each, which three tests read
+def audited(name: str) -> frozenset[Kind]:
+    """The kinds of findings of a report."""
+    report = load(REPORTS / f"{name}.json.gz")
+    return frozenset(
+        Kind(
+            engine=f"{report.adapter} {report.engine}",
+            slug=finding.identity.slug,
+            check=str(finding.check),
+            mistake=mistake(finding),
+            verdict=finding.verdict,
+        )
+        for finding in report.findings
+    )
+
+
+def of_all() -> frozenset[Kind]:
+    return frozenset().union(*map(audited, NEWEST))
 
 
 @pytest.mark.parametrize("name", NEWEST)
 def test_every_accusation_and_piece_of_advice_has_a_row(name: str) -> None:
-    report, known = audited(name), rows()
-    engine = f"{report.adapter} {report.engine}"
+    known = rows()
     without = {
-        (finding.identity.slug, mistake(finding), str(finding.verdict))
-        for finding in report.findings
-        if finding.verdict in (*WRONG, Verdict.ADVICE)
-        if not any(row.covers(engine, finding) for row in known)
+        (kind.slug, kind.mistake, str(kind.verdict))
+        for kind in audited(name)
+        if kind.verdict in (*WRONG, Verdict.ADVICE)
+        if not any(row.covers(kind) for row in known)
     }
 
     assert not without
 
 
 def test_every_row_is_of_something_that_a_report_has() -> None:
-    reports = [audited(name) for name in NEWEST]
-    engines = {f"{report.adapter} {report.engine}" for report in reports}
-    idle = [
-        row
-        for row in rows()
-        if row.engines <= engines
-        if not any(
-            row.covers(f"{report.adapter} {report.engine}", finding)
-            for report in reports
-            for finding in report.findings
-        )
-    ]
+    kinds = of_all()
+    engines = {kind.engine for kind in kinds}
 
-    assert not idle
+    assert not [row for row in rows() if row.engines <= engines if not any(map(row.covers, kinds))]
 
 
 def test_every_mistake_of_a_row_is_found_somewhere() -> None:
     """A name that no report has any more must be removed from its row."""
-    found = {mistake(finding) for name in NEWEST for finding in audited(name).findings}
-    engines = {f"{report.adapter} {report.engine}" for report in map(audited, NEWEST)}
+    kinds = of_all()
+    found, engines = {kind.mistake for kind in kinds}, {kind.engine for kind in kinds}
 
     assert not {name for row in rows() if row.engines <= engines for name in row.mistakes - found}

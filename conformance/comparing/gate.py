@@ -157,45 +157,44 @@ class Expecting(Gate):
     def objection(self, report: Report) -> str | None:
         """A cause that is not expected though its findings are alike, or one that is gone."""
         path = self.expectations.path
+        left = [(one, _left(one, report)) for one in self.expectations.mistakes]
         for cause in report.causes:
-            wanted = any(_may_be(cause, one, report) for one in self.expectations.mistakes)
+            wanted = any(_may_be(cause, one, names, report) for one, names in left)
             entered = self.expectations.of(cause) is not None or all(
                 self.expectations.failure_of(name) for name in cause.findings
             )
             if cause.severity is not Severity.ADVICE and not wanted and not entered:
                 return f"{path} does not list this cause: {cause.statement} [{cause.name}]"
-        for expected in self.expectations.mistakes if self.expectations.is_strict else ():
-            is_there = any(_may_be(cause, expected, report) for cause in report.causes)
-            if not is_there and _is_gone(expected, report):
-                names = " and ".join(expected.names)
-                return f"{path} lists {names} ({expected.reason}): fixed; remove it"
+        for expected, names in left if self.expectations.is_strict else ():
+            is_there = any(_may_be(cause, expected, names, report) for cause in report.causes)
+            if not is_there and not names:
+                listed = " and ".join(expected.names)
+                return f"{path} lists {listed} ({expected.reason}): fixed; remove it"
         return super().objection(report)
 
 
-def _may_be(cause: Cause, expected: KnownMistake, report: Report) -> bool:
+def _may_be(cause: Cause, expected: KnownMistake, left: frozenset[str], report: Report) -> bool:
     """Whether a cause is the expected one, or cannot be told from it by the findings of a report.
 
-    A small plan may name a mistake by another that would give the same on all of its layouts.
+    A small plan may name a mistake by another that would give the same on all of its layouts:
+    ``left`` are the names that no finding excludes.
     """
     if not expected.allows(cause):
         return False
     if cause.name in expected.names:
         return True
     explained = set(cause.findings)
-    left = {*expected.names} - _gone(expected, report)
     return all(
         clues is not None and any(len(parts) == 1 and left & parts[0] for parts in clues.by_mistake)
         for clues in (report.clues_of(one) for one in report.findings if one.id in explained)
     )
 
 
-def _is_gone(expected: KnownMistake, report: Report) -> bool:
-    """Whether findings would show the mistake under each of its names and do not."""
-    return _gone(expected, report) == {*expected.names}
+def _left(expected: KnownMistake, report: Report) -> frozenset[str]:
+    """The names of a mistake without those that some finding would show, and does not.
 
-
-def _gone(expected: KnownMistake, report: Report) -> set[str]:
-    """The names of a mistake that some finding would show, as its condition holds, and does not."""
+    A finding would show it if the mistake's condition holds there.
+    """
     excluding = (
         (finding, clues, name)
         for finding in report.findings
@@ -204,11 +203,12 @@ def _gone(expected: KnownMistake, report: Report) -> set[str]:
         if name.mistake in expected.names
     )
     condition = set(expected.condition or ())
-    return {
+    gone = {
         name.mistake
         for finding, clues, name in excluding
         if condition <= {*of_finding(finding, name.term), *clues.conditions}
     }
+    return frozenset(expected.names) - gone
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ def with_the_plant(plant: Plant, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "plant",
     [pytest.param(plant, id=plant.framework, marks=marks(plant.framework)) for plant in PLANTS],

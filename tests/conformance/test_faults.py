@@ -91,6 +91,7 @@ def test_words_that_no_file_can_hold_are_made_readable(adapter: Adapter, message
     assert outcome.message.splitlines()[-1] == message
 
 
+@pytest.mark.thorough
 def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
     cases = ("-k", "weights and one_token or different_keys or key_order")
     start = time.monotonic()

@@ -79,7 +79,7 @@ def test_none_are_generated_unless_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("adapter", "most_samples", "error"),
     [
-        ("groupsofthree", 6, 0.5),
+        pytest.param("groupsofthree", 6, 0.5, marks=pytest.mark.thorough),
         pytest.param("emptysecond", 2, 1.0, marks=pytest.mark.thorough),
         ("onetokenshort", 2, None),
     ],

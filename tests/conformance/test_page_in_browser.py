@@ -453,6 +453,7 @@ def test_colours_follow_the_reader_and_printing_opens_the_timelines(browser: Bro
     browser.until(lambda: len(browser.texts(".timeline[open]")) == 1)
 
 
+@pytest.mark.thorough
 def test_ten_thousand_findings_can_be_read(browser: Browser, tmp_path: Path) -> None:
     browser.open(many(10_000))
     browser.driver.find_element(By.NAME, "text").send_keys("case_99/")

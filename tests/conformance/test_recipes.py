@@ -428,15 +428,12 @@ def test_recipe_of_skyrl_is_read_by_skyrl() -> None:
     assert found.instead == {"kl_estimator_type": ("k3", "k1")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("word", "refusal"),
     [
         ("nonsense=1", r"SkyRL refuses this recipe: .*nonsense"),
-        pytest.param(
-            "loss_reduction=seq_mean_token_sum_norm",
-            "max_seq_len` must be set explicitly",
-            marks=pytest.mark.thorough,
-        ),
+        ("loss_reduction=seq_mean_token_sum_norm", "max_seq_len` must be set explicitly"),
     ],
 )
 def test_what_skyrl_refuses_is_refused_in_its_words(word: str, refusal: str) -> None:
