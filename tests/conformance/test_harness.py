@@ -79,7 +79,7 @@ CLIP_FRACTION = (
 
 
 @pytest.mark.parametrize(
-    "workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.processes)], ids=["alone", "xdist"]
+    "workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.thorough)], ids=["alone", "xdist"]
 )
 def test_cut_that_depends_on_the_mode_stops_the_run(tmp_path: Path, workers: tuple[str]) -> None:
     result = command.run(tmp_path, "misreportingcuts", *CLIP_FRACTION, *workers)

@@ -225,10 +225,16 @@ class MyAdapter(GroupsOfThree):
 
 
 @pytest.mark.processes
-def test_workers_find_the_same_byte_for_byte(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "some",
+    [
+        "weights and two_steps or arguments and divisor",
+        pytest.param("logging or generated", marks=pytest.mark.thorough),
+    ],
+)
+def test_workers_find_the_same_byte_for_byte(tmp_path: Path, some: str) -> None:
     """The adapter is a class in the current folder, without an entry point."""
     (tmp_path / "my_adapter.py").write_text(MINE)
-    some = "weights and two_steps or arguments and divisor or logging or generated"
     report = tmp_path / "reports" / "latest" / "mine.json"
 
     def findings(*workers: str) -> bytes:

@@ -45,10 +45,6 @@ ENVIRONMENT = {
 }
 
 
-AT_ONCE = pytest.mark.xdist_group("at_once")
-"""The mark of tests that look at the same runs."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class AtOnce:
     """Two runs under torchrun and one without, at the same time and in folders of their own."""
@@ -60,7 +56,7 @@ class AtOnce:
     """Names of temporary files of the two under torchrun."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
     folder, temporary = (tmp_path_factory.mktemp(name) for name in ("r", "t"))
     with pytest.MonkeyPatch.context() as patch:
@@ -75,35 +71,29 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
     return AtOnce(failing=failed, native=found, pool=pool, left=left)
 
 
-@AT_ONCE
-def test_finds_what_the_pool_finds_byte_for_byte(at_once: AtOnce) -> None:
-    found = at_once.native
+def test_runs_find_what_the_pool_finds_go_on_after_failures_and_leave_nothing(
+    at_once: AtOnce,
+) -> None:
+    """One test, as each worker of pytest-xdist would make the runs of several anew."""
+    found, failing = at_once.native, at_once.failing
+    findings = {finding.id.split("/")[2]: finding for finding in failing.report.findings}
+    crashed = {case: one.message for case, one in findings.items() if one.verdict == "crashed"}
 
     assert found.status == 0, found.output
     assert found.findings == at_once.pool.findings
     assert found.output.count("test session starts") == 1
     assert found.report.complete
 
-
-@AT_ONCE
-def test_failing_ranks_are_named_and_the_run_goes_on(at_once: AtOnce) -> None:
-    result = at_once.failing
-    found = {finding.id.split("/")[2]: finding for finding in result.report.findings}
-    crashed = {case: one.message for case, one in found.items() if one.verdict == "crashed"}
-
-    assert result.status == 1
-    assert "exitcode  : 1 " in result.output
-    assert found.keys() == set(CASES)
-    assert found.keys() - crashed.keys() == {"padded_widths"}
+    assert failing.status == 1
+    assert "exitcode  : 1 " in failing.output
+    assert findings.keys() == set(CASES)
+    assert findings.keys() - crashed.keys() == {"padded_widths"}
     assert crashed["two_prompts"].startswith("rank 1 was killed by SIGKILL")
     assert crashed["fibonacci_lengths"].startswith("rank 1 exited with status 7\n")
     assert crashed["odd_groups"].startswith("RuntimeError: no kernel image\nrank 1 raised\n")
     assert crashed["ten_samples"].startswith("hang: rank 0 waits in all_reduce at ")
-    assert result.report.complete
+    assert failing.report.complete
 
-
-@AT_ONCE
-def test_nothing_is_left_of_ranks_that_failed_or_not(at_once: AtOnce) -> None:
     assert at_once.left == []
 
 

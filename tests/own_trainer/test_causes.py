@@ -45,9 +45,15 @@ class FSDPAveragedTwice(fsdp.Policy):
     ("loop", "wrong", "name"),
     [
         (loops.ddp_loop, ddp.AveragedTwice, "divided_by_dp"),
-        (sample_mean_loop, ddp.SampleMeanAveragedTwice, "divided_by_dp"),
+        pytest.param(
+            *(sample_mean_loop, ddp.SampleMeanAveragedTwice, "divided_by_dp"),
+            marks=pytest.mark.thorough,
+        ),
         (sample_mean_loop, ddp.SampleMeanDividedTwice, "divided_by_micro_batches"),
-        (loops.packed_loop, packed.PackedMean, "packed_length_as_divisor"),
+        pytest.param(
+            *(loops.packed_loop, packed.PackedMean, "packed_length_as_divisor"),
+            marks=pytest.mark.thorough,
+        ),
         (loops.packed_loop, packed.PackedRowAsDivisor, "packed_length_as_divisor"),
     ],
 )
