@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -120,7 +120,7 @@ class RlinfRollouts:
     def of_rank(self, rank: int) -> Iterator[Any]:
         """Yields a result for each optimizer step, with the samples that a rank has of it."""
         ends = [*accumulate((step.size for step in self._job.steps), initial=0)]
-        for start, end in zip(ends, ends[1:], strict=False):
+        for start, end in pairwise(ends):
             yield self._result(np.array_split(np.arange(start, end), self._job.layout.dp)[rank])
 
     def _result(self, samples: NDArray[np.int64]) -> Any:

@@ -70,7 +70,9 @@ def _prompts(job: Job) -> int:
     Raises `Unsupported` for several steps, whose advantages would be normalised together.
     """
     if len(job.steps) > 1:
-        raise Unsupported("a batch is normalised as a whole, and steps are cut out of it afterwards")
+        raise Unsupported(
+            "a batch is normalised as a whole, and steps are cut out of it afterwards"
+        )
     prompts = prompts_per_step(job.steps)
     if prompts % job.layout.dp:
         raise Unsupported(

@@ -10,7 +10,6 @@ import ast
 import importlib
 import inspect
 import os
-from contextlib import ExitStack
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -36,8 +35,12 @@ STRATEGIES = ("hybrid_engines.fsdp.strategy.fsdp", "hybrid_engines.fsdp.strategy
 READERS = (ACTOR, MANAGER, *STRATEGIES, "runners.reasoning_runner", "config")
 """Modules that read the options of training a language model."""
 
-SECTIONS = ("algorithm", "fsdp_config", "mixed_precision", "grad_scaler")
-"""Sections of the configuration whose options may change a loss or a gradient."""
+SECTIONS = {
+    "algorithm": "algorithm",
+    "fsdp_config": "actor.fsdp_config",
+    "mixed_precision": "actor.fsdp_config.mixed_precision",
+}
+"""Sections whose options may change a loss or a gradient, by the innermost part of their names."""
 
 REGISTRIES = {"algorithm.adv_type": "ADV_REGISTRY", "algorithm.loss_type": "LOSS_REGISTRY"}
 """Options whose values are registered."""
@@ -73,12 +76,10 @@ def configured(settings: Settings) -> Any:
 def validated(config: Any, world_size: int) -> Any:
     """A user's configuration, as RLinf validates it, on a cluster with these actors."""
     home = module("config")
-    placed = SimpleNamespace(get_world_size=lambda _: world_size)
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(home, "Cluster", mock.MagicMock()))
-        placement = mock.patch.object(home, "HybridComponentPlacement", lambda *_: placed)
-        stack.enter_context(placement)
-        stack.enter_context(refusals())
+    placement = mock.MagicMock()
+    placement.return_value.get_world_size.return_value = world_size
+    stubs = {"Cluster": mock.MagicMock(), "HybridComponentPlacement": placement}
+    with mock.patch.multiple(home, **stubs), refusals():
         return home.validate_cfg(config)
 
 
@@ -97,7 +98,9 @@ def offers(settings: Settings) -> bool:
 
 def option_names() -> Iterator[str]:
     """Yields the options that training reads, and choices."""
-    yield from (name for name in _options() if name.partition(".")[0] in SECTIONS)
+    for section, name in (option.split(".") for option in _options()):
+        if section in SECTIONS:
+            yield f"{SECTIONS[section]}.{name}"
     for name, choices in _choices().items():
         yield from (f"{name}={choice}" for choice in choices)
 

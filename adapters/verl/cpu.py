@@ -73,4 +73,3 @@ def register_engines(home: Any, prefix: str, *backends: str) -> None:
     for model, head in (("language_model", "LMHead"), ("value_model", "ValueHead")):
         engine = getattr(home, f"{prefix}EngineWith{head}")
         register(model_type=model, backend=[*backends], device="cpu")(engine)
-

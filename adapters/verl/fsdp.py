@@ -97,4 +97,3 @@ def _reader(engine: Any) -> Records[NDArray[np.float32] | None]:
 
     engine.optimizer_step = optimizer_step
     return taken
-
