@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
+from dataclasses import fields
 from functools import partial
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -53,7 +54,7 @@ class TrainedActor:
         with ExitStack() as stack:
             worker = module("scheduler").Worker
             stack.enter_context(mock.patch.object(worker, "__init__", self._as_launched))
-            one_mesh = mock.patch.object(manager, "create_device_mesh", lambda _: mesh)
+            one_mesh = mock.patch.object(manager, "create_device_mesh", return_value=mesh)
             stack.enter_context(one_mesh)
             kind.__init__(self._actor, config, placement)
         self._actor.tokenizer = SimpleNamespace(eos_token_id=PADDING_ID)
@@ -103,6 +104,14 @@ def _on_cpu(wrap: Any, *arguments: Any, device_id: int, **named: Any) -> Any:
     return wrap(*arguments, device_id=torch.device("cpu"), **named)
 
 
+def _of_old_policy(config: Any) -> str:
+    """The column of recomputed log-probabilities, which had two names before June 23, 2026."""
+    columns = fields(module(ACTOR).RolloutResult)
+    if any(column.name == "recomputed_logprobs" for column in columns):
+        return "recomputed_logprobs"
+    return "recompute_prev_logprobs" if config.rollout.return_logprobs else "prev_logprobs"
+
+
 class RlinfRollouts:
     """The samples of a batch as RLinf's workers of rollouts, rewards and inference pass them on."""
 
@@ -111,7 +120,7 @@ class RlinfRollouts:
         self._width = config.runner.seq_length - config.data.max_prompt_length
         padded = 0.0 if config.actor.model.get("variable_seq_lengths") else ELSEWHERE
         reference = token_table(batch, batch.reference_log_probs, padded)
-        self._columns = {"recomputed_logprobs": token_table(batch, batch.old_log_probs)}
+        self._columns = {_of_old_policy(config): token_table(batch, batch.old_log_probs)}
         if has_reference(job):
             self._columns["ref_logprobs"] = reference
         if gives_advantages(job):

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from adapters.contract.description import Assumed, Documented
-from adapters.contract.framework import Configurable, Framework
-from adapters.contract.job import Setting, Unsupported
+from adapters.contract.framework import Framework
+from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,
@@ -141,10 +141,6 @@ RLINF = Framework(
             "algorithm.kl_penalty_type": "kl",
         },
     },
-    configurations={
-        Setting.ENTROPY: Configurable(ENTROPY, ("entropy",)),
-        Setting.KL: Configurable(KL, ("kl",)),
-    },
     layout={
         "mb": {"runner.enable_dynamic_batch_size": False},
         "mbtokens": {
@@ -152,6 +148,9 @@ RLINF = Framework(
             "runner.max_tokens_per_mbs": _budget,
         },
         "thd": {"actor.model.variable_seq_lengths": True},
+        "mb-thd": {
+            "runner.max_tokens_per_mbs": lambda job: _micro_batch_size(job) * row_width(job)
+        },
         Option.BALANCE_DATA: {"actor.enable_dp_load_balance": _balanced},
     },
     # The estimator is not read where advantages are given.

@@ -45,6 +45,16 @@ SECTIONS = {
 REGISTRIES = {"algorithm.adv_type": "ADV_REGISTRY", "algorithm.loss_type": "LOSS_REGISTRY"}
 """Options whose values are registered."""
 
+IN_EXAMPLES = {
+    "algorithm.loss_agg_func": "token-mean",
+    "algorithm.adv_type": "grpo",
+    "algorithm.calculate_entropy": False,
+    "algorithm.entropy_bonus": 0.0,
+    "algorithm.kl_beta": 0.0,
+    "algorithm.kl_penalty_type": "low_var_kl",
+}
+"""The values in RLinf's examples of options that have no default."""
+
 RENAMED = {"AutoModelForVision2Seq": "AutoModelForImageTextToText"}
 """A class that RLinf 0.3.0 imports by a name that transformers 5 has dropped."""
 
@@ -106,8 +116,8 @@ def option_names() -> Iterator[str]:
 
 
 def default(name: str) -> object:
-    """The value of an option that a user does not set; None if RLinf requires one."""
-    return _options().get(_last(name))
+    """The value of an option that a user does not set, or that is in RLinf's examples."""
+    return IN_EXAMPLES.get(name, _options().get(_last(name)))
 
 
 def _last(name: str) -> str:
