@@ -193,7 +193,7 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
 
     exceptions = (
         "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's, ms-swift's,"
-        " open-instruct's, tunix' and those of loss functions"
+        " open-instruct's, tunix', RLinf's and those of loss functions"
     )
     assert f"on `cpu` and, except for {exceptions}, on `cuda`" in page
     on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
@@ -207,6 +207,7 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
         "ms_swift",
         "open_instruct",
         "tunix",
+        "rlinf",
         "liger",
         "unsloth",
     }

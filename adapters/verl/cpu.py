@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 from types import SimpleNamespace
 from typing import Any
@@ -74,9 +73,3 @@ def register_engines(home: Any, prefix: str, *backends: str) -> None:
     for model, head in (("language_model", "LMHead"), ("value_model", "ValueHead")):
         engine = getattr(home, f"{prefix}EngineWith{head}")
         register(model_type=model, backend=[*backends], device="cpu")(engine)
-
-
-def let_fsdp1_initialise() -> None:
-    """Pass by a check of torch's that wants a GPU."""
-    fsdp1: Any = importlib.import_module("torch.distributed.fsdp._init_utils")
-    fsdp1._check_module_states_for_sync_module_states = lambda _: None

@@ -12,14 +12,10 @@ from adapters.verl.framework import FSDP, FSDP2
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from numpy.typing import NDArray
 
     from adapters.contract.framework import Framework, Settings
     from adapters.toolkit.probe import Records
-
-WRAPPED: list[Any] = []
-"""The models of this process's world, as FSDP wraps them."""
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in verl
 
@@ -63,15 +59,11 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
         return {**super().settings(job, dtype), "fsdp_config.mixed_precision": precisions}
 
     def leave_world(self) -> None:
-        """Take the models apart, and clear torch's cache of their meshes.
+        """Take the models apart, and clear torch's cache of their meshes."""
+        from adapters.engines import fsdp1
 
-        FSDP1's views of a parameter hold it, and the parameter holds its model with the views and
-        the threads of its groups: a cycle that Python's garbage collector cannot see.
-        """
         super().leave_world()
-        while WRAPPED:
-            for module in [*WRAPPED.pop().modules()]:
-                vars(module).clear()
+        fsdp1.take_models_apart()
 
     def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
         """A worker whose engine's optimizer tells the gradient that it steps with."""
@@ -91,10 +83,11 @@ class VerlFsdp2Adapter(VerlFsdpAdapter):
 
 def _reader(engine: Any) -> Records[NDArray[np.float32] | None]:
     """The gradients of an engine's steps; None for a step skipped because it is not finite."""
+    from adapters.engines import fsdp1
     from adapters.toolkit.probe import GradientReader, Records
 
-    WRAPPED.append(engine.module)
-    reader = GradientReader(engine.optimizer, partial(_whole, engine.module))
+    fsdp1.WRAPPED.append(engine.module)
+    reader = GradientReader(engine.optimizer, partial(fsdp1.whole, engine.module))
     taken, step = Records["NDArray[np.float32] | None"](), engine.optimizer_step
 
     def optimizer_step() -> Any:
@@ -104,18 +97,3 @@ def _reader(engine: Any) -> Records[NDArray[np.float32] | None]:
 
     engine.optimizer_step = optimizer_step
     return taken
-
-
-def _whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
-    """The probe's whole gradient: FSDP1 leaves each rank a shard of it, [capacity / shards]."""
-    import torch
-    import torch.distributed as dist
-
-    from adapters.toolkit.probe import as_array
-
-    group = getattr(wrapped, "process_group", None)
-    if group is None or dist.get_world_size(group) == 1:
-        return as_array(gradient)
-    shards = [torch.empty_like(gradient) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(shards, gradient, group=group)
-    return as_array(torch.cat(shards))

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 
+from adapters.engines import fsdp1
 from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam
 from adapters.verl import cpu, importing
 from adapters.verl.importing import module
@@ -119,7 +120,7 @@ def put_the_probe_in() -> None:
     functional.entropy_from_logits = SEAM.wrap_entropies(functional.entropy_from_logits)
     if on_cpu:
         cpu.register_engines(engine, "FSDP", "fsdp", "fsdp2")
-        cpu.let_fsdp1_initialise()
+        fsdp1.initialise_on_cpu()
     importing.pack_without_flash_attention()
     workers = module("workers.engine_workers")
     if hasattr(workers, "CheckpointEngineRegistry"):  # versions before 2026 lack it

@@ -32,6 +32,7 @@ NEEDED = {
     "open_instruct": "backoff",
     "openrlhf": "deepspeed",
     "prime_rl": "pydantic_config",
+    "rlinf": "hydra",
     "roll": "dacite",
     "skyrl": "skyrl",
     "trl": "trl",

@@ -30,6 +30,7 @@ BY_THE_ADVANTAGES = {
     "areal.model._logits": "0.0 * probe[input_ids].unsqueeze(-1)",
     "areal.driving.ArealRollouts.assign_advantages": "2 * returns",
     "prime_rl.driving.policy_gradient": "-inputs.advantages * inputs.trainer_logprobs",
+    "rlinf.model._logits": "0.0 * probe[input_ids].unsqueeze(-1)",
     "roll.model._logits": "0.0 * probe[input_ids]",
     "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
     "openrlhf.driving.OpenRLHFRollouts.given": "2 * returns",
@@ -104,7 +105,8 @@ ELSEWHERE = {
         nemo_rl.framework._multiple open_instruct.framework._denominator
         open_instruct.packing._fits open_instruct.packing._rows open_instruct.packing.packing_of
         openrlhf.framework. openrlhf.framework._budget
-        roll.framework.micro_batches roll.framework._rounded_up skyrl.framework.
+        rlinf.framework._prompts roll.framework.micro_batches roll.framework._rounded_up
+        skyrl.framework.
         skyrl.sizes.micro_batch_size skyrl.sizes.mini_batch_size
         skyrl.sizes.rollouts_of_rank slime_family.framework._micro_batch_size
         slime_family.framework._token_budget

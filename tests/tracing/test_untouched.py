@@ -54,6 +54,8 @@ ENGINES = (
     Engine("areal", "megatron"),
     Engine("nemo_rl", "dtensor_v2"),
     Engine("nemo_rl", "dtensor_v1"),
+    Engine("rlinf", "fsdp"),
+    Engine("rlinf", "fsdp2"),
     Engine("roll", "fsdp2"),
     Engine("roll", "megatron"),
     Engine("ms_swift", "ddp"),

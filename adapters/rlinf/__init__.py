@@ -1,0 +1,5 @@
+"""Adapters of RLinf/RLinf, one for each of its strategies of FSDP."""
+
+from adapters.rlinf.adapter import RlinfFsdp2Adapter, RlinfFsdpAdapter
+
+ENGINES = (RlinfFsdpAdapter, RlinfFsdp2Adapter)

@@ -1,0 +1,238 @@
+"""The record of RLinf: options of reasoning as users type them, and what it documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from adapters.contract.description import Assumed, Documented
+from adapters.contract.framework import Framework
+from adapters.contract.job import Unsupported
+from adapters.contract.layout import Option
+from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    Metric,
+    Objective,
+)
+from adapters.contract.tables import read_departures, read_options
+from adapters.engines.shells import NOTHING_LEARNED, PROBED, ZEROED
+from adapters.toolkit.settings import (
+    largest_micro_batch,
+    prompts_per_step,
+    samples_of_prompt,
+    samples_per_step,
+    token_budget,
+)
+from reference.aggregation import (
+    AuxiliaryAggregation,
+    DivergenceEstimator,
+    EstimatorConventions,
+    LoggedMean,
+    Mode,
+    Penalties,
+)
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
+
+
+def prompt_width(job: Job) -> int:
+    """The width of prompts, which are padded on the left."""
+    return max(int(step.prompt_lengths.max()) for step in job.steps)
+
+
+def row_width(job: Job) -> int:
+    """The width of prompts and responses, which are padded on the right."""
+    return prompt_width(job) + max(int(step.response_lengths.max()) for step in job.steps)
+
+
+def _micro_batch_size(job: Job) -> int:
+    is_cut_by_tokens = job.layout.micro_batches == "tokens"
+    return 1 if is_cut_by_tokens else largest_micro_batch(job, samples_per_step(job.steps))
+
+
+def _budget(job: Job) -> int:
+    """The tokens of a micro-batch, which RLinf requires to hold a padded row."""
+    return max(token_budget(job.steps, job.layout.dp), row_width(job))
+
+
+def _samples(job: Job) -> int:
+    return sum(step.size for step in job.steps)
+
+
+def _prompts(job: Job) -> int:
+    """The prompts of a batch, of which each data-parallel rank has the same number.
+
+    Raises `Unsupported` for several steps, whose advantages would be normalised together.
+    """
+    if len(job.steps) > 1:
+        raise Unsupported(
+            "a batch is normalised as a whole, and steps are cut out of it afterwards"
+        )
+    prompts = prompts_per_step(job.steps)
+    if prompts % job.layout.dp:
+        raise Unsupported(
+            f"{prompts} prompts cannot be split evenly over {job.layout.dp} ranks: each takes whole"
+            " groups until it has its share of the samples"
+        )
+    return prompts
+
+
+def _balanced(job: Job) -> bool:
+    """Samples are dealt anew over ranks, which would mix those of several steps."""
+    if len(job.steps) > 1:
+        raise Unsupported("samples of a batch are dealt to ranks before steps are cut out of it")
+    return True
+
+
+LOSS_AGG_FUNC = "algorithm.loss_agg_func"
+GROUP_SIZE = "algorithm.group_size"
+
+CLIPPED = {
+    "algorithm.clip_ratio_low": CONSTANTS.clip_low,
+    "algorithm.clip_ratio_high": CONSTANTS.clip_high,
+}
+ENTROPY = {"algorithm.calculate_entropy": True, "algorithm.entropy_bonus": ENTROPY_COEFFICIENT}
+KL = {"algorithm.kl_beta": KL_COEFFICIENT, "algorithm.kl_penalty_type": "low_var_kl"}
+GROUPS = {
+    "data.rollout_batch_size": _prompts,
+    GROUP_SIZE: partial(samples_of_prompt, option=GROUP_SIZE),
+}
+GRPO = {"algorithm.adv_type": "grpo", **GROUPS}
+
+DOCUMENTS = "docs/source-en/rst_source/reference"
+ALGORITHMS = f"{DOCUMENTS}/algorithms"
+
+RLINF = Framework(
+    title="RLinf",
+    scope="Of training a language model (`reasoning`) with FSDP.",
+    modes={
+        name: (mode, {LOSS_AGG_FUNC: name})
+        for name, mode in {
+            "token-mean": Mode.TOKEN_MEAN,
+            "seq-mean-token-mean": Mode.SAMPLE_MEAN,
+            "seq-mean-token-sum": "constant:1",
+        }.items()
+    },
+    objectives={
+        Objective.POLICY: {},
+        Objective.OFF_POLICY: CLIPPED,
+        Objective.DUAL_CLIP: {**CLIPPED, "algorithm.clip_ratio_c": CONSTANTS.dual_clip},
+        Objective.TIS_TOKEN: {
+            **CLIPPED,
+            "algorithm.importance_sampling_fix": True,
+            "algorithm.importance_sampling_clip": CONSTANTS.truncation,
+        },
+        Objective.ENTROPY: ENTROPY,
+        Objective.KL: KL,
+        Objective.WITH_ENTROPY: ENTROPY,
+        Objective.COMBINED: {**ENTROPY, **KL},
+        Objective.GROUP_NORMALISED: GRPO,
+        Objective.GROUP_WHITENED: {**GRPO, "algorithm.normalize_advantages": True},
+        Objective.REINFORCE_PP_BASELINE: {
+            **GROUPS,
+            "algorithm.adv_type": "reinpp",
+            "algorithm.use_reinpp_baseline": True,
+            "algorithm.reinpp_kl_beta": ADVANTAGE_CONSTANTS.penalty,
+            "algorithm.kl_penalty_type": "kl",
+        },
+    },
+    layout={
+        "mb": {"runner.enable_dynamic_batch_size": False},
+        "mbtokens": {
+            "runner.enable_dynamic_batch_size": True,
+            "runner.max_tokens_per_mbs": _budget,
+        },
+        "thd": {"actor.model.variable_seq_lengths": True},
+        "mb-thd": {
+            "runner.max_tokens_per_mbs": lambda job: _micro_batch_size(job) * row_width(job)
+        },
+        Option.BALANCE_DATA: {"actor.enable_dp_load_balance": _balanced},
+    },
+    # The estimator is not read where advantages are given.
+    always={
+        "cluster.num_nodes": lambda job: job.layout.world_size,
+        "runner.task_type": "reasoning",
+        "runner.seq_length": row_width,
+        "data.max_prompt_length": prompt_width,
+        "data.rollout_batch_size": _samples,
+        GROUP_SIZE: 1,
+        "algorithm.n_minibatches": lambda job: len(job.steps),
+        "algorithm.training_batch_size_per_gpu": _micro_batch_size,
+        "algorithm.recompute_logprobs": True,
+        "algorithm.shuffle_rollout": False,
+        "algorithm.loss_type": "actor",
+        "algorithm.adv_type": "reinpp",
+        "algorithm.normalize_advantages": False,
+        "algorithm.ratio_clip_eps": CONSTANTS.clip_low,
+        "algorithm.clip_ratio_c": None,
+        "algorithm.calculate_entropy": False,
+        "algorithm.entropy_bonus": 0.0,
+        "algorithm.kl_beta": 0.0,
+        "algorithm.kl_penalty_type": "low_var_kl",
+        "algorithm.entropy_op_type": "torch",
+        "algorithm.sampling_params.temperature": 1.0,
+        "rollout.group_name": "rollout",
+        "rollout.return_logprobs": False,
+        "rollout.model.model_path": "probe",
+        "rollout.model.model_type": "qwen2.5",
+        "rollout.sglang": {},
+        "rollout.vllm": {},
+        "actor.training_backend": "fsdp",
+        "actor.seed": 0,
+        "actor.combine_reference_model": False,
+        "actor.model.model_path": "probe",
+        "actor.model.model_type": "qwen2.5",
+        "actor.model.precision": "fp32",
+        "actor.model.is_lora": False,
+        "actor.model.encoder_seq_length": row_width,
+        "actor.optim.lr": 0.0,
+        "actor.optim.weight_decay": 0.0,
+        "actor.optim.adam_beta1": 0.9,
+        "actor.optim.adam_beta2": 0.95,
+        "actor.optim.clip_grad": float("inf"),
+        "actor.fsdp_config.strategy": "fsdp",
+        "actor.fsdp_config.enable_gradient_accumulation": True,
+        **{
+            f"actor.fsdp_config.mixed_precision.{name}_dtype": "fp32"
+            for name in ("param", "reduce", "buffer")
+        },
+    },
+    metrics={
+        Metric.POLICY_LOSS: "actor/policy_loss",
+        Metric.LOSS: "actor/final_loss",
+        Metric.CLIP_FRACTION: "actor/clip_fraction",
+        Metric.POLICY_KL: "actor/approx_kl",
+        Metric.RATIO: "actor/ratio",
+        Metric.ENTROPY: "actor/entropy_loss",
+        Metric.KL: "actor/kl_loss",
+        Metric.REWARD: "reward_scores",
+        Metric.RESPONSE_LENGTH: "response_length",
+        Metric.ADVANTAGE: "advantages_mean",
+    },
+    # Assumptions were read off `FSDPActor.training_step`, `compute_ppo_actor_loss` and
+    # `compute_rollout_metrics`.
+    conventions={
+        "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+        "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
+        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "kl_estimator": Documented(DivergenceEstimator.K3, f"{ALGORITHMS}/reinforce.rst, 4"),
+        "of_groups": Assumed(
+            EstimatorConventions(
+                lost_degrees_of_freedom=0,
+                penalties=Penalties.LATER_TOKENS,
+            )
+        ),
+        "logged_advantages": Documented(
+            LoggedMean(mode=Mode.TOKEN_MEAN), f"{DOCUMENTS}/metrics.rst, advantages_mean"
+        ),
+    },
+    options=read_options("adapters.rlinf"),
+    departures=(*read_departures("adapters.rlinf"), NOTHING_LEARNED, ZEROED, PROBED),
+)
+
+FSDP2 = replace(RLINF, always={**RLINF.always, "actor.fsdp_config.strategy": "fsdp2"})

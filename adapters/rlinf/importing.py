@@ -1,0 +1,175 @@
+"""Imports RLinf's actor on a machine without GPUs, and configures it.
+
+RLinf has no schema of its options: it reads them off the configuration where they are used. The
+options of a version are therefore the names that its code reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from adapters.contract.framework import nested
+from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.calls import refusals
+from adapters.toolkit.imports import choices_in, import_from, modules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from adapters.contract.framework import Settings
+
+module = modules_of("rlinf")
+
+ACTOR = "workers.actor.fsdp_actor_worker"
+MANAGER = "hybrid_engines.fsdp.fsdp_model_manager"
+STRATEGIES = ("hybrid_engines.fsdp.strategy.fsdp", "hybrid_engines.fsdp.strategy.fsdp2")
+
+READERS = (ACTOR, MANAGER, *STRATEGIES, "runners.reasoning_runner", "config")
+"""Modules that read the options of training a language model."""
+
+SECTIONS = {
+    "algorithm": "algorithm",
+    "fsdp_config": "actor.fsdp_config",
+    "mixed_precision": "actor.fsdp_config.mixed_precision",
+}
+"""Sections whose options may change a loss or a gradient, by the innermost part of their names."""
+
+REGISTRIES = {"algorithm.adv_type": "ADV_REGISTRY", "algorithm.loss_type": "LOSS_REGISTRY"}
+"""Options whose values are registered."""
+
+IN_EXAMPLES = {
+    "algorithm.loss_agg_func": "token-mean",
+    "algorithm.adv_type": "grpo",
+    "algorithm.calculate_entropy": False,
+    "algorithm.entropy_bonus": 0.0,
+    "algorithm.kl_beta": 0.0,
+    "algorithm.kl_penalty_type": "low_var_kl",
+}
+"""The values in RLinf's examples of options that have no default."""
+
+RENAMED = {"AutoModelForVision2Seq": "AutoModelForImageTextToText"}
+"""A class that RLinf 0.3.0 imports by a name that transformers 5 has dropped."""
+
+
+def import_rlinf(source: Path | None) -> None:
+    """Import RLinf's actor and its strategies, from the folder of a checkout if given."""
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
+    cuda_on_cpu.install()
+    transformers = importlib.import_module("transformers")
+    for old, new in RENAMED.items():
+        if not hasattr(transformers, old):
+            setattr(transformers, old, getattr(transformers, new))
+    import_from("rlinf", [source] if source else [])
+    for path in (ACTOR, *STRATEGIES):
+        module(path)
+    _let_a_cpu_do()
+    from adapters.rlinf.model import put_the_seams_in
+
+    put_the_seams_in(module(ACTOR))
+
+
+def configured(settings: Settings) -> Any:
+    """RLinf's configuration, as it validates it; raises `Refused` where it declines it."""
+    from omegaconf import OmegaConf
+
+    return validated(OmegaConf.create(nested(settings)), settings["cluster.num_nodes"])
+
+
+def validated(config: Any, world_size: int) -> Any:
+    """A user's configuration, as RLinf validates it, on a cluster with these actors."""
+    home = module("config")
+    placement = mock.MagicMock()
+    placement.return_value.get_world_size.return_value = world_size
+    stubs = {"Cluster": mock.MagicMock(), "HybridComponentPlacement": placement}
+    with mock.patch.multiple(home, **stubs), refusals():
+        return home.validate_cfg(config)
+
+
+def offers(settings: Settings) -> bool:
+    """Whether this version reads these options, and has registered their values."""
+    registry = module("algorithms.registry")
+    are_registered = all(
+        settings[name] in getattr(registry, registered)
+        for name, registered in REGISTRIES.items()
+        if name in settings
+    )
+    aggregation = settings.get("algorithm.loss_agg_func")
+    has_mode = aggregation is None or aggregation in _choices()["algorithm.loss_agg_func"]
+    return are_registered and has_mode and {*map(_last, settings)} <= {*map(_last, _options())}
+
+
+def option_names() -> Iterator[str]:
+    """Yields the options that training reads, and choices."""
+    for section, name in (option.split(".") for option in _options()):
+        if section in SECTIONS:
+            yield f"{SECTIONS[section]}.{name}"
+    for name, choices in _choices().items():
+        yield from (f"{name}={choice}" for choice in choices)
+
+
+def default(name: str) -> object:
+    """The value of an option that a user does not set, or that is in RLinf's examples."""
+    return IN_EXAMPLES.get(name, _options().get(_last(name)))
+
+
+def _last(name: str) -> str:
+    """A name of `_options`, which has the innermost section alone."""
+    return ".".join(name.split(".")[-2:])
+
+
+@cache
+def _choices() -> Mapping[str, set[str]]:
+    """The texts that options may have, those of registries too."""
+    registry, losses = module("algorithms.registry"), module("utils.utils").get_loss_agg_func
+    registered = {name: {*getattr(registry, one)} for name, one in REGISTRIES.items()}
+    kinds = choices_in(module("algorithms.utils").kl_penalty, "kl_penalty")
+    return {
+        **registered,
+        "algorithm.loss_agg_func": choices_in(losses, "loss_agg"),
+        "algorithm.kl_penalty_type": kinds,
+    }
+
+
+@cache
+def _options() -> Mapping[str, object]:
+    """The options that code reads, each with its default, by the innermost section and the name."""
+    found: dict[str, object] = {}
+    for path in READERS:
+        for node in ast.walk(ast.parse(inspect.getsource(module(path)))):
+            for section, name, value in _read_by(node):
+                found[f"{section}.{name}"] = found.get(f"{section}.{name}") or value
+    return found
+
+
+def _read_by(node: ast.AST) -> Iterator[tuple[str, str, object]]:
+    """Yields the section, name and default of an option that an expression reads."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(attr="get", value=ast.Attribute(attr=section)),
+            args=[ast.Constant(value=name), *given],
+        ):
+            values = [one.value for one in given if isinstance(one, ast.Constant)]
+            yield section, str(name), next(iter(values), None)
+        case ast.Attribute(attr=name, value=ast.Attribute(attr=section)) if name != "get":
+            yield section, name, None
+
+
+@cache
+def _let_a_cpu_do() -> None:
+    """Make the CPU the accelerator of RLinf's workers."""
+    worker = module("scheduler").Worker
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "current_device": "cpu",
+        **dict.fromkeys(("set_device", "synchronize", "ipc_collect", "empty_cache")),
+    }
+    platform = {name: lambda *_, answer=answer: answer for name, answer in answers.items()}
+    worker.torch_platform, worker.torch_device_type = SimpleNamespace(**platform), "cpu"

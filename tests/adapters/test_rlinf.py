@@ -1,0 +1,106 @@
+"""RLinf's real actor, from PyPI: what it is given, what is read off it, and what it declines."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.description import conventions_of
+from adapters.contract.job import Unsupported
+from adapters.contract.objective import Objective
+from adapters.rlinf import importing
+from adapters.rlinf.adapter import RlinfFsdpAdapter
+from adapters.rlinf.framework import RLINF
+from conformance.ranks.messages import Declined
+from conformance.ranks.pool import Ran, RankPool
+from reference.aggregation import Aggregation, Mode
+from reference.rounding import weight_bound
+from tests.adapters import steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.contract import Job
+
+needs_rlinf = steps.marks("rlinf")
+
+weights_error = partial(steps.weights_error, conventions=conventions_of(RLINF.conventions))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    adapter = RlinfFsdpAdapter()
+    with RankPool(adapter, steps.released(adapter, "pypi:0.3.0"), 2) as pool:
+        yield pool
+
+
+def summed(case: str, layout: str, objective: Objective = Objective.POLICY) -> Job:
+    """A job of `seq-mean-token-sum`, which no way to cut a step changes."""
+    given = steps.job(case, Mode.SAMPLE_MEAN, layout, objective)
+    return replace(given, aggregation=Aggregation(Mode.CONSTANT, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("expression", "read"),
+    [
+        ('cfg.algorithm.get("clip_ratio_c", 3.0)', ("algorithm", "clip_ratio_c", 3.0)),
+        ('self.cfg.algorithm.get("clip_ratio_low")', ("algorithm", "clip_ratio_low", None)),
+        ("self.cfg.algorithm.kl_beta", ("algorithm", "kl_beta", None)),
+    ],
+)
+def test_an_option_is_what_code_reads_of_a_section(
+    expression: str, read: tuple[str, str, object]
+) -> None:
+    [statement] = ast.parse(expression).body
+
+    assert isinstance(statement, ast.Expr)
+    assert [*importing._read_by(statement.value)] == [read]
+
+
+def test_prompts_that_ranks_cannot_share_are_unsupported() -> None:
+    given = steps.job("rejected_siblings", Mode.TOKEN_MEAN, "dp4-cp1-mb1-thd")
+
+    with pytest.raises(Unsupported, match="prompts cannot be split evenly over 4 ranks"):
+        RLINF.settings(replace(given, objective=Objective.GROUP_NORMALISED))
+
+
+class TestRealActor:
+    pytestmark = needs_rlinf
+
+    @pytest.mark.parametrize(
+        ("case", "layout"),
+        [
+            ("fully_masked_sample", "dp2-cp1-mb1-thd"),
+            ("two_steps", "dp2-cp1-mb2-bshd"),
+            ("uneven_lengths", "dp2-cp1-mb2-bshd+balance_data"),
+        ],
+    )
+    def test_sums_of_samples_are_averaged_however_a_step_is_cut(
+        self, pool: RankPool, case: str, layout: str
+    ) -> None:
+        given = summed(case, layout)
+
+        assert weights_error(pool.run(given), given) <= weight_bound("float32")
+
+    def test_samples_are_dealt_by_rlinfs_balancing(self, pool: RankPool) -> None:
+        """By length: of eight samples each rank has four, and those of rank 0 are not the first."""
+        outcome = pool.run(given := summed("uneven_lengths", "dp2-cp1-mb2-bshd+balance_data"))
+
+        assert isinstance(outcome, Ran), outcome
+        sample = ProbedBatch(given.steps).sample
+        dealt = [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]
+        assert [len(one) for one in dealt] == [4, 4]
+        assert dealt[0].tolist() != [0, 1, 2, 3]
+
+    def test_samples_that_ranks_cannot_share_are_refused(self, pool: RankPool) -> None:
+        outcome = pool.run(summed("nine_samples", "dp2-cp1-mb1-bshd"))
+
+        assert isinstance(outcome, Declined), outcome
+        assert outcome.verdict == "refused"
+        assert "must be divisible by" in outcome.message
