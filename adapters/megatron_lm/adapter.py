@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job, Rank
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract.framework import Framework
 
 OPTIONS = (
     Option.AVERAGE_IN_COLLECTIVE,
     Option.DISTRIBUTED_OPTIMIZER,
     Option.OVERLAP_GRAD_REDUCE,
+    Option.TWO_EPOCHS,
 )
 OF_RL = ("--grpo-", "--rl-")
 """The first letters of options that are Megatron-LM's own for reinforcement learning."""
@@ -52,18 +53,18 @@ class MegatronLmAdapter(Adapter):
     framework: ClassVar[Framework] = MEGATRON_LM
 
     def layouts(self) -> list[Layout]:
-        """Rows on up to 4 ranks, one sample or several each time, packed bins, and options."""
+        """Rows on up to 4 ranks, several samples or one at a time, packed bins, and options."""
         return ordered(
             [
-                *cuts(ON_FOUR, "bshd", micro_batches=(1, 2)),
-                Layout(micro_batches=8),
-                Layout(dp=2, micro_batches=4),
+                *cuts(ON_FOUR, "bshd"),
                 *cuts(ON_FOUR, "thd", micro_batches=("tokens",)),
                 Layout(dp=2, tp=2, micro_batches=2),
                 Layout(pp=2, micro_batches=2),
                 Layout(dp=2, pp=2, micro_batches=2),
+                Layout(dp=2, tp=2, micro_batches="tokens"),
+                Layout(pp=2, micro_batches="tokens"),
                 Layout(pp=2, micro_batches="tokens", format="thd"),
-                *(Layout(dp=2, micro_batches=2, options=(one,)) for one in OPTIONS),
+                *(Layout(dp=2, micro_batches="tokens", options=(one,)) for one in OPTIONS),
             ]
         )
 

@@ -91,8 +91,14 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Done:
         policy = _policy(job, batch, args, rank)
         _run(job, batch, args, policy)
         writer = found(f"{GLOBALS}:get_tensorboard_writer")()
-        logs = [] if writer is None else _logs(writer, len(job.steps))
-    return Done(policy.gradients.drain(), logs, policy.passes.drain())
+        logs = [] if writer is None else _logs(writer, args.train_iters)
+        records = policy.gradients.drain(), logs, policy.passes.drain()
+        return Done(*(_of_last(one, args.grpo_iterations) for one in records))
+
+
+def _of_last(records: list[Any], epochs: int) -> list[Any]:
+    """The records of the last time that a collection is trained on."""
+    return records[len(records) * (epochs - 1) // epochs :]
 
 
 def words(settings: Settings) -> list[str]:
@@ -206,12 +212,22 @@ def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
     if gives_advantages(job):
         flat = [reward for group in collected for reward in group]
         replacing["calculate_grpo_advantages"] = lambda *_: [one.reward for one in flat]
-    with mock.patch.multiple(rl, **replacing), mock.patch.object(
-        loop, "load_checkpoint", _loader(args)
+    with (
+        mock.patch.multiple(rl, **replacing),
+        mock.patch.object(loop, "load_checkpoint", _loader(args)),
     ):
         forward = found("train_rl:forward_step")
         loop.train(
-            forward, policy.chunks, policy.optimizer, policy.scheduler, None, None, None, core, {}, None
+            forward,
+            policy.chunks,
+            policy.optimizer,
+            policy.scheduler,
+            None,
+            None,
+            None,
+            core,
+            {},
+            None,
         )
 
 

@@ -1,8 +1,7 @@
-"""The record of Megatron-LM's RL: options of `train_rl.py` as users type them, and its documents."""
+"""The record of Megatron-LM: options of `train_rl.py` as users type them, and its documents."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,13 @@ from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.tables import read_departures, read_options
-from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ONE_BY_ONE, PIPELINE_STAGES, ZEROED
+from adapters.engines.shells import (
+    CPU_AS_CUDA,
+    NOTHING_LEARNED,
+    ONE_BY_ONE,
+    PIPELINE_STAGES,
+    ZEROED,
+)
 from adapters.toolkit.settings import (
     gives_advantages,
     largest_micro_batch,
@@ -42,8 +47,19 @@ RECIPE = "examples/rl/README.md, Experiment command"
 
 
 def micro_batch_size(job: Job) -> int:
-    """The rows of a micro-batch: a bin if they are packed."""
-    return 1 if job.layout.format == "thd" else largest_micro_batch(job, _rows_asked_for(job))
+    """The rows of a micro-batch: one if tokens cut them, which is a bin if they are packed."""
+    is_cut_by_tokens = job.layout.micro_batches == "tokens"
+    return 1 if is_cut_by_tokens else largest_micro_batch(job, _rows_asked_for(job))
+
+
+def _one_sample(job: Job) -> int:
+    """One row to a micro-batch; raises `Unsupported` if it has several samples."""
+    if job.layout.format == "thd" or micro_batch_size(job) > 1:
+        raise Unsupported(
+            f"without {PER_TOKEN}, micro-batches of several samples have the mean of their tokens,"
+            " which is none of the modes"
+        )
+    return 1
 
 
 def _rows_asked_for(job: Job) -> int:
@@ -113,7 +129,7 @@ MEGATRON_LM = Framework(
     title="Megatron-LM",
     scope="Options of `train_rl.py`.",
     modes={
-        "default": (Mode.SAMPLE_MEAN, {}),
+        "micro_batch_size=1": (Mode.SAMPLE_MEAN, {"--micro-batch-size": _one_sample}),
         "calculate_per_token_loss": (Mode.TOKEN_MEAN, {PER_TOKEN: True}),
     },
     objectives={
@@ -125,13 +141,18 @@ MEGATRON_LM = Framework(
     },
     layout={
         "mb": {"--seq-length": _longest},
-        "mbtokens": {PACKED: True, "--seq-length": _bin},
+        "mbtokens-bshd": {"--seq-length": _longest},
+        "mbtokens-thd": {PACKED: True, "--seq-length": _bin},
         "cp": {"--context-parallel-size": lambda job: job.layout.cp},
         "tp": {"--tensor-model-parallel-size": lambda job: job.layout.tp},
         "pp": {"--pipeline-model-parallel-size": lambda job: job.layout.pp},
         Option.AVERAGE_IN_COLLECTIVE: {"--ddp-average-in-collective": True},
         Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
         Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},
+        Option.TWO_EPOCHS: {
+            "--grpo-iterations": 2,
+            "--train-iters": lambda job: 2 * len(job.steps),
+        },
     },
     always={
         "--perform-rl-step": True,
@@ -153,7 +174,6 @@ MEGATRON_LM = Framework(
         "--tensorboard-dir": ".",
     },
     configurations={
-        Setting.MODE: Configurable({PER_TOKEN: ""}, ("per_token",)),
         Setting.KL: Configurable(PENALTY, ("kl",)),
     },
     metrics={
