@@ -32,6 +32,7 @@ from reference.aggregation import (
     AuxiliaryAggregation,
     Deviation,
     DivergenceEstimator,
+    EstimatorConventions,
     Lone,
     Mode,
 )
@@ -115,6 +116,13 @@ def _bin(job: Job) -> int:
     return max(_longest(job), _sliced(job, token_budget(job.steps, job.layout.dp)))
 
 
+def _averages(job: Job) -> bool:
+    """Whether the collective averages; raises `Unsupported` with a loss per token."""
+    if job.aggregation.mode is Mode.TOKEN_MEAN:
+        raise Unsupported("Cannot average in collective when calculating per-token loss!")
+    return True
+
+
 CLIPPED = {
     "--grpo-clamp-eps-lower": CONSTANTS.clip_low,
     "--grpo-clamp-eps-upper": CONSTANTS.clip_high,
@@ -146,7 +154,7 @@ MEGATRON_LM = Framework(
         "cp": {"--context-parallel-size": lambda job: job.layout.cp},
         "tp": {"--tensor-model-parallel-size": lambda job: job.layout.tp},
         "pp": {"--pipeline-model-parallel-size": lambda job: job.layout.pp},
-        Option.AVERAGE_IN_COLLECTIVE: {"--ddp-average-in-collective": True},
+        Option.AVERAGE_IN_COLLECTIVE: {"--ddp-average-in-collective": _averages},
         Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
         Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},
         Option.TWO_EPOCHS: {
@@ -177,6 +185,7 @@ MEGATRON_LM = Framework(
         Setting.KL: Configurable(PENALTY, ("kl",)),
     },
     metrics={
+        Metric.POLICY_LOSS: "lm loss",
         Metric.LOSS: "lm loss",
         Metric.RATIO: "rl/pi_over_pi_old",
         Metric.KL: "rl/kl_term",
@@ -188,8 +197,16 @@ MEGATRON_LM = Framework(
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "logged_policy_loss": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
         "advantage_unit": Documented(AdvantageUnit.SAMPLE, ADVANTAGES),
+        "of_groups": Documented(EstimatorConventions(std_epsilon=1e-4), ADVANTAGES),
         "deviation": Documented(Deviation.BIASED, ADVANTAGES),
         "lone_reward": Assumed(Lone.ZERO),
+    },
+    # `prepare_data_for_update` says that the rows it pads with contribute nothing to the loss. That
+    # is true of their tokens.
+    deliberate={
+        "filling_rows_counted": Assumed(
+            "rows of padding are micro-batches of their own, and the mean is over all of these"
+        ),
     },
     options=read_options("adapters.megatron_lm"),
     departures=(
