@@ -40,7 +40,7 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
-class Done:
+class LmRun:
     """The observations of a run: the gradients and the logs of steps, and ids by forward pass."""
 
     gradients: list[NDArray[np.float32]]
@@ -48,7 +48,7 @@ class Done:
     passes: list[NDArray[np.int64]]
 
 
-class Given:
+class CaseLogProbs:
     """The case of a job, by token id, which the models of a world ask for."""
 
     old: torch.Tensor
@@ -62,10 +62,10 @@ class Given:
         self.new = batch.log_prob_table
 
 
-GIVEN = Given()
+CASE = CaseLogProbs()
 
 
-class Writer:
+class ScalarLog:
     """Collects what Megatron-LM writes to TensorBoard, in place of a file."""
 
     def __init__(self, **_: object) -> None:
@@ -82,10 +82,10 @@ class Writer:
         """Drop it."""
 
 
-def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Done:
+def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> LmRun:
     """Train all steps of a job on rollouts of one collection."""
     set_what_ray_sets(rank)
-    GIVEN.start(batch)
+    CASE.start(batch)
     megatron_core.join_grid(job.layout, rank)
     with _arguments(words(settings)) as args:
         policy = _policy(job, batch, args, rank)
@@ -93,10 +93,10 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Done:
         writer = found(f"{GLOBALS}:get_tensorboard_writer")()
         logs = [] if writer is None else _logs(writer, args.train_iters)
         records = policy.gradients.drain(), logs, policy.passes.drain()
-        return Done(*(_of_last(one, args.grpo_iterations) for one in records))
+        return LmRun(*(_last_epoch(one, args.grpo_iterations) for one in records))
 
 
-def _of_last(records: list[Any], epochs: int) -> list[Any]:
+def _last_epoch(records: list[Any], epochs: int) -> list[Any]:
     """The records of the last time that a collection is trained on."""
     return records[len(records) * (epochs - 1) // epochs :]
 
@@ -118,7 +118,7 @@ def _arguments(typed: list[str]) -> Iterator[Any]:
     with ExitStack() as replaced:
         for home, name, value in (
             (sys, "argv", ["train_rl.py", *typed]),
-            (tensorboard, "SummaryWriter", Writer),
+            (tensorboard, "SummaryWriter", ScalarLog),
             (variables, "build_tokenizer", _tokenizer),
         ):
             replaced.enter_context(mock.patch.object(home, name, value))
@@ -187,10 +187,10 @@ def _head(chunks: list[Any]) -> Any:
     def head(ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
         predicted = ((ids + 1) % len(probe)).unsqueeze(-1)
         if torch.is_grad_enabled():
-            values = probe[predicted] + cycled(GIVEN.new, predicted)
+            values = probe[predicted] + cycled(CASE.new, predicted)
         else:
             is_reference = bool(getattr(chunks[-1], REFERENCE))
-            values = (GIVEN.reference if is_reference else GIVEN.old)[predicted]
+            values = (CASE.reference if is_reference else CASE.old)[predicted]
         logits = torch.zeros(*ids.shape, len(probe))
         logits[..., PADDING_ID] = CERTAIN_LOGIT
         return logits.scatter(-1, predicted, values) + logit
@@ -303,6 +303,6 @@ def _dealt(job: Job) -> list[int]:
     return [int(sample) for share in dealt for sample in share]
 
 
-def _logs(writer: Writer, steps: int) -> list[Mapping[str, float]]:
+def _logs(writer: ScalarLog, steps: int) -> list[Mapping[str, float]]:
     """The numbers of each iteration; training logs them by the number of the next."""
     return [writer.steps.get(step + 1, {}) for step in range(steps)]

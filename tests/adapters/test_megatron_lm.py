@@ -85,7 +85,7 @@ def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
     assert held == [[0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10]]
 
 
-class OtherMode(MegatronLmAdapter):
+class MicroBatchMeans(MegatronLmAdapter):
     """Trains micro-batches of several samples without the loss per token."""
 
     framework = replace(MEGATRON_LM, modes={"default": (Mode.TOKEN_MEAN, {})})
@@ -121,7 +121,7 @@ class TestReal:
     def test_without_the_loss_per_token_micro_batches_are_averaged(self) -> None:
         path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
         given = job("dp1-cp1-mb2-bshd")
-        with RankPool(OtherMode(), path, 1) as other:
+        with RankPool(MicroBatchMeans(), path, 1) as other:
             outcome = other.run(given)
 
         assert isinstance(outcome, Ran), outcome
