@@ -98,7 +98,7 @@ class MegatronLmAdapter(Adapter):
 
         made = argparse.ArgumentParser(allow_abbrev=False)
         add: Any = found("megatron.training.arguments:add_megatron_arguments")
-        return add(made)  # type: ignore[no-any-return]
+        return add(made)
 
     def _names(self) -> Iterator[str]:
         """Options of reinforcement learning, also with each of their choices."""

@@ -208,13 +208,13 @@ def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
     collected = _rollouts(job, batch, args)
     core = found("megatron.core.utils:get_model_config")(policy.chunks[0])
     core.no_sync_func = core.grad_sync_func = None  # as in a new model
-    replacing = {"get_environment_rollouts": lambda *_: (collected, {})}
+    replacing: dict[str, Any] = {"get_environment_rollouts": lambda *_: (collected, {})}
     if gives_advantages(job):
         flat = [reward for group in collected for reward in group]
         replacing["calculate_grpo_advantages"] = lambda *_: [one.reward for one in flat]
     with (
         mock.patch.multiple(rl, **replacing),
-        mock.patch.object(loop, "load_checkpoint", _loader(args)),
+        mock.patch.object(loop, "load_checkpoint", _loader()),
     ):
         forward = found("train_rl:forward_step")
         loop.train(
@@ -231,7 +231,7 @@ def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
         )
 
 
-def _loader(args: Any) -> Any:
+def _loader() -> Any:
     """A function that loads the pretrained policy first, and then that to train."""
     loads = [1.0, 0.0]
 

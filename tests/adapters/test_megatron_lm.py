@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -141,6 +140,6 @@ class TestReal:
         assert ratio is not None
         assert 1 < ratio < np.exp(1.25)
 
-    def test_core_is_that_of_the_clone(self, pool: RankPool) -> None:
-        assert Mode.TOKEN_MEAN in pool.description.modes
-        assert "megatron.core" not in sys.modules, "the controlling process imports none"
+    def test_options_of_reinforcement_learning_are_known(self, pool: RankPool) -> None:
+        assert pool.description.new_options == ()
+        assert "--rl-use-sequence-packing" in str(pool.description.chosen_by["mbtokens-thd"])
