@@ -43,6 +43,7 @@ def import_training(source: Path | None) -> None:
             " run each source in a process of its own"
         )
     importlib.import_module("train_rl")
+    _remember_docstrings()
 
 
 def _replace_properties_of_device() -> None:
@@ -62,6 +63,20 @@ def _add_names_of_newer_python() -> None:
         import typing_extensions
 
         typing.override = typing_extensions.override  # type: ignore[attr-defined,unused-ignore]
+
+
+def _remember_docstrings() -> None:
+    """Read the help texts of a class of options once, as that takes longer than a step."""
+    home = importlib.import_module("megatron.training.argument_utils")
+    factory = home.ArgumentGroupFactory
+    read, known = factory._get_field_docstrings, dict[type, dict[str, str]]()
+
+    def docstrings(made: Any, options: type) -> dict[str, str]:
+        if options not in known:
+            known[options] = read(made, options)
+        return {**known[options]}
+
+    factory._get_field_docstrings = docstrings
 
 
 def _provide_partition() -> None:
