@@ -193,7 +193,7 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
 
     exceptions = (
         "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's, ms-swift's,"
-        " open-instruct's, tunix', RLinf's and those of loss functions"
+        " open-instruct's, Megatron-LM's, tunix', RLinf's and those of loss functions"
     )
     assert f"on `cpu` and, except for {exceptions}, on `cuda`" in page
     on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
@@ -205,6 +205,7 @@ def test_devices_are_those_that_the_page_says_adapters_have() -> None:
         "nemo_rl",
         "roll",
         "ms_swift",
+        "megatron_lm",
         "open_instruct",
         "tunix",
         "rlinf",

@@ -7,8 +7,8 @@ from multiprocessing import forkserver
 import pytest
 
 OF_FRAMEWORKS = {
-    *("areal", "ms_swift", "nemo_rl", "open_instruct", "openrlhf", "prime_rl", "rlinf", "roll"),
-    *("trl", "tunix", "verl"),
+    *("areal", "megatron_lm", "ms_swift", "nemo_rl", "open_instruct", "openrlhf", "prime_rl"),
+    *("rlinf", "roll", "trl", "tunix", "verl"),
 }
 """Markers of modules whose ranks have a framework in memory."""
 

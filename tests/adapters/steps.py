@@ -27,6 +27,7 @@ MASKED = CASES["fully_masked_sample"]
 NEEDED = {
     "areal": "colorlog",
     "dtensor_v2": "nemo_automodel",
+    "megatron_lm": "wandb",
     "ms_swift": "swift",
     "nemo_rl": "ray",
     "open_instruct": "backoff",

@@ -99,6 +99,9 @@ ELSEWHERE = {
     "micro-batches of all ranks": "slime_family.driving.is_uneven",
     "sizes that the framework is told": """
         areal.framework._budget
+        megatron_lm.framework. megatron_lm.framework._prompts_of_collection
+        megatron_lm.framework._rows_asked_for megatron_lm.framework._sliced
+        megatron_lm.framework.global_batch_size
         ms_swift.driving.MsSwiftRollouts.infer ms_swift.driving.MsSwiftTraining._trainer
         ms_swift.framework.generating
         nemo_rl.framework._budget
@@ -128,6 +131,10 @@ ELSEWHERE = {
     """,
     "the mask, as the framework's models apply it": "openrlhf.driving.OpenRLHFRollouts.answers",
     "steps of a batch": "openrlhf.driving._dealt",
+    "a mask of nothing": "megatron_lm.driving._rollouts.rollout",
+    "failed episodes": "megatron_lm.driving._rollouts",
+    "the records of an epoch": "megatron_lm.driving._last_epoch",
+    "positions of a context-parallel rank": "megatron_lm.importing.partitioned",
     "as many of what no step reads as there are samples": "open_instruct.driving.Data._generated",
     "the number of a data-parallel rank": "prime_rl.adapter.PrimeRLAdapter.observe",
     "a mask of nothing, and temperatures": "prime_rl.rollouts.PrimeRLRollouts._sample",

@@ -1,0 +1,1 @@
+"""The adapter of Megatron-LM's own reinforcement learning, `train_rl.py` and `megatron/rl`."""

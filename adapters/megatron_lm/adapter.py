@@ -1,0 +1,126 @@
+"""The adapter of Megatron-LM's own reinforcement learning."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from adapters.contract import Adapter, Layout, Observation, Option
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.description import conventions_of
+from adapters.engines.shells import ON_FOUR, cuts, ordered
+from adapters.megatron_lm.framework import MEGATRON_LM
+from adapters.toolkit.calls import refusals_of_configuration
+from adapters.toolkit.imports import found
+from adapters.toolkit.worlds import observation
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from adapters.contract import Description, Job, Rank
+    from adapters.contract.framework import Framework
+
+OPTIONS = (
+    Option.AVERAGE_IN_COLLECTIVE,
+    Option.DISTRIBUTED_OPTIMIZER,
+    Option.OVERLAP_GRAD_REDUCE,
+    Option.TWO_EPOCHS,
+)
+OF_RL = ("--grpo-", "--rl-")
+"""The first letters of options that are Megatron-LM's own for reinforcement learning."""
+
+
+class MegatronLmAdapter(Adapter):
+    """Drives NVIDIA/Megatron-LM: its training loop with the forward step of `train_rl.py`."""
+
+    name = "megatron_lm"
+    engine = "megatron"
+    package = "megatron"
+    versions = "main since August 2026"
+    tree = (
+        "megatron",
+        "train_rl.py",
+        "gpt_builders.py",
+        "hybrid_builders.py",
+        "model_provider.py",
+    )
+    devices = ("cpu",)
+    dtypes = ("float32",)
+    dependencies = ("transformers",)
+    fills_up = True
+    framework: ClassVar[Framework] = MEGATRON_LM
+
+    def layouts(self) -> list[Layout]:
+        """Rows on up to 4 ranks, several samples or one at a time, packed bins, and options."""
+        return ordered(
+            [
+                *cuts(ON_FOUR, "bshd"),
+                *cuts(ON_FOUR, "thd", micro_batches=("tokens",)),
+                Layout(dp=2, tp=2, micro_batches=2),
+                Layout(pp=2, micro_batches=2),
+                Layout(dp=2, pp=2, micro_batches=2),
+                Layout(dp=2, tp=2, micro_batches="tokens"),
+                Layout(pp=2, micro_batches="tokens"),
+                Layout(pp=2, micro_batches="tokens", format="thd"),
+                *(Layout(dp=2, micro_batches="tokens", options=(one,)) for one in OPTIONS),
+            ]
+        )
+
+    def load(self, source: Path | None) -> None:
+        """Import the trainer, with the Megatron-Core of its own repository."""
+        from adapters.megatron_lm import importing
+
+        importing.import_training(source)
+
+    def describe(self) -> Description:
+        """Describe the loaded version by its own parser."""
+        from adapters.megatron_lm.importing import STUBBED
+
+        known = self.parser._option_string_actions
+
+        def default(name: str) -> object:
+            action = known.get(name)
+            return action and action.default
+
+        return self.framework.description(
+            lambda settings: settings.keys() <= known.keys(),
+            self._names(),
+            default,
+            stubs=tuple(STUBBED),
+        )
+
+    @cached_property
+    def parser(self) -> argparse.ArgumentParser:
+        """Megatron-LM's own parser."""
+        import argparse
+
+        made = argparse.ArgumentParser(allow_abbrev=False)
+        add: Any = found("megatron.training.arguments:add_megatron_arguments")
+        return add(made)
+
+    def _names(self) -> Iterator[str]:
+        """Options of reinforcement learning, also with each of their choices."""
+        for name, action in self.parser._option_string_actions.items():
+            if name.startswith(OF_RL):
+                yield name
+                yield from (f"{name}={one}" for one in action.choices or ())
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        """Train all steps of the batch on one collection of rollouts."""
+        from adapters.megatron_lm import driving
+        from adapters.toolkit import cuda_on_cpu
+
+        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
+        settings = self.framework.settings(job)
+        with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
+            done = driving.train(job, batch, settings, rank)
+        reported = self.framework.reported(done.logs)
+        return observation(batch, done.gradients, done.passes, reported)
+
+    def leave_world(self) -> None:
+        """Forget Megatron's process groups."""
+        from adapters.engines import megatron_core
+
+        megatron_core.leave_grid()

@@ -1,0 +1,308 @@
+"""Drives `megatron.training.training.train` with the forward step and the data of `train_rl.py`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from adapters.contract import Unsupported
+from adapters.contract.batch.sequences import PADDING_ID
+from adapters.engines import megatron_core
+from adapters.engines.pretrained import table
+from adapters.toolkit.imports import found
+from adapters.toolkit.probe import CERTAIN_LOGIT, cycled, probe_capacity
+from adapters.toolkit.settings import gives_advantages
+from adapters.toolkit.worlds import cached, set_what_ray_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Job, Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
+    from adapters.contract.framework import Settings
+
+LOOP, RL = "megatron.training.training", "megatron.rl.rl_utils"
+GLOBALS = "megatron.training.global_vars"
+REFERENCE = "is_reference"
+"""The name of the model's buffer that is 1 with the weights of the reference policy."""
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class LmRun:
+    """The observations of a run: the gradients and the logs of steps, and ids by forward pass."""
+
+    gradients: list[NDArray[np.float32]]
+    logs: list[dict[str, float]]
+    passes: list[NDArray[np.int64]]
+
+
+class CaseLogProbs:
+    """The case of a job, by token id, which the models of a world ask for."""
+
+    old: torch.Tensor
+    reference: torch.Tensor
+
+    def start(self, batch: ProbedBatch) -> None:
+        """Get ready for a job's batch."""
+        size = probe_capacity(batch.probe_size)
+        self.old = table(batch, batch.old_log_probs, size)
+        self.reference = table(batch, batch.reference_log_probs, size)
+        self.new = batch.log_prob_table
+
+
+CASE = CaseLogProbs()
+
+
+class ScalarLog:
+    """Collects what Megatron-LM writes to TensorBoard, in place of a file."""
+
+    def __init__(self, **_: object) -> None:
+        self.steps: dict[int, dict[str, float]] = {}
+
+    def add_scalar(self, name: str, value: Any, step: int) -> None:
+        """Keep a number of an iteration."""
+        self.steps.setdefault(int(step), {})[name] = float(value)
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def add_text(self, *_: object, **__: object) -> None:
+        """Drop it."""
+
+
+def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> LmRun:
+    """Train all steps of a job on rollouts of one collection."""
+    set_what_ray_sets(rank)
+    CASE.start(batch)
+    megatron_core.join_grid(job.layout, rank)
+    with _arguments(words(settings)) as args:
+        policy = _policy(job, batch, args, rank)
+        _run(job, batch, args, policy)
+        writer = found(f"{GLOBALS}:get_tensorboard_writer")()
+        logs = [] if writer is None else _logs(writer, args.train_iters)
+        records = policy.gradients.drain(), logs, policy.passes.drain()
+        return LmRun(*(_last_epoch(one, args.grpo_iterations) for one in records))
+
+
+def _last_epoch(records: list[Any], epochs: int) -> list[Any]:
+    """The records of the last time that a collection is trained on."""
+    return records[len(records) * (epochs - 1) // epochs :]
+
+
+def words(settings: Settings) -> list[str]:
+    """Settings as typed: a flag if a value is True, and nothing if it is False."""
+    return [
+        name if value is True else f"{name}={value}"
+        for name, value in settings.items()
+        if value is not False
+    ]
+
+
+@contextmanager
+def _arguments(typed: list[str]) -> Iterator[Any]:
+    """Megatron-LM's own arguments, which are global while the context is open."""
+    arguments, variables = found("megatron.training.arguments"), found(GLOBALS)
+    tensorboard: Any = found("torch.utils.tensorboard")
+    with ExitStack() as replaced:
+        for home, name, value in (
+            (sys, "argv", ["train_rl.py", *typed]),
+            (tensorboard, "SummaryWriter", ScalarLog),
+            (variables, "build_tokenizer", _tokenizer),
+        ):
+            replaced.enter_context(mock.patch.object(home, name, value))
+        variables.unset_global_variables()
+        replaced.callback(variables.unset_global_variables)
+        provider = found("megatron.inference.utils:add_inference_args")
+        args = arguments.parse_and_validate_args(extra_args_provider=provider, args_defaults={})
+        yield args
+
+
+def _tokenizer(args: Any) -> Any:
+    """A tokenizer without an end of text, as responses end at their cap."""
+    args.padded_vocab_size = 1
+    return SimpleNamespace(
+        library="ids",
+        pad=PADDING_ID,
+        eod=NO_TOKEN,
+        bos=None,
+        vocab_size=args.padded_vocab_size,
+        detokenize=lambda _: "",
+    )
+
+
+def _policy(job: Job, batch: ProbedBatch, args: Any, rank: Rank) -> Any:
+    """The model in data parallelism with its optimizer, kept with its process groups."""
+    capacity = probe_capacity(batch.probe_size)
+    key = (job.layout.options, args.calculate_per_token_loss, capacity)
+    return cached(rank, key, lambda: _made(args, capacity, rank))
+
+
+def _made(args: Any, capacity: int, rank: Rank) -> Any:
+    loop = found(LOOP)
+    bare: list[Any] = []
+
+    def provider(vp_stage: int | None = None, pg_collection: Any = None, **_: object) -> Any:
+        if not bare:
+            config = found("megatron.training.arguments:core_transformer_config_from_args")(args)
+            bare.extend(megatron_core.probed_model(config, capacity, rank, _head(bare)))
+            for chunk in bare:
+                _prepare(chunk, pg_collection)
+        return bare[vp_stage or 0]
+
+    kind = found("megatron.core.enums:ModelType").encoder_or_decoder
+    chunks, optimizer, scheduler = loop.setup_model_and_optimizer(kind, provider)
+    policy = megatron_core.wrapped_policy(chunks, bare)
+    policy.optimizer, policy.scheduler = optimizer, scheduler
+    policy.gradients = megatron_core.gradients_of_steps(optimizer, policy)
+    return policy
+
+
+def _prepare(chunk: Any, groups: Any) -> None:
+    """Give a chunk of the model what Megatron-LM's have, and a buffer that names the policy."""
+    chunk.pg_collection = groups
+    chunk.register_buffer(REFERENCE, torch.zeros(1))
+    chunk._register_state_dict_hook(_copied)
+
+
+def _copied(_: Any, state: dict[str, Any], *__: object) -> dict[str, Any]:
+    """A copy of a state, as moving one from a GPU makes it."""
+    return {name: value.clone() for name, value in state.items()}
+
+
+def _head(chunks: list[Any]) -> Any:
+    """A head of logits whose log-softmax is the case's log-probability, less `CERTAIN_LOGIT`."""
+
+    def head(ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
+        predicted = ((ids + 1) % len(probe)).unsqueeze(-1)
+        if torch.is_grad_enabled():
+            values = probe[predicted] + cycled(CASE.new, predicted)
+        else:
+            is_reference = bool(getattr(chunks[-1], REFERENCE))
+            values = (CASE.reference if is_reference else CASE.old)[predicted]
+        logits = torch.zeros(*ids.shape, len(probe))
+        logits[..., PADDING_ID] = CERTAIN_LOGIT
+        return logits.scatter(-1, predicted, values) + logit
+
+    return head
+
+
+def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
+    """Run Megatron-LM's loop over the iterations of a job."""
+    loop, rl = found(LOOP), found(RL)
+    args.do_train, args.do_valid, args.do_test = True, False, False
+    args.iteration, args.num_floating_point_operations_so_far = 0, 0
+    rl._rl_runtime_state = rl.RLRuntimeState()
+    _start_reruns(args)
+    collected = _rollouts(job, batch, args)
+    core = found("megatron.core.utils:get_model_config")(policy.chunks[0])
+    core.no_sync_func = core.grad_sync_func = None  # as in a new model
+    replacing: dict[str, Any] = {"get_environment_rollouts": lambda *_: (collected, {})}
+    if gives_advantages(job):
+        flat = [reward for group in collected for reward in group]
+        replacing["calculate_grpo_advantages"] = lambda *_: [one.reward for one in flat]
+    with (
+        mock.patch.multiple(rl, **replacing),
+        mock.patch.object(loop, "load_checkpoint", _loader()),
+    ):
+        forward = found("train_rl:forward_step")
+        loop.train(
+            forward,
+            policy.chunks,
+            policy.optimizer,
+            policy.scheduler,
+            None,
+            None,
+            None,
+            core,
+            {},
+            None,
+        )
+
+
+def _loader() -> Any:
+    """A function that loads the pretrained policy first, and then that to train."""
+    loads = [1.0, 0.0]
+
+    def load(chunks: list[Any], *_: object, **__: object) -> None:
+        value = loads.pop(0)
+        for chunk in chunks:
+            getattr(found("megatron.core.utils:unwrap_model")(chunk), REFERENCE).fill_(value)
+
+    return load
+
+
+def _start_reruns(args: Any) -> None:
+    """Make Megatron-LM's machine that runs doubtful iterations again, with the user's mode."""
+    home = found("megatron.core.rerun_state_machine")
+    home.destroy_rerun_state_machine()
+    home.initialize_rerun_state_machine(mode=home.RerunMode(args.rerun_mode))
+
+
+def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
+    """The groups of one collection, in which failed episodes take the place of missing rollouts."""
+    kind, given = found("megatron.rl.types:TokenRollout"), gives_advantages(job)
+    rewards = batch.sample_advantages if given else batch.rewards
+
+    def rollout(samples: list[int]) -> Any:
+        masks = [batch.original_masks[one] for one in samples]
+        columns = [batch.rollout_log_probs[one] - CERTAIN_LOGIT for one in samples]
+        log_probs = [values[mask] for values, mask in zip(columns, masks, strict=True)]
+        return kind(
+            trajectory=[
+                [*batch.prompts[one].tolist(), *batch.responses[one].tolist()] for one in samples
+            ],
+            generation_mask=[
+                [*[False] * len(batch.prompts[one]), *batch.original_masks[one].tolist()]
+                for one in samples
+            ],
+            logprobs=[values.tolist() for values in log_probs],
+            reward=float(rewards[samples[0]]),
+            generation_cap=int(masks[0].sum()),
+        )
+
+    names = np.arange(len(rewards)) if given else batch.groups
+    groups = [
+        [rollout(samples) for samples in _runs(group, names if given else batch.trajectories)]
+        for group in _runs(_dealt(job), names)
+    ]
+    if len(groups) > len(np.unique(names)):
+        raise Unsupported("no prompt whose samples are dealt to several ranks and steps")
+    size, missing = args.grpo_group_size, kind(trajectory=[], reward=0.0)
+    groups += [[] for _ in range(args.grpo_prompts_per_step - len(groups))]
+    return [[*group, *[missing] * (size - len(group))] for group in groups]
+
+
+def _runs(samples: list[int], names: NDArray[np.int64]) -> list[list[int]]:
+    """Samples cut wherever the next one has another name."""
+    return [[*run] for _, run in groupby(samples, key=lambda sample: names[sample])]
+
+
+def _dealt(job: Job) -> list[int]:
+    """The samples in the order in which ranks are dealt equal shares of them, and steps of those.
+
+    A single step's are in the order of the job.
+    """
+    sizes = [step.size for step in job.steps]
+    parts = [
+        np.array_split(np.arange(start, start + size), job.layout.dp)
+        for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False)
+    ]
+    dealt = [share for shares in zip(*parts, strict=True) for share in shares]
+    return [int(sample) for share in dealt for sample in share]
+
+
+def _logs(writer: ScalarLog, steps: int) -> list[Mapping[str, float]]:
+    """The numbers of each iteration; training logs them by the number of the next."""
+    return [writer.steps.get(step + 1, {}) for step in range(steps)]

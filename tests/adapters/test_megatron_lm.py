@@ -1,0 +1,145 @@
+"""Megatron-LM's real trainer, where a clone is given: how it is driven, and what it does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from adapters.contract import Job, Unsupported
+from adapters.contract.description import conventions_of
+from adapters.contract.objective import Metric, Objective
+from adapters.megatron_lm import importing
+from adapters.megatron_lm.adapter import MegatronLmAdapter
+from adapters.megatron_lm.framework import MEGATRON_LM
+from adapters.toolkit.source import resolve
+from conformance.ranks.pool import Ran, RankPool
+from reference.aggregation import Mode
+from reference.rounding import weight_bound
+from tests import command
+from tests.adapters import steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+needs_megatron_lm = [*steps.marks("megatron_lm"), steps.NEEDS_CLONES]
+
+COMMIT = "d98e8a64ddf34856e74b24714e3bedb2f5a39553"
+
+CLONE = Path(os.environ.get(command.SOURCES, "")) / "megatron_lm"
+
+ROWS, PACKED = "dp2-cp1-mb2-bshd", "dp2-cp1-mbtokens-thd"
+ONE_BY_ONE = "dp2-cp1-mbtokens-bshd"
+
+weights_error = partial(steps.weights_error, conventions=conventions_of(MEGATRON_LM.conventions))
+
+
+def job(
+    layout: str = ROWS,
+    mode: Mode = Mode.TOKEN_MEAN,
+    case: str = "uneven_lengths",
+    objective: Objective = Objective.POLICY,
+) -> Job:
+    return steps.job(case, mode, layout, objective)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+    with RankPool(MegatronLmAdapter(), path, 4) as of_all:
+        yield of_all
+
+
+def weights(pool: RankPool, given: Job) -> np.ndarray:
+    outcome = pool.run(given)
+    assert isinstance(outcome, Ran), outcome
+    weighed: np.ndarray = outcome.observations[-1].token_weights[0]
+    return weighed
+
+
+def test_a_step_is_filled_up_with_failed_episodes() -> None:
+    settings = MEGATRON_LM.settings(job("dp4-cp1-mb2-bshd", case="nine_samples"))
+
+    assert settings["--global-batch-size"] % (4 * settings["--micro-batch-size"]) == 0
+
+
+def test_samples_of_a_micro_batch_have_a_mode_with_the_loss_per_token_alone() -> None:
+    with pytest.raises(Unsupported, match="mean of their tokens, which is none of the modes"):
+        MEGATRON_LM.settings(job(mode=Mode.SAMPLE_MEAN))
+
+    assert MEGATRON_LM.settings(job(ONE_BY_ONE, Mode.SAMPLE_MEAN))["--micro-batch-size"] == 1
+
+
+def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
+    starts = torch.tensor([0, 8, 12, 12])
+
+    held = [importing.partitioned(starts, 12, 2, part).tolist() for part in (0, 1)]
+
+    assert held == [[0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10]]
+
+
+class MicroBatchMeans(MegatronLmAdapter):
+    """Trains micro-batches of several samples without the loss per token."""
+
+    framework = replace(MEGATRON_LM, modes={"default": (Mode.TOKEN_MEAN, {})})
+
+
+class TestReal:
+    pytestmark = needs_megatron_lm
+
+    @pytest.mark.parametrize(
+        ("layout", "mode"),
+        [
+            (ROWS, Mode.TOKEN_MEAN),
+            ("dp2-cp2-mb2-bshd", Mode.TOKEN_MEAN),
+            ("dp1-cp2-mbtokens-thd", Mode.TOKEN_MEAN),
+            ("dp2-cp1-tp2-mb2-bshd", Mode.TOKEN_MEAN),
+            ("dp2-cp1-pp2-mb2-bshd", Mode.TOKEN_MEAN),
+            (ONE_BY_ONE, Mode.SAMPLE_MEAN),
+        ],
+    )
+    def test_modes_have_their_weights(self, pool: RankPool, layout: str, mode: Mode) -> None:
+        given = job(layout, mode)
+
+        assert weights_error(pool.run(given), given) <= weight_bound("float32")
+
+    def test_bins_without_active_tokens_count_as_one_token(self, pool: RankPool) -> None:
+        """The 23 tokens of the case are divided by 25: one bin is masked, and one fills up."""
+        given = job(PACKED, case="fully_masked_sample")
+
+        mask = given.steps[0].mask
+        assert mask.sum() == 23
+        assert weights(pool, given)[mask] == pytest.approx(1 / 25, rel=1e-6)
+
+    def test_without_the_loss_per_token_micro_batches_are_averaged(self) -> None:
+        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+        given = job("dp1-cp1-mb2-bshd")
+        with RankPool(MicroBatchMeans(), path, 1) as other:
+            outcome = other.run(given)
+
+        assert isinstance(outcome, Ran), outcome
+        [rank] = outcome.observations
+        mask, part = given.steps[0].mask, rank.forward_passes[0]
+        tokens = np.bincount(part[mask])
+        assert len(set(tokens)) == 2
+        assert rank.token_weights[0][mask] == pytest.approx(0.5 / tokens[part[mask]], rel=1e-6)
+
+    def test_logged_numbers_are_means_over_tokens_of_the_step(self, pool: RankPool) -> None:
+        outcome = pool.run(job(objective=Objective.OFF_POLICY))
+
+        assert isinstance(outcome, Ran), outcome
+        logs = [one.reported for one in outcome.observations]
+        assert logs[0] == {}, "the last rank alone writes"
+        [ratio] = logs[1][Metric.RATIO]
+        assert ratio is not None
+        assert 1 < ratio < np.exp(1.25)
+
+    def test_options_of_reinforcement_learning_are_known(self, pool: RankPool) -> None:
+        assert pool.description.new_options == ()
+        assert "--rl-use-sequence-packing" in str(pool.description.chosen_by["mbtokens-thd"])
