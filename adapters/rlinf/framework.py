@@ -60,10 +60,6 @@ def _budget(job: Job) -> int:
     return max(token_budget(job.steps, job.layout.dp), row_width(job))
 
 
-def _samples(job: Job) -> int:
-    return sum(step.size for step in job.steps)
-
-
 def _prompts(job: Job) -> int:
     """The prompts of a batch, of which each data-parallel rank has the same number.
 
@@ -105,18 +101,14 @@ GROUPS = {
 GRPO = {"algorithm.adv_type": "grpo", **GROUPS}
 
 DOCUMENTS = "docs/source-en/rst_source/reference"
-ALGORITHMS = f"{DOCUMENTS}/algorithms"
 
 RLINF = Framework(
     title="RLinf",
     scope="Of training a language model (`reasoning`) with FSDP.",
     modes={
-        name: (mode, {LOSS_AGG_FUNC: name})
-        for name, mode in {
-            "token-mean": Mode.TOKEN_MEAN,
-            "seq-mean-token-mean": Mode.SAMPLE_MEAN,
-            "seq-mean-token-sum": "constant:1",
-        }.items()
+        "token-mean": (Mode.TOKEN_MEAN, {LOSS_AGG_FUNC: "token-mean"}),
+        "seq-mean-token-mean": (Mode.SAMPLE_MEAN, {LOSS_AGG_FUNC: "seq-mean-token-mean"}),
+        "seq-mean-token-sum": ("constant:1", {LOSS_AGG_FUNC: "seq-mean-token-sum"}),
     },
     objectives={
         Objective.POLICY: {},
@@ -159,7 +151,7 @@ RLINF = Framework(
         "runner.task_type": "reasoning",
         "runner.seq_length": row_width,
         "data.max_prompt_length": prompt_width,
-        "data.rollout_batch_size": _samples,
+        "data.rollout_batch_size": lambda job: sum(step.size for step in job.steps),
         GROUP_SIZE: 1,
         "algorithm.n_minibatches": lambda job: len(job.steps),
         "algorithm.training_batch_size_per_gpu": _micro_batch_size,
@@ -220,7 +212,9 @@ RLINF = Framework(
         "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "kl_estimator": Documented(DivergenceEstimator.K3, f"{ALGORITHMS}/reinforce.rst, 4"),
+        "kl_estimator": Documented(
+            DivergenceEstimator.K3, f"{DOCUMENTS}/algorithms/reinforce.rst, 4"
+        ),
         "of_groups": Assumed(
             EstimatorConventions(
                 lost_degrees_of_freedom=0,
