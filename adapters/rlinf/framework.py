@@ -55,6 +55,11 @@ def _micro_batch_size(job: Job) -> int:
     return 1 if is_cut_by_tokens else largest_micro_batch(job, samples_per_step(job.steps))
 
 
+def _packed_tokens(job: Job) -> int:
+    """The most tokens of a micro-batch of so many rows."""
+    return _micro_batch_size(job) * row_width(job)
+
+
 def _budget(job: Job) -> int:
     """The tokens of a micro-batch, which RLinf requires to hold a padded row."""
     return max(token_budget(job.steps, job.layout.dp), row_width(job))
@@ -140,9 +145,7 @@ RLINF = Framework(
             "runner.max_tokens_per_mbs": _budget,
         },
         "thd": {"actor.model.variable_seq_lengths": True},
-        "mb-thd": {
-            "runner.max_tokens_per_mbs": lambda job: _micro_batch_size(job) * row_width(job)
-        },
+        "mb-thd": {"runner.max_tokens_per_mbs": _packed_tokens},
         Option.BALANCE_DATA: {"actor.enable_dp_load_balance": _balanced},
     },
     # The estimator is not read where advantages are given.
@@ -174,6 +177,7 @@ RLINF = Framework(
         "rollout.model.model_type": "qwen2.5",
         "rollout.sglang": {},
         "rollout.vllm": {},
+        "critic.use_critic_model": False,
         "actor.training_backend": "fsdp",
         "actor.seed": 0,
         "actor.combine_reference_model": False,
