@@ -53,7 +53,7 @@ class RlinfFsdpAdapter(OnFsdp):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch as the mini-batches of one call of the actor."""
-        from adapters.rlinf.driving import RlinfRollouts, TrainedActor
+        from adapters.rlinf.driving import RlinfActor, RlinfRollouts
         from adapters.rlinf.model import SEAM
         from adapters.toolkit.probe import probe_capacity
 
@@ -64,9 +64,9 @@ class RlinfFsdpAdapter(OnFsdp):
         with rank.framework():
             config = importing.configured(settings)
             key = self.engine, capacity
-            actor = cached(rank, key, lambda: TrainedActor(config, capacity, rank))
+            actor = cached(rank, key, lambda: RlinfActor(config, capacity, rank))
             actor.configure(config)
-            results = RlinfRollouts(batch, job, config).of_rank(rank.index)
+            results = RlinfRollouts(batch, job, config).results_of_rank(rank.index)
             of_rollouts, of_steps = actor.train([*results])
         gradients, passes = actor.gradients.drain(), actor.passes.drain()
         reported = self.framework.reported([of_rollouts]) | self.framework.reported(of_steps)

@@ -33,7 +33,7 @@ ELSEWHERE = -1.0
 """The reference policy's log-probability of padding, which RLinf computes as that of tokens."""
 
 
-class TrainedActor:
+class RlinfActor:
     """RLinf's actor around our model, and what is read off it: ``gradients`` and ``passes``."""
 
     def __init__(self, config: Any, capacity: int, rank: Rank) -> None:
@@ -75,7 +75,7 @@ class TrainedActor:
     def _around(self, capacity: int) -> ExitStack:
         """Make RLinf load our model, and shard it on this rank's device."""
         stack, fsdp = ExitStack(), module(STRATEGIES[0])
-        on_cpu = partial(_on_cpu, fsdp.FSDP)
+        on_cpu = partial(_wrap_on_cpu, fsdp.FSDP)
         replaced = {
             "model_provider_func": lambda _: probed(capacity, self.passes),
             "_setup_rollout_weight_dst_ranks": lambda _: None,
@@ -98,13 +98,13 @@ class TrainedActor:
         actor.optimizer_step = optimizer_step
 
 
-def _on_cpu(wrap: Any, *arguments: Any, device_id: int, **named: Any) -> Any:
+def _wrap_on_cpu(wrap: Any, *arguments: Any, device_id: int, **named: Any) -> Any:
     """FSDP1's wrapper, with the CPU instead of the GPU of a number."""
     __tracebackhide__ = True
     return wrap(*arguments, device_id=torch.device("cpu"), **named)
 
 
-def _of_old_policy(config: Any) -> str:
+def _old_policy_column(config: Any) -> str:
     """The column of recomputed log-probabilities, which had two names before June 23, 2026."""
     columns = fields(module(ACTOR).RolloutResult)
     if any(column.name == "recomputed_logprobs" for column in columns):
@@ -120,13 +120,13 @@ class RlinfRollouts:
         self._width = config.runner.seq_length - config.data.max_prompt_length
         padded = 0.0 if config.actor.model.get("variable_seq_lengths") else ELSEWHERE
         reference = token_table(batch, batch.reference_log_probs, padded)
-        self._columns = {_of_old_policy(config): token_table(batch, batch.old_log_probs)}
+        self._columns = {_old_policy_column(config): token_table(batch, batch.old_log_probs)}
         if has_reference(job):
             self._columns["ref_logprobs"] = reference
         if gives_advantages(job):
             self._columns["advantages"] = token_table(batch, batch.advantages)
 
-    def of_rank(self, rank: int) -> Iterator[Any]:
+    def results_of_rank(self, rank: int) -> Iterator[Any]:
         """Yields a result for each optimizer step, with the samples that a rank has of it."""
         ends = [*accumulate((step.size for step in self._job.steps), initial=0)]
         for start, end in pairwise(ends):
@@ -146,7 +146,7 @@ class RlinfRollouts:
             response_lengths=[*map(len, responses)],
             response_ids=[ids.tolist() for ids in responses],
             response_mask=[mask.astype(int).tolist() for mask in masks],
-            is_end=[True] * len(samples),
+            is_end=[True for _ in samples],
             rewards=torch.from_numpy(batch.rewards[samples]).float(),
         )
         ids = self._padded(responses)

@@ -55,13 +55,14 @@ def _micro_batch_size(job: Job) -> int:
     return 1 if is_cut_by_tokens else largest_micro_batch(job, samples_per_step(job.steps))
 
 
+def _packed_tokens(job: Job) -> int:
+    """The most tokens of a micro-batch of so many rows."""
+    return _micro_batch_size(job) * row_width(job)
+
+
 def _budget(job: Job) -> int:
     """The tokens of a micro-batch, which RLinf requires to hold a padded row."""
     return max(token_budget(job.steps, job.layout.dp), row_width(job))
-
-
-def _samples(job: Job) -> int:
-    return sum(step.size for step in job.steps)
 
 
 def _prompts(job: Job) -> int:
@@ -105,18 +106,14 @@ GROUPS = {
 GRPO = {"algorithm.adv_type": "grpo", **GROUPS}
 
 DOCUMENTS = "docs/source-en/rst_source/reference"
-ALGORITHMS = f"{DOCUMENTS}/algorithms"
 
 RLINF = Framework(
     title="RLinf",
     scope="Of training a language model (`reasoning`) with FSDP.",
     modes={
-        name: (mode, {LOSS_AGG_FUNC: name})
-        for name, mode in {
-            "token-mean": Mode.TOKEN_MEAN,
-            "seq-mean-token-mean": Mode.SAMPLE_MEAN,
-            "seq-mean-token-sum": "constant:1",
-        }.items()
+        "token-mean": (Mode.TOKEN_MEAN, {LOSS_AGG_FUNC: "token-mean"}),
+        "seq-mean-token-mean": (Mode.SAMPLE_MEAN, {LOSS_AGG_FUNC: "seq-mean-token-mean"}),
+        "seq-mean-token-sum": ("constant:1", {LOSS_AGG_FUNC: "seq-mean-token-sum"}),
     },
     objectives={
         Objective.POLICY: {},
@@ -148,9 +145,7 @@ RLINF = Framework(
             "runner.max_tokens_per_mbs": _budget,
         },
         "thd": {"actor.model.variable_seq_lengths": True},
-        "mb-thd": {
-            "runner.max_tokens_per_mbs": lambda job: _micro_batch_size(job) * row_width(job)
-        },
+        "mb-thd": {"runner.max_tokens_per_mbs": _packed_tokens},
         Option.BALANCE_DATA: {"actor.enable_dp_load_balance": _balanced},
     },
     # The estimator is not read where advantages are given.
@@ -159,7 +154,7 @@ RLINF = Framework(
         "runner.task_type": "reasoning",
         "runner.seq_length": row_width,
         "data.max_prompt_length": prompt_width,
-        "data.rollout_batch_size": _samples,
+        "data.rollout_batch_size": lambda job: sum(step.size for step in job.steps),
         GROUP_SIZE: 1,
         "algorithm.n_minibatches": lambda job: len(job.steps),
         "algorithm.training_batch_size_per_gpu": _micro_batch_size,
@@ -182,6 +177,7 @@ RLINF = Framework(
         "rollout.model.model_type": "qwen2.5",
         "rollout.sglang": {},
         "rollout.vllm": {},
+        "critic.use_critic_model": False,
         "actor.training_backend": "fsdp",
         "actor.seed": 0,
         "actor.combine_reference_model": False,
@@ -220,7 +216,9 @@ RLINF = Framework(
         "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "kl_estimator": Documented(DivergenceEstimator.K3, f"{ALGORITHMS}/reinforce.rst, 4"),
+        "kl_estimator": Documented(
+            DivergenceEstimator.K3, f"{DOCUMENTS}/algorithms/reinforce.rst, 4"
+        ),
         "of_groups": Assumed(
             EstimatorConventions(
                 lost_degrees_of_freedom=0,

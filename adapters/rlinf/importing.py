@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.framework import nested
-from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import choices_in, import_from, modules_of
 
@@ -55,18 +54,16 @@ IN_EXAMPLES = {
 }
 """The values in RLinf's examples of options that have no default."""
 
-RENAMED = {"AutoModelForVision2Seq": "AutoModelForImageTextToText"}
-"""A class that RLinf 0.3.0 imports by a name that transformers 5 has dropped."""
-
 
 def import_rlinf(source: Path | None) -> None:
     """Import RLinf's actor and its strategies, from the folder of a checkout if given."""
+    from adapters.toolkit import cuda_on_cpu
+
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     cuda_on_cpu.install()
-    transformers = importlib.import_module("transformers")
-    for old, new in RENAMED.items():
-        if not hasattr(transformers, old):
-            setattr(transformers, old, getattr(transformers, new))
+    transformers: Any = importlib.import_module("transformers")
+    if not hasattr(transformers, "AutoModelForVision2Seq"):  # which 0.3.0 imports
+        transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
     import_from("rlinf", [source] if source else [])
     for path in (ACTOR, *STRATEGIES):
         module(path)
@@ -80,17 +77,11 @@ def configured(settings: Settings) -> Any:
     """RLinf's configuration, as it validates it; raises `Refused` where it declines it."""
     from omegaconf import OmegaConf
 
-    return validated(OmegaConf.create(nested(settings)), settings["cluster.num_nodes"])
-
-
-def validated(config: Any, world_size: int) -> Any:
-    """A user's configuration, as RLinf validates it, on a cluster with these actors."""
-    home = module("config")
-    placement = mock.MagicMock()
-    placement.return_value.get_world_size.return_value = world_size
+    home, placement = module("config"), mock.MagicMock()
+    placement.return_value.get_world_size.return_value = settings["cluster.num_nodes"]
     stubs = {"Cluster": mock.MagicMock(), "HybridComponentPlacement": placement}
     with mock.patch.multiple(home, **stubs), refusals():
-        return home.validate_cfg(config)
+        return home.validate_cfg(OmegaConf.create(nested(settings)))
 
 
 def offers(settings: Settings) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +19,12 @@ from adapters.contract.objective import Objective
 from adapters.rlinf import importing
 from adapters.rlinf.adapter import RlinfFsdpAdapter
 from adapters.rlinf.framework import RLINF
+from adapters.toolkit.source import resolve
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
+from tests import command
 from tests.adapters import steps
 
 if TYPE_CHECKING:
@@ -104,3 +108,25 @@ class TestRealActor:
         assert isinstance(outcome, Declined), outcome
         assert outcome.verdict == "refused"
         assert "must be divisible by" in outcome.message
+
+
+@steps.NEEDS_CLONES
+class TestMended:
+    """Commits by which RLinf mended its actor, and those before."""
+
+    pytestmark = needs_rlinf
+
+    @pytest.mark.parametrize(("ref", "is_right"), [("bbfb17923^", False), ("bbfb17923", True)])
+    def test_a_correction_is_truncated_from_above(
+        self, other_release: None, ref: str, is_right: bool
+    ) -> None:
+        """It was from below, and the ratio of the loss was to the policy of the rollouts."""
+        adapter = RlinfFsdpAdapter()
+        source = resolve(adapter, f"{Path(os.environ[command.SOURCES]) / 'rlinf'}@{ref}").path
+        given = summed("uneven_lengths", "dp1-cp1-mb1-bshd", Objective.TIS_TOKEN)
+        with RankPool(adapter, source, 1) as pool:
+            outcome = pool.run(given)
+
+        assert isinstance(outcome, Ran), outcome
+        [weights] = outcome.observations[0].token_weights
+        assert np.allclose(weights[weights != 0], 1 / 8) is is_right

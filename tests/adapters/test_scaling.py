@@ -108,7 +108,7 @@ ELSEWHERE = {
         nemo_rl.framework._multiple open_instruct.framework._denominator
         open_instruct.packing._fits open_instruct.packing._rows open_instruct.packing.packing_of
         openrlhf.framework. openrlhf.framework._budget
-        rlinf.framework._prompts roll.framework.micro_batches roll.framework._rounded_up
+        rlinf.framework._packed_tokens roll.framework.micro_batches roll.framework._rounded_up
         skyrl.framework.
         skyrl.sizes.micro_batch_size skyrl.sizes.mini_batch_size
         skyrl.sizes.rollouts_of_rank slime_family.framework._micro_batch_size
