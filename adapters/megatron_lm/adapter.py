@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 OPTIONS = [option for option in Option if option in MEGATRON_LM.layout]
 MODULES = ("train_rl", "gpt_builders", "hybrid_builders", "model_provider")
-OF_RL = ("--grpo-", "--rl-")
-"""The first letters of options that are Megatron-LM's own for reinforcement learning."""
+OF_RL = ("--grpo-", "--rl-")  # the first letters of options of reinforcement learning
 
 
 class MegatronLmAdapter(OnMegatron):

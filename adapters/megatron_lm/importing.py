@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("aiohttp", "flask", "hypercorn", "openai", "quart", "uvloop", "wandb", "zmq")
 KERNELS = "transformer_engine_torch"
-STUBBED: list[str] = []
-"""Packages that were stubbed in this process."""
+STUBBED: list[str] = []  # packages that were stubbed in this process
 
 
 def import_training(source: Path | None) -> None:
