@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Adapter, Layout, Observation, Option
+from adapters.contract import Layout, Observation, Option
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.engines.shells import ON_FOUR, cuts, ordered
+from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, ordered
 from adapters.megatron_lm.framework import MEGATRON_LM
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
@@ -22,30 +22,19 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Rank
     from adapters.contract.framework import Framework
 
-OPTIONS = (
-    Option.AVERAGE_IN_COLLECTIVE,
-    Option.DISTRIBUTED_OPTIMIZER,
-    Option.OVERLAP_GRAD_REDUCE,
-    Option.TWO_EPOCHS,
-)
-OF_RL = ("--grpo-", "--rl-")
-"""The first letters of options that are Megatron-LM's own for reinforcement learning."""
+OPTIONS = [option for option in Option if option in MEGATRON_LM.layout]
+MODULES = ("train_rl", "gpt_builders", "hybrid_builders", "model_provider")
+OF_RL = ("--grpo-", "--rl-")  # the first letters of options of reinforcement learning
 
 
-class MegatronLmAdapter(Adapter):
+class MegatronLmAdapter(OnMegatron):
     """Drives NVIDIA/Megatron-LM: its training loop with the forward step of `train_rl.py`."""
 
     name = "megatron_lm"
     engine = "megatron"
     package = "megatron"
     versions = "main since August 2026"
-    tree = (
-        "megatron",
-        "train_rl.py",
-        "gpt_builders.py",
-        "hybrid_builders.py",
-        "model_provider.py",
-    )
+    tree = ("megatron", *(f"{name}.py" for name in MODULES))
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("transformers",)
@@ -70,24 +59,19 @@ class MegatronLmAdapter(Adapter):
 
     def load(self, source: Path | None) -> None:
         """Import the trainer, with the Megatron-Core of its own repository."""
-        from adapters.megatron_lm import importing
+        from adapters.megatron_lm.importing import import_training
 
-        importing.import_training(source)
+        import_training(source)
 
     def describe(self) -> Description:
         """Describe the loaded version by its own parser."""
         from adapters.megatron_lm.importing import STUBBED
 
         known = self.parser._option_string_actions
-
-        def default(name: str) -> object:
-            action = known.get(name)
-            return action and action.default
-
         return self.framework.description(
             lambda settings: settings.keys() <= known.keys(),
             self._names(),
-            default,
+            lambda name: getattr(known.get(name), "default", None),
             stubs=tuple(STUBBED),
         )
 
@@ -96,9 +80,8 @@ class MegatronLmAdapter(Adapter):
         """Megatron-LM's own parser."""
         import argparse
 
-        made = argparse.ArgumentParser(allow_abbrev=False)
         add: Any = found("megatron.training.arguments:add_megatron_arguments")
-        return add(made)
+        return add(argparse.ArgumentParser(allow_abbrev=False))
 
     def _names(self) -> Iterator[str]:
         """Options of reinforcement learning, also with each of their choices."""
@@ -118,9 +101,3 @@ class MegatronLmAdapter(Adapter):
             done = driving.train(job, batch, settings, rank)
         reported = self.framework.reported(done.logs)
         return observation(batch, done.gradients, done.passes, reported)
-
-    def leave_world(self) -> None:
-        """Forget Megatron's process groups."""
-        from adapters.engines import megatron_core
-
-        megatron_core.leave_grid()

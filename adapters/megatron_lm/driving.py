@@ -23,7 +23,7 @@ from adapters.toolkit.settings import gives_advantages
 from adapters.toolkit.worlds import cached, set_what_ray_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
 
-LOOP, RL = "megatron.training.training", "megatron.rl.rl_utils"
 GLOBALS = "megatron.training.global_vars"
+LOOP, RL = "megatron.training.training", "megatron.rl.rl_utils"
 REFERENCE = "is_reference"
 """The name of the model's buffer that is 1 with the weights of the reference policy."""
-
-NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,10 @@ class ScalarLog:
         """Keep a number of an iteration."""
         self.steps.setdefault(int(step), {})[name] = float(value)
 
-    def flush(self) -> None:
+    def flush(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    def add_text(self, *_: object, **__: object) -> None:
-        """Drop it."""
+    add_text = flush
 
 
 def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> LmRun:
@@ -91,7 +88,8 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> LmRun
         policy = _policy(job, batch, args, rank)
         _run(job, batch, args, policy)
         writer = found(f"{GLOBALS}:get_tensorboard_writer")()
-        logs = [] if writer is None else _logs(writer, args.train_iters)
+        numbers = range(1, args.train_iters + 1)  # those of the next iterations
+        logs = [] if writer is None else [writer.steps.get(number, {}) for number in numbers]
         records = policy.gradients.drain(), logs, policy.passes.drain()
         return LmRun(*(_last_epoch(one, args.grpo_iterations) for one in records))
 
@@ -135,7 +133,7 @@ def _tokenizer(args: Any) -> Any:
     return SimpleNamespace(
         library="ids",
         pad=PADDING_ID,
-        eod=NO_TOKEN,
+        eod=-1,
         bos=None,
         vocab_size=args.padded_vocab_size,
         detokenize=lambda _: "",
@@ -158,7 +156,9 @@ def _made(args: Any, capacity: int, rank: Rank) -> Any:
             config = found("megatron.training.arguments:core_transformer_config_from_args")(args)
             bare.extend(megatron_core.probed_model(config, capacity, rank, _head(bare)))
             for chunk in bare:
-                _prepare(chunk, pg_collection)
+                chunk.pg_collection = pg_collection
+                chunk.register_buffer(REFERENCE, torch.zeros(1))
+                chunk._register_state_dict_hook(_copied)
         return bare[vp_stage or 0]
 
     kind = found("megatron.core.enums:ModelType").encoder_or_decoder
@@ -167,13 +167,6 @@ def _made(args: Any, capacity: int, rank: Rank) -> Any:
     policy.optimizer, policy.scheduler = optimizer, scheduler
     policy.gradients = megatron_core.gradients_of_steps(optimizer, policy)
     return policy
-
-
-def _prepare(chunk: Any, groups: Any) -> None:
-    """Give a chunk of the model what Megatron-LM's have, and a buffer that names the policy."""
-    chunk.pg_collection = groups
-    chunk.register_buffer(REFERENCE, torch.zeros(1))
-    chunk._register_state_dict_hook(_copied)
 
 
 def _copied(_: Any, state: dict[str, Any], *__: object) -> dict[str, Any]:
@@ -204,7 +197,9 @@ def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
     args.do_train, args.do_valid, args.do_test = True, False, False
     args.iteration, args.num_floating_point_operations_so_far = 0, 0
     rl._rl_runtime_state = rl.RLRuntimeState()
-    _start_reruns(args)
+    reruns = found("megatron.core.rerun_state_machine")
+    reruns.destroy_rerun_state_machine()
+    reruns.initialize_rerun_state_machine(mode=reruns.RerunMode(args.rerun_mode))
     collected = _rollouts(job, batch, args)
     core = found("megatron.core.utils:get_model_config")(policy.chunks[0])
     core.no_sync_func = core.grad_sync_func = None  # as in a new model
@@ -216,19 +211,9 @@ def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
         mock.patch.multiple(rl, **replacing),
         mock.patch.object(loop, "load_checkpoint", _loader()),
     ):
+        trained = policy.chunks, policy.optimizer, policy.scheduler
         forward = found("train_rl:forward_step")
-        loop.train(
-            forward,
-            policy.chunks,
-            policy.optimizer,
-            policy.scheduler,
-            None,
-            None,
-            None,
-            core,
-            {},
-            None,
-        )
+        loop.train(forward, *trained, None, None, None, core, {}, None)
 
 
 def _loader() -> Any:
@@ -241,13 +226,6 @@ def _loader() -> Any:
             getattr(found("megatron.core.utils:unwrap_model")(chunk), REFERENCE).fill_(value)
 
     return load
-
-
-def _start_reruns(args: Any) -> None:
-    """Make Megatron-LM's machine that runs doubtful iterations again, with the user's mode."""
-    home = found("megatron.core.rerun_state_machine")
-    home.destroy_rerun_state_machine()
-    home.initialize_rerun_state_machine(mode=home.RerunMode(args.rerun_mode))
 
 
 def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
@@ -301,8 +279,3 @@ def _dealt(job: Job) -> list[int]:
     ]
     dealt = [share for shares in zip(*parts, strict=True) for share in shares]
     return [int(sample) for share in dealt for sample in share]
-
-
-def _logs(writer: ScalarLog, steps: int) -> list[Mapping[str, float]]:
-    """The numbers of each iteration; training logs them by the number of the next."""
-    return [writer.steps.get(step + 1, {}) for step in range(steps)]

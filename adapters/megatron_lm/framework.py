@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from adapters.contract.description import Assumed, Documented
 from adapters.contract.framework import Configurable, Framework
 from adapters.contract.job import Setting, Unsupported
@@ -22,6 +20,7 @@ from adapters.engines.shells import (
 from adapters.toolkit.settings import (
     gives_advantages,
     largest_micro_batch,
+    prompts_per_step,
     require_prompts_together,
     rollouts_asked_for,
     samples_per_step,
@@ -71,10 +70,7 @@ def _rows_asked_for(job: Job) -> int:
 
 def _prompts(job: Job) -> int:
     require_prompts_together(job, "--grpo-group-size repeats each prompt")
-    numbers = {len(np.unique(step.groups)) for step in job.steps}
-    if len(numbers) > 1:
-        raise Unsupported("--grpo-prompts-per-step is one number for all steps")
-    return numbers.pop()
+    return prompts_per_step(job.steps)
 
 
 def global_batch_size(job: Job) -> int:

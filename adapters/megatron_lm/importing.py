@@ -16,14 +16,9 @@ from adapters.toolkit.worlds import sum_gradients_of_all_gather
 if TYPE_CHECKING:
     from pathlib import Path
 
-SERVERS = ("aiohttp", "flask", "hypercorn", "openai", "quart", "uvloop", "zmq")
-TRACKERS = ("wandb",)
+PACKAGES = ("aiohttp", "flask", "hypercorn", "openai", "quart", "uvloop", "wandb", "zmq")
 KERNELS = "transformer_engine_torch"
-BLACKWELL = 10
-"""The version of a device that Megatron-LM wants no environment variables for."""
-
-STUBBED: list[str] = []
-"""Packages that were stubbed in this process."""
+STUBBED: list[str] = []  # packages that were stubbed in this process
 
 
 def import_training(source: Path | None) -> None:
@@ -34,27 +29,27 @@ def import_training(source: Path | None) -> None:
     sum_gradients_of_all_gather()
     _add_names_of_newer_python()
     _provide_partition()
-    STUBBED.extend(stub_missing([*SERVERS, *TRACKERS]))
+    STUBBED.extend(stub_missing(PACKAGES))
     import_from("megatron", [source] if source else [])
     core = importlib.import_module("megatron.core")
     if source is not None and not str(core.__file__).startswith(str(source.resolve())):
-        raise WrongSourceError(
-            f"megatron.core was to come from {source} and came from {core.__file__};"
-            " run each source in a process of its own"
-        )
+        raise WrongSourceError(f"megatron.core came from {core.__file__}, and not from {source}")
     importlib.import_module("train_rl")
     _remember_docstrings()
 
 
 def _replace_properties_of_device() -> None:
-    """Give the CUDA device the CPU's random state and a version, unless CUDA is available."""
+    """Give the CUDA device the CPU's random state and a version, unless CUDA is available.
+
+    From that version on Megatron-LM wants no environment variables for it.
+    """
     import torch
 
     cuda: Any = torch.cuda
     if not cuda.is_available():
         cuda.get_rng_state = lambda device=None: torch.get_rng_state()
         cuda.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
-        cuda.get_device_properties = lambda device=None: SimpleNamespace(major=BLACKWELL, minor=0)
+        cuda.get_device_properties = lambda device=None: SimpleNamespace(major=10, minor=0)
 
 
 def _add_names_of_newer_python() -> None:
