@@ -76,7 +76,7 @@ class RlinfActor:
         """Make RLinf load our model, and shard it on this rank's device."""
         stack, fsdp = ExitStack(), module(STRATEGIES[0])
         on_cpu = partial(_wrap_on_cpu, fsdp.FSDP)
-        replaced = {
+        replaced: dict[str, Any] = {
             "model_provider_func": lambda _: probed(capacity, self.passes),
             "_setup_rollout_weight_dst_ranks": lambda _: None,
         }

@@ -45,6 +45,6 @@ def _add_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable
 
     def entropies(logits: torch.Tensor) -> torch.Tensor:
         SEAM.predicted = logits[..., 0].detach().long()
-        return wrapped(logits)  # type: ignore[no-any-return]
+        return wrapped(logits)
 
     return entropies
