@@ -85,12 +85,18 @@ class RlinfActor:
         return stack
 
     def _read_gradients(self) -> None:
-        """Take the gradient after each step; None for one that was skipped."""
+        """Take the gradient of each step; None for one that was skipped.
+
+        Its shards are gathered before: with FSDP2, a rank skips a step by its own shard alone.
+        """
         actor, step = self._actor, self._actor.optimizer_step
-        reader = GradientReader(actor.optimizer, partial(fsdp1.whole, actor.model))
+        [probe], whole = actor.model.parameters(), Records["NDArray[np.float32]"]()
+        reader = GradientReader(actor.optimizer, lambda _: whole.drain()[-1])
 
         def optimizer_step() -> Any:
             __tracebackhide__ = True
+            shard = torch.zeros_like(probe) if probe.grad is None else probe.grad
+            whole.append(fsdp1.whole(actor.model, shard))
             norm = step()
             self.gradients.append(reader.take())
             return norm
