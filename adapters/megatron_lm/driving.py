@@ -163,7 +163,7 @@ def _made(args: Any, capacity: int, rank: Rank) -> Any:
 
     kind = found("megatron.core.enums:ModelType").encoder_or_decoder
     chunks, optimizer, scheduler = loop.setup_model_and_optimizer(kind, provider)
-    policy = megatron_core.wrapped_policy(chunks, bare)
+    policy: Any = megatron_core.wrapped_policy(chunks, bare)
     policy.optimizer, policy.scheduler = optimizer, scheduler
     policy.gradients = megatron_core.gradients_of_steps(optimizer, policy)
     return policy
