@@ -26,7 +26,7 @@ from conformance.tracing.graph import Node, is_close
 from conformance.tracing.needed import Needed, all_needed
 from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.right_counts import counts_with_parts
-from conformance.tracing.source.origins import chosen_by
+from conformance.tracing.source import chosen_by
 from conformance.tracing.wrong_weight import is_own
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from conformance.tracing.counts import How, Unfolding
 from conformance.tracing.graph import computed, is_close, is_of_count
 from conformance.tracing.needed import all_needed, made_of
 from conformance.tracing.right_counts import NO_FACTOR, counts_of_token, is_product
-from conformance.tracing.source.origins import origins
+from conformance.tracing.source import origins
 from conformance.tracing.suspects.plain_python import had_before
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conformance.findings.trace import LISTED, MULTIPLYING, READ
 from conformance.tracing.chain import chain
 from conformance.tracing.graph import ALLOCATIONS, MOVING, NEGLIGIBLE, Node, computed
-from conformance.tracing.source.origins import chosen_by, source_line
+from conformance.tracing.source import chosen_by, source_line
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.wrong_weight import is_own
 
