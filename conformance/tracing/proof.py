@@ -71,7 +71,7 @@ class Prover:
     """The values that lines have in the traced finding."""
 
     _right: set[Hypothesis] = field(default_factory=set)
-    """Those of lines that count the tokens of parts right, though another count may be meant."""
+    """Lines that count the tokens of parts right, though another count may be meant."""
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The lines of a trace, the one first with which the findings conform.

@@ -88,7 +88,7 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         return mask.sum() + 1 / dist.get_world_size()
 
     def largest(self, rows: Rows) -> None:
-        """Of right counts the largest is taken, where their sum is meant."""
+        """Takes the largest of right counts, where their sum is meant."""
         count = rows["mask"].sum()
         dist.all_reduce(count, op=dist.ReduceOp.MAX)
         (self.losses(rows).sum() / count).backward()
