@@ -23,7 +23,7 @@ from conformance.tracing import file, tracer
 from conformance.tracing.columns import is_traced, traced_metric
 from conformance.tracing.proof import Prover
 from conformance.tracing.rewards import is_clearly_wrong, trace_advantage
-from conformance.tracing.suspects.logged import lines_of
+from conformance.tracing.suspects.numbers import lines_of
 from conformance.tracing.trace import Trace, suspected
 from conformance.tracing.traced import Token, TracedJob, first_masked
 

@@ -26,7 +26,7 @@ from conformance.tracing.graph import Node, is_close
 from conformance.tracing.needed import Needed, all_needed
 from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.right_counts import counts_with_parts
-from conformance.tracing.source.origins import chosen_by
+from conformance.tracing.source import chosen_by
 from conformance.tracing.wrong_weight import is_own
 
 if TYPE_CHECKING:
@@ -302,6 +302,7 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
     """Yield hypotheses, if a line has asked for the operation.
 
     They are about the line that calls its function if others do so too, and about the line itself.
+    A line that makes a wrong count of right ones is wrong whoever calls it.
     """
     operation = weight.operation(one.node)
     if not _can_be_replaced(operation):
@@ -316,7 +317,7 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
         factor=one.factor,
     )
     line, *callers = operation.stack
-    if len(weight.callers_of[line]) > 1:
+    if len(weight.callers_of[line]) > 1 and not one.is_changed:
         caller = (callers[0].file, callers[0].number)
         called = replace(found.replacement, caller=caller)
         yield replace(found, line=callers[0], replacement=called)

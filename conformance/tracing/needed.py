@@ -39,6 +39,13 @@ class Needed(NamedTuple):
     factor: Node | None = None
 
     @property
+    def is_changed(self) -> bool:
+        """Whether it is not what it is made of, which it had to be."""
+        made = self.made
+        is_right = self.needed is None or is_close(made.recounted, self.needed)
+        return bool(made.parts) and is_right and not is_close(made.recounted, made.value)
+
+    @property
     def node(self) -> Node:
         """The operation that makes it, or else computes with it."""
         is_made = self.operand is Operand.RESULT and self.made.node is not None

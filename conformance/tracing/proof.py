@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.batch.formulas import ESTIMATORS
+from adapters.contract.job import Operand
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
@@ -26,7 +27,7 @@ from conformance.tracing.placed import (
 )
 from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.right_counts import NO_FACTOR, counts_of_step, is_product
-from conformance.tracing.right_values import REWARD, counts_of_parts, ordered_as, rewarded
+from conformance.tracing.right_values import PARTS, REWARD, counts_of_parts, ordered_as, rewarded
 from conformance.tracing.suspects.reasons import Suspect, of_lines
 from reference.aggregation import Aggregation, Mode
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from conformance.plan.matrix import MatrixCell
     from conformance.runs.jobs import SharedJobs
     from conformance.tracing.graph import Node
-    from conformance.tracing.right_values import Entries
+    from conformance.tracing.right_values import Entries, OfRanks
     from conformance.tracing.trace import Trace
 
 MOST_TRIED = 12
@@ -66,6 +67,11 @@ class Prover:
 
     jobs: SharedJobs
     _runs: dict[str, OrdinaryRun | None] = field(default_factory=dict)
+    _held: dict[Hypothesis, Entries] = field(default_factory=dict)
+    """The values that lines have in the traced finding."""
+
+    _right: set[Hypothesis] = field(default_factory=set)
+    """Lines that count the tokens of parts right, though another count may be meant."""
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The lines of a trace, the one first with which the findings conform.
@@ -97,18 +103,41 @@ class Prover:
     ) -> list[tuple[Hypothesis, str]]:
         """The hypotheses that hold, of each value only on the innermost of what it is made of.
 
-        A count of the reference is believed before one that is multiplied or divided.
+        A count of the reference is believed before one that is multiplied or divided, which may
+        undo elsewhere what is wrong.
         """
-        shown: list[tuple[Hypothesis, str]] = []
+        self._held.clear()
+        self._right.clear()
+        plain: dict[Hypothesis, str] = {}
+        products: dict[Hypothesis, str] = {}
         for one in tried:
-            if any(one.is_made_of(each, graph) for each, _ in shown):
+            if any(each not in self._right and one.is_made_of(each, graph) for each in plain):
                 continue
             if (name := name_of(one)) is not None:
-                shown = [each for each in shown if not each[0].is_made_of(one, graph)]
-                shown.append((one, name))
+                shown = products if is_product(name) else plain
+                not_to_blame = [self._not_to_blame(one, each, graph) for each in shown]
+                shown[one] = name
+                for each in filter(None, not_to_blame):
+                    shown.pop(each, None)
                 if one.values in IN_ORDER:
                     break
-        return [each for each in shown if not is_product(each[1])] or shown
+        return [*(plain or products).items()]
+
+    def _not_to_blame(self, one: Hypothesis, other: Hypothesis, graph: Graph) -> Hypothesis | None:
+        """The outer one of two hypotheses, if the inner one is a part of it.
+
+        Where a line makes another count of one that is right of a part, it is the inner one.
+        """
+        if other.is_made_of(one, graph):
+            return one if self._miscounts(other, one) else other
+        if one.is_made_of(other, graph):
+            return other if self._miscounts(one, other) else one
+        return None
+
+    def _miscounts(self, outer: Hypothesis, inner: Hypothesis) -> bool:
+        is_made = outer.replacement.operand is Operand.RESULT
+        is_other = self._held.get(outer) != self._held.get(inner)
+        return is_made and is_other and inner in self._right
 
     def _candidates(self, trace: Trace, first: OrdinaryRun) -> Iterator[Hypothesis]:
         """Yield the hypotheses to try for a trace, best first."""
@@ -214,23 +243,31 @@ class Prover:
         ran = self._with(replace(at, entries=None if is_marked else ()), run)
         if ran is None or (is_metric and one.mask is not None):
             return {}
+        parts = counts_of_parts(run.contexts[0], ran.observations)
+        self._note(one, ran.held, parts)
         if is_marked:
             of_marks = counts_placed if one.mask is None else mask_placed
             found = of_marks(run, ran.held, self._weights(run.cell, ran.observations))
             if one.values is Values.COUNTS and not found:  # it multiplies, and it divides a sum
-                found = ordered_as(ran.held, counts_of_parts(run.contexts[0], ran.observations))
+                found = ordered_as(ran.held, parts)
         elif one.values is Values.RANKS:
             found = {ALL_RANKS: _summed(ran.held)}
         elif one.values is Values.REWARDS:
             values = rewarded(run.cell.job.objective, run.contexts, run.observations)
             found = _nearest(ran.held, ordered_as(ran.held, values))
         else:
-            found = ordered_as(ran.held, counts_of_parts(run.contexts[0], ran.observations))
+            found = ordered_as(ran.held, parts)
         return {
             name: replace(one.replacement, entries=entries)
             for name, entries in found.items()
             if one.values is Values.COUNTS or entries != ran.held
         }
+
+    def _note(self, one: Hypothesis, held: Entries, counts: Mapping[str, OfRanks]) -> None:
+        """Remember the values of a line, unless they are of a further finding."""
+        if self._held.setdefault(one, held) is held:
+            of_parts = ordered_as(held, {name: counts[name] for name in PARTS})
+            self._right.update([one] if held in of_parts.values() else [])
 
     def _is_indifferent(self, one: Hypothesis, first: OrdinaryRun, replaced: Replacement) -> bool:
         """Whether what is made of rewards at a line may be larger by 1, as others normalise it."""

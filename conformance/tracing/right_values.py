@@ -5,7 +5,7 @@ A line that computes one number for each sample, group, micro-batch or step had 
 
 from __future__ import annotations
 
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 PARTS = (
     "active tokens of a micro-batch on its rank",
     "active tokens of a sample in a micro-batch on its rank",
+    "active tokens of the micro-batches of all ranks that come in turn",
 )
 """The parts of a step whose tokens are counted before the counts are added up."""
 
@@ -84,11 +85,12 @@ def counts_of_parts(
         ]
         for one in passes
     ]
-    several = zip(PARTS, (of_passes, of_samples), strict=True)
-    found: dict[str, OfRanks] = {
-        name: [[float(one.sum()) for one in of_rank] for of_rank in of_ranks]
-        for name, of_ranks in several
-    }
+    own, parts = (
+        [[float(one.sum()) for one in of_rank] for of_rank in of_ranks]
+        for of_ranks in (of_passes, of_samples)
+    )
+    of_all = [[*map(sum, zip_longest(*own, fillvalue=0.0))]] * len(own)
+    found: dict[str, OfRanks] = dict(zip(PARTS, (own, parts, of_all), strict=True))
     of_step = counts_of_step(context).items()
     return {**found, **{name: [[count]] * len(passes) for name, count in of_step}}
 

@@ -26,10 +26,8 @@ from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.right_counts import RightCounts, counts_of_token
 from conformance.tracing.suspects.blame import Blame
 from conformance.tracing.suspects.compared import compared
-from conformance.tracing.suspects.digits import digits_lost
-from conformance.tracing.suspects.logged import made_by
 from conformance.tracing.suspects.lost import lost_after
-from conformance.tracing.suspects.not_finite import made_not_finite
+from conformance.tracing.suspects.numbers import digits_lost, made_by, made_not_finite
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.suspects.wrong_advantage import of_advantage
 from conformance.tracing.unfolded import unfolded

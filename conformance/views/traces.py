@@ -10,7 +10,7 @@ from adapters.contract.batch.altered import SHADE
 from adapters.contract.job import Column
 from conformance.tracing.graph import NEGLIGIBLE
 from conformance.tracing.rewards import TracedAdvantage
-from conformance.tracing.source.origins import source_line
+from conformance.tracing.source import source_line
 from conformance.tracing.unfolded import counts, number, unfolded
 
 if TYPE_CHECKING:

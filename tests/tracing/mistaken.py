@@ -76,6 +76,24 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
     def counted_all(self, mask: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(mask).sum()
 
+    def one_more(self, rows: Rows) -> None:
+        """A wrong count of right ones, made by a function that another line calls as well."""
+        self.counted_with_one(rows["mask"] * 0)
+        count = self.counted_with_one(rows["mask"])
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def counted_with_one(self, mask: torch.Tensor) -> torch.Tensor:
+        return mask.sum() + 1 / dist.get_world_size()
+
+    def largest(self, rows: Rows) -> None:
+        """Takes the largest of right counts, where their sum is meant."""
+        count = rows["mask"].sum()
+        dist.all_reduce(count, op=dist.ReduceOp.MAX)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
     def without_weight(self, rows: Rows) -> None:
         for place in range(len(rows["mask"])):
             part = {name: values[place : place + 1] for name, values in rows.items()}

@@ -97,6 +97,8 @@ def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
         ("clamped", "torch.clamp_min(mask.sum(), 1)", "active tokens of a sample in"),
         ("in_python_on_all", "row.sum().item()", "active tokens of a sample in"),
         ("weighed_by_all", "torch.ones_like(mask).sum()", "active tokens of a sample in"),
+        ("one_more", "mask.sum() + 1", "active tokens of a micro-batch"),
+        ("largest", "op=dist.ReduceOp.MAX", "active tokens of the step"),
         ("cut", "shifted = padded[:, 1:]", "with values from 1 entry earlier"),
         ("left_out", "(self.losses(rows) * kept)", "with 1 for active tokens, 0 for others"),
     ],

@@ -15,7 +15,7 @@ from conformance.findings.trace import Contents
 from conformance.ranks.pool import RankPool
 from conformance.tracing.finding import traced_job
 from conformance.tracing.rewards import TracedAdvantage
-from conformance.tracing.suspects.digits import digits_lost
+from conformance.tracing.suspects.numbers import digits_lost
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import Token, TracedJob
 from conformance.views.traces import as_text

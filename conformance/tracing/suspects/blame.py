@@ -20,7 +20,7 @@ from conformance.tracing.counts import How, Unfolding
 from conformance.tracing.graph import computed, is_close, is_of_count
 from conformance.tracing.needed import all_needed, made_of
 from conformance.tracing.right_counts import NO_FACTOR, counts_of_token, is_product
-from conformance.tracing.source.origins import origins
+from conformance.tracing.source import origins
 from conformance.tracing.suspects.plain_python import had_before
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
     from conformance.tracing.graph import Node
     from conformance.tracing.needed import Needed
     from conformance.tracing.wrong_weight import WrongWeight
-
-CHOOSING = tuple(
-    f"aten.{name}" for name in ("minimum", "maximum", "min.", "max.", "clamp", "where")
-)
-"""The beginnings of the names of operations that choose one of several values."""
 
 OF_LOG = "makes a log of a loss whose gradient is right"
 
@@ -100,8 +95,7 @@ class Blame:
             if one.operand is Operand.TENSOR:
                 continue  # it comes again as what made it
             count = one.made
-            is_known = one.needed is None or is_close(count.recounted, one.needed)
-            if count.parts and is_known and not is_close(count.recounted, count.value):
+            if one.is_changed:
                 words = f"makes {count.value:.6g} of {count.recounted:.6g}{whole}"
                 yield from self._at(one.node, Says.CHANGED, one.depth, words)
             elif name is not None and one.needed is not None and self._is_wrong(one):
@@ -183,7 +177,7 @@ class Blame:
         """Yield the lines that the token's value goes through, for weights without a wrong count.
 
         A factor that is no count comes first, which is a ratio or a mask, then others, then what
-        chooses a value or adds values up.
+        adds values up.
         """
         traced, chain = self.weight.traced, self.weight.chain
         for depth, factor in enumerate(self.weight.factors if traced.observed else ()):
@@ -200,10 +194,6 @@ class Blame:
             operation = self.weight.operation(node)
             if operation.name.startswith(SUMMING) or "reduce" in operation.name:
                 yield from self._at(node, Says.ON_THE_WAY, -depth, adding)
-            is_choice = operation.name.startswith(CHOOSING) and operation.backward_pass is None
-            if is_choice and not traced.observed:
-                words = "chooses among values, and leaves out that of the token"
-                yield from self._at(node, Says.MAY_BE, depth, words)
 
     def _at(self, node: Node, says: Says, depth: float, words: str) -> Iterator[_Blamed]:
         """Yield the line that asked for an operation, and those that called for it."""

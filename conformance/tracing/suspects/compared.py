@@ -51,11 +51,8 @@ def _choosing(operation: Operation) -> Iterator[Suspect]:
 
 
 def _changed(way: Chain) -> Iterator[Suspect]:
-    """Yield the lines that multiply or negate advantages before their mean is subtracted."""
+    """Yield the lines that multiply advantages before their mean is subtracted."""
     before = [*takewhile(lambda node: not _subtracts(way.graph, node), way.way)]
-    for node in (one for one in before if way.graph.operation(one).name.startswith("aten.neg")):
-        words = "negates advantages, and tokens are selected by them"
-        yield from (Suspect(line, words) for line in way.graph.operation(node).stack[:1])
     for factor in (one for one in way.factors if one.node in before and not one.is_idle):
         operation = way.operation(factor)
         if operation.name.startswith(MULTIPLYING) and operation.contents.size > 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conformance.findings.trace import LISTED, MULTIPLYING, READ
 from conformance.tracing.chain import chain
 from conformance.tracing.graph import ALLOCATIONS, MOVING, NEGLIGIBLE, Node, computed
-from conformance.tracing.source.origins import chosen_by, source_line
+from conformance.tracing.source import chosen_by, source_line
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.wrong_weight import is_own
 
@@ -42,7 +42,7 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
     found = [*_unread(graph), *_cut_off(graph, ways)]
-    found += _cancelled(graph) if is_logged else _detached(graph)
+    found += [] if is_logged else _detached(graph)
     if job.is_nowhere:
         found += [*_made_0(graph), *_moved(graph, ways)]
     elif lacking is not None:
@@ -51,7 +51,6 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
         found += [] if is_logged else _reduced_before(graph, ways)
     found += _multiplied_by_0(graph, job.rank) if is_logged else ()
     found += _last(graph, ways, MOST if is_logged else 1, package)
-    found += _outside(graph, ways)
     found.sort(key=lambda one: not is_own(one.line, package))
     return of_lines(found)
 
@@ -204,14 +203,6 @@ def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> 
     yield from (Suspect(line, words) for line in (*in_turn, *own) if line is not None)
 
 
-def _outside(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
-    """Yield the line of another file that called for the last operation which holds the value."""
-    words = "calls for the last operation that holds the value of the token"
-    for stack in (graph.operation(node).stack for node in way[-1:]):
-        outside = [line for line in stack if line.file != stack[0].file]
-        yield from (Suspect(line, words) for line in outside[:1])
-
-
 def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     """Yield the lines that take a part of the last tensor with the value, but without that.
 
@@ -221,18 +212,6 @@ def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     for end in (one for one in way[-1:] if not graph.painted[one]):
         cuts = (graph.traces[end.rank].cuts.get(node.place, ()) for node in graph.readers(end))
         yield from (Suspect(line, words) for cut in cuts for line in cut[:1])
-
-
-def _cancelled(graph: Graph) -> list[Suspect]:
-    """The first line that subtracts the value from itself, which leaves none of it."""
-    words = "subtracts the value of the token from itself"
-    for node in graph.nodes():
-        operation = graph.operation(node)
-        painted = [one for one in graph.inputs(node) if one in graph.painted]
-        is_sum = operation.name.startswith(("aten.add", "aten.sub")) and len(painted) > 1
-        if is_sum and operation.contents.size and not operation.contents.nonzero:
-            return [Suspect(line, words) for line in operation.stack[:1]]
-    return []
 
 
 def _detached(graph: Graph) -> list[Suspect]:

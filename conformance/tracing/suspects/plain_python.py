@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from conformance.findings.trace import GIVEN
 from conformance.tracing.counts import COMMON, SMALL
-from conformance.tracing.source.origins import fields_read
+from conformance.tracing.source import fields_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.findings.trace import LISTED, READ, SMALL
 from conformance.tracing.graph import ALLOCATIONS, MOVING
-from conformance.tracing.source.origins import chosen_by
+from conformance.tracing.source import chosen_by
 from conformance.tracing.suspects.lost import COMPARING, lost_after
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.wrong_weight import is_own

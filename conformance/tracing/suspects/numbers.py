@@ -1,0 +1,114 @@
+"""The lines that make a number: a logged one, NaN or infinity, or rounding errors of large ones."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from conformance.findings.trace import GIVEN
+from conformance.tracing.graph import ALLOCATIONS, is_close
+from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
+from conformance.tracing.wrong_weight import is_own
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance.findings.trace import Contents, RankTrace
+    from conformance.tracing.graph import Graph, Node
+    from conformance.tracing.traced import TracedJob
+    from conformance.tracing.wrong_weight import WrongWeight
+
+LOST = 2.0**-20
+"""A difference this small, relative to its operands, has hardly a correct digit in float32."""
+
+LARGE = 1000.0
+"""Differences of smaller numbers are not looked at: their rounding errors are small too."""
+
+
+def made_by(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:
+    """At most three lines that first have the number on the rank that logs it, its own first.
+
+    A share that an adapter subtracts from 1 is looked for as well.
+    """
+    return lines_of(graph.traces[job.rank], (job.observed, 1 - job.observed), package)
+
+
+def lines_of(trace: RankTrace, numbers: Sequence[float], package: str | None) -> list[Suspect]:
+    """The lines that first have a number of either sign, or else one of some others."""
+    suspects = _made(trace, [*map(abs, numbers)])
+    return of_lines(sorted(suspects, key=lambda one: not is_own(one.line, package)))
+
+
+def _made(trace: RankTrace, sizes: Sequence[float]) -> Iterator[Suspect]:
+    """Yield the lines of the first tensor that holds the number, then those of plain Python."""
+    words = f"makes the logged number, {sizes[0]:.6g}"
+    for operation in trace.operations:
+        entries = operation.contents.values if operation.contents.size == 1 else ()
+        if operation.stack and any(is_close(abs(one), size) for one in entries for size in sizes):
+            yield from (Suspect(line, words) for line in operation.stack)
+            break
+    for returned in trace.returned:
+        if any(map(returned.has, sizes)):
+            yield from (Suspect(line, words) for line in returned.stack)
+            return
+
+
+def made_not_finite(weight: WrongWeight) -> list[Suspect]:
+    """At most three lines of the framework that made NaN or infinity first, in their order."""
+    graph = weight.chain.graph
+    making = sorted((node for node in graph.nodes() if _computes(graph, node)), key=_place)
+    return of_lines(suspect for node in making for suspect in _not_finite(weight, graph, node))
+
+
+def _place(node: Node) -> int:
+    return node.place
+
+
+def _not_finite(weight: WrongWeight, graph: Graph, node: Node) -> Iterator[Suspect]:
+    """Yield the lines of an operation that makes NaN or infinity of finite numbers."""
+    operation = graph.operation(node)
+    before = [graph.operation(one).contents for one in graph.inputs(node)]
+    if _is_finite(operation.contents) or not all(map(_is_finite, before)):
+        return
+    words = f"makes {operation.contents.largest} of finite numbers"
+    if ".div" in operation.name and before[-1].nonzero < before[-1].size:
+        words = "divides by 0"
+    own = operation.stack if weight.is_own(operation.stack[0]) else ()
+    yield from (Suspect(line, words) for line in own[:MOST])
+
+
+def _computes(graph: Graph, node: Node) -> bool:
+    """Whether an operation computes with numbers: a mask may be filled with infinity."""
+    operation = graph.operation(node)
+    is_allocated = operation.name.startswith(ALLOCATIONS) or operation.name == GIVEN
+    is_filled = not all(map(math.isfinite, operation.numbers))
+    return bool(operation.stack and operation.inputs) and not (is_allocated or is_filled)
+
+
+def _is_finite(held: Contents) -> bool:
+    return math.isfinite(held.largest)
+
+
+def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect]:
+    """At most three lines that subtract the largest numbers from each other, its own first.
+
+    What is left are rounding errors of these.
+    """
+    found: list[Suspect] = []
+    largest = {node: _largest(graph, node) for node in graph.nodes() if _subtracts(graph, node)}
+    for node, size in sorted(largest.items(), key=lambda one: -one[1]):
+        operation = graph.operation(node)
+        if LARGE <= size < math.inf and operation.contents.largest <= LOST * size:
+            left = operation.contents.largest
+            words = f"leaves {left:.6g} of {size:.6g}, about as little as rounding errors of that"
+            found += (Suspect(line, words) for line in operation.stack[:MOST])
+    return of_lines(sorted(found, key=lambda one: not is_own(one.line, package)))
+
+
+def _subtracts(graph: Graph, node: Node) -> bool:
+    return graph.operation(node).name.startswith(("aten.sub", "aten.rsub", "jax.sub"))
+
+
+def _largest(graph: Graph, node: Node) -> float:
+    held = (graph.operation(one).contents for one in graph.inputs(node))
+    return max((one.largest for one in held if one.is_measured), default=0.0)

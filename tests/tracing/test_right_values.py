@@ -1,0 +1,31 @@
+"""The reference's counts of the parts of a step, in the order of a rank's micro-batches."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.tracing import right_values
+from conformance.tracing.right_values import PARTS, counts_of_parts
+
+OWN, OF_SAMPLES, OF_ALL = PARTS
+
+
+def test_tokens_of_micro_batches_are_counted_on_each_rank_and_on_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four samples are on two ranks, the first of which has two micro-batches."""
+    monkeypatch.setattr(right_values, "counts_of_step", lambda _: {"of the step": 6.0})
+    mask = np.array([1, 1, 1, 0, 1, 1, 1], np.bool_)
+    sample = np.array([0, 0, 1, 1, 2, 2, 3])
+    context: Any = SimpleNamespace(step=SimpleNamespace(mask=mask), sample=sample)
+    passes = ([0, 0, 1, 1, -1, -1, -1], [-1, -1, -1, -1, 0, 0, 0])
+    observations: Any = [SimpleNamespace(forward_passes=[np.array(one)]) for one in passes]
+
+    counts = counts_of_parts(context, observations)
+
+    assert counts[OWN] == [[2.0, 1.0], [3.0]]
+    assert counts[OF_SAMPLES] == [[2.0, 1.0], [2.0, 1.0]]
+    assert counts[OF_ALL] == [[5.0, 1.0], [5.0, 1.0]]
+    assert counts["of the step"] == [[6.0], [6.0]]
