@@ -7,7 +7,17 @@ from multiprocessing import forkserver
 import pytest
 
 OF_FRAMEWORKS = {
-    *("areal", "megatron_lm", "ms_swift", "nemo_rl", "open_instruct", "openrlhf", "prime_rl", "roll", "trl"),
+    *(
+        "areal",
+        "megatron_lm",
+        "ms_swift",
+        "nemo_rl",
+        "open_instruct",
+        "openrlhf",
+        "prime_rl",
+        "roll",
+        "trl",
+    ),
     *("tunix", "verl"),
 }
 """Markers of modules whose ranks have a framework in memory."""
