@@ -77,6 +77,19 @@ class MeanOfMicroBatchesOfAllRanks(Counting, diagnosis="denominators_per_micro_b
         return [float(max(tokens[number[int(one.ids[0])]], 1) * len(tokens)) for one in samples]
 
 
+class EmptyMicroBatchesClamped(Counting, diagnosis="empty_micro_batches_counted", modes=TOKEN):
+    """Each micro-batch's count is clamped to 1 and then added up (Megatron-LM's `train_rl.py`)."""
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        tokens = 0
+        for rank in range(self.layout.dp):
+            other = copy(self)
+            other.dp_rank = rank
+            parts = other.cut(other.shard(samples))
+            tokens += sum(max(sum(one.tokens for one in part), 1) for part in parts)
+        return [float(tokens)] * len(samples)
+
+
 class TokensCountedPerSlice(
     Mutant, diagnosis="tokens_counted_per_cp_slice", modes=SAMPLE, averaged_over=1
 ):

@@ -28,6 +28,14 @@ known(
 )
 known(
     {
+        "empty_micro_batches_counted": (
+            "a micro-batch without active tokens is counted as one token"
+        )
+    },
+    rank=3,
+)
+known(
+    {
         "rejection_left_out": "rejected tokens are trained on and counted",
         "rejected_tokens_weigh": (
             "rejected tokens are trained on, but denominators do not count them"
@@ -204,6 +212,30 @@ def other_tokens(context: StepContext) -> Iterator[Prediction]:
     ):
         weights = context.weights(context.tokens_if(counts))
         yield Prediction(name=name, words=words, weights=weights)
+
+
+def empty_micro_batches(context: StepContext) -> Iterator[Prediction]:
+    """Counts at least one token in each micro-batch, of rows of padding as well or not.
+
+    Such rows are in the micro-batches that a rank has less than another, or than its layout says.
+    """
+    placement, layout = context.placement, context.layout
+    if placement is None or context.mode is not Mode.TOKEN_MEAN:
+        return
+    number = of_samples(context, placement.micro_batch_number)
+    held = np.bincount(number, weights=context.counted)
+    most = int(placement.micro_batch.max()) + 1
+    asked_for = layout.micro_batches if isinstance(layout.micro_batches, int) else most
+    empty = int(np.count_nonzero(held == 0))
+    padded = {empty + layout.dp * max(most, each) - len(held) for each in (most, asked_for)}
+    for count in sorted({empty, *padded} - {0}):
+        counted = held.sum() + count
+        yield Prediction(
+            name="empty_micro_batches_counted",
+            words=f"{counted:g} tokens are counted: one more for each of {count} micro-batches"
+            " without active ones",
+            weights=context.weights(np.full(context.step.size, counted)),
+        )
 
 
 def off_by_the_same(context: StepContext) -> Iterator[Prediction]:

@@ -28,6 +28,7 @@ from conformance.explain.catalogue.groups import read_off_variances
 from conformance.explain.catalogue.logs import averaged_shares, wrong_coefficients
 from conformance.explain.catalogue.miscounts import (
     clamped_shares,
+    empty_micro_batches,
     filling_rows,
     off_by_one,
     off_by_the_same,
@@ -233,6 +234,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         rejection_put_in,
         other_mask,
         other_tokens,
+        empty_micro_batches,
         off_by_the_same,
         other_prompts,
         _other_modes,
