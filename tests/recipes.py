@@ -119,7 +119,8 @@ def _is_as_expected(entry: dict[str, Any]) -> bool:
 
 def _note(entry: dict[str, Any], said: str) -> None:
     """Put an answer on the page, in the place of what was there of the same recipe."""
-    with_words = f"`{' '.join(entry['words'])}`" if "words" in entry else ""
+    words = [*entry.get("words", []), *([f"at {entry['version']}"] if "version" in entry else [])]
+    with_words = f"`{' '.join(words)}`" if words else ""
     of_recipe = f"| {entry['adapter']} | `{entry['path']}` | {with_words} |"
     sentence, _, others = said.partition("\n\n")
     reaching = others.partition("What reaches it:")[2].partition("\n\n")[0]
