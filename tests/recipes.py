@@ -118,7 +118,7 @@ def _is_as_expected(entry: dict[str, Any]) -> bool:
 
 
 def _note(entry: dict[str, Any], said: str) -> None:
-    """Put an answer on the page, in the place of what was there of the same recipe."""
+    """Write an answer's row to the page; it replaces an earlier row of the same recipe."""
     words = [*entry.get("words", []), *([f"at {entry['version']}"] if "version" in entry else [])]
     with_words = f"`{' '.join(words)}`" if words else ""
     of_recipe = f"| {entry['adapter']} | `{entry['path']}` | {with_words} |"

@@ -66,7 +66,7 @@ def _budget(job: Job) -> int:
 
 
 def _prompts(job: Job) -> int:
-    """The prompts of a batch, of which each data-parallel rank has the same number.
+    """The number of prompts of a batch, the same on each data-parallel rank.
 
     Raises `Unsupported` for several steps, whose advantages would be normalised together.
     """

@@ -15,7 +15,7 @@ OWN, OF_SAMPLES, OF_ALL = PARTS
 def test_tokens_of_micro_batches_are_counted_on_each_rank_and_on_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Four samples are on two ranks, the first of which has two micro-batches."""
+    """The first of two ranks has two micro-batches, the second has one."""
     monkeypatch.setattr(right_values, "counts_of_step", lambda _: {"of the step": 6.0})
     mask = np.array([1, 1, 1, 0, 1, 1, 1], np.bool_)
     sample = np.array([0, 0, 1, 1, 2, 2, 3])

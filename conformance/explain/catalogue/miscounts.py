@@ -215,9 +215,9 @@ def other_tokens(context: StepContext) -> Iterator[Prediction]:
 
 
 def empty_micro_batches(context: StepContext) -> Iterator[Prediction]:
-    """Counts at least one token in each micro-batch, of rows of padding as well or not.
+    """Counts at least one token in each micro-batch, also in those of padding alone or not.
 
-    Such rows are in the micro-batches that a rank has less than another, or than its layout says.
+    A rank that has fewer micro-batches than another, or than its layout says, is padded with these.
     """
     placement, layout = context.placement, context.layout
     if placement is None or context.mode is not Mode.TOKEN_MEAN:

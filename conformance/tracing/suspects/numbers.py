@@ -92,7 +92,7 @@ def _is_finite(held: Contents) -> bool:
 def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect]:
     """At most three lines that subtract the largest numbers from each other, its own first.
 
-    What is left are rounding errors of these.
+    Their difference is hardly more than their rounding errors.
     """
     found: list[Suspect] = []
     largest = {node: _largest(graph, node) for node in graph.nodes() if _subtracts(graph, node)}
