@@ -40,7 +40,7 @@ class Needed(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is not what it is made of, which it had to be."""
+        """Whether a wrong value is made of parts whose own count is right."""
         made = self.made
         is_right = self.needed is None or is_close(made.recounted, self.needed)
         return bool(made.parts) and is_right and not is_close(made.recounted, made.value)
