@@ -10,6 +10,7 @@ import pytest
 
 from conformance.comparing.report_file import load
 from conformance.findings.finding import Finding
+from conformance.findings.report import Report
 from conformance.findings.sanitize import first_line, numberless
 from conformance.findings.verdict import WRONG, Verdict
 
@@ -105,15 +106,17 @@ def named_lines(evidence: str) -> Iterator[tuple[str, int]]:
 def audited(name: str) -> frozenset[Kind]:
     """The kinds of findings of a report."""
     report = load(REPORTS / f"{name}.json.gz")
-    return frozenset(
-        Kind(
-            engine=f"{report.adapter} {report.engine}",
-            slug=finding.identity.slug,
-            check=str(finding.check),
-            mistake=mistake(finding),
-            verdict=finding.verdict,
-        )
-        for finding in report.findings
+    return frozenset(kind(finding, report) for finding in report.findings)
+
+
+def kind(finding: Finding, report: Report) -> Kind:
+    """The kind of a finding of a report."""
+    return Kind(
+        engine=f"{report.adapter} {report.engine}",
+        slug=finding.identity.slug,
+        check=str(finding.check),
+        mistake=mistake(finding),
+        verdict=finding.verdict,
     )
 
 

@@ -10,18 +10,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
+from conformance.comparing.report_file import load
 from conformance.findings.cause import Cause, Severity
 from conformance.findings.report import Report
-from tests.test_audit import NEWEST, audited, rows
+from tests.test_audit import NEWEST, REPORTS, kind, rows
 
 TRACED = (Severity.GRADIENT, Severity.LOGGED)
 
 
 def audited_lines(cause: Cause, report: Report) -> set[tuple[str, int]]:
     """The lines that the rows of a cause's findings name."""
-    engine, by_id = f"{report.adapter} {report.engine}", {one.id: one for one in report.findings}
-    found = [by_id[name] for name in cause.findings]
-    of_cause = [row for row in rows() if any(row.covers(engine, finding) for finding in found)]
+    by_id = {one.id: one for one in report.findings}
+    kinds = {kind(by_id[name], report) for name in cause.findings}
+    of_cause = [row for row in rows() if any(map(row.covers, kinds))]
     return {line for row in of_cause for line in row.lines}
 
 
@@ -38,7 +39,7 @@ def main(names: Sequence[str]) -> None:
     """Print the place for each cause, and how many there are of each."""
     counted: Counter[int | None] = Counter()
     for name in names or [one for one in NEWEST if "pull" not in one]:
-        for cause, place in places(audited(name)):
+        for cause, place in places(load(REPORTS / f"{name}.json.gz")):
             counted[place] += 1
             suspects = ", ".join(f"{one.file}:{one.line}" for one in cause.suspects)
             print(f"{name} {cause.name}: {place or 'not suspected'} of {suspects}")
