@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, PlainSerializer, SerializationInfo, ValidationInfo
 
@@ -131,6 +131,13 @@ class Operation:
         return self.stack[0] if self.stack else None
 
 
+class Cut(NamedTuple):
+    """The operation that took the part of a tensor which was read, and the lines that asked."""
+
+    operation: str
+    stack: tuple[Line, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Returned:
     """Numbers that plain Python had in a line, which returned them or gave them to a function.
@@ -166,14 +173,14 @@ class RankTrace:
     of the tensors that adapters read the probe's gradient from. ``files`` are those of the
     framework's modules whose functions were called. ``returned`` lists each number of a line once.
     ``handed`` has, for the float objects that a tensor was made of or an operation computed with,
-    the first line of plain Python that had them; equal floats are other objects. ``cuts`` are the
-    lines that took the part of a tensor that was read.
+    the first line of plain Python that had them; equal floats are other objects. ``cuts`` has what
+    took the part of a tensor that was read, by the place of the operation that read it.
     """
 
     operations: tuple[Operation, ...] = ()
     returned: tuple[Returned, ...] = ()
     handed: dict[int, tuple[Returned, ...]] = field(default_factory=dict)
-    cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
+    cuts: dict[int, Cut] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
 

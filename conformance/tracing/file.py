@@ -33,7 +33,7 @@ from reference.step import Step
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-SCHEMA: Literal["rl-loss-conformance/trace/1"] = "rl-loss-conformance/trace/1"
+SCHEMA: Literal["rl-loss-conformance/trace/2"] = "rl-loss-conformance/trace/2"
 
 SUFFIX = ".json.gz"
 
@@ -51,7 +51,7 @@ class TraceFile(FrozenModel):
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
-    schema_: Literal["rl-loss-conformance/trace/1"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["rl-loss-conformance/trace/2"] = Field(default=SCHEMA, alias="schema")
     finding: str
     package: str | None
     """The framework's, whose lines are suspected before those of its engine."""
@@ -154,5 +154,6 @@ def _of_rank(trace: RankTrace) -> Iterator[str]:
     had = [one.stack for one in (*trace.returned, *handed)]
     groups = [one.collective.made_by for one in trace.operations if one.collective is not None]
     asked = [one.stack for one in trace.operations]
-    for lines in (*asked, *had, *groups, *trace.cuts.values()):
+    cut = [one.stack for one in trace.cuts.values()]
+    for lines in (*asked, *had, *groups, *cut):
         yield from (line.file for line in lines)

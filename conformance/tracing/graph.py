@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.batch.altered import PAINT, SELECTED
@@ -14,7 +15,7 @@ from conformance.findings.trace import GIVEN, LISTED, READ
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from conformance.findings.trace import Contents, Operation, RankTrace, Returned
+    from conformance.findings.trace import Contents, Line, Operation, RankTrace, Returned
 
 ALLOCATIONS = ("aten.new_empty", "aten.empty", "aten.ones_like", "aten.zeros_like", "aten.new_")
 """Operations whose results hold old bytes, or nothing of what they are given."""
@@ -107,6 +108,16 @@ class Graph:
         """The first place in plain Python of the very number that an operation was handed."""
         handed = self.traces[node.rank].handed.get(node.place, ())
         return next((one for one in handed if one.stack and one.has(number)), None)
+
+    @cached_property
+    def callers_of(self) -> dict[Line, set[Line]]:
+        """The lines that called the function of each line which asked for an operation."""
+        found: dict[Line, set[Line]] = defaultdict(set)
+        for trace in self.traces:
+            for operation in trace.operations:
+                for line, caller in pairwise(operation.stack[:2]):
+                    found[line].add(caller)
+        return found
 
     @cached_property
     def painted(self) -> dict[Node, bool]:

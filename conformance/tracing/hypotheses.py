@@ -46,9 +46,6 @@ GATHERING = ("c10d.allgather", "c10d.broadcast")
 COPYING = ("aten.empty", *GATHERING)
 """Operations that make no value."""
 
-VIEW = "aten.slice.Tensor"
-"""The operation that takes a part of a tensor, which no record has."""
-
 
 class Values(Enum):
     """The values that a line had to have."""
@@ -114,7 +111,7 @@ def hypotheses(trace: Trace) -> list[Hypothesis]:
         [*_of_ranks(trace)],
     ]
     if isinstance(trace.job, TracedAdvantage):
-        return several[-1]
+        return [*several[-1], *_moves_of_parts(trace)]
     if trace.job.metric is not None:
         return several[0]
     if has_counts:
@@ -155,11 +152,15 @@ def _counted(weight: WrongWeight) -> Iterator[Hypothesis]:
 
 
 def _masked(trace: Trace) -> Iterator[Hypothesis]:
-    """Yield the masks by which losses are multiplied, and what made them."""
+    """Yield the masks by which losses are multiplied, and what made them.
+
+    Those that a token which weighs has met; one that is lost may have met any.
+    """
     graph = trace.graph
     assert graph is not None
     others = frozenset(graph.nodes()) - graph.painted.keys()
-    for factor in sorted(graph.before_roots, reverse=True):
+    met = graph.before_roots if trace.chain is None else trace.chain.way
+    for factor in sorted(met, reverse=True):
         operation = graph.operation(factor)
         is_forward = operation.requires_grad and operation.backward_pass is None
         if not is_forward or not operation.name.startswith(MULTIPLYING) or not operation.stack:
@@ -168,8 +169,9 @@ def _masked(trace: Trace) -> Iterator[Hypothesis]:
             if mask in graph.painted or not _is_mask(graph, mask):
                 continue
             of_two = min(position, 1)  # parts of a mask may have been written one after the other
-            multiplied = _at(operation, mask, Values.MASK, Operand.TENSOR, of_two)
-            yield replace(multiplied, mask=multiplied.replacement, depth=-factor.place)
+            at = _at(operation, mask, Values.MASK, Operand.TENSOR, of_two)
+            multiplied = _called(replace(at, depth=-factor.place), operation, graph)
+            yield replace(multiplied, mask=multiplied.replacement)
             size = graph.operation(mask).contents.size
             for node in graph.behind([mask], others):
                 made, is_seen = graph.operation(node), _can_be_replaced(graph.operation(node))
@@ -207,11 +209,32 @@ def _moves(trace: Trace) -> Iterator[Hypothesis]:
     yield from sorted(
         found.values(),
         key=lambda one: (
+            one.replacement.operation != ROLL,
             suspected.get(one.line, len(suspected)),
             one.depth,
-            one.replacement.operation != ROLL,
         ),
     )
+
+
+def _moves_of_parts(trace: Trace) -> Iterator[Hypothesis]:
+    """Yield what takes parts of tensors, such as a token's value, for lines that are suspected.
+
+    A recursion reads the values of two tokens: one of them may be another's.
+    """
+    graph = trace.graph
+    assert graph is not None
+    found: dict[Replacement, Hypothesis] = {}
+    for line in dict.fromkeys(one.line for one in trace.suspects):
+        for node in sorted(graph.painted):
+            cut = graph.traces[node.rank].cuts.get(node.place)
+            if cut is None or not is_own(cut.stack[0], trace.package):
+                continue
+            if graph.operation(node).line == line:
+                operation = replace(graph.operation(node), name=cut.operation, stack=cut.stack)
+                one = _at(operation, node, Values.LATER)
+                for moved in (replace(one.replacement, moved=by) for by in (1, -1)):
+                    found.setdefault(moved, replace(one, replacement=moved))
+    yield from found.values()
 
 
 def _of_ranks(trace: Trace) -> Iterator[Hypothesis]:
@@ -249,7 +272,12 @@ def rewarded_lines(trace: Trace, ordinary: Graph) -> Iterator[tuple[Hypothesis, 
     for node in sorted(ordinary.nodes(), key=lambda one: (one not in on_way, one.place, one.rank)):
         operation = ordinary.operation(node)
         is_of_reward = (operation.line, operation.name) in of_reward
-        if is_of_reward and operation.contents.is_measured and _can_be_replaced(operation):
+        if (
+            is_of_reward
+            and not operation.requires_grad
+            and operation.contents.is_measured
+            and _can_be_replaced(operation)
+        ):
             one = _at(operation, node, Values.REWARDS)
             if is_own(one.line, trace.package):
                 places.setdefault(one.replacement, (one, []))[1].append(node)
@@ -261,9 +289,9 @@ def operands(one: Hypothesis, trace: Trace, ordinary: Graph) -> Iterator[Hypothe
 
     One may have taken a part of a tensor, and others counted.
     """
-    stack = ordinary.traces[one.node.rank].cuts.get(one.node.place, ())
-    if stack and stack[0] != one.line:
-        view = replace(ordinary.operation(one.node), name=VIEW, stack=stack)
+    cut = ordinary.traces[one.node.rank].cuts.get(one.node.place)
+    if cut is not None and cut.stack[0] != one.line:
+        view = replace(ordinary.operation(one.node), name=cut.operation, stack=cut.stack)
         yield _at(view, one.node, one.values)
     for node in ordinary.inputs(one.node):
         operation = ordinary.operation(node)
@@ -316,12 +344,19 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
         depth=one.depth,
         factor=one.factor,
     )
-    line, *callers = operation.stack
-    if len(weight.callers_of[line]) > 1 and not one.is_changed:
-        caller = (callers[0].file, callers[0].number)
-        called = replace(found.replacement, caller=caller)
-        yield replace(found, line=callers[0], replacement=called)
+    called = _called(found, operation, weight.chain.graph)
+    if called is not found and not one.is_changed:
+        yield called
     yield found
+
+
+def _called(one: Hypothesis, operation: Operation, graph: Graph) -> Hypothesis:
+    """A hypothesis on the line that called the function, if others do so too."""
+    line, *callers = operation.stack
+    if len(graph.callers_of[line]) < 2:
+        return one
+    called = replace(one.replacement, caller=(callers[0].file, callers[0].number))
+    return replace(one, line=callers[0], replacement=called)
 
 
 def _replaced(weight: WrongWeight, one: Needed) -> Node:

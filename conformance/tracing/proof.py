@@ -57,6 +57,9 @@ MOST_NAMES = 4
 IN_ORDER = (Values.REWARDS, Values.RANKS)
 """Values of which the first that is proven is the one that others are made of."""
 
+UNLESS_PROVEN = {Values.LATER: (Values.COUNTS, Values.MASK), Values.REWARDS: (*Values,)}
+"""Values that are tried only as long as none of others is proven."""
+
 ALL_RANKS = "the sum over all ranks"
 """The name of the right result of a reduction."""
 
@@ -113,6 +116,8 @@ class Prover:
         for one in tried:
             if any(each not in self._right and one.is_made_of(each, graph) for each in plain):
                 continue
+            if any(each.values in UNLESS_PROVEN.get(one.values, ()) for each in plain):
+                break
             if (name := name_of(one)) is not None:
                 shown = products if is_product(name) else plain
                 not_to_blame = [self._not_to_blame(one, each, graph) for each in shown]
@@ -248,8 +253,10 @@ class Prover:
         if is_marked:
             of_marks = counts_placed if one.mask is None else mask_placed
             found = of_marks(run, ran.held, self._weights(run.cell, ran.observations))
-            if one.values is Values.COUNTS and not found:  # it multiplies, and it divides a sum
-                found = ordered_as(ran.held, parts)
+            if one.values is Values.COUNTS:
+                of_parts = ordered_as(ran.held, parts)  # of one rank they may be those of the step
+                same = {name: each for name, each in of_parts.items() if each in found.values()}
+                found = {**same, **found} if found else of_parts  # it multiplies and divides a sum
         elif one.values is Values.RANKS:
             found = {ALL_RANKS: _summed(ran.held)}
         elif one.values is Values.REWARDS:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import Crashed, RankPool
 
 MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4}
-"""The most samples whose rewards, and first values, are tried."""
+"""The most samples whose rewards, and values, are tried."""
 
 SAME = 1e-4
 """The distance of factors that are one: some roundings of statistics in float32."""
@@ -123,21 +123,26 @@ def _wrong_weight(
 
 
 def _paints(job: Job) -> list[Paint]:
-    """The inputs to try: rewards of samples, and values of their first tokens if there are any."""
+    """The inputs to try: rewards of samples, and values of a token of each if there are any.
+
+    That is one in the middle, whose value has a share in several advantages: the scale of a single
+    one is lost where advantages are whitened.
+    """
     columns = MOST_PAINTED if job.objective in OF_VALUES else [Column.REWARDS]
     return [
         Paint(*token, column)
         for column in columns
-        for token in islice(_first_tokens(job), MOST_PAINTED[column])
+        for token in islice(_middle_tokens(job), MOST_PAINTED[column])
     ]
 
 
-def _first_tokens(job: Job) -> Iterator[Token]:
-    """Yield the first active token of each sample that has one."""
+def _middle_tokens(job: Job) -> Iterator[Token]:
+    """Yield the active token in the middle of each sample that has one."""
     for step, tokens in zip(job.steps, tokens_of_steps(job), strict=True):
         for start, length in zip(step.offsets, step.response_lengths, strict=False):
             active = np.flatnonzero(step.mask[start : start + length])
-            yield from (tokens[start + int(first)] for first in active[:1])
+            if active.size:
+                yield tokens[start + int(active[len(active) // 2])]
 
 
 def _telling(traced: TracedAdvantage) -> tuple[bool, bool, float]:

@@ -32,12 +32,17 @@ if TYPE_CHECKING:
     OfRanks = Sequence[Sequence[float]]
     """The values of the parts that each rank has, in their order."""
 
+OF_MICRO_BATCH = "of a micro-batch on its rank"
+OF_RANK = "of a rank"
 PARTS = (
-    "active tokens of a micro-batch on its rank",
+    f"active tokens {OF_MICRO_BATCH}",
     "active tokens of a sample in a micro-batch on its rank",
     "active tokens of the micro-batches of all ranks that come in turn",
+    f"active tokens {OF_RANK}",
+    f"samples with active tokens {OF_MICRO_BATCH}",
+    f"samples with active tokens {OF_RANK}",
 )
-"""The parts of a step whose tokens are counted before the counts are added up."""
+"""The parts of a step whose tokens or samples are counted before the counts are added up."""
 
 REWARD = "the reward of each sample"
 """The name of what advantages are made of, right wherever it stands."""
@@ -75,22 +80,29 @@ def counts_of_parts(
     context: StepContext, observations: Sequence[Observation]
 ) -> dict[str, OfRanks]:
     """The counts of each rank's micro-batches, or of the samples in these, and of the step."""
-    mask, passes = context.step.mask, [_passes(one, 0) for one in observations]
-    of_passes = [[mask[one == number] for number in _numbers(one)] for one in passes]
+    passes = [_passes(one, 0) for one in observations]
+    of_passes = [[one == number for number in _numbers(one)] for one in passes]
     of_samples = [
         [
-            mask[(one == number) & (context.sample == sample)]
-            for number in _numbers(one)
-            for sample in np.unique(context.sample[one == number])
+            one & (context.sample == sample)
+            for one in held
+            for sample in np.unique(context.sample[one])
         ]
-        for one in passes
+        for held in of_passes
     ]
-    own, parts = (
-        [[float(one.sum()) for one in of_rank] for of_rank in of_ranks]
-        for of_ranks in (of_passes, of_samples)
-    )
+    of_ranks = [[one >= 0] for one in passes]
+    mask = context.step.mask
+
+    def tokens(of_ranks: Sequence[Sequence[NDArray[np.bool_]]]) -> OfRanks:
+        return [[float(mask[one].sum()) for one in held] for held in of_ranks]
+
+    def samples(of_ranks: Sequence[Sequence[NDArray[np.bool_]]]) -> OfRanks:
+        return [[float(len({*context.sample[mask & one]})) for one in held] for held in of_ranks]
+
+    own = tokens(of_passes)
     of_all = [[*map(sum, zip_longest(*own, fillvalue=0.0))]] * len(own)
-    found: dict[str, OfRanks] = dict(zip(PARTS, (own, parts, of_all), strict=True))
+    counts = (own, tokens(of_samples), of_all, tokens(of_ranks), samples(of_passes))
+    found: dict[str, OfRanks] = dict(zip(PARTS, (*counts, samples(of_ranks)), strict=True))
     of_step = counts_of_step(context).items()
     return {**found, **{name: [[count]] * len(passes) for name, count in of_step}}
 

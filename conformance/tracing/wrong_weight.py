@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from adapters.contract.objective import Metric
@@ -59,16 +57,6 @@ class WrongWeight:
         is_right = (n for n, one in enumerate(found) if is_close(one.value, coefficient))
         place = None if coefficient == 1 else next(is_right, None)
         return [one for n, one in enumerate(found) if n != place]
-
-    @cached_property
-    def callers_of(self) -> dict[Line, set[Line]]:
-        """The lines that called the function of each line which asked for an operation."""
-        found: dict[Line, set[Line]] = defaultdict(set)
-        for trace in self.traced.traces:
-            for operation in trace.operations:
-                for line, caller in pairwise(operation.stack[:2]):
-                    found[line].add(caller)
-        return found
 
     def lines_of(self, names: tuple[str, ...]) -> set[Line]:
         """The lines that asked for operations whose names begin so."""

@@ -26,6 +26,7 @@ from conformance.findings.trace import (
     READ,
     SMALL,
     Contents,
+    Cut,
     Operation,
     RankTrace,
 )
@@ -81,10 +82,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _computed_with: dict[int, list[float]] = field(default_factory=dict)
     """The floats that tensors were made of, or that operations were given, by their places."""
 
-    _views: dict[Part, tuple[Line, ...]] = field(default_factory=dict)
-    """The stacks of the lines that took parts of tensors."""
+    _views: dict[Part, Cut] = field(default_factory=dict)
+    """What took parts of tensors."""
 
-    _cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
+    _cuts: dict[int, Cut] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
     _gradients: list[int] = field(default_factory=list)
 
@@ -191,9 +192,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if draft.name == READ:
             self._operations.append(replace(draft, contents=_contents(torch.tensor(result))))
-        if taken := [
-            stack for one in map(part, operands) if one and (stack := self._views.get(one))
-        ]:
+        if taken := [cut for one in map(part, operands) if one and (cut := self._views.get(one))]:
             self._cuts[len(self._operations)] = taken[0]
         if draft.variables and draft.numbers:
             self._computed_with[len(self._operations)] = self._returns.held(who.held)
@@ -204,7 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _viewed(self, func: Any, result: Any, stack: tuple[Line, ...]) -> Any:
         """A view: nothing is looked at until it is read. Its derivative is an operation."""
         taken = (part(plain(one)) for one in _tensors(result) if str(func).startswith(TAKING))
-        self._views.update((one, stack) for one in taken if one is not None)
+        self._views.update((one, Cut(str(func), stack)) for one in taken if one is not None)
         return result
 
     def _completes_collective(self, func: Any, args: Any) -> bool:
