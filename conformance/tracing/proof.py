@@ -273,7 +273,7 @@ class Prover:
     def _note(self, one: Hypothesis, held: Entries, counts: Mapping[str, OfRanks]) -> None:
         """Remember the values of a line, unless they are of a further finding."""
         if self._held.setdefault(one, held) is held:
-            of_parts = ordered_as(held, {name: counts[name] for name in PARTS})
+            of_parts = ordered_as(held, {name: counts[name] for name in PARTS if name in counts})
             self._right.update([one] if held in of_parts.values() else [])
 
     def _is_indifferent(self, one: Hypothesis, first: OrdinaryRun, replaced: Replacement) -> bool:

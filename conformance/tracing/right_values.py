@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     OfRanks = Sequence[Sequence[float]]
     """The values of the parts that each rank has, in their order."""
 
+    Masks = Sequence[Sequence[NDArray[np.bool_]]]
+    """The tokens of these parts."""
+
 OF_MICRO_BATCH = "of a micro-batch on its rank"
 OF_RANK = "of a rank"
 PARTS = (
@@ -91,20 +94,27 @@ def counts_of_parts(
         for held in of_passes
     ]
     of_ranks = [[one >= 0] for one in passes]
-    mask = context.step.mask
-
-    def tokens(of_ranks: Sequence[Sequence[NDArray[np.bool_]]]) -> OfRanks:
-        return [[float(mask[one].sum()) for one in held] for held in of_ranks]
-
-    def samples(of_ranks: Sequence[Sequence[NDArray[np.bool_]]]) -> OfRanks:
-        return [[float(len({*context.sample[mask & one]})) for one in held] for held in of_ranks]
-
-    own = tokens(of_passes)
+    own = _tokens(context, of_passes)
     of_all = [[*map(sum, zip_longest(*own, fillvalue=0.0))]] * len(own)
-    counts = (own, tokens(of_samples), of_all, tokens(of_ranks), samples(of_passes))
-    found: dict[str, OfRanks] = dict(zip(PARTS, (*counts, samples(of_ranks)), strict=True))
+    counts = (own, _tokens(context, of_samples), of_all, _tokens(context, of_ranks))
+    found: dict[str, OfRanks] = dict(zip(PARTS, counts, strict=False))
+    if (held := context.placement) is not None:
+        found[PARTS[-2]] = _samples_with_tokens(context, of_passes, held.micro_batch_number)
+        found[PARTS[-1]] = _samples_with_tokens(context, of_ranks, held.dp_rank)
     of_step = counts_of_step(context).items()
     return {**found, **{name: [[count]] * len(passes) for name, count in of_step}}
+
+
+def _tokens(context: StepContext, of_ranks: Masks) -> OfRanks:
+    """The active tokens of each part."""
+    return [[float(context.step.mask[one].sum()) for one in held] for held in of_ranks]
+
+
+def _samples_with_tokens(context: StepContext, of_ranks: Masks, part: NDArray[np.int64]) -> OfRanks:
+    """The samples with active tokens of the parts that ranks have slices of."""
+    active = {*context.sample[context.step.mask]}
+    wholes = ((np.isin(part, part[one]) for one in held) for held in of_ranks)
+    return [[float(len(active & {*context.sample[one]})) for one in held] for held in wholes]
 
 
 def _passes(observation: Observation, step_index: int) -> NDArray[np.int32]:

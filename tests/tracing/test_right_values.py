@@ -9,7 +9,7 @@ import pytest
 from conformance.tracing import right_values
 from conformance.tracing.right_values import PARTS, counts_of_parts
 
-OWN, OF_SAMPLES, OF_ALL = PARTS
+OWN, OF_SAMPLES, OF_ALL, OF_RANK, SAMPLES, SAMPLES_OF_RANK = PARTS
 
 
 def test_tokens_of_micro_batches_are_counted_on_each_rank_and_on_all(
@@ -19,7 +19,14 @@ def test_tokens_of_micro_batches_are_counted_on_each_rank_and_on_all(
     monkeypatch.setattr(right_values, "counts_of_step", lambda _: {"of the step": 6.0})
     mask = np.array([1, 1, 1, 0, 1, 1, 1], np.bool_)
     sample = np.array([0, 0, 1, 1, 2, 2, 3])
-    context: Any = SimpleNamespace(step=SimpleNamespace(mask=mask), sample=sample)
+    context: Any = SimpleNamespace(
+        step=SimpleNamespace(mask=mask),
+        sample=sample,
+        placement=SimpleNamespace(
+            dp_rank=np.array([0, 0, 0, 0, 1, 1, 1]),
+            micro_batch_number=np.array([0, 0, 1, 1, 2, 2, 2]),
+        ),
+    )
     passes = ([0, 0, 1, 1, -1, -1, -1], [-1, -1, -1, -1, 0, 0, 0])
     observations: Any = [SimpleNamespace(forward_passes=[np.array(one)]) for one in passes]
 
@@ -28,4 +35,7 @@ def test_tokens_of_micro_batches_are_counted_on_each_rank_and_on_all(
     assert counts[OWN] == [[2.0, 1.0], [3.0]]
     assert counts[OF_SAMPLES] == [[2.0, 1.0], [2.0, 1.0]]
     assert counts[OF_ALL] == [[5.0, 1.0], [5.0, 1.0]]
+    assert counts[OF_RANK] == [[3.0], [3.0]]
+    assert counts[SAMPLES] == [[1.0, 1.0], [2.0]]
+    assert counts[SAMPLES_OF_RANK] == [[2.0], [2.0]]
     assert counts["of the step"] == [[6.0], [6.0]]
