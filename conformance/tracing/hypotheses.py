@@ -84,6 +84,9 @@ class Hypothesis:
     used: Line | None = None
     """The line that has the value, if the one to blame made the only operand that is not right."""
 
+    is_unused: bool = False
+    """Whether the line makes the value that was needed, and nothing uses it."""
+
     def is_made_of(self, other: Hypothesis, graph: Graph) -> bool:
         """Whether its value was made of that of another, also by plain Python, or at its line."""
         if self.line == other.line:

@@ -29,6 +29,7 @@ from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.right_counts import NO_FACTOR, counts_of_step, is_product
 from conformance.tracing.right_values import PARTS, REWARD, counts_of_parts, ordered_as, rewarded
 from conformance.tracing.suspects.reasons import Suspect, of_lines
+from conformance.tracing.unused import unused_count
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class Prover:
         The first of ``cells`` is the traced one. Of what a value was made of the innermost is
         proven. What other values can do elsewhere, independently of it, proves none of them: a
         weight that is off by a number of ranks or micro-batches can be made good at any line. Then
-        only suspected lines are tried, and their order stays.
+        only suspected lines are tried, and their order stays, unless a line makes the very value
+        and nothing uses it.
         """
         first = self._run(cells[0])
         if first is None or trace.graph is None:
@@ -95,9 +97,15 @@ class Prover:
             shown = self._innermost(
                 trace.graph, tried, partial(self._name, first=first, others=others)
             )
-        is_certain = len({one.line for one, _ in shown}) == 1 and not is_of_size(trace)
+        unused = [
+            (replace(one, line=line, is_unused=True), name)
+            for one, name in shown
+            if (line := unused_count(trace.graph, one)) is not None
+        ]
+        is_alone = len({one.line for one, _ in shown}) == 1 and not is_of_size(trace)
+        is_certain = is_alone or bool(unused)
         said = _proven if is_certain else _made_good
-        found = {one.line: said(one, name, 1 + len(others)) for one, name in shown}
+        found = {one.line: said(one, name, 1 + len(others)) for one, name in unused[:1] or shown}
         suspected = {one.line: one for one in trace.suspects}
         return of_lines(((found if is_certain else {}) | suspected | found).values())
 
@@ -382,6 +390,8 @@ def _shown(one: Hypothesis, name: str, findings: int) -> str:
     instead = f" instead of {one.had:.6g}" if one.values is Values.COUNTS else ""
     if one.used is not None:
         instead = f" where line {one.used.number} has it"
+    if one.is_unused:
+        instead = f"{instead}, which this line makes and nothing uses"
     shown = f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"
     return f"with {_count(one, name)}{instead}, {shown}"
 

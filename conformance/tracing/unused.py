@@ -1,0 +1,52 @@
+"""The lines that make what a weight lacks, and whose result nothing uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conformance.findings.trace import READ
+from conformance.tracing.graph import is_close
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.findings.trace import Line
+    from conformance.tracing.graph import Graph, Node
+    from conformance.tracing.hypotheses import Hypothesis
+
+
+def unused_count(graph: Graph, one: Hypothesis) -> Line | None:
+    """The line that makes the needed count of one that is used instead, such as a reduction."""
+    if one.needed is None or not one.had:
+        return None
+    used = graph.behind([one.node])
+    for node in _unused(graph, one.node.rank):
+        held = graph.operation(node).contents
+        makers = used & graph.behind([node]) if held.size == 1 else ()
+        needed = (graph.operation(each).contents.total * one.needed / one.had for each in makers)
+        if any(each and is_close(held.total, each) for each in needed):
+            return graph.operation(node).stack[0]
+    return None
+
+
+def unused_product(graph: Graph, off: float) -> Line | None:
+    """The line that multiplies the token's value by the factor that the weight lacks."""
+    for rank in range(len(graph.traces)):
+        for node in _unused(graph, rank):
+            held = graph.operation(node).contents.largest
+            before = [one for one in graph.inputs(node) if graph.painted.get(one) is False]
+            had = [graph.operation(one).contents.largest for one in before]
+            if graph.painted.get(node) is False and any(is_close(held * off, one) for one in had):
+                return graph.operation(node).stack[0]
+    return None
+
+
+def _unused(graph: Graph, rank: int) -> Iterator[Node]:
+    """Yield what a rank's forward pass makes at a line, and no operation reads."""
+    read = {place for operation in graph.traces[rank].operations for place in operation.inputs}
+    ends = {*graph.traces[rank].roots.values(), *graph.traces[rank].gradients}
+    for node in graph.nodes():
+        operation = graph.operation(node)
+        is_made = node.rank == rank and operation.stack and operation.name != READ
+        if is_made and operation.backward_pass is None and node.place not in read | ends:
+            yield node
