@@ -264,7 +264,7 @@ class Prover:
             if one.values is Values.COUNTS:
                 of_parts = ordered_as(ran.held, parts)  # of one rank they may be those of the step
                 same = {name: each for name, each in of_parts.items() if each in found.values()}
-                found = {**same, **found} if found else of_parts  # it multiplies and divides a sum
+                found = {**found, **same} if found else of_parts  # it multiplies and divides a sum
         elif one.values is Values.RANKS:
             found = {ALL_RANKS: _summed(ran.held)}
         elif one.values is Values.REWARDS:
