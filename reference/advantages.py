@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,12 +132,27 @@ class Peers:
         )
 
     def of_group(self, statistic: Statistic) -> Values:
-        """A statistic of the rewards of each sample's group: [N]."""
-        return self._statistic(statistic, lambda group, sample: group)
+        """A statistic of the rewards of each sample's group, 0 if it has none: [N]."""
+        found = np.zeros(len(self.rewards))
+        for samples, members in self._groups:
+            if members.size:
+                found[samples] = statistic(self.rewards[members])
+        return found
 
     def of_others(self, statistic: Statistic) -> Values:
-        """A statistic of the rewards of each sample's group without its own: [N]."""
-        return self._statistic(statistic, lambda group, sample: group[group != self.entry[sample]])
+        """A statistic of the rewards of each sample's group without its own, 0 if none: [N]."""
+        found = np.zeros(len(self.rewards))
+        for samples, members in self._groups:
+            for sample in samples:
+                others = members[members != self.entry[sample]]
+                found[sample] = statistic(self.rewards[others]) if others.size else 0.0
+        return found
+
+    @cached_property
+    def _groups(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """The samples of each group, and those of them whose rewards count."""
+        several = [np.flatnonzero(self.groups == group) for group in np.unique(self.groups)]
+        return [(samples, samples[self.counted[samples]]) for samples in several]
 
     @property
     def size(self) -> Values:
@@ -148,19 +164,6 @@ class Peers:
         others = self.of_others(len)
         compared = np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
         return np.where(self.missing, 0.0, compared)
-
-    def _statistic(
-        self,
-        statistic: Statistic,
-        chosen: Callable[[NDArray[np.int64], int], NDArray[np.int64]],
-    ) -> Values:
-        """A statistic of the chosen rewards in each sample's group, 0 if it has no such: [N]."""
-        found = np.zeros(len(self.rewards))
-        for sample, group in enumerate(self.groups):
-            members = np.flatnonzero(self.counted & (self.groups == group))
-            rewards = self.rewards[chosen(members, sample)]
-            found[sample] = statistic(rewards) if rewards.size else 0.0
-        return found
 
 
 def _entries(rollouts: Rollouts, compared: Compared) -> NDArray[np.int64]:

@@ -28,12 +28,15 @@ for name in (
 
 for name in (  # what frameworks import; of those that are not installed none can be run
     "accelerate",
+    "aiohttp",
     "datasets",
     "megatron.core.distributed",
     "megatron.core.optimizer",
     "peft",
     "ray",
     "tensordict",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
     "transformers.modeling_flash_attention_utils",
     "transformers.modeling_utils",
 ):

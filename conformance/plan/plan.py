@@ -198,25 +198,34 @@ class Plan:
             replace(spec, modes=(self.mode_of_advantages,)) if spec.is_of_advantages else spec
             for spec in seen
         ]
-        taken = [(case, [spec for spec in specs if spec.takes(case)]) for case in cases]
-        return [
-            self._cell(mode, case, layout, spec)
-            for layout in self.layouts
-            for case, takers in taken
-            if self._runs(case, layout)
+        taken = [
+            (case, self._aggregation(mode, case), [one for one in takers if mode in one.modes])
+            for case in cases
+            for takers in [[spec for spec in specs if spec.takes(case)]]
             for mode in self.aggregations
+        ]
+        return [
+            MatrixCell(
+                aggregation=aggregation, case=case, layout=layout, depth=self.depth, spec=spec
+            )
+            for layout in self.layouts
+            for case, aggregation, takers in taken
+            if self._runs(case, layout)
             for spec in takers
-            if mode in spec.modes and spec.is_seen_on(layout)
+            if spec.is_seen_on(layout)
         ]
 
     def _runs(self, case: Case, layout: Layout) -> bool:
         return case.is_meant_for(layout) if self.fills_up else case.runs_on(layout)
 
     def _cell(self, mode: Mode, case: Case, layout: Layout, spec: CheckSpec) -> MatrixCell:
-        aggregation = self.aggregations[mode] or case.aggregation(mode)
+        aggregation = self._aggregation(mode, case)
         return MatrixCell(
             aggregation=aggregation, case=case, layout=layout, depth=self.depth, spec=spec
         )
+
+    def _aggregation(self, mode: Mode, case: Case) -> Aggregation:
+        return self.aggregations[mode] or case.aggregation(mode)
 
     @property
     def cells_apart(self) -> list[MatrixCell]:

@@ -15,8 +15,8 @@ layout, but not with every pair.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, TypeVar
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from adapters.contract import Layout
     from conformance.corpus.cases import Case
     from conformance.plan.matrix import MatrixCell
-    from reference.step import Step
 
 
 Combination = tuple[str, ...]
@@ -60,13 +59,11 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
 
     Of jobs that show as much, those on few ranks are chosen.
     """
-    shown: dict[str, set[Combination]] = defaultdict(set)
-    of_three: dict[str, set[Combination]] = defaultdict(set)
+    of_job: dict[str, list[MatrixCell]] = defaultdict(list)
     for cell in sorted(cells, key=lambda cell: cell.layout.world_size):
-        shown[cell.job_id].update(_combinations(cell))
-        of_three[cell.job_id].update(_with_fewer_tokens_than_ranks(cell))
-        of_three[cell.job_id].update(_of_a_shared_generation(cell))
-        of_three[cell.job_id].update(_with_different_counts(cell))
+        of_job[cell.job_id].append(cell)
+    shown = {job: {*_combinations(sharing)} for job, sharing in of_job.items()}
+    of_three = {job: {*_of_three(sharing)} for job, sharing in of_job.items()}
     chosen = covering(shown)
     known = set[Combination]().union(*(of_three[job] for job in chosen))
     # On top: rules for a few jobs do not change which others are chosen.
@@ -79,7 +76,7 @@ class Substitutes:
 
     def __init__(self, cells: Iterable[MatrixCell]) -> None:
         self._cells = {cell.id: cell for cell in cells}
-        self._shown = {name: {*_combinations(cell)} for name, cell in self._cells.items()}
+        self._shown = {name: {*_combinations([cell])} for name, cell in self._cells.items()}
         self._parts = {name: _parts(cell) for name, cell in self._cells.items()}
 
     def of_declined(self, ran: Mapping[str, bool]) -> list[MatrixCell]:
@@ -116,59 +113,91 @@ def _parts(cell: MatrixCell) -> tuple[Combination, ...]:
     return (*combinations(parts, 1), *combinations(parts, 2))
 
 
-def _combinations(cell: MatrixCell) -> Iterator[Combination]:
-    """Yield what a cell shows together."""
-    slug = cell.spec.slug
-    if cell.case.layouts:
-        yield slug, cell.case.name
+def _combinations(sharing: Sequence[MatrixCell]) -> Iterator[Combination]:
+    """Yield what cells that share a job show together."""
+    together = [*_together(sharing[0])]
+    for cell in sharing:
+        yield from map(_of_check(cell.spec.slug).__getitem__, together)
+    case, layout, mode = sharing[0].case, sharing[0].layout, sharing[0].aggregation.mode
+    if sharing[0].spec.objective in WITHOUT_PAIRS or case.layouts or mode not in IN_ALL_VERSIONS:
         return
+    if _counts_of(case).has_several_samples_of_a_rollout:
+        for check in {cell.spec.check for cell in sharing}:
+            yield str(check), case.name, f"{layout.format}, {layout.micro_batches}"
+
+
+class _OfCheck(dict[Combination, Combination]):
+    """Properties with the name of a check before them, made once, as many jobs show the same."""
+
+    def __init__(self, slug: str) -> None:
+        super().__init__()
+        self._slug = slug
+
+    def __missing__(self, properties: Combination) -> Combination:
+        self[properties] = one = (self._slug, *properties)
+        return one
+
+
+_of_check = cache(_OfCheck)
+
+
+def _together(cell: MatrixCell) -> Iterable[Combination]:
+    """Properties, mostly in pairs, that a cell has in common with those that share its job."""
+    if cell.case.layouts:
+        return [(cell.case.name,)]
     of_layout = layout_properties(cell.layout)
     properties = [cell.aggregation.mode, cell.case.name, *of_layout]
-    of_case = {(cell.case.name, one) for one in of_layout if one in OF_PIPELINES}
     if cell.spec.objective in WITHOUT_PAIRS:
-        yield from ((slug, one) for one in properties)
-        return
-    pairs = (pair for pair in combinations(properties, 2) if pair not in of_case)
-    yield from ((slug, *pair) for pair in pairs)
-    if _has_several_samples_of_a_rollout(cell.case) and cell.aggregation.mode in IN_ALL_VERSIONS:
-        layout = cell.layout
-        yield str(cell.spec.check), cell.case.name, f"{layout.format}, {layout.micro_batches}"
+        return [(one,) for one in properties]
+    of_case = {(cell.case.name, one) for one in of_layout if one in OF_PIPELINES}
+    return (pair for pair in combinations(properties, 2) if pair not in of_case)
+
+
+def _of_three(sharing: Sequence[MatrixCell]) -> Iterator[Combination]:
+    """Yield what cells that share a job show and no pair does, each with its check and mode.
+
+    That a share of less than one active token per data-parallel rank is clamped to 1 depends on the
+    mode, the case and the layout at once, and an option may hide it. Whether a step is divided by
+    the tokens of all steps of its generation depends on the mode, the case and the option at once.
+
+    Counts that all differ are seen in each mode where modes are seen apart: a mistake that shows in
+    few modes may still be ambiguous, which a run tells at its end.
+    """
+    case, layout, mode = sharing[0].case, sharing[0].layout, sharing[0].aggregation.mode
+    found: list[Combination] = []
+    if _counts_of(case).fewest_active < layout.dp and not layout.options:
+        found.append((mode, "fewer active tokens than ranks"))
+    if len(case.steps) > 1 and Option.SHARED_GENERATION in layout.options:
+        found.append((mode, "several steps of one generation"))
+    if has_different_counts(sharing[0]):
+        is_apart = sharing[0].spec.objective not in WITHOUT_PAIRS
+        found.append((*([mode] if is_apart else []), "different counts"))
+    yield from ((cell.spec.slug, *some) for cell in sharing for some in found)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """The counts of a case that decide what it shows."""
+
+    has_several_samples_of_a_rollout: bool
+    fewest_active: float
+    """The active tokens of the step that has fewest, of those that have any."""
+
+    of_steps: tuple[tuple[int, ...], ...]
+    """The number of samples of each step, and each size that its prompt groups have."""
 
 
 @cache
-def _has_several_samples_of_a_rollout(case: Case) -> bool:
-    return any(len(np.unique(step.rollouts)) < step.size for step in case.steps)
-
-
-def _with_fewer_tokens_than_ranks(cell: MatrixCell) -> Iterator[Combination]:
-    """Yield the mode of a step that has less than one active token per data-parallel rank.
-
-    That such a share is clamped to 1 depends on the mode, the case and the layout at once, which no
-    pair shows, and an option may hide it.
-    """
-    layout = cell.layout
-    if any(0 < step.mask.sum() < layout.dp for step in cell.case.steps) and not layout.options:
-        yield cell.spec.slug, cell.aggregation.mode, "fewer active tokens than ranks"
-
-
-def _of_a_shared_generation(cell: MatrixCell) -> Iterator[Combination]:
-    """Yield the mode of steps that are cut out of one generation.
-
-    Whether a step is divided by the tokens of all of them depends on the mode, the case and the
-    option at once.
-    """
-    if len(cell.case.steps) > 1 and Option.SHARED_GENERATION in cell.layout.options:
-        yield cell.spec.slug, cell.aggregation.mode, "several steps of one generation"
-
-
-def _with_different_counts(cell: MatrixCell) -> Iterator[Combination]:
-    """Yield the check, and its mode where modes are seen apart, of a step without equal counts.
-
-    A mistake that shows in few modes may still be ambiguous: a run tells that at its end.
-    """
-    if has_different_counts(cell):
-        is_apart = cell.spec.objective not in WITHOUT_PAIRS
-        yield cell.spec.slug, *([cell.aggregation.mode] if is_apart else []), "different counts"
+def _counts_of(case: Case) -> _Counts:
+    active = [int(step.mask.sum()) for step in case.steps]
+    return _Counts(
+        any(len(np.unique(step.rollouts)) < step.size for step in case.steps),
+        min(filter(None, active), default=np.inf),
+        tuple(
+            (step.size, *np.unique(np.unique(step.groups, return_counts=True)[1]).tolist())
+            for step in case.steps
+        ),
+    )
 
 
 def has_different_counts(cell: MatrixCell) -> bool:
@@ -181,13 +210,7 @@ def has_different_counts(cell: MatrixCell) -> bool:
         return False
     ranks = (layout.dp, layout.cp, layout.tp, layout.pp)
     of_layout = [size for size in (*ranks, layout.micro_batches) if size != 1]
-    return all(_are_different([*of_layout, *_counts(step)]) for step in cell.case.steps)
-
-
-def _counts(step: Step) -> Iterator[int]:
-    """Yield the number of samples of a step, and each size that its prompt groups have."""
-    yield step.size
-    yield from np.unique(np.unique(step.groups, return_counts=True)[1]).tolist()
+    return all(_are_different([*of_layout, *counts]) for counts in _counts_of(cell.case).of_steps)
 
 
 def _are_different(counts: Sequence[object]) -> bool:
@@ -203,21 +226,18 @@ def covering(
     the first. That takes at most ln(n) + 1 times the fewest candidates that would do, where a
     candidate shows at most n (Chvátal 1979, A greedy heuristic for the set-covering problem).
     """
-    missing = set[Shown]().union(*candidates.values())
     order = [*candidates]
-    # A candidate never comes to show more of what is missing, so that one at the head of the queue
-    # whose count is up to date is the best.
-    queue = [(-len(candidates[one]), place) for place, one in enumerate(order)]
-    heapq.heapify(queue)
+    showing: dict[Shown, list[int]] = defaultdict(list)
+    for place, shown in enumerate(candidates.values()):
+        for one in shown:
+            showing[one].append(place)
+    new = np.array([len(shown) for shown in candidates.values()])
     chosen: dict[Candidate, AbstractSet[Shown]] = {}
-    while missing:
-        count, place = heapq.heappop(queue)
-        new = candidates[order[place]] & missing
-        if len(new) < -count:
-            heapq.heappush(queue, (-len(new), place))
-            continue
-        chosen[order[place]] = new
-        missing -= new
+    while showing:
+        first = order[new.argmax()]
+        chosen[first] = candidates[first] & showing.keys()
+        for one in chosen[first]:
+            new[showing.pop(one)] -= 1
     return chosen
 
 

@@ -175,6 +175,7 @@ class Order:
             name: frozenset(chain.from_iterable(map(_facts, cells)))
             for name, cells in self._left.items()
         }
+        self._kinds = {name: _kind(cells[0]) for name, cells in self._left.items()}
         self._known: set[Hashable] = set()
         self._new: dict[str, frozenset[Hashable]] = {}
         self._looked_at: set[Hashable] = set()
@@ -233,9 +234,11 @@ class Order:
             kind: self._base + sum(1 / often[place] for place in ran)
             for kind, ran in self._ran.items()
         }
+        of_kind = {kind: self._weight(kind, weights) for kind in {*self._kinds.values()}}
         gains = {
-            name: self._weight(_kind(cells[0]), weights) * len(self._facts[name] - self._known)
-            for name, cells in self._left.items()
+            name: weight * len(self._facts[name] - self._known)
+            for name in self._left
+            if (weight := of_kind[self._kinds[name]])
         }
         best = max(gains, key=lambda name: gains[name], default=None)
         return best if best is not None and gains[best] else None

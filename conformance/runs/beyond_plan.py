@@ -45,10 +45,12 @@ def instead_of_declined(recorder: FindingRecorder, jobs: SharedJobs) -> Iterator
 
     A quick plan is chosen before it is known which batches a framework declines on which layouts.
     """
+    if not recorder.is_whole:
+        return
     description = jobs.description
     substitutes = recorder.settings.plan.substitutes(lambda cell: is_offered(cell, description))
     for _ in range(ROUNDS):
-        cells = substitutes.of_declined(recorder.ran) if recorder.is_whole else []
+        cells = substitutes.of_declined(recorder.ran)
         if not cells:
             return
         yield from made(cells, recorder, jobs)

@@ -19,7 +19,8 @@ from conformance.findings.finding import Finding
 from conformance.findings.report import Report, Request, Selection
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import Judgement, judge_weights
+from conformance.judging.weights import Judgement, judge_weights, largest_error
+from reference.rounding import weight_bound
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance.test_diff import found, wrong
@@ -33,11 +34,14 @@ JOB = job_of(STEP)
 FACTORS = st.floats(1.01, 1e5)
 
 
+RIGHT = token_weights(STEP, JOB.aggregation)
+
+
 def weighed(factor: float) -> Judgement:
-    weights = token_weights(STEP, JOB.aggregation) * factor
+    weights = (RIGHT * factor,)
     return judge_weights(
         JOB,
-        [Observation(token_weights=(weights,), pending_reduction=PendingReduction.REPLICATED)],
+        [Observation(token_weights=weights, pending_reduction=PendingReduction.REPLICATED)],
         Description(),
     )
 
@@ -57,8 +61,19 @@ def _logged(value: float) -> Judgement:
 
 def off(factor: float) -> Finding:
     """A finding whose every weight is multiplied by a factor."""
-    judged = weighed(factor)
-    return wrong(judged.error, agreement=judged.agreement, tolerance=judged.tolerance)
+    return wrong(
+        largest_error(RIGHT * factor, RIGHT),
+        agreement=agreement(RIGHT * factor, RIGHT),
+        tolerance=weight_bound("float32"),
+    )
+
+
+def test_error_and_agreement_are_those_that_a_judge_finds() -> None:
+    for factor in (1e-5, 0.99, 3.0):
+        found, judged = off(factor), weighed(factor)
+        assert found.error == judged.error
+        assert found.agreement == judged.agreement
+        assert found.tolerance == judged.tolerance
 
 
 @pytest.mark.parametrize("judged", [weighed, logged])

@@ -40,11 +40,11 @@ ELSEWHERE = {("ddp", "MaskForgotten"), ("lightning", "MaskForgotten")}
 
 
 MISTAKES = [
-    pytest.param(name, bug, marks=[pytest.mark.thorough] if (row + column) % 3 else [])
+    pytest.param(name, bug, marks=[] if (row + column) % 5 == 3 else [pytest.mark.thorough])
     for row, name in enumerate(TRAINERS)
     for column, bug in enumerate(NAMES)
 ]
-"""Each mistake in each trainer: in ordinary runs a third of them, with each of both."""
+"""Each mistake in each trainer: in ordinary runs a fifth of them, with each of both."""
 
 
 @pytest.mark.parametrize(("name", "bug"), MISTAKES)

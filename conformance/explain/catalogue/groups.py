@@ -7,6 +7,7 @@ by a wrong statistic of the rewards.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -272,11 +273,13 @@ def _statistic(estimate: Estimate, statistic: Statistic) -> Values:
     return chosen(statistic)
 
 
+@lru_cache(maxsize=16)
 def _std(estimate: Estimate) -> Values:
     """The standard deviation of the rewards that a sample's is compared with: [N]."""
     return _statistic(estimate, advantages.std(estimate.conventions))
 
 
+@lru_cache(maxsize=16)
 def _baseline(estimate: Estimate) -> Values:
     """The baseline that is subtracted from each reward: [N]."""
     return _statistic(estimate, _mean)
