@@ -21,7 +21,7 @@ from adapters.toolkit.source import resolve
 from conformance.findings.errors import NotTracedError
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.matrix import MatrixCell
-from conformance.plan.plan import Plan
+from conformance.plan.plan import Plan, mode_of_advantages
 from conformance.ranks.pool import RankPool
 from conformance.runs import registry
 from conformance.runs.check import make
@@ -124,7 +124,8 @@ def cells(mistake: Mistake) -> list[MatrixCell]:
     layouts = [Layout.parse(text) for text in mistake.layouts]
     modes: dict[Mode, Aggregation | None] = dict.fromkeys(map(Mode, mistake.modes.split(",")))
     checks = frozenset(map(Check, mistake.checks.split(",")))
-    plan = Plan(layouts=tuple(layouts), aggregations=modes, checks=checks)
+    mode = mode_of_advantages(registry.create(mistake.framework, mistake.engine), modes)
+    plan = Plan(layouts=tuple(layouts), aggregations=modes, checks=checks, mode_of_advantages=mode)
     about_cp = "cp" in mistake.cause or "slices" in mistake.name
     chosen = [
         cell

@@ -100,7 +100,8 @@ class Prover:
         unused = [
             (replace(one, line=line, is_unused=True), name)
             for one, name in shown
-            if (line := unused_count(trace.graph, one)) is not None
+            if one.needed and one.had
+            if (line := unused_count(trace.graph, one.node, one.needed / one.had)) is not None
         ]
         is_alone = len({one.line for one, _ in shown}) == 1 and not is_of_size(trace)
         is_certain = is_alone or bool(unused)

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
     from conformance.findings.trace import Line
     from conformance.tracing.graph import Graph, Node
-    from conformance.tracing.hypotheses import Hypothesis
 
 
-def unused_count(graph: Graph, one: Hypothesis) -> Line | None:
-    """The line that makes the needed count of one that is used instead, such as a reduction."""
-    if one.needed is None or not one.had:
-        return None
-    used = graph.behind([one.node])
-    for node in _unused(graph, one.node.rank):
+def unused_count(graph: Graph, used: Node, ratio: float) -> Line | None:
+    """The line that makes another count of what a used one is made of, such as a reduction.
+
+    ``ratio`` is that of the count that was needed to the used one.
+    """
+    makers_of_used = graph.behind([used])
+    for node in _unused(graph, used.rank):
         held = graph.operation(node).contents
-        makers = used & graph.behind([node]) if held.size == 1 else ()
-        needed = (graph.operation(each).contents.total * one.needed / one.had for each in makers)
+        makers = makers_of_used & graph.behind([node]) if held.size == 1 else ()
+        needed = (graph.operation(each).contents.total * ratio for each in makers)
         if any(each and is_close(held.total, each) for each in needed):
             return graph.operation(node).stack[0]
     return None

@@ -94,6 +94,30 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
+    def of_a_copy(self, rows: Rows) -> None:
+        """Adds up a copy of the count over ranks, and divides by the count."""
+        count = rows["mask"].sum()
+        dist.all_reduce(count.clone())
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def of_another_variable(self, rows: Rows) -> None:
+        """Divides by the tokens of the rank, where those of the step are in another variable."""
+        own = rows["mask"].sum()
+        whole = own + self.tokens(rows) - own
+        assert whole is not own
+        (self.losses(rows).sum() / own).backward()
+        dist.all_reduce(self.gradient)
+
+    def of_an_unscaled_loss(self, rows: Rows) -> None:
+        """Multiplies the loss by the ranks that gradients are averaged over, and leaves it."""
+        loss = self.losses(rows).sum() / self.tokens(rows)
+        scaled = loss * dist.get_world_size()
+        assert scaled is not loss
+        loss.backward()
+        dist.all_reduce(self.gradient)
+        self.gradient.div_(dist.get_world_size())
+
     def without_weight(self, rows: Rows) -> None:
         for place in range(len(rows["mask"])):
             part = {name: values[place : place + 1] for name, values in rows.items()}

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from adapters.contract.batch.formulas import ESTIMATORS
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Setting
 from adapters.contract.objective import Objective
@@ -31,6 +33,7 @@ class RewardedAdapter(MinimalAdapter):
     def describe(self) -> Description:
         objectives = {
             Objective.POLICY,
+            Objective.GAE,
             Objective.GROUP_CENTRED,
             Objective.GROUP_NORMALISED,
             Objective.GROUP_WHITENED,
@@ -47,6 +50,11 @@ class RewardedAdapter(MinimalAdapter):
     def rows(self, batch: ProbedBatch, start: int, end: int) -> Rows:
         rows = dict(super().rows(batch, start, end))
         rewards = torch.tensor(batch.rewards, dtype=torch.float32)
+        active = [values[mask] for values, mask in zip(batch.values, batch.masks, strict=True)]
+        rows["values"] = torch.zeros_like(rows["mask"])
+        rows["values"][rows["mask"].bool()] = torch.tensor(
+            np.concatenate(active), dtype=torch.float32
+        )
         rows["advantages"] = getattr(self, self.way)(rewards, torch.tensor(batch.groups), rows)
         return rows
 
@@ -93,6 +101,20 @@ class RewardedAdapter(MinimalAdapter):
         variance = torch.stack(squares) - torch.stack(means) ** 2
         spreads = (2 * variance).clamp(min=0).sqrt() + 1e-6
         return (self.centred(rewards, groups) / spreads)[:, None] * rows["mask"]
+
+    def own_values(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Takes a token's own value for that of the next one, of responses without masked tokens."""
+        constants = ESTIMATORS[Objective.GAE].constants
+        values, advantages = rows["values"], torch.zeros_like(rows["mask"])
+        placed, last = torch.zeros_like(values), torch.zeros(len(values))
+        placed[range(len(values)), rows["mask"].cumsum(1).argmax(1)] = rewards
+        width = values.shape[1]
+        for token in reversed(range(width)):
+            following = values[:, token] if token < width - 1 else torch.zeros_like(last)
+            delta = placed[:, token] + constants.discount * following - values[:, token]
+            last = delta + constants.discount * constants.trace * last
+            advantages[:, token] = last
+        return self.whitened_over(dist.group.WORLD, advantages * rows["mask"], rows)
 
     def whitened_over(
         self, group: dist.ProcessGroup | None, advantages: torch.Tensor, rows: Rows

@@ -101,6 +101,8 @@ def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
         ("largest", "op=dist.ReduceOp.MAX", "active tokens of the step"),
         ("cut", "shifted = padded[:, 1:]", "with values from 1 entry earlier"),
         ("left_out", "(self.losses(rows) * kept)", "with 1 for active tokens, 0 for others"),
+        ("of_a_copy", "dist.all_reduce(count.clone())", "which this line makes and nothing uses"),
+        ("of_another_variable", "whole = own + self.", "which this line makes and nothing uses"),
     ],
 )
 def test_the_line_is_proven_with_which_all_findings_conform(
@@ -145,12 +147,31 @@ def test_the_line_of_a_wrong_advantage_is_proven(
     assert not any(each.startswith("proven") for _, each in others)
 
 
+def test_the_line_that_takes_the_value_of_another_token_is_proven(
+    jobs_of_rewards: SharedJobs,
+) -> None:
+    """The toy knows no masked tokens within responses."""
+    of_cause = wrong("own_values", jobs_of_rewards, Objective.GAE)
+    unmasked = [one for one in of_cause if one.case.name == "unequal_shards"]
+    [(line, why), *_] = told(unmasked, jobs_of_rewards)
+
+    assert "following = values[:, token] if" in line
+    assert why.startswith("proven: with values from 1 entry later")
+
+
 def test_a_right_count_that_would_make_good_another_is_not_proven(jobs: SharedJobs) -> None:
     of_lines = told(wrong("ranks_alike", jobs), jobs)
 
     assert "share = self.tokens(rows) / dist.get_world_size()" in of_lines[0][0]
     assert "proven: with 13 (active tokens of its micro-batch) instead of 17.5" in of_lines[0][1]
     assert not any(why.startswith("proven") for _, why in of_lines[1:])
+
+
+def test_a_factor_is_suspected_where_it_is_made_and_not_used(jobs: SharedJobs) -> None:
+    [(line, why), *_] = told(wrong("of_an_unscaled_loss", jobs), jobs)
+
+    assert "scaled = loss * dist.get_world_size()" in line
+    assert why == "multiplies by 2, which the weight lacks, and nothing uses it"
 
 
 def test_nothing_is_proven_where_no_right_count_is_needed(jobs: SharedJobs) -> None:
