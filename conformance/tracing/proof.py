@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract.batch.formulas import ESTIMATORS
 from adapters.contract.job import Operand
-from conformance.findings.verdict import Verdict
-from conformance.judging.weights import final_weights, step_context
-from conformance.ranks.pool import Ran
-from conformance.runs.check import is_offered, judge_outcome
 from conformance.tracing.graph import Graph
 from conformance.tracing.hypotheses import Hypothesis, Values, hypotheses, operands, rewarded_lines
 from conformance.tracing.placed import (
     CLOSE,
-    OrdinaryRun,
     counts_placed,
     is_close,
     mask_placed,
@@ -29,22 +23,25 @@ from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.right_counts import NO_FACTOR, counts_of_step, is_product
 from conformance.tracing.right_values import PARTS, REWARD, counts_of_parts, ordered_as, rewarded
 from conformance.tracing.suspects.reasons import Suspect, of_lines
+from conformance.tracing.trials import Trials
 from conformance.tracing.unused import unused_count
-from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Observation
     from adapters.contract.job import Replacement
     from conformance.findings.trace import Line
     from conformance.plan.matrix import MatrixCell
     from conformance.runs.jobs import SharedJobs
     from conformance.tracing.graph import Node
+    from conformance.tracing.placed import OrdinaryRun
     from conformance.tracing.right_values import Entries, OfRanks
     from conformance.tracing.trace import Trace
+
+    _Named = tuple[Hypothesis, str]
+    """A hypothesis that holds, with the name of the value that was needed."""
 
 MOST_TRIED = 12
 """Hypotheses of a cause that are tried."""
@@ -65,17 +62,16 @@ ALL_RANKS = "the sum over all ranks"
 """The name of the right result of a reduction."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prover:
-    """Tries hypotheses about the lines of a cause on its findings."""
+    """Tries hypotheses about the lines of causes on their findings."""
 
-    jobs: SharedJobs
-    _runs: dict[str, OrdinaryRun | None] = field(default_factory=dict)
-    _held: dict[Hypothesis, Entries] = field(default_factory=dict)
-    """The values that lines have in the traced finding."""
+    trials: Trials
 
-    _right: set[Hypothesis] = field(default_factory=set)
-    """Lines that count the tokens of parts right, though another count may be meant."""
+    @classmethod
+    def of(cls, jobs: SharedJobs) -> Prover:
+        """A prover that runs jobs."""
+        return cls(Trials(jobs))
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The lines of a trace, the one first with which the findings conform.
@@ -86,50 +82,80 @@ class Prover:
         only suspected lines are tried, and their order stays, unless a line makes the very value
         and nothing uses it.
         """
-        first = self._run(cells[0])
+        first = self.trials.ordinary(cells[0])
         if first is None or trace.graph is None:
             return trace.suspects
-        others = [*islice(filter(None, map(self._run, cells[1:])), MOST_SHOWN)]
-        tried = islice(self._candidates(trace, first), MOST_TRIED)
-        if is_of_size(trace):
-            shown = [(one, name) for one in tried if (name := self._name(one, first, others))]
-        else:
-            shown = self._innermost(
-                trace.graph, tried, partial(self._name, first=first, others=others)
-            )
-        unused = [
-            (replace(one, line=line, is_unused=True), name)
-            for one, name in shown
-            if one.needed and one.had
-            if (line := unused_count(trace.graph, one.node, one.needed / one.had)) is not None
-        ]
-        is_alone = len({one.line for one, _ in shown}) == 1 and not is_of_size(trace)
+        others = islice(filter(None, map(self.trials.ordinary, cells[1:])), MOST_SHOWN)
+        return _Proof(self.trials, trace, trace.graph, first, [*others]).lines()
+
+
+@dataclass
+class _Proof:
+    """Tries hypotheses about the lines of one trace on findings of its cause."""
+
+    trials: Trials
+    trace: Trace
+    graph: Graph
+    first: OrdinaryRun
+    """That of the traced finding."""
+
+    others: list[OrdinaryRun]
+    _held: dict[Hypothesis, Entries] = field(default_factory=dict)
+    """The values that lines have in the traced finding."""
+
+    _right: set[Hypothesis] = field(default_factory=set)
+    """Lines that count the tokens of parts right, though another count may be meant."""
+
+    def lines(self) -> list[Suspect]:
+        """The lines of the trace, those that are proven first."""
+        of_size = is_of_size(self.trace)
+        shown = self._holding() if of_size else self._innermost()
+        unused = [*self._unused(shown)]
+        is_alone = len({one.line for one, _ in shown}) == 1 and not of_size
         is_certain = is_alone or bool(unused)
-        said = _proven if is_certain else _made_good
-        found = {one.line: said(one, name, 1 + len(others)) for one, name in unused[:1] or shown}
-        suspected = {one.line: one for one in trace.suspects}
+        said, findings = _proven if is_certain else _made_good, 1 + len(self.others)
+        found = {one.line: said(one, name, findings) for one, name in unused[:1] or shown}
+        suspected = {one.line: one for one in self.trace.suspects}
         return of_lines(((found if is_certain else {}) | suspected | found).values())
 
-    def _innermost(
-        self, graph: Graph, tried: Iterable[Hypothesis], name_of: Callable[..., str | None]
-    ) -> list[tuple[Hypothesis, str]]:
+    def _unused(self, shown: Iterable[_Named]) -> Iterator[_Named]:
+        """Yield hypotheses on lines that make what others, which hold, had to compute with."""
+        for one, name in shown:
+            ratio = one.needed / one.had if one.needed and one.had else 1.0
+            line = unused_count(self.graph, one.node, ratio) if ratio != 1 else None
+            if line is not None:
+                yield replace(one, line=line, is_unused=True), name
+
+    def _tried(self) -> Iterator[Hypothesis]:
+        """Yield the hypotheses that are tried, best first."""
+        yield from islice(chain(candidates(self.trace), self._of_rewards()), MOST_TRIED)
+
+    def _of_rewards(self) -> Iterator[Hypothesis]:
+        if isinstance(self.trace.job, TracedAdvantage):
+            ran = self.trials.ran(self.first, is_recorded=True)
+            yield from () if ran is None else _rewarded(self.trace, Graph(ran.traces), self.first)
+
+    def _holding(self) -> list[_Named]:
+        """The hypotheses that hold, each with the name of its value."""
+        return [(one, name) for one in self._tried() if (name := self._name(one)) is not None]
+
+    def _innermost(self) -> list[_Named]:
         """The hypotheses that hold, of each value only on the innermost of what it is made of.
 
         A count of the reference is believed before one that is multiplied or divided, which may
         undo elsewhere what is wrong.
         """
-        self._held.clear()
-        self._right.clear()
         plain: dict[Hypothesis, str] = {}
         products: dict[Hypothesis, str] = {}
-        for one in tried:
-            if any(each not in self._right and one.is_made_of(each, graph) for each in plain):
-                continue
+        for one in self._tried():
             if any(each.values in UNLESS_PROVEN.get(one.values, ()) for each in plain):
                 break
-            if (name := name_of(one)) is not None:
+            outer = (each for each in plain if each not in self._right)
+            if any(one.is_made_of(each, self.graph) for each in outer):
+                continue
+            if (name := self._name(one)) is not None:
                 shown = products if is_product(name) else plain
-                not_to_blame = [self._not_to_blame(one, each, graph) for each in shown]
+                not_to_blame = [self._not_to_blame(one, each) for each in shown]
                 shown[one] = name
                 for each in filter(None, not_to_blame):
                     shown.pop(each, None)
@@ -137,14 +163,14 @@ class Prover:
                     break
         return [*(plain or products).items()]
 
-    def _not_to_blame(self, one: Hypothesis, other: Hypothesis, graph: Graph) -> Hypothesis | None:
+    def _not_to_blame(self, one: Hypothesis, other: Hypothesis) -> Hypothesis | None:
         """The outer one of two hypotheses, if the inner one is a part of it.
 
         Where a line makes another count of one that is right of a part, it is the inner one.
         """
-        if other.is_made_of(one, graph):
+        if other.is_made_of(one, self.graph):
             return one if self._miscounts(other, one) else other
-        if one.is_made_of(other, graph):
+        if one.is_made_of(other, self.graph):
             return other if self._miscounts(one, other) else one
         return None
 
@@ -153,99 +179,43 @@ class Prover:
         is_other = self._held.get(outer) != self._held.get(inner)
         return is_made and is_other and inner in self._right
 
-    def _candidates(self, trace: Trace, first: OrdinaryRun) -> Iterator[Hypothesis]:
-        """Yield the hypotheses to try for a trace, best first."""
-        yield from candidates(trace)
-        if not isinstance(trace.job, TracedAdvantage):
-            return
-        ran = self.jobs.run(replace(first.cell.job, is_recorded=True))
-        if isinstance(ran, Ran):
-            yield from _rewarded(trace, Graph(ran.traces), first)
-
-    def _name(
-        self, one: Hypothesis, first: OrdinaryRun, others: Sequence[OrdinaryRun]
-    ) -> str | None:
+    def _name(self, one: Hypothesis) -> str | None:
         """The value with which all of some findings conform, where it has to."""
-        counts = counts_of_step(first.contexts[0])
+        counts = counts_of_step(self.first.contexts[0])
         names = {
             name: replaced
-            for name, replaced in self._needed(one, first).items()
+            for name, replaced in self._needed(one, self.first).items()
             if not (one.needed and name in counts and not is_close(counts[name], one.needed))
         }
-        shown = self._conforming(names, first)
-        for run in others:
+        shown = self._conforming(names, self.first)
+        for run in self.others:
             if not shown:
                 return None
             needed = self._needed(one, run)
             shown = self._conforming({name: needed[name] for name in shown if name in needed}, run)
-        if not shown or self._is_indifferent(one, first, names[shown[0]]):
+        if not shown or self._is_indifferent(one, names[shown[0]]):
             return None
-        is_meant = any(self._is_right(one, shown[0], run) for run in self._of_modes(one, first))
-        return None if is_meant else shown[0]
+        return None if self._is_meant(one, shown[0]) else shown[0]
 
     def _conforming(self, needed: Mapping[str, Replacement], run: OrdinaryRun) -> list[str]:
         """The names of the values with which a finding breaks no promise."""
-        tried = {replaced: self._conforms(run, replaced) for replaced in {*needed.values()}}
+        tried = {one: self.trials.conforms(run, one) for one in {*needed.values()}}
         return [name for name, replaced in needed.items() if tried[replaced]]
 
-    def _run(self, cell: MatrixCell) -> OrdinaryRun | None:
-        """The ordinary run of a finding's job; None if it does not run, or logs several steps."""
-        if len(cell.case.steps) > 1 and cell.spec.metric is not None:
-            return None
-        if cell.job_id not in self._runs:
-            self._runs[cell.job_id] = None
-            ran, job = self.jobs.observations(cell.job), cell.job
-            if ran is not None:
-                steps = range(len(job.steps))
-                contexts = [step_context(job, index, ran, self.jobs.description) for index in steps]
-                observed = self._weights(cell, ran)
-                self._runs[cell.job_id] = OrdinaryRun(cell, tuple(contexts), ran, observed)
-        found = self._runs[cell.job_id]
-        return None if found is None else replace(found, cell=cell)
-
-    def _weights(
-        self, cell: MatrixCell, observations: Sequence[Observation]
-    ) -> NDArray[np.float64]:
-        conventions, job = self.jobs.description.conventions, cell.job
-        of_steps = (
-            np.array(final_weights(observations, index, job, conventions))
-            for index in range(len(job.steps))
-        )
-        return np.concatenate([*of_steps], axis=1)
-
-    def _conforms(self, run: OrdinaryRun, replaced: Replacement) -> bool:
-        """Whether a finding breaks no promise where a line computes with what it had to."""
-        outcome = self.jobs.run(replace(run.cell.job, replaced=replaced))
-        judged = judge_outcome(run.cell, outcome, self.jobs)
-        return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
-
-    def _of_modes(self, one: Hypothesis, first: OrdinaryRun) -> Iterator[OrdinaryRun]:
-        """Yield right runs of the other modes, in which a line that is wrong counts otherwise."""
-        if one.values is not Values.COUNTS or first.cell.spec.metric is not None:
-            return
-        others = {first.cell.aggregation.mode, Mode.CONSTANT}
-        for mode in sorted(self.jobs.description.modes - others):
-            cell = replace(first.cell, aggregation=Aggregation(mode))
-            run = self._run(cell) if is_offered(cell, self.jobs.description) else None
-            if run is not None:
-                judged = judge_outcome(cell, Ran(run.observations, (), ()), self.jobs)
-                if judged.verdict is Verdict.CONFORMS:
-                    yield run
+    def _is_meant(self, one: Hypothesis, name: str) -> bool:
+        """Whether a line does what it is meant to, and another one makes wrong use of it."""
+        if one.values is not Values.COUNTS or self.first.cell.spec.metric is not None:
+            return False
+        of_modes = self.trials.right_in_other_modes(self.first.cell)
+        return any(self._is_right(one, name, run) for run in of_modes)
 
     def _is_right(self, one: Hypothesis, name: str, run: OrdinaryRun) -> bool:
-        """Whether a right run computes with a line's value, which is not the one of a name there.
-
-        Then the line does what it is meant to, and another one makes wrong use of it.
-        """
-        ran = self._with(one.replacement, run)
+        """Whether a right run computes with a line's value, which is not the one of a name there."""
+        ran = self.trials.ran(run, replaced=one.replacement)
         if ran is None:
             return False
-        marked = self._weights(run.cell, ran.observations)
+        marked = self.trials.weights(run.cell, ran.observations)
         return name not in counts_placed(run, ran.held, marked) and moves(run, ran.held, marked)
-
-    def _with(self, replaced: Replacement, run: OrdinaryRun) -> Ran | None:
-        ran = self.jobs.run(replace(run.cell.job, replaced=replaced))
-        return ran if isinstance(ran, Ran) else None
 
     def _needed(self, one: Hypothesis, run: OrdinaryRun) -> Mapping[str, Replacement]:
         """The values that a line needed, by their names."""
@@ -254,14 +224,14 @@ class Prover:
         is_metric = run.cell.spec.metric is not None
         is_marked = one.values is Values.MASK or (one.needed is not None and not is_metric)
         at = one.mask or one.replacement
-        ran = self._with(replace(at, entries=None if is_marked else ()), run)
+        ran = self.trials.ran(run, replaced=replace(at, entries=None if is_marked else ()))
         if ran is None or (is_metric and one.mask is not None):
             return {}
         parts = counts_of_parts(run.contexts[0], ran.observations)
         self._note(one, ran.held, parts)
         if is_marked:
             of_marks = counts_placed if one.mask is None else mask_placed
-            found = of_marks(run, ran.held, self._weights(run.cell, ran.observations))
+            found = of_marks(run, ran.held, self.trials.weights(run.cell, ran.observations))
             if one.values is Values.COUNTS:
                 of_parts = ordered_as(ran.held, parts)  # of one rank they may be those of the step
                 same = {name: each for name, each in of_parts.items() if each in found.values()}
@@ -285,17 +255,17 @@ class Prover:
             of_parts = ordered_as(held, {name: counts[name] for name in PARTS if name in counts})
             self._right.update([one] if held in of_parts.values() else [])
 
-    def _is_indifferent(self, one: Hypothesis, first: OrdinaryRun, replaced: Replacement) -> bool:
+    def _is_indifferent(self, one: Hypothesis, replaced: Replacement) -> bool:
         """Whether what is made of rewards at a line may be larger by 1, as others normalise it."""
         if one.values is not Values.REWARDS or replaced.entries is None:
             return False
-        if ESTIMATORS[first.cell.job.objective].whitens:
+        if ESTIMATORS[self.first.cell.job.objective].whitens:
             return False
         more = tuple(
             tuple(tuple(value + 1 for value in entries) for entries in of_rank)
             for of_rank in replaced.entries
         )
-        return self._conforms(first, replace(replaced, entries=more))
+        return self.trials.conforms(self.first, replace(replaced, entries=more))
 
 
 def candidates(trace: Trace) -> list[Hypothesis]:

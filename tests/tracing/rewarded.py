@@ -103,7 +103,7 @@ class RewardedAdapter(MinimalAdapter):
         return (self.centred(rewards, groups) / spreads)[:, None] * rows["mask"]
 
     def own_values(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Takes a token's own value for that of the next one, of responses without masked tokens."""
+        """Takes a token's own value for that of the next; no token of a response is masked."""
         constants = ESTIMATORS[Objective.GAE].constants
         values, advantages = rows["values"], torch.zeros_like(rows["mask"])
         placed, last = torch.zeros_like(values), torch.zeros(len(values))

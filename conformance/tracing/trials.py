@@ -1,0 +1,80 @@
+"""Runs of findings' jobs, as they are and with another value at a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conformance.findings.verdict import Verdict
+from conformance.judging.weights import final_weights, step_context
+from conformance.ranks.pool import Ran
+from conformance.runs.check import is_offered, judge_outcome
+from conformance.tracing.placed import OrdinaryRun
+from reference.aggregation import Aggregation, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from adapters.contract import Observation
+    from adapters.contract.job import Replacement
+    from conformance.plan.matrix import MatrixCell
+    from conformance.runs.jobs import SharedJobs
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Runs jobs; the ordinary run of each finding is kept."""
+
+    jobs: SharedJobs
+    _ordinary: dict[str, OrdinaryRun | None] = field(default_factory=dict)
+
+    def ordinary(self, cell: MatrixCell) -> OrdinaryRun | None:
+        """The ordinary run of a finding's job; None if it does not run, or logs several steps."""
+        if len(cell.case.steps) > 1 and cell.spec.metric is not None:
+            return None
+        if cell.job_id not in self._ordinary:
+            self._ordinary[cell.job_id] = None
+            ran, job = self.jobs.observations(cell.job), cell.job
+            if ran is not None:
+                steps = range(len(job.steps))
+                contexts = [step_context(job, index, ran, self.jobs.description) for index in steps]
+                found = OrdinaryRun(cell, tuple(contexts), ran, self.weights(cell, ran))
+                self._ordinary[cell.job_id] = found
+        kept = self._ordinary[cell.job_id]
+        return None if kept is None else replace(kept, cell=cell)
+
+    def ran(self, run: OrdinaryRun, **changed: Any) -> Ran | None:
+        """The outcome of a finding's job with other fields; None if it does not run."""
+        ran = self.jobs.run(replace(run.cell.job, **changed))
+        return ran if isinstance(ran, Ran) else None
+
+    def weights(self, cell: MatrixCell, observations: Sequence[Observation]) -> NDArray[np.float64]:
+        """The weights of the tokens of all steps, of (ranks, tokens)."""
+        conventions, job = self.jobs.description.conventions, cell.job
+        of_steps = (
+            np.array(final_weights(observations, index, job, conventions))
+            for index in range(len(job.steps))
+        )
+        return np.concatenate([*of_steps], axis=1)
+
+    def conforms(self, run: OrdinaryRun, replaced: Replacement) -> bool:
+        """Whether a finding breaks no promise where a line computes with another value."""
+        outcome = self.jobs.run(replace(run.cell.job, replaced=replaced))
+        judged = judge_outcome(run.cell, outcome, self.jobs)
+        return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
+
+    def right_in_other_modes(self, cell: MatrixCell) -> Iterator[OrdinaryRun]:
+        """Yield the runs of a finding's job in the other modes of the framework that conform."""
+        others = {cell.aggregation.mode, Mode.CONSTANT}
+        for mode in sorted(self.jobs.description.modes - others):
+            of_mode = replace(cell, aggregation=Aggregation(mode))
+            is_run = is_offered(of_mode, self.jobs.description)
+            run = self.ordinary(of_mode) if is_run else None
+            if run is not None:
+                judged = judge_outcome(of_mode, Ran(run.observations, (), ()), self.jobs)
+                if judged.verdict is Verdict.CONFORMS:
+                    yield run
