@@ -210,7 +210,7 @@ class _Proof:
         return any(self._is_right(one, name, run) for run in of_modes)
 
     def _is_right(self, one: Hypothesis, name: str, run: OrdinaryRun) -> bool:
-        """Whether a right run computes with a line's value, which is not the one of a name there."""
+        """Whether a right run computes with a line's value, which no such name is of there."""
         ran = self.trials.ran(run, replaced=one.replacement)
         if ran is None:
             return False
