@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from conformance.findings.cause import EMPTY_SAMPLE, Severity
@@ -123,12 +123,16 @@ class SharedCause:
 def shared_causes(reports: Sequence[Report]) -> list[SharedCause]:
     """Returns the causes of several versions, each once: those of the last, then those before it.
 
-    Of each version the worst comes first; advice is among them.
+    Of each version the worst comes first; advice is among them. Causes of one version that share
+    mistake and condition are told as the worst of them.
     """
     groups: dict[tuple[str, tuple[str, ...]], dict[int, FindingGroup]] = defaultdict(dict)
     for place, report in reversed([*enumerate(reports)]):
         for group in _groups(report, report.findings):
-            groups[group.cause.key][place] = group
+            of_cause = groups[group.cause.key]
+            worst = of_cause.setdefault(place, group)
+            if worst is not group:
+                of_cause[place] = replace(worst, findings=(*worst.findings, *group.findings))
     return [SharedCause(groups=found) for found in groups.values()]
 
 

@@ -8,7 +8,8 @@ import pytest
 from conformance.comparing.cause_changes import cause_changes
 from conformance.comparing.diff import difference, load_difference
 from conformance.comparing.report_file import write
-from conformance.explain.groups import FindingFilter
+from conformance.explain.groups import FindingFilter, shared_causes
+from conformance.findings.cause import Severity
 from conformance.findings.report import Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.versions import diff_formats
@@ -193,3 +194,15 @@ def test_what_is_not_known_to_be_gone_is_said_in_every_format() -> None:
         assert "(1 findings; now 1 crashed)" in line
     document = json.loads("\n".join(diff_formats.as_json(found)))
     assert [one["became"] for one in document["causes"]] == ["", "now 1 crashed"]
+
+
+def test_causes_of_one_version_with_the_same_words_are_told_once_with_all_findings() -> None:
+    both = report(wrong(A, CP), wrong(B, EMPTY))
+    first, second = both.causes
+    alike = second.model_copy(
+        update={"name": first.name, "condition": first.condition, "severity": Severity.LOGGED}
+    )
+    [shared] = shared_causes([both.model_copy(update={"causes": [first, alike]})])
+
+    assert shared.cause is first
+    assert [one.id for one in shared.newest.findings] == [*first.findings, *second.findings]
