@@ -130,7 +130,7 @@ def _numbers(passes: NDArray[np.int32]) -> list[int]:
 def rewarded(
     objective: Objective, contexts: Sequence[StepContext], observations: Sequence[Observation]
 ) -> dict[str, OfRanks]:
-    """Numbers that advantages are made of, of each sample of the batch or rank, and each group."""
+    """Numbers that advantages are made of, of each sample of the batch or rank, group, or all."""
     if objective not in FROM_REWARDS:
         return {}
     source = advantage_terms(contexts, objective)[0].source
@@ -153,6 +153,7 @@ def rewarded(
     for name, values in _sample_values(source.estimate):
         for words, parts in orders.items():
             found[name + words] = [[float(values[one]) for one in of_rank] for of_rank in parts]
+    found |= {name: [[value]] * len(ranks) for name, value in _of_whitening(source.estimate)}
     for name, values in _group_values(source.estimate):
         found[name] = [[float(values[one]) for one in firsts]] * len(ranks)
         several = [one for one in firsts if one in compared]
@@ -185,6 +186,23 @@ def _sample_values(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64
             yield f"the advantage of each sample{words}", values[first]
     for name, values in _group_values(estimate):
         yield f"{name} of each sample", values
+
+
+def _of_whitening(estimate: Estimate) -> Iterator[tuple[str, float]]:
+    """Yield names with the statistics that advantages are whitened by."""
+    if not estimate.estimator.whitens:
+        return
+    counted = estimate.raw[estimate.rollouts.tokens(estimate.conventions.whitened)]
+    if not counted.size:
+        return
+    mean, spread = float(counted.mean()), float(advantages.spread(counted, estimate.conventions))
+    yield "the number of tokens whose advantages are whitened", float(counted.size)
+    yield "the sum of advantages before whitening", float(counted.sum())
+    yield "the mean of advantages before whitening", mean
+    yield "the sum of the squares that whitening averages", float(((counted - mean) ** 2).sum())
+    yield "the variance of advantages before whitening", spread**2
+    yield "the standard deviation of advantages before whitening", spread
+    yield "1 by the standard deviation of advantages before whitening", 1 / spread
 
 
 def _group_values(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]:
