@@ -87,6 +87,9 @@ class Hypothesis:
     is_unused: bool = False
     """Whether the line makes the value that was needed, and nothing uses it."""
 
+    left_out: int = 0
+    """The parts that the line leaves out of those that it counts right."""
+
     def is_made_of(self, other: Hypothesis, graph: Graph) -> bool:
         """Whether its value was made of that of another, also by plain Python, or at its line."""
         if self.line == other.line:

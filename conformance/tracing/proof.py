@@ -21,7 +21,14 @@ from conformance.tracing.placed import (
 )
 from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.right_counts import NO_FACTOR, counts_of_step, is_product
-from conformance.tracing.right_values import PARTS, REWARD, counts_of_parts, ordered_as, rewarded
+from conformance.tracing.right_values import (
+    PARTS,
+    REWARD,
+    counts_of_parts,
+    left_out,
+    ordered_as,
+    rewarded,
+)
 from conformance.tracing.suspects.reasons import Suspect, of_lines
 from conformance.tracing.trials import Trials
 from conformance.tracing.unused import unused_count
@@ -106,10 +113,13 @@ class _Proof:
     _right: set[Hypothesis] = field(default_factory=set)
     """Lines that count the tokens of parts right, though another count may be meant."""
 
+    _left_out: dict[Hypothesis, int] = field(default_factory=dict)
+    """The parts that lines which count the others right leave out."""
+
     def lines(self) -> list[Suspect]:
         """The lines of the trace, those that are proven first."""
         of_size = is_of_size(self.trace)
-        shown = self._holding() if of_size else self._innermost()
+        shown = self._holding() if of_size else [*map(self._at_its_parts, self._innermost())]
         unused = [*self._unused(shown)]
         is_alone = len({one.line for one, _ in shown}) == 1 and not of_size
         is_certain = is_alone or bool(unused)
@@ -125,6 +135,15 @@ class _Proof:
             line = unused_count(self.graph, one.node, ratio) if ratio != 1 else None
             if line is not None:
                 yield replace(one, line=line, is_unused=True), name
+
+    def _at_its_parts(self, named: _Named) -> _Named:
+        """The hypothesis on a line that counts parts right, and leaves others out, if any."""
+        one, name = named
+        inner = (each for each in self._left_out if one.is_made_of(each, self.graph))
+        part = next(inner, None)
+        if part is None or one.values is not Values.COUNTS:
+            return named
+        return replace(one, line=part.line, left_out=self._left_out[part]), name
 
     def _tried(self) -> Iterator[Hypothesis]:
         """Yield the hypotheses that are tried, best first."""
@@ -252,8 +271,11 @@ class _Proof:
     def _note(self, one: Hypothesis, held: Entries, counts: Mapping[str, OfRanks]) -> None:
         """Remember the values of a line, unless they are of a further finding."""
         if self._held.setdefault(one, held) is held:
-            of_parts = ordered_as(held, {name: counts[name] for name in PARTS if name in counts})
-            self._right.update([one] if held in of_parts.values() else [])
+            parts = {name: counts[name] for name in PARTS if name in counts}
+            self._right.update([one] if held in ordered_as(held, parts).values() else [])
+            lacking = [left_out(held, of_ranks) for of_ranks in parts.values()]
+            if (number := next(filter(None, lacking), None)) is not None:
+                self._left_out[one] = number
 
     def _is_indifferent(self, one: Hypothesis, replaced: Replacement) -> bool:
         """Whether what is made of rewards at a line may be larger by 1, as others normalise it."""
@@ -363,6 +385,9 @@ def _shown(one: Hypothesis, name: str, findings: int) -> str:
         instead = f" where line {one.used.number} has it"
     if one.is_unused:
         instead = f"{instead}, which this line makes and nothing uses"
+    if one.left_out:
+        parts = "1 part is" if one.left_out == 1 else f"{one.left_out} parts are"
+        instead = f"{instead}, of which {parts} left out here"
     shown = f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"
     return f"with {_count(one, name)}{instead}, {shown}"
 

@@ -5,6 +5,7 @@ A line that computes one number for each sample, group, micro-batch or step had 
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import accumulate, chain, pairwise, zip_longest
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,19 @@ def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entrie
         for name, of_ranks in (values.items() if any(held) else ())
         if all(_fits(of_rank, one) for of_rank, one in zip(held, of_ranks, strict=True))
     }
+
+
+def left_out(held: Entries, of_ranks: OfRanks) -> int | None:
+    """How many parts a line leaves out on all ranks, if it has right values of all others."""
+    lacking = 0
+    for of_rank, values in zip(held, of_ranks, strict=True):
+        counted, right = (
+            Counter(map(float, one)) for one in (chain.from_iterable(of_rank), values)
+        )
+        if not counted or counted - right:
+            return None
+        lacking += (right - counted).total()
+    return lacking or None
 
 
 def _fits(held: Sequence[Sequence[float]], values: Sequence[float]) -> bool:
