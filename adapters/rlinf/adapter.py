@@ -26,7 +26,7 @@ class RlinfFsdpAdapter(OnFsdp):
     engine = "fsdp"
     package = "rlinf"
     distribution = "rlinf"
-    versions = "RLinf 0.3.0 and main"
+    versions = "RLinf 0.3.0, main, and commits since November 2025"
     tree = ("rlinf",)
     devices = ("cpu",)
     dtypes = ("float32",)

@@ -143,3 +143,21 @@ class TestReal:
     def test_options_of_reinforcement_learning_are_known(self, pool: RankPool) -> None:
         assert pool.description.new_options == ()
         assert "--rl-use-sequence-packing" in str(pool.description.chosen_by["mbtokens-thd"])
+
+
+@pytest.mark.parametrize(("ref", "factor"), [("34c3741f56^", 2), ("34c3741f56", 1)])
+class TestMended:
+    """A commit by which Megatron-LM mended its loss, and the one before."""
+
+    pytestmark = needs_megatron_lm
+
+    def test_a_loss_was_multiplied_by_context_parallel_ranks(
+        self, other_release: None, ref: str, factor: int
+    ) -> None:
+        given = job("dp1-cp2-mb2-bshd")
+        path = resolve(MegatronLmAdapter(), f"{CLONE}@{ref}").path
+        with RankPool(MegatronLmAdapter(), path, 2) as of_ref:
+            weighed = weights(of_ref, given)
+
+        mask = given.steps[0].mask
+        assert weighed[mask] == pytest.approx(factor / mask.sum(), rel=1e-6)
