@@ -39,6 +39,7 @@ class MegatronLmAdapter(OnMegatron):
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("transformers",)
+    recipes = "adapters.megatron_lm.recipe:read"
     fills_up = True
     framework: ClassVar[Framework] = MEGATRON_LM
 

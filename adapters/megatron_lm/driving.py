@@ -84,7 +84,7 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> LmRun
     set_what_ray_sets(rank)
     CASE.start(batch)
     megatron_core.join_grid(job.layout, rank)
-    with _arguments(words(settings)) as args:
+    with parsed_arguments(words(settings)) as args:
         policy = _policy(job, batch, args, rank)
         _run(job, batch, args, policy)
         writer = found(f"{GLOBALS}:get_tensorboard_writer")()
@@ -109,7 +109,7 @@ def words(settings: Settings) -> list[str]:
 
 
 @contextmanager
-def _arguments(typed: list[str]) -> Iterator[Any]:
+def parsed_arguments(typed: list[str]) -> Iterator[Any]:
     """Megatron-LM's own arguments, which are global while the context is open."""
     arguments, variables = found("megatron.training.arguments"), found(GLOBALS)
     tensorboard: Any = found("torch.utils.tensorboard")

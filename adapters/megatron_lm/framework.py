@@ -188,7 +188,6 @@ MEGATRON_LM = Framework(
     },
     metrics={
         Metric.POLICY_LOSS: "lm loss",
-        Metric.LOSS: "lm loss",
         Metric.RATIO: "rl/pi_over_pi_old",
         Metric.KL: "rl/kl_term",
     },

@@ -75,14 +75,20 @@ def import_rlinf(source: Path | None) -> None:
 
 
 def configured(settings: Settings) -> Any:
-    """RLinf's configuration, as it validates it; raises `Refused` where it declines it."""
+    """RLinf's configuration of settings; raises `Refused` where it declines it."""
     from omegaconf import OmegaConf
 
+    with refusals():
+        return validated(OmegaConf.create(nested(settings)), settings["cluster.num_nodes"])
+
+
+def validated(config: Any, ranks: int) -> Any:
+    """A configuration as RLinf validates it for a number of ranks."""
     home, placement = module("config"), mock.MagicMock()
-    placement.return_value.get_world_size.return_value = settings["cluster.num_nodes"]
+    placement.return_value.get_world_size.return_value = ranks
     stubs = {"Cluster": mock.MagicMock(), "HybridComponentPlacement": placement}
-    with mock.patch.multiple(home, create=True, **stubs), refusals():
-        return home.validate_cfg(OmegaConf.create(nested(settings)))
+    with mock.patch.multiple(home, create=True, **stubs):
+        return home.validate_cfg(config)
 
 
 def offers(settings: Settings) -> bool:
