@@ -65,10 +65,13 @@ set() { :; }
 """So that a script goes on without other programs and files."""
 
 
-def words_of_script(text: str, option: str = ".*", after: str | None = None) -> list[str]:
+def words_of_script(
+    text: str, option: str = ".*", after: str | None = None, within: tuple[str, str] = ("", "")
+) -> list[str]:
     """The words that a script hands to the programs that it starts and that match a pattern.
 
-    They are those behind the last word that ``after`` matches, if it is given.
+    They are those behind the last word that ``after`` matches, if it is given. ``within`` are lines
+    before and behind a script that only sets variables, as a user's own has them.
 
     The script is run by a restricted shell which finds no program but those that stand in for them.
     """
@@ -79,7 +82,9 @@ def words_of_script(text: str, option: str = ".*", after: str | None = None) -> 
         for name in PROGRAMS:
             (program := programs / name).write_text(PRINTING)
             program.chmod(0o755)
-        (script := Path(folder) / "script.sh").write_text(f"{PRELUDE}{text}", "utf-8")
+        (script := Path(folder) / "script.sh").write_text(
+            "\n".join([PRELUDE, within[0], text, within[1]]), "utf-8"
+        )
         subprocess.run(
             ["/bin/bash", "-r", str(script)],
             env={"PATH": str(programs), "HOME": folder, "WORDS": str(words), "WANDB_KEY": "none"},
@@ -143,6 +148,7 @@ def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:
         text = text.split('"""')[1]  # the command that it documents
     if entry["path"].endswith((".sh", ".py")):
         how = {name: entry[name] for name in ("option", "after") if name in entry}
+        how |= {"within": entry["lines"]} if "lines" in entry else {}
         words = [*words_of_script(text, **how), *words]
     else:
         command.append(str(file))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,7 +10,7 @@ from adapters.contract import Layout, Observation, Option
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, ordered
-from adapters.megatron_lm.framework import MEGATRON_LM
+from adapters.megatron_lm.framework import MEGATRON_LM, OF_SEQUENCES, PER_SEQUENCE
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
 from adapters.toolkit.worlds import observation
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description, Job, Rank
-    from adapters.contract.framework import Framework
+    from adapters.contract.framework import Framework, Settings
 
 OPTIONS = [option for option in Option if option in MEGATRON_LM.layout]
 MODULES = ("train_rl", "gpt_builders", "hybrid_builders", "model_provider")
@@ -33,11 +34,12 @@ class MegatronLmAdapter(OnMegatron):
     name = "megatron_lm"
     engine = "megatron"
     package = "megatron"
-    versions = "main since August 2026"
+    versions = "main since May 2026"
     tree = ("megatron", *(f"{name}.py" for name in MODULES))
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("transformers",)
+    recipes = "adapters.megatron_lm.recipe:read"
     fills_up = True
     framework: ClassVar[Framework] = MEGATRON_LM
 
@@ -68,12 +70,21 @@ class MegatronLmAdapter(OnMegatron):
         from adapters.megatron_lm.importing import STUBBED
 
         known = self.parser._option_string_actions
-        return self.framework.description(
-            lambda settings: settings.keys() <= known.keys(),
+        return self.record.description(
+            self._has,
             self._names(),
             lambda name: getattr(known.get(name), "default", None),
             stubs=tuple(STUBBED),
         )
+
+    @cached_property
+    def record(self) -> Framework:
+        """The record of the loaded version, which a pull request may give another mode."""
+        more = PER_SEQUENCE if self._has({OF_SEQUENCES: True}) else {}
+        return replace(self.framework, modes={**more, **self.framework.modes})
+
+    def _has(self, settings: Settings) -> bool:
+        return settings.keys() <= self.parser._option_string_actions.keys()
 
     @cached_property
     def parser(self) -> argparse.ArgumentParser:
@@ -96,7 +107,7 @@ class MegatronLmAdapter(OnMegatron):
         from adapters.toolkit import cuda_on_cpu
 
         batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
-        settings = self.framework.settings(job)
+        settings = self.record.settings(job)
         with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             done = driving.train(job, batch, settings, rank)
         reported = self.framework.reported(done.logs)

@@ -84,7 +84,7 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> LmRun
     set_what_ray_sets(rank)
     CASE.start(batch)
     megatron_core.join_grid(job.layout, rank)
-    with _arguments(words(settings)) as args:
+    with parsed_arguments(words(settings)) as args:
         policy = _policy(job, batch, args, rank)
         _run(job, batch, args, policy)
         writer = found(f"{GLOBALS}:get_tensorboard_writer")()
@@ -109,7 +109,7 @@ def words(settings: Settings) -> list[str]:
 
 
 @contextmanager
-def _arguments(typed: list[str]) -> Iterator[Any]:
+def parsed_arguments(typed: list[str]) -> Iterator[Any]:
     """Megatron-LM's own arguments, which are global while the context is open."""
     arguments, variables = found("megatron.training.arguments"), found(GLOBALS)
     tensorboard: Any = found("torch.utils.tensorboard")
@@ -127,13 +127,23 @@ def _arguments(typed: list[str]) -> Iterator[Any]:
         yield args
 
 
+class AnyId(int):
+    """An end of text that every id is: older versions know no cap at which responses end."""
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Equal any id of a response; a tensor compares itself with the number."""
+        return True
+
+
 def _tokenizer(args: Any) -> Any:
-    """A tokenizer without an end of text, as responses end at their cap."""
+    """A tokenizer whose end of text is no id of a tensor."""
     args.padded_vocab_size = 1
     return SimpleNamespace(
         library="ids",
         pad=PADDING_ID,
-        eod=-1,
+        eod=AnyId(-1),
         bos=None,
         vocab_size=args.padded_vocab_size,
         detokenize=lambda _: "",
@@ -162,7 +172,8 @@ def _made(args: Any, capacity: int, rank: Rank) -> Any:
         return bare[vp_stage or 0]
 
     kind = found("megatron.core.enums:ModelType").encoder_or_decoder
-    chunks, optimizer, scheduler = loop.setup_model_and_optimizer(kind, provider)
+    given = {"model_type": kind, "model_provider_func": provider}  # in an order of each version
+    chunks, optimizer, scheduler = loop.setup_model_and_optimizer(**given)
     policy: Any = megatron_core.wrapped_policy(chunks, bare)
     policy.optimizer, policy.scheduler = optimizer, scheduler
     policy.gradients = megatron_core.gradients_of_steps(optimizer, policy)
@@ -203,7 +214,9 @@ def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
     collected = _rollouts(job, batch, args)
     core = found("megatron.core.utils:get_model_config")(policy.chunks[0])
     core.no_sync_func = core.grad_sync_func = None  # as in a new model
-    replacing: dict[str, Any] = {"get_environment_rollouts": lambda *_: (collected, {})}
+    has_ledger = hasattr(rl, "FinishedRequestRecord")
+    returned: Any = (collected, {}) if has_ledger else collected
+    replacing: dict[str, Any] = {"get_environment_rollouts": lambda *_: returned}
     if gives_advantages(job):
         flat = [reward for group in collected for reward in group]
         replacing["calculate_grpo_advantages"] = lambda *_: [one.reward for one in flat]
@@ -230,7 +243,7 @@ def _loader() -> Any:
 
 def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
     """The groups of one collection, in which failed episodes take the place of missing rollouts."""
-    kind, given = found("megatron.rl.types:TokenRollout"), gives_advantages(job)
+    kind, given = found(f"{RL}:TokenRollout"), gives_advantages(job)
     rewards = batch.sample_advantages if given else batch.rewards
 
     def rollout(samples: list[int]) -> Any:
@@ -246,8 +259,11 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
                 for one in samples
             ],
             logprobs=[values.tolist() for values in log_probs],
-            reward=float(rewards[samples[0]]),
-            generation_cap=int(masks[0].sum()),
+            reward=float(rewards[samples[0]]) if samples else 0.0,
+            generation_cap=sum(map(int, masks[0])) if masks else None,
+            policy_epoch=[[(0, 0)]] * len(samples),  # which older versions want, and log
+            kv_cache_epoch=[[(0, 0)]] * len(samples),
+            num_evictions=[0] * len(samples),
         )
 
     names = np.arange(len(rewards)) if given else batch.groups
@@ -257,7 +273,7 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
     ]
     if len(groups) > len(np.unique(names)):
         raise Unsupported("no prompt whose samples are dealt to several ranks and steps")
-    size, missing = args.grpo_group_size, kind(trajectory=[], reward=0.0)
+    size, missing = args.grpo_group_size, rollout([])
     groups += [[] for _ in range(args.grpo_prompts_per_step - len(groups))]
     return [[*group, *[missing] * (size - len(group))] for group in groups]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.contract.description import Assumed, Documented
-from adapters.contract.framework import Configurable, Framework
+from adapters.contract.framework import Configurable, Framework, Settings
 from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from adapters.contract import Job
 
 PER_TOKEN = "--calculate-per-token-loss"
+OF_SEQUENCES = "--rl-per-sequence-loss-norm"
 PACKED = "--rl-use-sequence-packing"
 LOSS = "megatron/rl/rl_utils.py (calculate_grpo_loss)"
 ADVANTAGES = "megatron/rl/rl_utils.py (calculate_grpo_advantages)"
@@ -129,6 +130,11 @@ CORRECTED = {
     "--rl-importance-sampling-truncation-coef": CONSTANTS.truncation,
 }
 
+PER_SEQUENCE: dict[str, tuple[str, Settings]] = {
+    "rl_per_sequence_loss_norm": (Mode.SAMPLE_MEAN, {PER_TOKEN: True, OF_SEQUENCES: True})
+}
+"""A mode of pull request 6113, which is not merged."""
+
 MEGATRON_LM = Framework(
     title="Megatron-LM",
     scope="Options of `train_rl.py`.",
@@ -182,7 +188,6 @@ MEGATRON_LM = Framework(
     },
     metrics={
         Metric.POLICY_LOSS: "lm loss",
-        Metric.LOSS: "lm loss",
         Metric.RATIO: "rl/pi_over_pi_old",
         Metric.KL: "rl/kl_term",
     },

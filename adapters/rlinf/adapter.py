@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.layout import Layout, Option
+from adapters.contract.objective import Metric
 from adapters.engines.shells import RANKS, OnFsdp, cuts
 from adapters.rlinf import importing
 from adapters.rlinf.framework import FSDP2, RLINF
@@ -26,11 +27,12 @@ class RlinfFsdpAdapter(OnFsdp):
     engine = "fsdp"
     package = "rlinf"
     distribution = "rlinf"
-    versions = "RLinf 0.3.0 and main"
+    versions = "RLinf 0.3.0, main, and commits since November 2025"
     tree = ("rlinf",)
     devices = ("cpu",)
     dtypes = ("float32",)
     dependencies = ("ray", "transformers")
+    recipes = "adapters.rlinf.recipe:read"
     framework: ClassVar[Framework] = RLINF
 
     def layouts(self) -> list[Layout]:
@@ -70,6 +72,8 @@ class RlinfFsdpAdapter(OnFsdp):
             of_rollouts, of_steps = actor.train([*results])
         gradients, passes = actor.gradients.drain(), actor.passes.drain()
         reported = self.framework.reported([of_rollouts]) | self.framework.reported(of_steps)
+        if not settings["algorithm.calculate_entropy"]:
+            reported.pop(Metric.ENTROPY, None)  # which is 0 then, of any step
         return observation(batch, gradients, passes, reported)
 
     def leave_world(self) -> None:

@@ -20,6 +20,7 @@ from adapters.rlinf.model import probed
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, GradientReader, Records, token_table
 from adapters.toolkit.settings import gives_advantages, has_reference
+from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,14 +49,16 @@ class RlinfActor:
 
     def configure(self, config: Any) -> None:
         """Make the actor one of this configuration, with the model and the optimizer it has."""
-        rank, manager, kind = self._rank, module(MANAGER), type(self._actor)
-        mesh = rank.cache.setdefault("mesh", manager.create_device_mesh(rank.world_size))
-        placement = SimpleNamespace(is_disaggregated=False)
-        with ExitStack() as stack:
-            worker = module("scheduler").Worker
-            stack.enter_context(mock.patch.object(worker, "__init__", self._as_launched))
-            one_mesh = mock.patch.object(manager, "create_device_mesh", return_value=mesh)
-            stack.enter_context(one_mesh)
+        manager, worker, kind = module(MANAGER), module("scheduler").Worker, type(self._actor)
+        make, placement = manager.create_device_mesh, SimpleNamespace(is_disaggregated=False)
+
+        def one_mesh(*sizes: int) -> Any:
+            return cached(self._rank, "mesh", lambda: make(*sizes))
+
+        with (
+            mock.patch.object(worker, "__init__", self._as_launched),
+            mock.patch.object(manager, "create_device_mesh", one_mesh),
+        ):
             kind.__init__(self._actor, config, placement)
         self._actor.tokenizer = SimpleNamespace(eos_token_id=PADDING_ID)
 

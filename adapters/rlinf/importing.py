@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import os
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.framework import nested
+from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import choices_in, import_from, modules_of
+from adapters.toolkit.imports import choices_in, import_from, modules_of, stub_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from adapters.contract.framework import Settings
 
@@ -57,13 +58,13 @@ IN_EXAMPLES = {
 
 def import_rlinf(source: Path | None) -> None:
     """Import RLinf's actor and its strategies, from the folder of a checkout if given."""
-    from adapters.toolkit import cuda_on_cpu
-
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     cuda_on_cpu.install()
+    importlib.import_module("transformers.processing_utils")  # which makes transformers anew
     transformers: Any = importlib.import_module("transformers")
     if not hasattr(transformers, "AutoModelForVision2Seq"):  # which 0.3.0 imports
         transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
+    stub_missing(("torchvision",))
     import_from("rlinf", [source] if source else [])
     for path in (ACTOR, *STRATEGIES):
         module(path)
@@ -74,14 +75,20 @@ def import_rlinf(source: Path | None) -> None:
 
 
 def configured(settings: Settings) -> Any:
-    """RLinf's configuration, as it validates it; raises `Refused` where it declines it."""
+    """RLinf's configuration of settings; raises `Refused` where it declines it."""
     from omegaconf import OmegaConf
 
+    with refusals():
+        return validated(OmegaConf.create(nested(settings)), settings["cluster.num_nodes"])
+
+
+def validated(config: Any, ranks: int) -> Any:
+    """A configuration as RLinf validates it for a number of ranks."""
     home, placement = module("config"), mock.MagicMock()
-    placement.return_value.get_world_size.return_value = settings["cluster.num_nodes"]
+    placement.return_value.get_world_size.return_value = ranks
     stubs = {"Cluster": mock.MagicMock(), "HybridComponentPlacement": placement}
-    with mock.patch.multiple(home, **stubs), refusals():
-        return home.validate_cfg(OmegaConf.create(nested(settings)))
+    with mock.patch.multiple(home, create=True, **stubs):
+        return home.validate_cfg(config)
 
 
 def offers(settings: Settings) -> bool:
@@ -119,12 +126,12 @@ def _last(name: str) -> str:
 @cache
 def _choices() -> Mapping[str, set[str]]:
     """The texts that options may have, those of registries too."""
-    registry, losses = module("algorithms.registry"), module("utils.utils").get_loss_agg_func
+    registry, modes = module("algorithms.registry"), choices_in(module("utils.utils"), "loss_agg")
     registered = {name: {*getattr(registry, one)} for name, one in REGISTRIES.items()}
     kinds = choices_in(module("algorithms.utils").kl_penalty, "kl_penalty")
     return {
         **registered,
-        "algorithm.loss_agg_func": choices_in(losses, "loss_agg"),
+        "algorithm.loss_agg_func": modes or choices_in(module(ACTOR), "loss_agg_func"),
         "algorithm.kl_penalty_type": kinds,
     }
 
@@ -134,7 +141,8 @@ def _options() -> Mapping[str, object]:
     """The options that code reads, each with its default, by the innermost section and the name."""
     found: dict[str, object] = {}
     for path in READERS:
-        for node in ast.walk(ast.parse(inspect.getsource(module(path)))):
+        file = Path(str(getattr(find_spec(f"rlinf.{path}"), "origin", None)))  # of no other engine
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             for section, name, value in _read_by(node):
                 found[f"{section}.{name}"] = found.get(f"{section}.{name}") or value
     return found
@@ -164,3 +172,11 @@ def _let_a_cpu_do() -> None:
     }
     platform = {name: lambda *_, answer=answer: answer for name, answer in answers.items()}
     worker.torch_platform, worker.torch_device_type = SimpleNamespace(**platform), "cpu"
+    # Older versions name a GPU, and have a kernel for it alone.
+    module("utils.distributed").torch = cuda_on_cpu.torch_of_the_cpu()
+    module("utils.utils").logprobs_from_logits_flash_attn = _log_softmax
+
+
+def _log_softmax(logits: Any, labels: Any, **_: bool) -> Any:
+    """The log-probabilities of labels, by the definition of flash-attention's kernel."""
+    return logits.float().log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)

@@ -24,7 +24,8 @@ def probed(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
 def put_the_seams_in(home: Any) -> None:
     """Add the probe to the functions of logits that RLinf's module of the actor calls."""
     SEAM.put_into(home, "compute_logprobs_from_logits")
-    home.compute_entropy_from_logits = _add_entropies(home.compute_entropy_from_logits)
+    if hasattr(home, "compute_entropy_from_logits"):
+        home.compute_entropy_from_logits = _add_entropies(home.compute_entropy_from_logits)
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:

@@ -15,11 +15,16 @@ import torch
 from adapters.contract import Job, Unsupported
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import Metric, Objective
+from adapters.contract.recipe import Typed
 from adapters.megatron_lm import importing
 from adapters.megatron_lm.adapter import MegatronLmAdapter
-from adapters.megatron_lm.framework import MEGATRON_LM
+from adapters.megatron_lm.driving import words
+from adapters.megatron_lm.framework import MEGATRON_LM, PER_TOKEN
 from adapters.toolkit.source import resolve
+from conformance.findings.errors import InvalidRecipeError
 from conformance.ranks.pool import Ran, RankPool
+from conformance.recipes.matching import match
+from conformance.recipes.running import read
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from tests import command
@@ -140,6 +145,45 @@ class TestReal:
         assert ratio is not None
         assert 1 < ratio < np.exp(1.25)
 
+    @pytest.mark.parametrize(
+        ("layout", "mode"), [(PACKED, Mode.TOKEN_MEAN), (ONE_BY_ONE, Mode.SAMPLE_MEAN)]
+    )
+    def test_recipe_is_what_megatron_makes_of_words(self, layout: str, mode: Mode) -> None:
+        given = job(layout, mode)
+        typed = Typed(words=tuple(words(MEGATRON_LM.settings(given))), ranks=2)
+        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+
+        recipe = read(MegatronLmAdapter(), path, typed)
+
+        assert (recipe.layout, recipe.samples, recipe.steps) == (given.layout, 8, 1)
+        assert match(MEGATRON_LM, recipe).aggregation == given.aggregation
+
+    def test_recipe_without_a_mode_is_refused(self) -> None:
+        packed = words(MEGATRON_LM.settings(job(PACKED)))
+        typed = Typed(words=tuple(one for one in packed if one != PER_TOKEN), ranks=2)
+        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+
+        with pytest.raises(InvalidRecipeError, match="have no mode without"):
+            read(MegatronLmAdapter(), path, typed)
+
     def test_options_of_reinforcement_learning_are_known(self, pool: RankPool) -> None:
         assert pool.description.new_options == ()
         assert "--rl-use-sequence-packing" in str(pool.description.chosen_by["mbtokens-thd"])
+
+
+@pytest.mark.parametrize(("ref", "factor"), [("34c3741f56^", 2), ("34c3741f56", 1)])
+class TestMended:
+    """A commit by which Megatron-LM mended its loss, and the one before."""
+
+    pytestmark = needs_megatron_lm
+
+    def test_a_loss_was_multiplied_by_context_parallel_ranks(
+        self, other_release: None, ref: str, factor: int
+    ) -> None:
+        given = job("dp1-cp2-mb2-bshd")
+        path = resolve(MegatronLmAdapter(), f"{CLONE}@{ref}").path
+        with RankPool(MegatronLmAdapter(), path, 2) as of_ref:
+            weighed = weights(of_ref, given)
+
+        mask = given.steps[0].mask
+        assert weighed[mask] == pytest.approx(factor / mask.sum(), rel=1e-6)

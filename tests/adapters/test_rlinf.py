@@ -14,14 +14,18 @@ import pytest
 
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
+from adapters.contract.framework import nested
 from adapters.contract.job import Unsupported
 from adapters.contract.objective import Objective
+from adapters.contract.recipe import Typed
 from adapters.rlinf import importing
 from adapters.rlinf.adapter import RlinfFsdpAdapter
 from adapters.rlinf.framework import RLINF
 from adapters.toolkit.source import resolve
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
+from conformance.recipes.matching import match
+from conformance.recipes.running import read
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
 from tests import command
@@ -101,6 +105,21 @@ class TestRealActor:
         dealt = [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]
         assert [len(one) for one in dealt] == [4, 4]
         assert dealt[0].tolist() != [0, 1, 2, 3]
+
+    def test_recipe_is_what_rlinf_makes_of_a_file_and_words(self, tmp_path: Path) -> None:
+        conf = pytest.importorskip("omegaconf").OmegaConf
+        given = steps.job("uneven_lengths", Mode.TOKEN_MEAN, "dp2-cp1-mb2-thd")
+        (file := tmp_path / "recipe.yaml").write_text(
+            conf.to_yaml(conf.create(nested(RLINF.settings(given))))
+        )
+        typed = Typed(file=file, words=("algorithm.kl_beta=0.1",), ranks=2)
+
+        recipe = read(adapter := RlinfFsdpAdapter(), steps.released(adapter, "pypi:0.3.0"), typed)
+
+        assert (recipe.engine, recipe.layout, recipe.samples) == ("fsdp", given.layout, 8)
+        assert recipe.values["actor.global_batch_size"] == 8, "validation has made it"
+        found = match(RLINF, recipe)
+        assert (found.reduction, found.terms) == ("token-mean", (Objective.KL,))
 
     def test_samples_that_ranks_cannot_share_are_refused(self, pool: RankPool) -> None:
         outcome = pool.run(summed("nine_samples", "dp2-cp1-mb1-bshd"))
