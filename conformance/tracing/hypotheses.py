@@ -100,6 +100,11 @@ class Hypothesis:
             return self.values is other.values and self.depth > other.depth
         return other.node in graph.behind([self.node])
 
+    def is_of_all(self, other: Hypothesis) -> bool:
+        """Whether it is about what a line has for all callers, and another for one of them."""
+        caller = other.replacement.caller
+        return caller is not None and replace(self.replacement, caller=caller) == other.replacement
+
 
 def hypotheses(trace: Trace) -> list[Hypothesis]:
     """Hypotheses on the values that lines had to compute with, best first.

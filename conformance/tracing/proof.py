@@ -172,6 +172,8 @@ class _Proof:
             outer = (each for each in plain if each not in self._right)
             if any(one.is_made_of(each, self.graph) for each in outer):
                 continue
+            if any(map(one.is_of_all, plain)):
+                continue
             if (name := self._name(one)) is not None:
                 shown = products if is_product(name) else plain
                 not_to_blame = [self._not_to_blame(one, each) for each in shown]
