@@ -31,7 +31,7 @@ from conformance.tracing.right_values import (
 )
 from conformance.tracing.suspects.reasons import Suspect, of_lines
 from conformance.tracing.trials import Trials
-from conformance.tracing.unused import unused_count
+from conformance.tracing.unused import unused_count, unused_product
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,8 +86,7 @@ class Prover:
         The first of ``cells`` is the traced one. Of what a value was made of the innermost is
         proven. What other values can do elsewhere, independently of it, proves none of them: a
         weight that is off by a number of ranks or micro-batches can be made good at any line. Then
-        only suspected lines are tried, and their order stays, unless a line makes the very value
-        and nothing uses it.
+        only suspected lines are tried, unless a line makes the very value and nothing uses it.
         """
         first = self.trials.ordinary(cells[0])
         if first is None or trace.graph is None:
@@ -125,8 +124,14 @@ class _Proof:
         is_certain = is_alone or bool(unused)
         said, findings = _proven if is_certain else _made_good, 1 + len(self.others)
         found = {one.line: said(one, name, findings) for one, name in unused[:1] or shown}
-        suspected = {one.line: one for one in self.trace.suspects}
-        return of_lines(((found if is_certain else {}) | suspected | found).values())
+        others = [one for one in self.trace.suspects if one.line not in found]
+        return of_lines([*self._unused_factor(), *found.values(), *others])
+
+    def _unused_factor(self) -> Iterator[Suspect]:
+        weight = self.trace.weight
+        if weight is not None and weight.off and (line := unused_product(self.graph, weight.off)):
+            words = f"multiplies by {1 / weight.off:.6g}, which the weight lacks"
+            yield Suspect(line, f"{words}, and nothing uses it")
 
     def _unused(self, shown: Iterable[_Named]) -> Iterator[_Named]:
         """Yield hypotheses on lines that make what others, which hold, had to compute with."""

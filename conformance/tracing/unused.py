@@ -30,13 +30,14 @@ def unused_count(graph: Graph, used: Node, ratio: float) -> Line | None:
 
 
 def unused_product(graph: Graph, off: float) -> Line | None:
-    """The line that multiplies the token's value by the factor that the weight lacks."""
+    """The line that multiplies the token's loss by the factor that the weight lacks."""
     for rank in range(len(graph.traces)):
         for node in _unused(graph, rank):
             held = graph.operation(node).contents.largest
             before = [one for one in graph.inputs(node) if graph.painted.get(one) is False]
             had = [graph.operation(one).contents.largest for one in before]
-            if graph.painted.get(node) is False and any(is_close(held * off, one) for one in had):
+            is_loss = graph.operation(node).requires_grad
+            if is_loss and any(is_close(held * off, one) for one in had):
                 return graph.operation(node).stack[0]
     return None
 

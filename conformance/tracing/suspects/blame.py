@@ -23,7 +23,6 @@ from conformance.tracing.right_counts import NO_FACTOR, counts_of_token, is_prod
 from conformance.tracing.source import origins
 from conformance.tracing.suspects.plain_python import had_before
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
-from conformance.tracing.unused import unused_product
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -157,9 +156,6 @@ class Blame:
     def _of_factors(self) -> Iterator[_Blamed]:
         """Yield the lines of factors that are what the weight is off by, or 1 where one lacks."""
         off, right = self.weight.off, self.weight.right
-        if off not in (0, 1) and (line := unused_product(self.weight.chain.graph, off)):
-            words = f"multiplies by {1 / off:.6g}, which the weight lacks, and nothing uses it"
-            yield from self._lines([line], Says.CHANGED, 0, words)
         for depth, factor in enumerate(self.weight.factors if off else ()):
             operation = self.weight.operation(factor.node)
             needed = self._name(off / factor.value) if ".mean" in operation.name else None
