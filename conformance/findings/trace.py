@@ -34,6 +34,9 @@ ROLL = "aten.roll.default"
 INDEXING = ("aten.index.Tensor", "aten.index_select.default")
 """The operations that take the entries of a tensor which others index."""
 
+WRITING = "aten.index_put_.default"
+"""The operation that writes the entries of a tensor which others index."""
+
 VIEWS = {
     "aten.slice_backward.default": "aten.slice.Tensor",
     "aten.select_backward.default": "aten.select.int",

@@ -21,6 +21,7 @@ from conformance.findings.trace import (
     READ,
     ROLL,
     VIEWS,
+    WRITING,
 )
 from conformance.tracing.graph import Node, is_close
 from conformance.tracing.needed import Needed, all_needed
@@ -228,23 +229,24 @@ def _moves(trace: Trace) -> Iterator[Hypothesis]:
 
 
 def _moves_of_parts(trace: Trace) -> Iterator[Hypothesis]:
-    """Yield what takes parts of tensors, such as a token's value, for lines that are suspected.
+    """Yield what takes parts of tensors for suspected lines, and what writes a reward anywhere.
 
     A recursion reads the values of two tokens: one of them may be another's.
     """
     graph = trace.graph
     assert graph is not None
+    suspected = [one.line for one in trace.suspects]
     found: dict[Replacement, Hypothesis] = {}
-    for line in dict.fromkeys(one.line for one in trace.suspects):
-        for node in sorted(graph.painted):
-            cut = graph.traces[node.rank].cuts.get(node.place)
-            if cut is None or not is_own(cut.stack[0], trace.package):
-                continue
-            if graph.operation(node).line == line:
-                operation = replace(graph.operation(node), name=cut.operation, stack=cut.stack)
-                one = _at(operation, node, Values.LATER)
-                for moved in (replace(one.replacement, moved=by) for by in (1, -1)):
-                    found.setdefault(moved, replace(one, replacement=moved))
+    for node in sorted(graph.painted):
+        operation, cut = graph.operation(node), graph.traces[node.rank].cuts.get(node.place)
+        if cut is not None and operation.line in suspected:
+            operation = replace(operation, name=cut.operation, stack=cut.stack)
+        elif operation.name != WRITING or not operation.stack:
+            continue
+        if is_own(operation.stack[0], trace.package):
+            one = _at(operation, node, Values.LATER)
+            for moved in (replace(one.replacement, moved=by) for by in (1, -1)):
+                found.setdefault(moved, replace(one, replacement=moved))
     yield from found.values()
 
 

@@ -102,15 +102,25 @@ class RewardedAdapter(MinimalAdapter):
         spreads = (2 * variance).clamp(min=0).sqrt() + 1e-6
         return (self.centred(rewards, groups) / spreads)[:, None] * rows["mask"]
 
+    def early(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Gives the reward to the token before the last."""
+        placed = torch.zeros_like(rows["mask"])
+        placed[range(len(placed)), last_of(rows) - 1] = rewards
+        return self.recursive(placed, rows, 1)
+
     def own_values(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Takes a token's own value for that of the next; no token of a response is masked."""
+        """Takes a token's own value for that of the next."""
+        placed = torch.zeros_like(rows["mask"])
+        placed[range(len(placed)), last_of(rows)] = rewards
+        return self.recursive(placed, rows, 0)
+
+    def recursive(self, placed: torch.Tensor, rows: Rows, shift: int) -> torch.Tensor:
+        """Whitened advantages of rewards and values; no token of a response is masked."""
         constants = ESTIMATORS[Objective.GAE].constants
-        values, advantages = rows["values"], torch.zeros_like(rows["mask"])
-        placed, last = torch.zeros_like(values), torch.zeros(len(values))
-        placed[range(len(values)), rows["mask"].cumsum(1).argmax(1)] = rewards
-        width = values.shape[1]
+        values, advantages = rows["values"], torch.zeros_like(placed)
+        last, width = torch.zeros(len(placed)), placed.shape[1]
         for token in reversed(range(width)):
-            following = values[:, token] if token < width - 1 else torch.zeros_like(last)
+            following = values[:, token + shift] if token + 1 < width else torch.zeros(len(values))
             delta = placed[:, token] + constants.discount * following - values[:, token]
             last = delta + constants.discount * constants.trace * last
             advantages[:, token] = last
@@ -125,6 +135,11 @@ class RewardedAdapter(MinimalAdapter):
         mean = sums[0] / sums[2]
         variance = (sums[1] / sums[2] - mean**2) * sums[2] / (sums[2] - 1)
         return (advantages - mean) / (variance + 1e-8).sqrt() * rows["mask"]
+
+
+def last_of(rows: Rows) -> torch.Tensor:
+    """The place of the last active token of each row."""
+    return rows["mask"].cumsum(1).argmax(1)
 
 
 class CountingAll(Trainer):

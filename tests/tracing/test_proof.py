@@ -148,15 +148,22 @@ def test_the_line_of_a_wrong_advantage_is_proven(
     assert not any(each.startswith("proven") for _, each in others)
 
 
-def test_the_line_that_takes_the_value_of_another_token_is_proven(
-    jobs_of_rewards: SharedJobs,
+@pytest.mark.parametrize(
+    ("way", "text"),
+    [
+        ("own_values", "following = values[:, token + shift]"),
+        ("early", "placed[range(len(placed)), last_of(rows) - 1] = rewards"),
+    ],
+)
+def test_the_line_that_takes_or_writes_the_value_of_another_token_is_proven(
+    jobs_of_rewards: SharedJobs, way: str, text: str
 ) -> None:
     """The toy knows no masked tokens within responses."""
-    of_cause = wrong("own_values", jobs_of_rewards, Objective.GAE)
+    of_cause = wrong(way, jobs_of_rewards, Objective.GAE)
     unmasked = [one for one in of_cause if one.case.name == "unequal_shards"]
     [(line, why), *_] = told(unmasked, jobs_of_rewards)
 
-    assert "following = values[:, token] if" in line
+    assert text in line
     assert why.startswith("proven: with values from 1 entry later")
 
 

@@ -43,7 +43,12 @@ SLICES = {"aten.slice.Tensor": 2, "aten.slice_backward.default": 3}
 SELECTED = {"aten.select.int": 2, "aten.select_backward.default": 3}
 """Operations that take one entry, with the place of its index among their operands."""
 
-LISTS = ("aten.index.Tensor", "aten.index_put.default", "aten._index_put_impl_.default")
+LISTS = (
+    "aten.index.Tensor",
+    "aten.index_put.default",
+    "aten.index_put_.default",
+    "aten._index_put_impl_.default",
+)
 """Operations with a list of indices of each dimension, their second operand."""
 
 
@@ -60,12 +65,14 @@ def _within(index: int | None, size: int, otherwise: int) -> int:
 
 
 def _indices(given: Sequence[Any], by: int) -> list[Any]:
-    """The indices of dimensions, moved unless they are truths."""
-    shape = given[0].shape
-    return [
-        one if one is None or one.dtype is torch.bool else (one + by).clamp(0, shape[dimension] - 1)
-        for dimension, one in enumerate(given[1])
-    ]
+    """The indices of dimensions, those of the last one moved unless they are truths.
+
+    Those before them are of rows.
+    """
+    *rows, last = given[1]
+    if last is None or last.dtype is torch.bool:
+        return [*given[1]]
+    return [*rows, (last + by).clamp(0, given[0].shape[len(rows)] - 1)]
 
 
 def _index(given: Sequence[Any], by: int) -> Any:
