@@ -60,7 +60,7 @@ def traced(mistake: Mistake, folder: Path) -> str:
                     trace = Trace.of(cell.id, job, adapter.package, jobs.pool.source)
             if trace is not None:
                 of_cause = [cell, *islice(wrong, MOST_PROVEN_WITH)]
-                lines = Prover.of(jobs).proven(trace, of_cause)
+                lines = Prover(jobs).proven(trace, of_cause)
                 places = [
                     place
                     for place, one in enumerate(lines, 1)

@@ -238,7 +238,7 @@ class OwnTrainerCheck:
 
     def _proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The suspects of a trace, with those first that runs have proven."""
-        return Prover.of(SharedJobs(self._as_pool)).proven(trace, cells)
+        return Prover(SharedJobs(self._as_pool)).proven(trace, cells)
 
     def _is_around(self, one: Suspect) -> bool:
         """Whether a line is of the user's test, and not of the trainer."""

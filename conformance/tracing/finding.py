@@ -94,7 +94,7 @@ def traces_of_causes(
         for cell in (*plan.cells(), *plan.chosen_of_cases)  # some are beyond a quick plan
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
-    prover = Prover.of(jobs)
+    prover = Prover(jobs)
     several = [*causes]
     laws = {
         cell.id: cell for cell in plan.cells() if cell.spec.law and isinstance(cell, MatrixCell)

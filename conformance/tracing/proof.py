@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     """A hypothesis that holds, with the name of the value that was needed."""
 
 MOST_TRIED = 12
-"""Hypotheses of a cause that are tried."""
+"""Hypotheses of a cause that are tried, on lines and on values of rewards."""
 
 MOST_SHOWN = 4
 """Further findings of a cause that a line must make right."""
@@ -69,16 +69,11 @@ ALL_RANKS = "the sum over all ranks"
 """The name of the right result of a reduction."""
 
 
-@dataclass(frozen=True)
 class Prover:
     """Tries hypotheses about the lines of causes on their findings."""
 
-    trials: Trials
-
-    @classmethod
-    def of(cls, jobs: SharedJobs) -> Prover:
-        """A prover that runs jobs."""
-        return cls(Trials(jobs))
+    def __init__(self, jobs: SharedJobs) -> None:
+        self.trials = Trials(jobs)
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The lines of a trace, the one first with which the findings conform.
@@ -118,7 +113,7 @@ class _Proof:
     def lines(self) -> list[Suspect]:
         """The lines of the trace, those that are proven first."""
         of_size = is_of_size(self.trace)
-        shown = self._holding() if of_size else [*map(self._at_its_parts, self._innermost())]
+        shown = self._holding() if of_size else [*map(self._placed_at_parts, self._innermost())]
         unused = [*self._unused(shown)]
         is_alone = len({one.line for one, _ in shown}) == 1 and not of_size
         is_certain = is_alone or bool(unused)
@@ -141,7 +136,7 @@ class _Proof:
             if line is not None:
                 yield replace(one, line=line, is_unused=True), name
 
-    def _at_its_parts(self, named: _Named) -> _Named:
+    def _placed_at_parts(self, named: _Named) -> _Named:
         """The hypothesis on a line that counts parts right, and leaves others out, if any."""
         one, name = named
         inner = (each for each in self._left_out if one.is_made_of(each, self.graph))
@@ -152,9 +147,10 @@ class _Proof:
 
     def _tried(self) -> Iterator[Hypothesis]:
         """Yield the hypotheses that are tried, best first."""
-        yield from islice(chain(candidates(self.trace), self._of_rewards()), MOST_TRIED)
+        yield from islice(candidates(self.trace), MOST_TRIED)
+        yield from islice(self._reward_hypotheses(), MOST_TRIED)
 
-    def _of_rewards(self) -> Iterator[Hypothesis]:
+    def _reward_hypotheses(self) -> Iterator[Hypothesis]:
         if isinstance(self.trace.job, TracedAdvantage):
             ran = self.trials.ran(self.first, is_recorded=True)
             yield from () if ran is None else _rewarded(self.trace, Graph(ran.traces), self.first)
@@ -322,7 +318,7 @@ def _rewarded(trace: Trace, ordinary: Graph, first: OrdinaryRun) -> Iterator[Hyp
         held = tuple(tuple(of_rank) for of_rank in of_ranks)
         placed = ordered_as(held, values)
         is_right = any(_distance(held, entries) < CLOSE for entries in placed.values())
-        if placed and not is_right:
+        if _nearest(held, placed) and not is_right:
             yield from operands(one, trace, ordinary)
             maker = _wrong_operand(ordinary, nodes[0], numbers)
             is_used_elsewhere = maker is not None and maker.number != one.line.number

@@ -65,7 +65,7 @@ def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entrie
 
 
 def left_out(held: Entries, of_ranks: OfRanks) -> int | None:
-    """How many parts a line leaves out on all ranks, if it has right values of all others."""
+    """The number of parts that a line leaves out on all ranks; None if it has a wrong value."""
     lacking = 0
     for of_rank, values in zip(held, of_ranks, strict=True):
         counted, right = (
@@ -167,7 +167,7 @@ def rewarded(
     for name, values in _sample_values(source.estimate):
         for words, parts in orders.items():
             found[name + words] = [[float(values[one]) for one in of_rank] for of_rank in parts]
-    found |= {name: [[value]] * len(ranks) for name, value in _of_whitening(source.estimate)}
+    found |= {name: [[value]] * len(ranks) for name, value in _whitening_values(source.estimate)}
     for name, values in _group_values(source.estimate):
         found[name] = [[float(values[one]) for one in firsts]] * len(ranks)
         several = [one for one in firsts if one in compared]
@@ -202,7 +202,7 @@ def _sample_values(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64
         yield f"{name} of each sample", values
 
 
-def _of_whitening(estimate: Estimate) -> Iterator[tuple[str, float]]:
+def _whitening_values(estimate: Estimate) -> Iterator[tuple[str, float]]:
     """Yield names with the statistics that advantages are whitened by."""
     if not estimate.estimator.whitens:
         return

@@ -87,7 +87,7 @@ def traced(cell: OfWay, jobs: SharedJobs) -> Trace:
 
 def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
     """The lines of a cause after its proofs, each with what is said of it."""
-    found = Prover.of(jobs).proven(traced(of_cause[0], jobs), of_cause)
+    found = Prover(jobs).proven(traced(of_cause[0], jobs), of_cause)
     return [(linecache.getline(one.line.file, one.line.number), one.why) for one in found]
 
 

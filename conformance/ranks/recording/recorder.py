@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The floats that tensors were made of, or that operations were given, by their places."""
 
     _views: dict[Part, Cut] = field(default_factory=dict)
-    """What took parts of tensors."""
+    """The operations that took parts of tensors."""
 
     _cuts: dict[int, Cut] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
