@@ -1,20 +1,25 @@
 """The soak run sees what it is for: memory that is lost little by little."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from adapters.contract import Job, Observation, Rank
+from adapters.contract import Job, Layout, Observation, Rank
+from adapters.native.adapter import NativeAdapter
 from conformance.ranks.pool import RankPool
 from tests import soak
-from tests.broken import TwoLayouts
 
 KEPT: list[bytearray] = []
 
 
-class Leaking(TwoLayouts):
-    """Keeps something of every step."""
+class Leaking(NativeAdapter):
+    """Keeps something of every step, on both of two ranks."""
+
+    def layouts(self) -> Sequence[Layout]:
+        return [Layout(dp=2)]
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        KEPT.append(bytearray(1 << 14))
+        KEPT.append(bytearray(1 << 18))
         return super().observe(job, rank)
 
 
@@ -36,7 +41,8 @@ def test_growth_is_what_goes_on(taken: list[int], growth: float) -> None:
 
 
 @pytest.mark.processes
-def test_a_leak_of_an_adapter_is_growth_of_its_ranks() -> None:
+def test_a_leak_of_an_adapter_is_growth_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "EXAMPLES", 1)
     with RankPool(Leaking(), None, size=2) as pool:
         memory = soak.soak(pool, ranks=2, seconds=0)
         print(memory)

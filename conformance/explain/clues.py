@@ -32,15 +32,15 @@ LARGEST = 2**20
 """Tokens of the largest step that is held against all known mistakes."""
 
 
-def clues(measurements: Sequence[Measurement]) -> Clues:
+def clues(of_ranks: Sequence[Explained]) -> Clues:
     """The clues of a job, given what each rank observed of each step.
 
     Of several that are wrong the first is explained, and the others rule out explanations. A step
     of more than `LARGEST` tokens, which takes a minute, says nothing.
     """
-    if len(measurements[0].context.step.mask) > LARGEST:
-        return Clues(terms=[str(term.metric) for term in measurements[0].terms])
-    explained = [Explained(one) for one in _distinct(measurements)]
+    if len(of_ranks[0].measurement.context.step.mask) > LARGEST:
+        return Clues(terms=of_ranks[0].terms)
+    explained = [*_distinct(of_ranks)]
     wrong = [one for one in explained if not one.is_right]
     right = [one for one in explained if one.is_right]
     excluded = {name for one in right for name in one.visible}
@@ -71,11 +71,11 @@ def clues_of_failure(job: Job) -> Clues:
     return Clues(terms=[str(Metric.POLICY_LOSS)], conditions=[*facts])
 
 
-def _distinct(measurements: Sequence[Measurement]) -> Iterator[Measurement]:
+def _distinct(of_ranks: Sequence[Explained]) -> Iterator[Explained]:
     """Yield what ranks observed once where they observed the same."""
     seen = set()
-    for one in measurements:
-        key = one.context.step_index, one.observed.tobytes()
+    for one in of_ranks:
+        key = one.measurement.context.step_index, one.measurement.observed.tobytes()
         if key not in seen:
             seen.add(key)
             yield one

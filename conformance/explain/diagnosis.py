@@ -39,9 +39,9 @@ OF_A_MEAN = (Kind.FILLED, Kind.UNREDUCED, Kind.READ_OFF)
 """Mistakes of an auxiliary term alone: in the tokens that it averages, or over which ranks."""
 
 
-def diagnose(measurement: Measurement) -> Diagnosis:
+def diagnose(explained: Explained) -> Diagnosis:
     """Name the mistake that explains what was observed; ``unexplained`` if none does."""
-    explained = Explained(measurement)
+    measurement = explained.measurement
     if len(measurement.terms) > 1:
         return _of_several(explained)
     return _of_tokens(explained) if measurement.is_per_token else _of_sum(explained)
@@ -111,7 +111,7 @@ def _of_tokens(explained: Explained) -> Diagnosis:
 
     A wrong derivative comes first: tokens that have none seem to be lost.
     """
-    weights = ObservedWeights(explained.measurement)
+    weights = ObservedWeights(explained.measurement, explained.elsewhere)
     if (whole := _of_whole_step(weights, explained)) is not None:
         return whole
     known = _alone(explained)
@@ -267,7 +267,9 @@ def _of_several(explained: Explained) -> Diagnosis:
         wrong = [pair for pair in zip(measurement.terms, choice, strict=True) if pair[1]]
         if len(wrong) == 1 and any(one.kind is Kind.ABSENT for one in wrong[0][1]):
             return _absent(wrong[0][0].metric, measurement)
-    of_terms = [(term, diagnose(measurement.of_term(term))) for term in measurement.terms]
+    of_terms = [
+        (term, diagnose(Explained(measurement.of_term(term)))) for term in measurement.terms
+    ]
     possible = [one for one in of_terms if not _is_of_others(*one, measurement)] or of_terms
     alone = likeliest((term.metric, diagnosis) for term, diagnosis in possible)
     # What another term has at tokens that one term masks seems to be that term's.

@@ -95,6 +95,8 @@ class Explained:
     """The explanations of a measurement by known mistakes."""
 
     measurement: Measurement
+    elsewhere: bool = False
+    """Whether some rank observed weights of the step, even if this one observed none."""
 
     @property
     def terms(self) -> list[str]:

@@ -37,9 +37,6 @@ class Measurement:
     bounds: tuple[float, float] | None = None
     """Between which a sum over all tokens is clipped before it is observed."""
 
-    elsewhere: bool = False
-    """Whether some rank observed weights of the step, even if this one observed none."""
-
     @property
     def context(self) -> StepContext:
         """The context of the first term."""
@@ -70,7 +67,6 @@ class Measurement:
             terms=[term],
             observed=self.observed - (self.expected - self.reduced(term.products)),
             others=self.magnitude - self.reduced(term.magnitudes),
-            elsewhere=False,
         )
 
     def is_given_by(self, weights: NDArray[np.float64]) -> bool:
@@ -88,6 +84,8 @@ class ObservedWeights:
     """The weights of tokens that a measurement of a single term shows."""
 
     measurement: Measurement
+    elsewhere: bool = False
+    """Whether some rank observed weights of the step, even if this one observed none."""
 
     @property
     def term(self) -> LossTerm:

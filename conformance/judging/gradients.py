@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.expected.step_context import StepContext
+    from conformance.explain.engine import Explained
     from conformance.judging.weights import Judging
     from reference.losses.policy_losses import PolicyTokens
     from reference.step import Step
@@ -222,9 +223,9 @@ def _routed(step: Step) -> int:
     return int((step.prompt_lengths + step.response_lengths).sum())
 
 
-def _wrong_coefficient(measurement: Measurement) -> Judgement:
+def _wrong_coefficient(explained: Explained) -> Judgement:
+    measurement, diagnosis = explained.measurement, diagnose(explained)
     found = float(measurement.observed[0])
-    diagnosis = diagnose(measurement)
     explanation = f"a loss of the router has {found:.7g} times its coefficient"
     _, colon, rest = diagnosis.explanation.partition(": ")
     return Judgement(
@@ -325,13 +326,14 @@ def _error(measurement: Measurement) -> float | None:
     return float(max((off[active] / measurement.magnitude[active]).max(initial=0.0), leaked))
 
 
-def _wrong(measurement: Measurement) -> Judgement:
+def _wrong(explained: Explained) -> Judgement:
+    measurement = explained.measurement
     scale, cosine = direction(measurement.observed, measurement.expected)
     return Judgement(
         verdict=Verdict.MISMATCH,
         scale=scale,
         cosine=cosine,
         agreement=agreement(measurement.observed, measurement.expected, measurement.magnitude),
-        diagnosis=diagnose(measurement),
+        diagnosis=diagnose(explained),
         picture=picture(measurement.context, measurement.observed, measurement.expected),
     )

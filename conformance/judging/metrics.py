@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Description, Job, Observation
     from conformance.expected.term import LossTerm
+    from conformance.explain.engine import Explained
     from conformance.judging.weights import Judging
 
 
@@ -129,13 +130,14 @@ def _error(measurement: Measurement) -> float | None:
     return float(error) if np.isfinite(error) else None
 
 
-def _wrong(measurement: Measurement) -> Judgement:
+def _wrong(explained: Explained) -> Judgement:
+    measurement = explained.measurement
     reported = float(measurement.observed[0])
     expected = float(measurement.expected[0])
     return Judgement(
         verdict=Verdict.MISMATCH,
         agreement=agreement(measurement.observed, measurement.expected, measurement.magnitude),
-        diagnosis=diagnose(measurement),
+        diagnosis=diagnose(explained),
         logged=Logged(expected=expected, reported=reported if math.isfinite(reported) else None),
     )
 

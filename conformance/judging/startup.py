@@ -17,6 +17,7 @@ from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
 from conformance.explain.catalogue.mistake import INACTIVE
 from conformance.explain.diagnosis import diagnose
+from conformance.explain.engine import Explained
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.sanitize import first_line
@@ -202,7 +203,7 @@ def _term_words(
     measurement = Measurement(terms=[plain_term(context)], observed=left, tolerance=tolerance)
     if measurement.is_given_by(context.expected):
         return f"its {name} term is a mean over samples"
-    found = diagnose(measurement)
+    found = diagnose(Explained(measurement))
     if found.name in ("unexplained", INACTIVE, "not_finite"):
         return f"no known aggregation of its {name} term explains the gradient"
     return f"of its {name} term, which would be a mean over samples, {found.explanation}"
@@ -260,7 +261,7 @@ def _divided(
 
 def _several_divisors(measurement: Measurement, words: str) -> Judgement:
     """The wrong gradient of a step that is divided by several numbers, held against their mean."""
-    found = diagnose(measurement)
+    found = diagnose(Explained(measurement))
     if found.name == "unexplained":
         wrong = mismatch("several_divisors", words)
     else:

@@ -16,6 +16,7 @@ from conformance.expected.step_context import ExpectedNumber, StepContext
 from conformance.expected.term import LossTerm
 from conformance.explain.clues import clues
 from conformance.explain.diagnosis import diagnose
+from conformance.explain.engine import Explained
 from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.finding import Diagnosis, Finding
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from reference.step import Step
 
     ErrorOf = Callable[[Measurement], float | None]
-    Wrong = Callable[[Measurement], "Judgement"]
+    Wrong = Callable[[Explained], "Judgement"]
     Judging = Callable[[Sequence[Measurement], ErrorOf, Wrong], "Judgement"]
     """Judges measurements: `judge_measurements`, or `verdict_alone`."""
 
@@ -107,35 +108,51 @@ def judge_measurements(
     ``error_of`` returns an error that is relative as the tolerance is, None if something is not
     finite; ``wrong`` returns the mismatch, without its error.
     """
-    judgement, judged = _worst(measurements, error_of, wrong), _judged(measurements)
+    judged = _judged(measurements)
+    judgement = _worst(measurements, judged, error_of, wrong)
     return replace(judgement, clues=clues(judged)) if judged else judgement
 
 
 def verdict_alone(measurements: Sequence[Measurement], error_of: ErrorOf, _: Wrong) -> Judgement:
     """The result of `judge_measurements` without the explanation, which takes most of its time."""
-    return _worst(measurements, error_of, lambda _: Judgement(verdict=Verdict.MISMATCH))
+
+    def unexplained(_: Explained) -> Judgement:
+        return Judgement(verdict=Verdict.MISMATCH)
+
+    return _worst(measurements, _judged(measurements), error_of, unexplained)
 
 
-def _judged(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The measurements that can be wrong: a skipped step without active tokens cannot."""
+def _judged(measurements: Sequence[Measurement]) -> list[Explained]:
+    """The measurements that can be wrong: a skipped step without active tokens cannot.
+
+    Diagnosis and clues share the explanations, and nothing else keeps them.
+    """
+    seen = {one.context for one in measurements if one.observed.any()}
     return [
-        one for one in measurements if not one.context.is_skipped or one.context.step.mask.any()
+        Explained(one, elsewhere=one.context in seen)
+        for one in measurements
+        if not one.context.is_skipped or one.context.step.mask.any()
     ]
 
 
-def _worst(measurements: Sequence[Measurement], error_of: ErrorOf, wrong: Wrong) -> Judgement:
-    worst, judged = Judgement(verdict=Verdict.CONFORMS), _judged(measurements)
-    for one in judged:
+def _worst(
+    measurements: Sequence[Measurement],
+    judged: Sequence[Explained],
+    error_of: ErrorOf,
+    wrong: Wrong,
+) -> Judgement:
+    worst = Judgement(verdict=Verdict.CONFORMS)
+    for explained in judged:
+        one = explained.measurement
         # Where all advantages are 0, a skipped step has the right gradient by accident.
         is_lost = one.context.is_skipped and one.is_per_token
         error = None if is_lost else error_of(one)
         if error is None or not error <= one.tolerance:
-            elsewhere = any(each.context is one.context and each.observed.any() for each in judged)
             worst = replace(
-                wrong(replace(one, elsewhere=elsewhere)),
+                wrong(explained),
                 error=error,
                 tolerance=one.tolerance,
-                rescalings=tuple(rescalings(judged, one)),
+                rescalings=tuple(rescalings([each.measurement for each in judged], one)),
             )
             break
         if worst.error is None or error > worst.error:
@@ -182,15 +199,15 @@ def _error(measurement: Measurement) -> float | None:
     return largest_error(measurement.observed, measurement.context.expected)
 
 
-def _wrong(wrong: Measurement) -> Judgement:
-    context, observed = wrong.context, wrong.observed
+def _wrong(explained: Explained) -> Judgement:
+    context, observed = explained.measurement.context, explained.measurement.observed
     scale, cosine = direction(observed, context.expected)
     return Judgement(
         verdict=Verdict.MISMATCH,
         agreement=agreement(observed, context.expected),
         scale=scale,
         cosine=cosine,
-        diagnosis=diagnose(wrong),
+        diagnosis=diagnose(explained),
         picture=picture(context, observed, context.expected),
     )
 

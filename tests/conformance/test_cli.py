@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -35,10 +36,14 @@ def adapters(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, s
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    "names", [("native", "skyrl", "miles", "slime"), pytest.param((), marks=pytest.mark.thorough)]
+)
 def test_adapters_shows_what_can_be_checked_here_and_what_is_missing(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], names: Sequence[str]
 ) -> None:
-    blocks = adapters(capsys)
+    """Lists the adapters that are named, or all."""
+    blocks = adapters(capsys, *names)
 
     assert re.search(r"source +installed 0\.3\.0", blocks["skyrl (engine fsdp)"])
     assert re.search(

@@ -640,7 +640,7 @@ def test_losses_on_other_log_probabilities_worked_by_hand(
     observed: list[float], words: str
 ) -> None:
     measurement = of_moved_losses(observed)
-    found = diagnose(measurement)
+    found = diagnose(Explained(measurement))
 
     assert found.name == MISALIGNED
     assert words in found.explanation
@@ -689,7 +689,8 @@ def test_ratio_of_a_sequence_is_that_of_the_tokens_its_losses_are_moved_to() -> 
     term = off_policy_term(context, Objective.GSPO, tokens)
     observed = np.array([0.0, 0.5 * np.exp(0.375 / 2)])
 
-    assert diagnose(Measurement(terms=[term], observed=observed, tolerance=1e-6)).name == MISALIGNED
+    measurement = Measurement(terms=[term], observed=observed, tolerance=1e-6)
+    assert diagnose(Explained(measurement)).name == MISALIGNED
 
 
 def test_logged_share_of_clipped_tokens_looks_at_the_next_tokens_ratios() -> None:

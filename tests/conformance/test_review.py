@@ -376,6 +376,7 @@ def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
         "--adapter=slime",
         "--layout=dp1-cp2-mb1-thd",
         "--checks=weights",
+        "--modes=sample_mean,token_mean",
         "--budget=600",
         f"--reports={tmp_path / 'kept'}",
     ]

@@ -7,6 +7,7 @@ from adapters.contract import Layout
 from adapters.contract.objective import Metric
 from conformance.expected.term import LossTerm
 from conformance.explain.diagnosis import diagnose
+from conformance.explain.engine import Explained
 from conformance.explain.measurement import Measurement
 from conformance.findings.finding import Diagnosis
 from reference.aggregation import AuxiliaryAggregation, Mode
@@ -45,14 +46,13 @@ APART = weighed(POLICY, 1) + weighed(ENTROPY, OF_ONE_RANK) + weighed(KL, HALVED)
 
 def diagnosis(total: np.ndarray, kl: LossTerm = KL, tolerance: float = 1e-9) -> Diagnosis:
     """The diagnosis of gradients, [tokens], or of a logged number, [1]."""
-    return diagnose(
-        Measurement(
-            terms=[POLICY, ENTROPY, kl],
-            observed=total,
-            tolerance=tolerance,
-            is_per_token=len(total) > 1,
-        )
+    measurement = Measurement(
+        terms=[POLICY, ENTROPY, kl],
+        observed=total,
+        tolerance=tolerance,
+        is_per_token=len(total) > 1,
     )
+    return diagnose(Explained(measurement))
 
 
 def test_terms_that_each_have_a_mistake_of_their_own_are_named_together() -> None:

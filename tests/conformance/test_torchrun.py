@@ -2,6 +2,7 @@
 
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -110,6 +111,7 @@ def test_two_groups_of_processes_find_the_same_as_one(tmp_path: Path) -> None:
     wait_for(lambda: not processes_in(tmp_path), seconds=120)
 
 
+@pytest.mark.thorough
 def test_bad_input_ends_all_processes(tmp_path: Path) -> None:
     result = command.torchrun(tmp_path, "native", "--layout=dp4-cp1-mb1-thd", options=TWO)
 
@@ -123,16 +125,30 @@ def test_bad_input_ends_all_processes(tmp_path: Path) -> None:
     wait_for(lambda: not processes_in(tmp_path), seconds=120)
 
 
-def test_workers_of_xdist_are_refused_and_the_other_processes_dismissed(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-n", "2"), "*leave out -n, or torchrun"),
+        (
+            ("--layout=dp16-cp1-mb1-thd",),
+            "*layout dp16-cp1-mb1-thd takes 16 ranks and torchrun started 8 processes, one for"
+            " each; start 16 with --nproc-per-node and --nnodes or choose a smaller layout",
+        ),
+    ],
+)
+def test_bad_input_is_refused_and_the_other_processes_are_dismissed(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: Sequence[str],
+    words: str,
 ) -> None:
     workers = MagicMock()
     monkeypatch.setattr(torchrun, "RemoteWorkers", workers)
     for name, value in (ENVIRONMENT | {"RANK": "0"}).items():
         monkeypatch.setenv(name, value)
-    result = pytester.runpytest_inprocess("--adapter=native", "-n", "2")
+    result = pytester.runpytest_inprocess("--adapter=native", *arguments)
 
-    result.stderr.fnmatch_lines(["*leave out -n, or torchrun"])
+    result.stderr.fnmatch_lines([words])
     workers().dismiss.assert_called_once_with(pytest.ExitCode.USAGE_ERROR)
 
 

@@ -1,5 +1,6 @@
 """Six trainers as people write them, and the five mistakes that they make most often."""
 
+import gc
 import inspect
 import re
 from importlib import import_module
@@ -60,8 +61,13 @@ def test_a_mistake_is_named_with_its_line(loss_conformance, name, bug):
 
 
 def trainers(name):
-    """The module of a trainer, which may take seconds to import."""
-    return import_module(f"tests.own_trainer.trainers.{name}")
+    """The module of a trainer, which may take seconds to import.
+
+    Hugging Face's collects garbage in every step, and what is imported is none.
+    """
+    module = import_module(f"tests.own_trainer.trainers.{name}")
+    gc.freeze()
+    return module
 
 
 def bug_line(wrong):

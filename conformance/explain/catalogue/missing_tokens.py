@@ -93,11 +93,10 @@ OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
     """Yield diagnoses of tokens that are lost or repeated, if all others weigh what is right."""
     context, observed, active = weights.context, weights.observed, weights.active
-    measurement = weights.measurement
-    matches = measurement.is_given_by
+    matches = weights.measurement.is_given_by
     gone = active & np.equal(observed, 0)
     none = active.any() and gone[active].all()
-    if none and not measurement.elsewhere and not context.untrained[active].any():
+    if none and not weights.elsewhere and not context.untrained[active].any():
         yield _without_gradient(int(active.sum()))
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
