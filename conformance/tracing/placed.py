@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -139,4 +140,4 @@ def _replaced(held: Entries, needed: Mapping[EntryPlace, float]) -> Entries:
 
 def is_close(one: float, other: float) -> bool:
     """Whether two counts are one, after all roundings of a step."""
-    return bool(np.isclose(one, other, rtol=CLOSE, atol=0.0))
+    return math.isclose(one, other, rel_tol=CLOSE)

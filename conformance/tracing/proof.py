@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from conformance.runs.jobs import SharedJobs
     from conformance.tracing.graph import Node
     from conformance.tracing.placed import OrdinaryRun
-    from conformance.tracing.right_values import Entries, OfRanks
+    from conformance.tracing.right_values import Entries, LeftOut, OfRanks
     from conformance.tracing.trace import Trace
 
     _Named = tuple[Hypothesis, str]
@@ -107,7 +107,7 @@ class _Proof:
     _right: set[Hypothesis] = field(default_factory=set)
     """Lines that count the tokens of parts right, though another count may be meant."""
 
-    _left_out: dict[Hypothesis, int] = field(default_factory=dict)
+    _left_out: dict[Hypothesis, LeftOut] = field(default_factory=dict)
     """The parts that lines which count the others right leave out."""
 
     def lines(self) -> list[Suspect]:
@@ -139,11 +139,11 @@ class _Proof:
     def _placed_at_parts(self, named: _Named) -> _Named:
         """The hypothesis on a line that counts parts right, and leaves others out, if any."""
         one, name = named
-        inner = (each for each in self._left_out if one.is_made_of(each, self.graph))
-        part = next(inner, None)
-        if part is None or one.values is not Values.COUNTS:
-            return named
-        return replace(one, line=part.line, left_out=self._left_out[part]), name
+        for part, lacking in self._left_out.items():
+            is_sum = lacking.makes(one.had, one.needed) and not is_product(name)
+            if is_sum and one.is_made_of(part, self.graph):
+                return replace(one, line=part.line, left_out=lacking.parts), name
+        return named
 
     def _tried(self) -> Iterator[Hypothesis]:
         """Yield the hypotheses that are tried, best first."""
@@ -277,8 +277,8 @@ class _Proof:
             parts = {name: counts[name] for name in PARTS if name in counts}
             self._right.update([one] if held in ordered_as(held, parts).values() else [])
             lacking = [left_out(held, of_ranks) for of_ranks in parts.values()]
-            if (number := next(filter(None, lacking), None)) is not None:
-                self._left_out[one] = number
+            if (found := next(filter(None, lacking), None)) is not None:
+                self._left_out[one] = found
 
     def _is_indifferent(self, one: Hypothesis, replaced: Replacement) -> bool:
         """Whether what is made of rewards at a line may be larger by 1, as others normalise it."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import accumulate, chain, pairwise, zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from adapters.contract.objective import FROM_REWARDS
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.loss_terms import advantage_terms
+from conformance.tracing.graph import is_close
 from conformance.tracing.right_counts import counts_of_step
 from reference import advantages
 
@@ -64,17 +65,29 @@ def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entrie
     }
 
 
-def left_out(held: Entries, of_ranks: OfRanks) -> int | None:
-    """The number of parts that a line leaves out on all ranks; None if it has a wrong value."""
-    lacking = 0
+class LeftOut(NamedTuple):
+    """Parts that a line leaves out on all ranks, with the sum of those that it has, and of all."""
+
+    parts: int
+    counted: float
+    right: float
+
+    def makes(self, had: float, needed: float | None) -> bool:
+        """Whether a wrong count is the sum of those that it has, and the right one that of all."""
+        return needed is not None and is_close(self.counted, had) and is_close(self.right, needed)
+
+
+def left_out(held: Entries, of_ranks: OfRanks) -> LeftOut | None:
+    """The parts that a line leaves out; None if it has a wrong value, or all of them."""
+    lacking, counted_in_all, right_in_all = 0, 0.0, 0.0
     for of_rank, values in zip(held, of_ranks, strict=True):
-        counted, right = (
-            Counter(map(float, one)) for one in (chain.from_iterable(of_rank), values)
-        )
+        counted, right = Counter(chain.from_iterable(of_rank)), Counter(values)
         if not counted or counted - right:
             return None
         lacking += (right - counted).total()
-    return lacking or None
+        counted_in_all += sum(counted.elements())
+        right_in_all += sum(values)
+    return LeftOut(lacking, counted_in_all, right_in_all) if lacking else None
 
 
 def _fits(held: Sequence[Sequence[float]], values: Sequence[float]) -> bool:

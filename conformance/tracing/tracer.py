@@ -355,7 +355,7 @@ def most_wrong(job: Job, observations: Sequence[Observation], description: Descr
         expected, counted = context.expected, context.counted[context.sample]
         for observed in final_weights(observations, step_index, job, description.conventions):
             right = np.where(derivatives[step_index], expected, 0)
-            off = np.abs(np.nan_to_num(observed, nan=np.inf) - right)
+            off = np.nan_to_num(np.abs(observed - right), nan=np.inf, posinf=np.inf)
             relative = off / np.where(expected, expected, expected.max(initial=1.0))
             errors += [
                 (

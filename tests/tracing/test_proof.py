@@ -6,6 +6,7 @@ import linecache
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from adapters.contract import Depth, Job, Layout
@@ -21,7 +22,8 @@ from conformance.runs.jobs import SharedJobs
 from conformance.tracing.finding import traced_job
 from conformance.tracing.proof import Prover
 from conformance.tracing.trace import Trace
-from conformance.tracing.traced import TracedJob
+from conformance.tracing.traced import TracedJob, tokens_of_steps
+from conformance.tracing.tracer import most_wrong
 from reference.aggregation import Aggregation, Mode
 from tests.tracing.mistaken import MistakenAdapter
 from tests.tracing.rewarded import RewardedAdapter
@@ -206,3 +208,16 @@ def test_a_factor_that_any_line_could_make_good_is_said_of_suspected_lines_alone
     assert text in after[0][0]
     assert words in after[0][1]
     assert not any("proven" in why for _, why in after)
+
+
+def test_a_token_of_infinite_weight_is_the_most_wrong(jobs: SharedJobs) -> None:
+    job = cells("largest", Objective.POLICY)[0].job
+    observations = jobs.observations(job)
+    assert observations is not None
+    weights = [one.copy() for one in observations[0].token_weights]
+    weights[0][3] = np.inf
+    infinite = replace(observations[0], token_weights=tuple(weights))
+
+    token = most_wrong(job, [infinite, *observations[1:]], jobs.description)
+
+    assert token == next(tokens_of_steps(job))[3]
