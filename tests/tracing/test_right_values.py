@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformance.tracing import right_values
-from conformance.tracing.right_values import PARTS, counts_of_parts
+from conformance.tracing.right_values import PARTS, LeftOut, counts_of_parts, left_out
 
 OWN, OF_SAMPLES, OF_ALL, OF_RANK, SAMPLES, SAMPLES_OF_RANK = PARTS
 
@@ -39,3 +39,20 @@ def test_tokens_of_micro_batches_are_counted_on_each_rank_and_on_all(
     assert counts[SAMPLES] == [[1.0, 1.0], [2.0]]
     assert counts[SAMPLES_OF_RANK] == [[2.0], [2.0]]
     assert counts["of the step"] == [[6.0], [6.0]]
+
+
+def test_parts_are_left_out_where_others_are_counted_right() -> None:
+    right = [[15.0, 19.0, 1.0]]
+    lacking = left_out((((15.0,), (19.0,)),), right)
+
+    assert lacking == LeftOut(parts=1, counted=34.0, right=35.0)
+    assert left_out((((15.0,), (18.0,)),), right) is None
+    assert left_out((((15.0, 19.0, 1.0),),), right) is None
+
+
+def test_parts_that_are_left_out_make_a_wrong_count_only_if_it_is_their_sum() -> None:
+    lacking = LeftOut(parts=4, counted=9.0, right=22.0)
+
+    assert lacking.makes(9.0, 22.0)
+    assert not lacking.makes(4.5, 5.5)  # a count of one micro-batch, which has no other parts
+    assert not lacking.makes(9.0, None)
