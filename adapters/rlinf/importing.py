@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.framework import nested
-from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import choices_in, import_from, modules_of, stub_missing
 
@@ -58,6 +57,8 @@ IN_EXAMPLES = {
 
 def import_rlinf(source: Path | None) -> None:
     """Import RLinf's actor and its strategies, from the folder of a checkout if given."""
+    from adapters.toolkit import cuda_on_cpu
+
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     cuda_on_cpu.install()
     importlib.import_module("transformers.processing_utils")  # which makes transformers anew
@@ -164,6 +165,8 @@ def _read_by(node: ast.AST) -> Iterator[tuple[str, str, object]]:
 @cache
 def _let_a_cpu_do() -> None:
     """Make the CPU the accelerator of RLinf's workers."""
+    from adapters.toolkit import cuda_on_cpu
+
     worker = module("scheduler").Worker
     answers: dict[str, Any] = {
         "is_available": True,

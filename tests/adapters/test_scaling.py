@@ -63,9 +63,10 @@ ELSEWHERE = {
     """,
     "marks of values that are replaced, in experiments alone": "contract.job.mark",
     "sizes of recipes, which are read and train nothing": """
-        areal.recipe.read ms_swift.recipe.read nemo_rl.recipe._training_ranks
-        nemo_rl.recipe.read open_instruct.recipe.read openrlhf.recipe._micro_batches
-        openrlhf.recipe.read prime_rl.recipe._training_ranks prime_rl.recipe.read roll.recipe.read
+        areal.recipe.read megatron_lm.recipe.read ms_swift.recipe.read
+        nemo_rl.recipe._training_ranks nemo_rl.recipe.read open_instruct.recipe.read
+        openrlhf.recipe._micro_batches openrlhf.recipe.read prime_rl.recipe._training_ranks
+        prime_rl.recipe.read rlinf.recipe.read roll.recipe.read
         skyrl.recipe.read slime_family.recipe.read trl.recipe.read tunix.recipe.read
         verl.recipe.read
     """,
