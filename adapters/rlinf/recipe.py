@@ -57,7 +57,7 @@ def read(adapter: RlinfFsdpAdapter, typed: Typed) -> Recipe:
         per_prompt=per_prompt,
         steps=steps,
         longest=int(values["runner.seq_length"]) - int(values["data.max_prompt_length"]),
-        # Rollouts of reasoning have one turn, of which every token is trained on.
+        # A rollout of reasoning has one turn, and all of its tokens are trained on.
         unlike=frozenset({MASKED_SAMPLE, MASKED_END, UNEVEN_GROUPS}),
     )
 

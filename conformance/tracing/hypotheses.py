@@ -85,11 +85,8 @@ class Hypothesis:
     used: Line | None = None
     """The line that has the value, if the one to blame made the only operand that is not right."""
 
-    is_unused: bool = False
-    """Whether the line makes the value that was needed, and nothing uses it."""
-
-    left_out: int = 0
-    """The parts that the line leaves out of those that it counts right."""
+    reason: str = ""
+    """The reason, in words, to blame the line rather than the one whose value is replaced."""
 
     def is_made_of(self, other: Hypothesis, graph: Graph) -> bool:
         """Whether its value was made of that of another, also by plain Python, or at its line."""

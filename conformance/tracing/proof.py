@@ -65,6 +65,8 @@ IN_ORDER = (Values.REWARDS, Values.RANKS)
 UNLESS_PROVEN = {Values.LATER: (Values.COUNTS, Values.MASK), Values.REWARDS: (*Values,)}
 """Values that are tried only as long as none of others is proven."""
 
+UNUSED = "which this line makes and nothing uses"
+
 ALL_RANKS = "the sum over all ranks"
 """The name of the right result of a reduction."""
 
@@ -134,7 +136,7 @@ class _Proof:
             ratio = one.needed / one.had if one.needed and one.had else 1.0
             line = unused_count(self.graph, one.node, ratio) if ratio != 1 else None
             if line is not None:
-                yield replace(one, line=line, is_unused=True), name
+                yield replace(one, line=line, reason=UNUSED), name
 
     def _placed_at_parts(self, named: _Named) -> _Named:
         """The hypothesis on a line that counts parts right, and leaves others out, if any."""
@@ -142,7 +144,7 @@ class _Proof:
         for part, lacking in self._left_out.items():
             is_sum = lacking.makes(one.had, one.needed) and not is_product(name)
             if is_sum and one.is_made_of(part, self.graph):
-                return replace(one, line=part.line, left_out=lacking.parts), name
+                return replace(one, line=part.line, reason=lacking.words), name
         return named
 
     def _tried(self) -> Iterator[Hypothesis]:
@@ -386,11 +388,8 @@ def _shown(one: Hypothesis, name: str, findings: int) -> str:
     instead = f" instead of {one.had:.6g}" if one.values is Values.COUNTS else ""
     if one.used is not None:
         instead = f" where line {one.used.number} has it"
-    if one.is_unused:
-        instead = f"{instead}, which this line makes and nothing uses"
-    if one.left_out:
-        parts = "1 part is" if one.left_out == 1 else f"{one.left_out} parts are"
-        instead = f"{instead}, of which {parts} left out here"
+    if one.reason:
+        instead = f"{instead}, {one.reason}"
     shown = f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"
     return f"with {_count(one, name)}{instead}, {shown}"
 

@@ -72,6 +72,11 @@ class LeftOut(NamedTuple):
     counted: float
     right: float
 
+    @property
+    def words(self) -> str:
+        """The parts as a reason to blame the line."""
+        return f"as {self.parts} part{' is' if self.parts == 1 else 's are'} not counted here"
+
     def makes(self, had: float, needed: float | None) -> bool:
         """Whether a wrong count is the sum of those that it has, and the right one that of all."""
         return needed is not None and is_close(self.counted, had) and is_close(self.right, needed)

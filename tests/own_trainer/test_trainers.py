@@ -63,7 +63,7 @@ def test_a_mistake_is_named_with_its_line(loss_conformance, name, bug):
 def trainers(name):
     """The module of a trainer, which may take seconds to import.
 
-    Hugging Face's collects garbage in every step, and what is imported is none.
+    Hugging Face's trainer collects garbage in every step; imported objects are exempted from that.
     """
     module = import_module(f"tests.own_trainer.trainers.{name}")
     gc.freeze()

@@ -103,7 +103,7 @@ def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
         ("largest", "op=dist.ReduceOp.MAX", "active tokens of the step"),
         ("cut", "shifted = padded[:, 1:]", "with values from 1 entry earlier"),
         ("left_out", "(self.losses(rows) * kept)", "with 1 for active tokens, 0 for others"),
-        ("last_left_out", "count += row.sum().item()", "of which 2 parts are left out here"),
+        ("last_left_out", "count += row.sum().item()", "as 2 parts are not counted here"),
         ("of_a_copy", "dist.all_reduce(count.clone())", "which this line makes and nothing uses"),
         ("of_another_variable", "whole = own + self.", "which this line makes and nothing uses"),
     ],
