@@ -295,8 +295,9 @@ def trace(options: argparse.Namespace) -> Iterator[str]:
 def watch(options: argparse.Namespace) -> Iterator[str]:
     """Yields the table, a line as soon as its version has run; progress goes to the error stream.
 
-    A release is compared with the newest reported release, if there is one, all else with the
-    newest report.
+    Each version has the same share of the time that is left, so that what one does not need goes
+    to those after it. A release is compared with the newest reported release, if there is one, all
+    else with the newest report.
     """
     from conformance.runs.versions import watch as runs
     from conformance.views.overview import committed
@@ -307,13 +308,16 @@ def watch(options: argparse.Namespace) -> Iterator[str]:
     newest = {one.framework: one for one in committed.newest(found)}
     released = newest | {one.framework: one for one in committed.newest(committed.releases(found))}
 
+    until = time.monotonic() + options.budget
+
     def rows() -> Iterator[tuple[Target, Row, CommittedReport | None]]:
         for number, target in enumerate(targets, 1):
+            seconds = (until - time.monotonic()) / (len(targets) - number + 1)
             print(f"{number} of {len(targets)}: {target}", file=sys.stderr, flush=True)
             reports = newest if target.newest is runs.Newest.MAIN else released
             reported = reports.get(target.framework)
             report = reported.report if reported else None
-            yield target, runs.run(target, report, options.reports), reported
+            yield target, runs.run(target, report, options.reports, max(seconds, 0)), reported
 
     return of_watch(rows())
 

@@ -203,6 +203,14 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="a folder of git repositories, each named after its framework, such as SkyRL",
     )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=1500.0,
+        metavar="SECONDS",
+        help="what all versions may take together; each has its share, and the table says what was"
+        " not reached (1500)",
+    )
     _add_reports(parser)
     parser.add_argument("names", nargs="*", metavar="NAME", help="watch these adapters only")
 

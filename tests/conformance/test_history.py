@@ -190,9 +190,14 @@ def offering(one: Report, *options: str) -> Report:
 
 def watched(reported: Report | None, new: Report) -> list[str]:
     """The cells of a version that is watched, from whether it is driven on."""
+    return cells(reported, rows(new)[0])
+
+
+def cells(reported: Report | None, row: Row) -> list[str]:
+    """The cells of a version that has run."""
     target = targets(["slime"], Path())[0]
     known = reported and CommittedReport(name="v1", path=Path("slime/v1.json.gz"), report=reported)
-    *_, line = of_watch([(target, rows(new)[0], known)])
+    *_, line = of_watch([(target, row, known)])
     return [cell.strip() for cell in line.split("|")[4:-1]]
 
 
@@ -219,6 +224,43 @@ def test_the_watch_tells_causes_by_what_both_reports_looked_at() -> None:
     lost = report(with_verdict(Verdict.UNSUPPORTED, A, message="no mode token_mean"))
     assert watched(report(right(A)), lost)[0] == "yes: 1 worse; no mode token_mean"
     assert watched(None, report(wrong(A, CP)))[1::3] == ["multiplied_by_cp", "no committed report"]
+
+
+@pytest.mark.processes
+def test_the_watch_says_what_its_time_did_not_suffice_for(
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committed, "REPORTS", repository)
+
+    assert cli.main(["watch", f"--sources={repository.parent}", "--budget=0", "slime"]) == 0
+
+    *_, main, _release = capsys.readouterr().out.splitlines()
+    assert main.split(" | ")[3] == "its 0 s ended before anything was run"
+
+
+def test_a_run_that_is_ended_has_what_it_found_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the findings are no failure, and their causes are compared as those of all."""
+    half = report(wrong(A, CP)).model_dump() | {
+        "complete": False,
+        "selection": {"selected": 2, "deselected": 0},
+    }
+    kept = tmp_path / "report.json"
+
+    def ended(*_: str, seconds: float | None) -> subprocess.CompletedProcess[str]:
+        kept.write_text(Report.model_validate(half).model_dump_json())
+        return subprocess.CompletedProcess((), 2, stdout="")
+
+    monkeypatch.setattr(histories, "_pytest", ended)
+    commit = Commit(ref="main", revision="", date="", subject="")
+    selection = histories.CommitRuns(adapter="slime")
+
+    row = histories.run_one(selection, commit, kept, str(tmp_path), seconds=0)
+
+    [cell, new, *_] = cells(report(right(A)), row)
+    assert cell == "yes: 1 worse; its 0 s ended after 1 of 2 findings"
+    assert new == "new: multiplied_by_cp"
 
 
 @pytest.mark.processes

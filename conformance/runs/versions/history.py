@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -66,6 +67,9 @@ class Row:
     has_failed: bool = False
     """Whether its run could not begin, or not write its report."""
 
+    unreached: str | None = None
+    """What its time did not suffice for, in words."""
+
 
 def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
     """The commits of refs and ranges, after all checks that are possible before a run.
@@ -90,12 +94,21 @@ def _collect(selection: CommitRuns, commit: Commit) -> None:
         raise InvalidHistoryError(last_words(result.stdout))
 
 
-def run(selection: CommitRuns, commits: Iterable[Commit], reports: Path | None) -> Iterator[Row]:
-    """Run one commit after another; keep their reports in a folder if one is given."""
+def run(
+    selection: CommitRuns,
+    commits: Iterable[Commit],
+    reports: Path | None,
+    seconds: float | None = None,
+) -> Iterator[Row]:
+    """Run one commit after another; keep their reports in a folder if one is given.
+
+    A run that takes longer than ``seconds`` is ended, and its row has what it found by then.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         folder = (reports or Path(scratch)).resolve()
         for commit in commits:
-            yield run_one(selection, commit, _report_path(folder, selection, commit), scratch)
+            path = _report_path(folder, selection, commit)
+            yield run_one(selection, commit, path, scratch, seconds)
 
 
 def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit]) -> None:
@@ -120,12 +133,30 @@ def _report_path(folder: Path, selection: CommitRuns, commit: Commit) -> Path:
     return folder / f"{'-'.join(filter(None, names))}.json"
 
 
-def run_one(selection: CommitRuns, commit: Commit, report: Path, scratch: str) -> Row:
+def run_one(
+    selection: CommitRuns,
+    commit: Commit,
+    report: Path,
+    scratch: str,
+    seconds: float | None = None,
+) -> Row:
     """Run one commit from an empty folder; its report is left where it is asked for."""
     report.resolve().unlink(missing_ok=True)
-    result = _pytest(scratch, *selection.arguments(commit, report))
+    begun = time.monotonic()
+    result = _pytest(scratch, *selection.arguments(commit, report), seconds=seconds)
     row = row_of(commit, report, result.stdout)
+    is_complete = row.report is not None and row.report.complete
+    if seconds is not None and time.monotonic() >= begun + seconds and not is_complete:
+        return replace(row, problem=None, unreached=_unreached(row.report, seconds))
     return replace(row, has_failed=result.returncode in FAILED)
+
+
+def _unreached(report: Report | None, seconds: float) -> str:
+    """What a run that was ended had done by then."""
+    if report is None:
+        return f"its {seconds:.0f} s ended before anything was run"
+    done, wanted = len(report.findings), report.selection.selected
+    return f"its {seconds:.0f} s ended after {done} of {wanted} findings"
 
 
 def row_of(commit: Commit, report: Path, output: str) -> Row:
@@ -148,13 +179,19 @@ def end_all() -> None:
         process.terminate()
 
 
-def _pytest(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a folder."""
+def _pytest(
+    folder: str, *arguments: str, seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder, and have it write its report and end after some seconds."""
     process = start(folder, subprocess.PIPE, *arguments)
     RUNNING.add(process)
     try:
         with process:
-            output, _ = process.communicate()
+            try:
+                output, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                output, _ = process.communicate()
     finally:
         RUNNING.discard(process)
     return subprocess.CompletedProcess(process.args, process.returncode, output)

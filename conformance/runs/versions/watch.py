@@ -89,8 +89,8 @@ def targets(names: Sequence[str], sources: Path) -> list[Target]:
     ]
 
 
-def run(target: Target, reported: Report | None, reports: Path | None) -> Row:
-    """Run a version on the two layouts with the most findings in a report, and compare."""
+def run(target: Target, reported: Report | None, reports: Path | None, seconds: float) -> Row:
+    """Run a version on the two layouts with the most findings in a report, for some seconds."""
     try:
         commit = target.commit()
     except ConformanceError as error:
@@ -103,10 +103,11 @@ def run(target: Target, reported: Report | None, reports: Path | None) -> Row:
         options=(
             f"--engine={target.adapter.engine}",
             f"--checks={','.join(CHECKS)}",
+            "--no-trace",  # the table has no lines
             *_selection(target.adapter, reported),
         ),
     )
-    [row] = history.run(selection, [commit], reports)
+    [row] = history.run(selection, [commit], reports, seconds)
     return row
 
 

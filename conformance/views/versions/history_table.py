@@ -125,7 +125,8 @@ def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iter
     yield target.adapter.name
     yield target.adapter.engine
     yield escape_markdown(" ".join(filter(None, [row.commit.ref, revision, row.commit.date])))
-    yield escape_markdown(shorten(row.problem or f"yes: {words}", PROBLEM_WIDTH))
+    driven = [f"yes: {words}" if words else "", row.unreached]
+    yield escape_markdown(shorten(row.problem or "; ".join(filter(None, driven)), PROBLEM_WIDTH))
     yield _list_cell(map(_change, new))
     yield _list_cell(map(_change, gone))
     yield _list_cell(option for option in options if option not in known)
