@@ -152,7 +152,8 @@ class Replacement:
     line that must have called its function, None if any may have. ``entries`` has values by rank
     and by the number of earlier calls of the line; calls that it lacks are left alone. If it is
     None, each entry is multiplied by a mark of its own, or replaced by the mark if it is 0. An
-    operation that is ``moved`` takes entries as many places later instead.
+    operation that is ``moved`` takes entries as many places later instead, and one with another
+    ``instead`` of it is run as that one.
     """
 
     file: str
@@ -164,6 +165,7 @@ class Replacement:
     caller: tuple[str, int] | None = None
     entries: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     moved: int = 0
+    instead: str = ""
 
 
 MARKS = 4096

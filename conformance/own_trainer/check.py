@@ -28,8 +28,8 @@ from conformance.own_trainer.outcome import LEFT_EARLY, Outcome, WrongLossError
 from conformance.own_trainer.step import Step, observation
 from conformance.own_trainer.worlds import Copies, Launched, launched
 from conformance.ranks.pool import Ran
+from conformance.ranks.recording.otherwise import replacing_mode
 from conformance.ranks.recording.recorder import Recorder
-from conformance.ranks.recording.replacing import Replacing
 from conformance.ranks.recording.stacks import LIBRARIES
 from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
@@ -296,7 +296,7 @@ class OwnTrainerCheck:
         assert self._ranks is not None
         rank, shown = self._ranks.rank, []
         recorder = Recorder(self._passes_by) if job.is_recorded else None
-        replacing = Replacing(job.replaced, rank, self._passes_by) if job.replaced else None
+        replacing = replacing_mode(job.replaced, rank, self._passes_by) if job.replaced else None
         self._is_proving = replacing is not None
         with nullcontext() if recorder is None else recorder:
             for index in range(len(job.steps)):

@@ -144,10 +144,10 @@ def _recorded(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
 
 
 def _with_others(spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement) -> Observed:
-    """The adapter's observation where values of the framework's own are replaced."""
-    from conformance.ranks.recording.replacing import Replacing
+    """The adapter's observation where values or operations of the framework's are replaced."""
+    from conformance.ranks.recording.otherwise import replacing_mode
 
-    with Replacing(replaced, rank.index, passes_by(spec.adapter)) as replacing:
+    with replacing_mode(replaced, rank.index, passes_by(spec.adapter)) as replacing:
         observation = _observed(spec.adapter, job, rank)
     return Observed(observation, held=tuple(replacing.held))
 

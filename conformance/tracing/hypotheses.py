@@ -23,6 +23,7 @@ from conformance.findings.trace import (
     VIEWS,
     WRITING,
 )
+from conformance.ranks.recording.otherwise import others
 from conformance.tracing.graph import Node, is_close
 from conformance.tracing.needed import Needed, all_needed
 from conformance.tracing.rewards import TracedAdvantage
@@ -44,6 +45,14 @@ UNSEEN = (GIVEN, OUTSIDE, BUILT, LISTED)
 GATHERING = ("c10d.allgather", "c10d.broadcast")
 """Operations by which wrappers of models compare these over ranks, at the line that wraps one."""
 
+DETACH = "aten.detach.default"
+"""The operation that hands on a value without its derivative."""
+
+ARITHMETIC = tuple(
+    f"aten.{name}" for name in ("mul", "div", "add", "sub", "rsub", "sum", "_to_copy")
+)
+"""The beginnings of the names of operations of which each line has some."""
+
 COPYING = ("aten.empty", *GATHERING)
 """Operations that make no value."""
 
@@ -55,6 +64,7 @@ class Values(Enum):
     MASK = "mask"
     LATER = "later"  # entries from other places
     RANKS = "ranks"  # the sum over all ranks
+    OTHERWISE = "otherwise"  # what another operation makes
     REWARDS = "rewards"  # what advantages are made of, in the order of samples or groups
 
 
@@ -262,6 +272,46 @@ def _of_ranks(trace: Trace) -> Iterator[Hypothesis]:
             chooser = chosen_by(operation.stack, "group")
             found.setdefault(one.replacement, replace(one, line=chooser or one.line))
     yield from found.values()
+
+
+def operated_otherwise(trace: Trace) -> list[Hypothesis]:
+    """Operations on the way to a loss, and others that may have been meant, best first.
+
+    What cuts a value off from its derivative is in no record: where a token is lost, it may be in
+    any line that has its value. Of others those that few operands go through come before
+    arithmetic, suspected lines before others, and what holds the token's value before what does
+    not.
+    """
+    graph = trace.graph
+    assert graph is not None
+    on_way = (graph.before_roots | graph.painted.keys()) if graph.roots else {*graph.nodes()}
+    suspected = [one.line for one in trace.suspects]
+    found: dict[Replacement, Hypothesis] = {}
+
+    def order(node: Node) -> tuple[bool, bool, bool, int]:
+        operation = graph.operation(node)
+        is_arithmetic = operation.name.startswith(ARITHMETIC)
+        is_suspected = operation.line in suspected
+        return is_arithmetic, not is_suspected, node not in graph.painted, -node.place
+
+    ordered = [
+        (operation, node)
+        for node in sorted(on_way, key=order)
+        if (operation := graph.operation(node)).backward_pass is None and operation.stack
+        if is_own(operation.stack[0], trace.package)
+    ]
+    detached = (
+        (replace(operation, name=DETACH, stack=(replace(line, columns=None), *callers)), node)
+        for operation, node in ordered
+        for line, *callers in [operation.stack]
+        if trace.chain is None and node in graph.painted
+    )
+    for operation, node in (*detached, *ordered):
+        at = _at(operation, node, Values.OTHERWISE)
+        for other in others(operation.name):
+            meant = replace(at.replacement, instead=other)
+            found.setdefault(meant, replace(at, replacement=meant))
+    return [*found.values()]
 
 
 def rewarded_lines(trace: Trace, ordinary: Graph) -> Iterator[tuple[Hypothesis, Sequence[Node]]]:

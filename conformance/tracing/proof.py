@@ -11,7 +11,14 @@ import numpy as np
 from adapters.contract.batch.formulas import ESTIMATORS
 from adapters.contract.job import Operand
 from conformance.tracing.graph import Graph
-from conformance.tracing.hypotheses import Hypothesis, Values, hypotheses, operands, rewarded_lines
+from conformance.tracing.hypotheses import (
+    Hypothesis,
+    Values,
+    hypotheses,
+    operands,
+    operated_otherwise,
+    rewarded_lines,
+)
 from conformance.tracing.placed import (
     CLOSE,
     counts_placed,
@@ -53,6 +60,9 @@ if TYPE_CHECKING:
 MOST_TRIED = 12
 """Hypotheses of a cause that are tried, on lines and on values of rewards."""
 
+MOST_OPERATED = 24
+"""Other operations that are tried where nothing else is proven."""
+
 MOST_SHOWN = 4
 """Further findings of a cause that a line must make right."""
 
@@ -62,7 +72,11 @@ MOST_NAMES = 4
 IN_ORDER = (Values.REWARDS, Values.RANKS)
 """Values of which the first that is proven is the one that others are made of."""
 
-UNLESS_PROVEN = {Values.LATER: (Values.COUNTS, Values.MASK), Values.REWARDS: (*Values,)}
+UNLESS_PROVEN = {
+    Values.LATER: (Values.COUNTS, Values.MASK),
+    Values.REWARDS: (*Values,),
+    Values.OTHERWISE: tuple(one for one in Values if one is not Values.OTHERWISE),
+}
 """Values that are tried only as long as none of others is proven."""
 
 UNUSED = "which this line makes and nothing uses"
@@ -151,6 +165,8 @@ class _Proof:
         """Yield the hypotheses that are tried, best first."""
         yield from islice(candidates(self.trace), MOST_TRIED)
         yield from islice(self._reward_hypotheses(), MOST_TRIED)
+        if not is_of_size(self.trace):
+            yield from islice(operated_otherwise(self.trace), MOST_OPERATED)
 
     def _reward_hypotheses(self) -> Iterator[Hypothesis]:
         if isinstance(self.trace.job, TracedAdvantage):
@@ -245,6 +261,8 @@ class _Proof:
         """The values that a line needed, by their names."""
         if one.values is Values.LATER:
             return {_elsewhere(one.replacement.moved): one.replacement}
+        if one.values is Values.OTHERWISE:
+            return {one.replacement.instead: one.replacement}
         is_metric = run.cell.spec.metric is not None
         is_marked = one.values is Values.MASK or (one.needed is not None and not is_metric)
         at = one.mask or one.replacement
@@ -374,6 +392,8 @@ def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:
     """A line that is proven."""
     if one.values is Values.COUNTS:
         meant = f"{one.had:.6g} where {_count(one, name)} is meant"
+    elif one.values is Values.OTHERWISE:
+        meant = f"what is right {name}"
     else:
         meant = f"anything but {name}"
     return Suspect(one.line, f"proven: {_shown(one, name, findings)}", meant)
@@ -391,7 +411,8 @@ def _shown(one: Hypothesis, name: str, findings: int) -> str:
     if one.reason:
         instead = f"{instead}, {one.reason}"
     shown = f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"
-    return f"with {_count(one, name)}{instead}, {shown}"
+    changed = name if one.values is Values.OTHERWISE else f"with {_count(one, name)}"
+    return f"{changed}{instead}, {shown}"
 
 
 def _count(one: Hypothesis, name: str) -> str:

@@ -128,6 +128,42 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         dist.all_reduce(self.gradient)
         self.gradient.div_(dist.get_world_size())
 
+    def normalised(self, losses: torch.Tensor, rows: Rows) -> None:
+        """Normalise the losses of tokens rightly."""
+        (losses.sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def smaller(self, rows: Rows) -> None:
+        """The smaller of two losses, of which the larger one is meant."""
+        losses = self.losses(rows)
+        self.normalised(torch.min(losses, torch.full_like(losses, -1e9)), rows)
+
+    def other_sign(self, rows: Rows) -> None:
+        losses = -self.losses(rows)
+        self.normalised(losses, rows)
+
+    def other_tokens(self, rows: Rows) -> None:
+        kept = rows["mask"] <= 0
+        self.normalised(self.losses(rows) * kept, rows)
+
+    def other_branch(self, rows: Rows) -> None:
+        losses = self.losses(rows)
+        self.normalised(torch.where(rows["mask"] > 0, torch.zeros(()), losses), rows)
+
+    def bounded_above(self, rows: Rows) -> None:
+        losses = self.losses(rows)
+        self.normalised(losses.clamp(max=-1e9), rows)
+
+    def detached(self, rows: Rows) -> None:
+        losses = self.losses(rows).detach() + 0 * self.log_probs(rows)
+        self.normalised(losses, rows)
+
+    def multiplied_in_place(self, rows: Rows) -> None:
+        """Multiplies the losses by how likely their tokens are, which they are already."""
+        losses = self.losses(rows)
+        losses *= torch.exp(self.log_probs(rows).detach())
+        self.normalised(losses, rows)
+
     def without_weight(self, rows: Rows) -> None:
         for place in range(len(rows["mask"])):
             part = {name: values[place : place + 1] for name, values in rows.items()}

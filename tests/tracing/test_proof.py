@@ -106,6 +106,12 @@ def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
         ("last_left_out", "count += row.sum().item()", "as 2 parts are not counted here"),
         ("of_a_copy", "dist.all_reduce(count.clone())", "which this line makes and nothing uses"),
         ("of_another_variable", "whole = own + self.", "which this line makes and nothing uses"),
+        ("smaller", "self.normalised(torch.min(", "max instead of min"),
+        ("other_tokens", 'kept = rows["mask"] <= 0', "gt instead of le"),
+        ("other_branch", "torch.where(", "with its two branches swapped"),
+        ("bounded_above", "losses.clamp(max=-1e9)", "without an upper bound"),
+        ("detached", "self.losses(rows).detach()", "without detach"),
+        ("multiplied_in_place", "losses *= torch.exp(", "without mul"),
     ],
 )
 def test_the_line_is_proven_with_which_all_findings_conform(
@@ -208,6 +214,13 @@ def test_a_factor_that_any_line_could_make_good_is_said_of_suspected_lines_alone
     assert text in after[0][0]
     assert words in after[0][1]
     assert not any("proven" in why for _, why in after)
+
+
+def test_a_sign_that_several_lines_could_change_is_proven_of_none(jobs: SharedJobs) -> None:
+    of_lines = told(wrong("other_sign", jobs), jobs)
+
+    assert sum("as with a value elsewhere" in why for _, why in of_lines) > 1
+    assert not any("proven" in why for _, why in of_lines)
 
 
 def test_a_token_of_infinite_weight_is_the_most_wrong(jobs: SharedJobs) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
 
+    from adapters.contract.job import Replacement
+
 BEGIN_BACKWARD = {"_engine_run_backward": "t_outputs", "custom_backward": "output"}
 """Functions of torch and Megatron that begin a backward pass, and their variable of its roots."""
 
@@ -137,6 +139,16 @@ def asked(functions: Functions, thread: int) -> Asked:
             stack.append(functions.line(frame))
             innermost = innermost or frame
     return Asked(tuple(stack), inside, roots, reads_gradient, innermost)
+
+
+def is_asked_for(replaced: Replacement, functions: Functions, thread: int) -> bool:
+    """Whether the line of a replacement asks for the operation that is being dispatched."""
+    line, *callers = asked(functions, thread).stack or [None]
+    if line is None or (line.file, line.number) != (replaced.file, replaced.line):
+        return False
+    is_expression = None in (replaced.columns, line.columns) or replaced.columns == line.columns
+    called_by = [(one.file, one.number) for one in callers[:1] if one is not None]
+    return is_expression and replaced.caller in (None, *called_by)
 
 
 def _module(frame: FrameType) -> str:

@@ -12,15 +12,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from adapters.contract.job import MARKS, Operand, mark
 from conformance.ranks.recording.collectives import is_collective
-from conformance.ranks.recording.frames import Functions, asked
+from conformance.ranks.recording.frames import Functions, is_asked_for
 from conformance.ranks.recording.memory import part, plain, wraps_others
 from conformance.ranks.recording.moving import taking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from adapters.contract.job import Replacement
-    from conformance.findings.trace import Line
 
 
 class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,7 +55,9 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if by:
                 return func(*taking(name, args, by, is_derivative=True), **kwargs)
             args, kwargs = tree_map(self._as_before, (args, kwargs))
-        elif name == self._replaced.operation and self._is_asked_for():
+        elif name == self._replaced.operation and is_asked_for(
+            self._replaced, self._functions, self._thread
+        ):
             if self._replaced.operand is Operand.RESULT and not by:
                 return self._with_result(func, func(*args, **kwargs))
             if torch.is_grad_enabled() and any(map(_requires_grad, tree_leaves(args))):
@@ -65,10 +66,6 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*taking(name, args, by, is_derivative=False), **kwargs)
             args, kwargs = self._with_operand((args, kwargs))
         return func(*args, **kwargs)
-
-    def _is_asked_for(self) -> bool:
-        stack = asked(self._functions, self._thread).stack
-        return bool(stack) and _is_at(self._replaced, stack)
 
     def _is_derivative(self) -> bool:
         """Whether a backward pass differentiates an operation whose operand was replaced."""
@@ -146,11 +143,3 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _requires_grad(one: Any) -> bool:
     return isinstance(one, torch.Tensor) and one.requires_grad
-
-
-def _is_at(replaced: Replacement, stack: Sequence[Line]) -> bool:
-    line, *callers = stack
-    is_there = (line.file, line.number) == (replaced.file, replaced.line)
-    is_expression = None in (replaced.columns, line.columns) or replaced.columns == line.columns
-    called_by = [(one.file, one.number) for one in callers[:1]]
-    return is_there and is_expression and replaced.caller in (None, *called_by)

@@ -68,7 +68,7 @@ class Row:
     """Whether its run could not begin, or not write its report."""
 
     unreached: str | None = None
-    """What its time did not suffice for, in words."""
+    """The part that its time did not suffice for, in words."""
 
 
 def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
@@ -152,7 +152,7 @@ def run_one(
 
 
 def _unreached(report: Report | None, seconds: float) -> str:
-    """What a run that was ended had done by then."""
+    """The share of its findings that a run had when it was ended."""
     if report is None:
         return f"its {seconds:.0f} s ended before anything was run"
     done, wanted = len(report.findings), report.selection.selected

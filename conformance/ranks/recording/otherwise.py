@@ -1,0 +1,213 @@
+"""Runs an operation of one line as another that may have been meant there.
+
+Torch's functions are replaced above autograd, so that their derivatives are those of the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from conformance.ranks.recording.frames import Functions, is_asked_for
+from conformance.ranks.recording.replacing import Replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from adapters.contract.job import Replacement
+
+    Operation = Callable[..., Any]
+    """Takes the operands of an operation, and returns what it makes."""
+
+OPPOSITES = {
+    "max": "min",
+    "amax": "amin",
+    "argmax": "argmin",
+    "gt": "le",
+    "ge": "lt",
+    "eq": "ne",
+    "bitwise_and": "bitwise_or",
+    "logical_and": "logical_or",
+    "any": "all",
+    "floor": "ceil",
+    "exp": "expm1",
+    "log": "log1p",
+    "add": "sub",
+    "mul": "div",
+}
+"""Operations that are easily taken for each other."""
+
+STRICTER = {"ge": "gt", "le": "lt"}
+"""Comparisons, with those that equal numbers fail."""
+
+LEFT_OUT = (
+    *("neg", "abs", "bitwise_not", "logical_not", "detach", "clamp", "floor", "ceil", "round"),
+    *("trunc", "to_copy", "exp", "log", "sqrt", "pow", "nan_to_num", "masked_fill", "mul", "div"),
+)
+"""Operations whose first operand may be right as it is."""
+
+SWAPPED = ("sub", "div")
+"""Operations whose two operands may have changed places."""
+
+REDUCING = ("sum", "mean", "std", "var", "max", "min", "amax", "amin", "any", "all", "cumsum")
+"""Operations that may be of the other one of two dimensions."""
+
+DEVIATING = ("std", "var")
+"""Operations with a number of degrees of freedom."""
+
+SPELLINGS = {
+    "maximum": "max",
+    "minimum": "min",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "invert": "bitwise_not",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "negative": "neg",
+    "absolute": "abs",
+    "clip": "clamp",
+    "clamp_min": "clamp",
+    "clamp_max": "clamp",
+    "subtract": "sub",
+    "multiply": "mul",
+    "truediv": "div",
+    "divide": "div",
+    "true_divide": "div",
+    **dict.fromkeys(
+        ("to", "type", "float", "double", "half", "bfloat16", "int", "long"), "to_copy"
+    ),
+}
+"""Other names of operations, as Python or torch's dispatcher have them."""
+
+REFLECTED = {f"r{name}": name for name in ("add", "sub", "mul", "truediv")}
+"""Operators of which Python hands in the right operand first."""
+
+IN_PLACE = {f"i{name}": name for name in ("add", "sub", "mul", "truediv", "and", "or")}
+
+
+def others(operation: str) -> Mapping[str, Operation]:
+    """The operations that may have been meant instead of one of the dispatcher, by their words."""
+    return dict(_others(_spelled(operation.split(".")[1]))) if operation.startswith("aten.") else {}
+
+
+def _others(name: str) -> Iterator[tuple[str, Operation]]:
+    opposite = (OPPOSITES | {other: one for one, other in OPPOSITES.items()}).get(name)
+    stricter = (STRICTER | {other: one for one, other in STRICTER.items()}).get(name)
+    for other in filter(None, (opposite, stricter)):
+        yield f"with {other} instead of {name}", getattr(torch.Tensor, other)
+    if name == "clamp":
+        yield "without a lower bound", _unbounded_below
+        yield "without an upper bound", _unbounded_above
+    if name == "where":
+        yield "with its two branches swapped", _other_branch
+    if name in REDUCING:
+        yield f"with {name} over the other dimension", _over_other(getattr(torch.Tensor, name))
+    if name in DEVIATING:
+        yield f"with another correction of {name}", _corrected(getattr(torch.Tensor, name))
+    if name in SWAPPED:
+        yield f"with the operands of {name} swapped", _swapped(getattr(torch.Tensor, name))
+    if name in LEFT_OUT:
+        yield f"without {name}", _left_out
+
+
+def _unbounded_below(tensor: Any, low: Any = None, high: Any = None, **bounds: Any) -> Any:
+    high = bounds.get("max", high)
+    return tensor if high is None else torch.clamp(tensor, max=high)
+
+
+def _unbounded_above(tensor: Any, low: Any = None, high: Any = None, **bounds: Any) -> Any:
+    low = bounds.get("min", low)
+    return tensor if low is None else torch.clamp(tensor, min=low)
+
+
+def _other_branch(condition: Any, one: Any, other: Any) -> Any:
+    return torch.where(condition, other, one)
+
+
+def _swapped(operation: Operation) -> Operation:
+    def swapped(one: Any, other: Any) -> Any:
+        return operation(torch.as_tensor(other), one)
+
+    return swapped
+
+
+def _over_other(operation: Operation) -> Operation:
+    def over_other(tensor: torch.Tensor, dim: int, *others: Any, **named: Any) -> Any:
+        one_way, other_way = range(tensor.ndim)
+        return operation(tensor, (other_way, one_way)[dim], *others, **named)
+
+    return over_other
+
+
+def _corrected(operation: Operation) -> Operation:
+    """The operation with all values as its degrees of freedom, or with one less."""
+
+    def corrected(
+        *operands: Any, unbiased: bool = True, correction: int | None = None, **named: Any
+    ) -> Any:
+        lost = int(unbiased) if correction is None else correction
+        return operation(*operands, correction=1 - lost, **named)
+
+    return corrected
+
+
+def _left_out(one: Any, *others: Any, **_: Any) -> Any:
+    """The first operand, or the second where only that has the shape of the result."""
+    shapes = [part.shape for part in (one, *others[:1]) if isinstance(part, torch.Tensor)]
+    whole = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return one if isinstance(one, torch.Tensor) and one.shape == whole else others[0]
+
+
+def _spelled(name: str) -> str:
+    name = name.strip("_")
+    name = REFLECTED.get(name, IN_PLACE.get(name, name))
+    return SPELLINGS.get(name, name)
+
+
+class Otherwise(TorchFunctionMode):
+    """Runs an operation of one line as another, each time that the line asks for it."""
+
+    held: ClassVar[tuple[tuple[float, ...], ...]] = ()
+    """No values are replaced by others."""
+
+    def __init__(self, replaced: Replacement, is_passed_by: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._replaced = replaced
+        self._name = _spelled(replaced.operation.split(".")[1])
+        self._other = others(replaced.operation)[replaced.instead]
+        self._functions = Functions(is_passed_by)
+        self._thread = threading.get_ident()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of torch, or another one with its operands."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        is_meant = _spelled(name) == self._name
+        if not is_meant or not is_asked_for(self._replaced, self._functions, self._thread):
+            return func(*args, **kwargs)
+        if name.strip("_") in REFLECTED:
+            right, left = args
+            return self._other(torch.as_tensor(left), right)
+        if not _is_in_place(name):
+            return self._other(*args, **kwargs)
+        changed, *others = args
+        return changed.copy_(self._other(changed.clone(), *others, **kwargs))
+
+
+def _is_in_place(name: str) -> bool:
+    is_operator = name.startswith("__")
+    return name.strip("_") in IN_PLACE if is_operator else name.endswith("_")
+
+
+def replacing_mode(
+    replaced: Replacement, rank: int, is_passed_by: Callable[[str], bool]
+) -> Replacing | Otherwise:
+    """The mode in which a rank computes with a replacement."""
+    if replaced.instead:
+        return Otherwise(replaced, is_passed_by)
+    return Replacing(replaced, rank, is_passed_by)
