@@ -49,7 +49,7 @@ DETACH = "aten.detach.default"
 """The operation that hands on a value without its derivative."""
 
 ARITHMETIC = tuple(
-    f"aten.{name}" for name in ("mul", "div", "add", "sub", "rsub", "sum", "_to_copy")
+    f"aten.{name}" for name in ("mul", "div", "add", "sub", "rsub", "sum")
 )
 """The beginnings of the names of operations of which each line has some."""
 
@@ -286,6 +286,7 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
     assert graph is not None
     on_way = (graph.before_roots | graph.painted.keys()) if graph.roots else {*graph.nodes()}
     suspected = [one.line for one in trace.suspects]
+    is_lost = trace.chain is None and not isinstance(trace.job, TracedAdvantage)
     found: dict[Replacement, Hypothesis] = {}
 
     def order(node: Node) -> tuple[bool, bool, bool, int]:
@@ -304,7 +305,7 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
         (replace(operation, name=DETACH, stack=(replace(line, columns=None), *callers)), node)
         for operation, node in ordered
         for line, *callers in [operation.stack]
-        if trace.chain is None and node in graph.painted
+        if is_lost and node in graph.painted
     )
     for operation, node in (*detached, *ordered):
         at = _at(operation, node, Values.OTHERWISE)
