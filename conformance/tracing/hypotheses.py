@@ -48,9 +48,7 @@ GATHERING = ("c10d.allgather", "c10d.broadcast")
 DETACH = "aten.detach.default"
 """The operation that hands on a value without its derivative."""
 
-ARITHMETIC = tuple(
-    f"aten.{name}" for name in ("mul", "div", "add", "sub", "rsub", "sum")
-)
+ARITHMETIC = tuple(f"aten.{name}" for name in ("mul", "div", "add", "sub", "rsub", "sum"))
 """The beginnings of the names of operations of which each line has some."""
 
 COPYING = ("aten.empty", *GATHERING)

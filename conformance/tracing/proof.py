@@ -186,7 +186,8 @@ class _Proof:
         plain: dict[Hypothesis, str] = {}
         products: dict[Hypothesis, str] = {}
         for one in self._tried():
-            if any(each.values in UNLESS_PROVEN.get(one.values, ()) for each in plain):
+            shown = {**plain, **products} if one.values is Values.OTHERWISE else plain
+            if any(each.values in UNLESS_PROVEN.get(one.values, ()) for each in shown):
                 break
             outer = (each for each in plain if each not in self._right)
             if any(one.is_made_of(each, self.graph) for each in outer):

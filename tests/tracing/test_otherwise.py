@@ -114,3 +114,23 @@ def test_other_lines_are_left_alone() -> None:
     result = run("aten.neg.default", "without neg", "(-one\n)", ONE, line=2)
 
     assert torch.equal(result, -ONE)
+
+
+@pytest.mark.parametrize(
+    ("operation", "instead", "text"),
+    [
+        ("aten.bitwise_and.Tensor", "with bitwise_or instead of bitwise_and", "(one > 0) & mask"),
+        ("aten.sum.dim_IntList", "with sum over the other dimension", "one[:, :1].sum(-1)"),
+        ("aten._to_copy.default", "without to_copy", "(one > 0).float()"),
+    ],
+)
+def test_a_step_goes_on_where_the_other_operation_cannot_take_the_place(
+    operation: str, instead: str, text: str
+) -> None:
+    """Shapes and kinds of numbers stay what they are."""
+    plain = eval(text, {"one": ONE, "mask": MASK})
+
+    result = run(operation, instead, text)
+
+    assert result.shape == plain.shape
+    assert result.dtype == plain.dtype

@@ -6,10 +6,12 @@ Torch's functions are replaced above autograd, so that their derivatives are tho
 from __future__ import annotations
 
 import threading
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from conformance.ranks.recording.frames import Functions, is_asked_for
 from conformance.ranks.recording.replacing import Replacing
@@ -170,7 +172,10 @@ def _spelled(name: str) -> str:
 
 
 class Otherwise(TorchFunctionMode):
-    """Runs an operation of one line as another, each time that the line asks for it."""
+    """Runs an operation of one line as another, each time that the line asks for it.
+
+    Where the other one cannot take its place, which would end the step, it is left alone.
+    """
 
     held: ClassVar[tuple[tuple[float, ...], ...]] = ()
     """No values are replaced by others."""
@@ -190,13 +195,35 @@ class Otherwise(TorchFunctionMode):
         is_meant = _spelled(name) == self._name
         if not is_meant or not is_asked_for(self._replaced, self._functions, self._thread):
             return func(*args, **kwargs)
-        if name.strip("_") in REFLECTED:
-            right, left = args
-            return self._other(torch.as_tensor(left), right)
-        if not _is_in_place(name):
+        before = args[0].clone() if _is_in_place(name) else None
+        result = func(*args, **kwargs)
+        if before is not None:
+            args = (before, *args[1:])
+        elif name.strip("_") in REFLECTED:
+            args = (torch.as_tensor(args[1]), args[0])
+        other = self._made(*args, **kwargs)
+        if not _is_alike(other, result):
+            return result
+        return other if before is None else result.copy_(other)
+
+    def _made(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of the other operation, if it takes such operands."""
+        try:
             return self._other(*args, **kwargs)
-        changed, *others = args
-        return changed.copy_(self._other(changed.clone(), *others, **kwargs))
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            return None
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Whether a step can go on with one result in place of another."""
+    pairs = zip_longest(tree_leaves(one), tree_leaves(other))
+    return all(
+        isinstance(part, torch.Tensor)
+        and isinstance(each, torch.Tensor)
+        and part.shape == each.shape
+        and part.is_floating_point() == each.is_floating_point()
+        for part, each in pairs
+    )
 
 
 def _is_in_place(name: str) -> bool:
