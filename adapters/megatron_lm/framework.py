@@ -12,6 +12,7 @@ from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objec
 from adapters.contract.tables import read_departures, read_options
 from adapters.engines.shells import (
     CPU_AS_CUDA,
+    IN_PARALLEL,
     NOTHING_LEARNED,
     ONE_BY_ONE,
     PIPELINE_STAGES,
@@ -21,6 +22,7 @@ from adapters.toolkit.settings import (
     gives_advantages,
     largest_micro_batch,
     prompts_per_step,
+    require_one_step,
     require_prompts_together,
     rollouts_asked_for,
     samples_per_step,
@@ -49,8 +51,7 @@ RECIPE = "examples/rl/README.md, Experiment command"
 
 def micro_batch_size(job: Job) -> int:
     """The rows of a micro-batch: one if tokens cut them, which is a bin if they are packed."""
-    is_cut_by_tokens = job.layout.micro_batches == "tokens"
-    return 1 if is_cut_by_tokens else largest_micro_batch(job, _rows_asked_for(job))
+    return largest_micro_batch(job, _rows_asked_for(job))
 
 
 def _one_sample(job: Job) -> int:
@@ -108,8 +109,7 @@ def _sliced(job: Job, length: int) -> int:
 
 def _bin(job: Job) -> int:
     """The tokens of a bin, which holds at least the longest sequence."""
-    if len(job.steps) > 1:
-        raise Unsupported("bins, and not samples, are dealt to the optimizer steps of a collection")
+    require_one_step(job, "bins, and not samples, are dealt to the optimizer steps of a collection")
     return max(_longest(job), _sliced(job, token_budget(job.steps, job.layout.dp)))
 
 
@@ -153,9 +153,7 @@ MEGATRON_LM = Framework(
         "mb": {"--seq-length": _longest},
         "mbtokens-bshd": {"--seq-length": _longest},
         "mbtokens-thd": {PACKED: True, "--seq-length": _bin},
-        "cp": {"--context-parallel-size": lambda job: job.layout.cp},
-        "tp": {"--tensor-model-parallel-size": lambda job: job.layout.tp},
-        "pp": {"--pipeline-model-parallel-size": lambda job: job.layout.pp},
+        **IN_PARALLEL,
         Option.AVERAGE_IN_COLLECTIVE: {"--ddp-average-in-collective": _averages},
         Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
         Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},

@@ -16,7 +16,7 @@ from adapters.contract import Job, Unsupported
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.recipe import Typed
-from adapters.megatron_lm import importing
+from adapters.engines.transformer_engine import partitioned
 from adapters.megatron_lm.adapter import MegatronLmAdapter
 from adapters.megatron_lm.driving import words
 from adapters.megatron_lm.framework import MEGATRON_LM, PER_TOKEN
@@ -84,7 +84,7 @@ def test_samples_of_a_micro_batch_have_a_mode_with_the_loss_per_token_alone() ->
 def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
     starts = torch.tensor([0, 8, 12, 12])
 
-    held = [importing.partitioned(starts, 12, 2, part).tolist() for part in (0, 1)]
+    held = [partitioned(starts, 12, 2, part).tolist() for part in (0, 1)]
 
     assert held == [[0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10]]
 
