@@ -40,9 +40,6 @@ REFERENCE = "is_reference"
 class CaseLogProbs:
     """The case of a job, by token id, which the models of a world ask for."""
 
-    old: torch.Tensor
-    reference: torch.Tensor
-
     def start(self, batch: ProbedBatch) -> None:
         """Get ready for a job's batch."""
         size = probe_capacity(batch.probe_size)
@@ -73,7 +70,7 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
     megatron_core.join_grid(job.layout, rank)
     with parsed_arguments(words(settings)) as args:
         capacity = probe_capacity(batch.probe_size)
-        key = (job.layout.options, args.calculate_per_token_loss, capacity)
+        key = (job.layout.options, args.calculate_per_token_loss, args.num_experts, capacity)
         policy = cached(rank, key, lambda: _policy(args, capacity, rank))
         _run(job, batch, args, policy)
         writer = found(f"{GLOBALS}:get_tensorboard_writer")()  # which the last rank alone has

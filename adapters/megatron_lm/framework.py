@@ -10,6 +10,8 @@ from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.tables import read_departures, read_options
+from adapters.engines import router
+from adapters.engines.experts import SHARED
 from adapters.engines.shells import (
     CPU_AS_CUDA,
     IN_PARALLEL,
@@ -148,6 +150,7 @@ MEGATRON_LM = Framework(
         Objective.TIS_TOKEN: {**CLIPPED, **CORRECTED},
         Objective.KL: PENALTY,
         Objective.GROUP_NORMALISED: {},
+        Objective.ROUTER: router.TYPED,
     },
     layout={
         "mb": {"--seq-length": _longest},
@@ -156,6 +159,7 @@ MEGATRON_LM = Framework(
         **IN_PARALLEL,
         Option.AVERAGE_IN_COLLECTIVE: {"--ddp-average-in-collective": _averages},
         Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
+        Option.EXPERT_PARALLEL: {"--expert-model-parallel-size": SHARED, "--num-experts": SHARED},
         Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},
         Option.TWO_EPOCHS: {
             "--grpo-iterations": 2,

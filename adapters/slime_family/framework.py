@@ -23,6 +23,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.contract.tables import read_departures, read_options
+from adapters.engines.experts import SHARED
 from adapters.engines.shells import CPU_AS_CUDA, IN_PARALLEL, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.slime_family import user_code
 from adapters.toolkit.settings import rollouts_asked_for, rollouts_per_step, token_budget
@@ -232,6 +233,7 @@ ON_MEGATRON = replace(
         Option.ALLGATHER_CP: {"--allgather-cp": True},
         Option.AVERAGE_IN_COLLECTIVE: {"--ddp-average-in-collective": True},
         Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
+        Option.EXPERT_PARALLEL: {"--expert-model-parallel-size": SHARED},
         Option.INTERLEAVED: {"--num-virtual-stages-per-pipeline-rank": 2},
         Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},
     },

@@ -89,7 +89,7 @@ def base_parser() -> argparse.ArgumentParser:
     )
     for flag in SWITCHES:
         parser.add_argument(f"--{flag}", action="store_true")
-    for name in ("context", "pipeline-model", "tensor-model"):
+    for name in ("context", "expert-model", "pipeline-model", "tensor-model"):
         parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
     # Megatron derives its own name for it when it validates its options.
     parser.add_argument(
