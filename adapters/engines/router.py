@@ -1,9 +1,9 @@
 """The losses that Megatron-Core's router of a mixture of experts adds to a model by itself.
 
-All tokens are sent to the first expert, so that the load-balancing loss is the mean of the tokens'
-probabilities, times the number of experts, by which ours are divided, and the z-loss has a
-derivative of 1 where logits are 1/2. Megatron-Core's own router computes both, and its
-`MoEAuxLossAutoScaler` adds them in the backward pass.
+Every token is sent to all experts, and its probabilities are 0 but for the first: the loss of load
+balancing is the mean of these, and the z-loss has a derivative of 1 where logits are 1/2.
+Megatron-Core's own router computes both, and its `MoEAuxLossAutoScaler` adds them in the backward
+pass.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ OPTIONS: dict[str, Any] = {
 """Megatron-Core's options of a model whose router has losses."""
 
 NOT_CHOSEN = -1e4
-"""The logit of an expert that no token is sent to."""
+"""The logit of all experts but the first, whose softmax is 0."""
 
 TYPED: Settings = {
     "--num-experts": lambda job: ranks_that_share(job.layout),
+    "--moe-router-topk": lambda job: ranks_that_share(job.layout),
     "--disable-bias-linear": not OPTIONS["add_bias_linear"],
     **{
         f"--{name.replace('_', '-')}": value
         for name, value in OPTIONS.items()
-        if name.startswith("moe_")
+        if name.startswith("moe_") and name != "moe_router_topk"
     },
 }
 """The same options as words of Megatron's command line."""
@@ -49,7 +50,9 @@ def options(job: Job) -> dict[str, Any]:
     """The options of a job's model: those of a mixture of experts if its losses are looked at."""
     if job.objective is not Objective.ROUTER:
         return {}
-    return {**OPTIONS, "num_moe_experts": ranks_that_share(job.layout)}
+    return OPTIONS | dict.fromkeys(
+        ("num_moe_experts", "moe_router_topk"), ranks_that_share(job.layout)
+    )
 
 
 class RouterLosses:
@@ -67,6 +70,7 @@ class RouterLosses:
     def added_to(self, output: torch.Tensor, ids: torch.Tensor, probe: torch.Tensor) -> Any:
         """The output of a forward pass of some token ids, whose backward pass adds the losses."""
         import torch
+        from torch.nn.functional import pad
 
         from adapters.toolkit.probe import ROUTED
 
@@ -74,11 +78,11 @@ class RouterLosses:
             return output
         if self._per_token:
             ROUTED.append(ids.numel())
-        first = torch.arange(self._experts, device=ids.device) == 0
-        logits = torch.where(first, 0.5 + probe[-1], NOT_CHOSEN).expand(ids.numel(), -1)
+        others = (0, self._experts - 1)
+        logits = pad((0.5 + probe[-1]).expand(ids.numel(), 1), others, value=NOT_CHOSEN)
         logits = self._router.apply_z_loss(logits)
-        scores = probe[ids.flatten()].unsqueeze(-1) * first / self._experts
-        routed = first.expand(ids.numel(), -1)
+        scores = pad(probe[ids.flatten()].unsqueeze(-1), others)
+        routed = torch.ones_like(scores, dtype=torch.bool)
         probabilities = self._router._apply_aux_loss(scores, scores, routed)
         return output + 0.0 * (logits.sum() + probabilities.sum())
 
