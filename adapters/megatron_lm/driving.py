@@ -70,7 +70,7 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
     megatron_core.join_grid(job.layout, rank)
     with parsed_arguments(words(settings)) as args:
         capacity = probe_capacity(batch.probe_size)
-        key = (job.layout.options, args.calculate_per_token_loss, args.num_experts, capacity)
+        key = (job.layout.options, args.calculate_per_token_loss, args.moe_z_loss_coeff, capacity)
         policy = cached(rank, key, lambda: _policy(args, capacity, rank))
         _run(job, batch, args, policy)
         writer = found(f"{GLOBALS}:get_tensorboard_writer")()  # which the last rank alone has

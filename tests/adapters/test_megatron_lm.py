@@ -169,12 +169,18 @@ class TestReal:
     def test_losses_of_a_router_have_their_coefficients_whoever_has_the_experts(
         self, pool: RankPool, option: str
     ) -> None:
-        """With a loss per token Megatron-Core counts prompts and padding: 144 for 35 tokens."""
+        """With a loss per token Megatron-Core counts prompts and padding: 144 for 35 tokens.
+
+        Jobs of the policy loss come before and after, whose models have no such losses.
+        """
+        policy = job(ONE_BY_ONE + option, Mode.SAMPLE_MEAN)
+        before = weights(pool, policy)
         per_sample = own_losses(pool, job(ONE_BY_ONE + option, Mode.SAMPLE_MEAN))
         per_token = own_losses(pool, job(ONE_BY_ONE + option, Mode.TOKEN_MEAN))
 
         assert per_sample == pytest.approx([1.0, 1.0], rel=1e-6)
         assert per_token == pytest.approx([144 / 35, 144 / 35], rel=1e-6)
+        assert np.array_equal(weights(pool, policy), before)
 
     def test_logged_numbers_are_means_over_tokens_of_the_step(self, pool: RankPool) -> None:
         outcome = pool.run(job(objective=Objective.OFF_POLICY))
