@@ -21,7 +21,7 @@ from torch import nn
 
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
 from adapters.engines.experts import Experts, ranks_that_share
-from adapters.engines.router import RouterLosses
+from adapters.engines.router import RouterLosses, forget_logs
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, Records, as_array, selected
 
@@ -80,6 +80,7 @@ def leave_grid() -> None:
         vars(WRAPPED.pop()).clear()
     if not mpu.model_parallel_is_initialized():
         return
+    forget_logs()
     groups = {*(mpu._global_process_group_list or [])} - {None}  # which is the whole world
     while groups:
         dist.destroy_process_group(groups.pop())

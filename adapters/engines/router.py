@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT, Objective
 from adapters.engines.experts import ranks_that_share
+from adapters.toolkit.imports import found
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,16 @@ class RouterLosses:
         routed = torch.ones_like(scores, dtype=torch.bool)
         probabilities = self._router._apply_aux_loss(scores, scores, routed)
         return output + 0.0 * (logits.sum() + probabilities.sum())
+
+
+def forget_logs() -> None:
+    """Drop what routers have logged, which has groups and layers of the grid that is left."""
+    home = "megatron.core.transformer.moe"
+    destroy = found(f"{home}.moe_logging:destroy_moe_metrics_tracker")
+    if destroy is not None:
+        destroy()
+    else:  # in releases until 0.16
+        found(f"{home}.moe_utils:get_moe_layer_wise_logging_tracker")().clear()
 
 
 def _router(config: Any) -> Any:
