@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from adapters.areal.importing import module
-from adapters.contract.layout import Layout
 from adapters.contract.recipe import (
     Recipe,
     RecipeRefused,
-    flat,
+    grid_of,
     nested_yaml,
     options_of,
     refusals_of_recipes,
+    with_following,
 )
+from adapters.toolkit.settings import flattened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,31 +50,25 @@ def read(adapter: ArealAdapter, typed: Typed) -> Recipe:
         raise RecipeRefused(f"no adapter drives AReaL with {config.actor.backend}")
     by_user = dict(_named(parsed))
     values = dict(_named(OmegaConf.structured(config)))
-    defaults = dict(_named(OmegaConf.structured(configs.PPOConfig)))
-    # What follows from other options is none that a user has set.
-    defaults |= {name: one for name, one in values.items() if name not in by_user}
+    defaults = with_following(
+        dict(_named(OmegaConf.structured(configs.PPOConfig))), values, by_user
+    )
     if rejection := config.actor.rejection_sampling:
         of_section = {f"rejection_sampling.{one.name}": one.default for one in fields(rejection)}
         defaults |= {name: of_section[name] for name in TUNING}
     parallel, spec = allocated.parallel, config.actor.mb_spec
-    cp, tp, pp = (
+    dp, cp, tp, pp = (
         int(getattr(parallel, f"{name}_parallel_size"))
-        for name in ("context", "tensor", "pipeline")
+        for name in ("data", "context", "tensor", "pipeline")
     )
-    dp = int(parallel.data_parallel_size)
-    if typed.ranks:
-        dp = max(typed.ranks // (cp * tp * pp), 1)
     per_prompt, steps = int(config.gconfig.n_samples), int(config.actor.ppo_n_minibatches)
     engine = BACKENDS[allocated.backend]
     return Recipe(
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=Layout(
-            dp=dp,
-            cp=cp,
-            tp=tp,
-            pp=pp,
+        layout=replace(
+            grid_of(typed.ranks or dp * cp * tp * pp, cp, tp, pp),
             micro_batches="tokens" if spec.max_tokens_per_mb else int(spec.n_mbs or 1),
             format="thd",
             options=options_of(_record(engine), values, defaults),
@@ -110,8 +105,5 @@ def _record(engine: str) -> Framework:
 
 def _named(config: Any) -> Iterator[tuple[str, Any]]:
     """Yield all options by the names of the record: those of the actor without its section."""
-    from omegaconf import OmegaConf
-
-    whole: Any = OmegaConf.to_container(config, resolve=False)
-    for path, value in flat(whole):
+    for path, value in flattened(config).items():
         yield path.removeprefix("actor."), value

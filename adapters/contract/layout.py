@@ -17,6 +17,7 @@ class Option(StrEnum):
     AVERAGE_IN_COLLECTIVE = "average_in_collective"  # gradients, by the all-reduce itself
     BALANCE_DATA = "balance_data"  # samples are distributed over data-parallel ranks by length
     DISTRIBUTED_OPTIMIZER = "distributed_optimizer"  # a rank has the gradients of its shard only
+    EXPERT_PARALLEL = "expert_parallel"  # each of two ranks has an expert, and tokens of both
     HYBRID_SHARDING = "hybrid_sharding"  # half of the ranks share a model, the others have a copy
     INTERLEAVED = "interleaved"  # each pipeline stage has two chunks of the model
     LEGACY_TRAINER = "legacy_trainer"  # the trainer that a framework keeps beside its default one

@@ -10,17 +10,16 @@ from __future__ import annotations
 import io
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.layout import Option
+from adapters.contract.layout import Layout, Option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from adapters.contract.framework import Framework, Settings
-    from adapters.contract.layout import Layout
 
 
 UNEVEN_GROUPS = "where prompt groups differ in size"
@@ -152,6 +151,47 @@ def flat(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
             yield from flat(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
+
+
+def sizes_in(values: Settings, *names: str) -> tuple[int, ...]:
+    """The whole numbers that options set, 1 for each that is missing, empty or 0."""
+    return tuple(int(values.get(name) or 1) for name in names)
+
+
+def grid_of(ranks: int, cp: int = 1, tp: int = 1, pp: int = 1) -> Layout:
+    """The layout of a run's ranks: data-parallel, one at least, where nothing else shares them."""
+    return Layout(dp=max(ranks // (cp * tp * pp), 1), cp=cp, tp=tp, pp=pp)
+
+
+def cut(
+    grid: Layout,
+    *,
+    samples: int,
+    rows: int | None,
+    is_packed: bool,
+    options: tuple[Option, ...] = (),
+) -> Layout:
+    """The layout of an optimizer step of ``samples`` on a grid of ranks.
+
+    A micro-batch has ``rows`` samples; None says that tokens cut micro-batches.
+    """
+    return replace(
+        grid,
+        micro_batches="tokens" if rows is None else max(samples // grid.dp // rows, 1),
+        format="thd" if is_packed else "bshd",
+        options=options,
+    )
+
+
+def with_following(
+    defaults: Settings, values: Settings, by_user: Collection[str]
+) -> dict[str, Any]:
+    """The defaults, with the value of each option that is not ``by_user``.
+
+    What follows from other options is none that a user has set.
+    """
+    following = {name: one for name, one in values.items() if name not in by_user}
+    return {**defaults, **following}
 
 
 def options_of(record: Framework, values: Settings, defaults: Settings) -> tuple[Option, ...]:

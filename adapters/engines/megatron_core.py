@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
-from adapters.engines.router import RouterLosses
+from adapters.engines.experts import Experts, ranks_that_share
+from adapters.engines.router import RouterLosses, forget_logs
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, Records, as_array, selected
 
@@ -43,7 +44,7 @@ WRAPPED: list[Any] = []
 
 def enter_grid(layout: Layout, rank: Rank) -> bool:
     """Leave process groups of other sizes and what depends on them; returns whether it did."""
-    grid = layout.tp, layout.cp, layout.pp, chunks_per_stage(layout)
+    grid = layout.tp, layout.cp, layout.pp, chunks_per_stage(layout), ranks_that_share(layout)
     if rank.cache.get(GRID) == grid:
         return False
     rank.cache.clear()
@@ -62,6 +63,7 @@ def join_grid(layout: Layout, rank: Rank) -> None:
             context_parallel_size=layout.cp,
             pipeline_model_parallel_size=layout.pp,
             virtual_pipeline_model_parallel_size=chunks_per_stage(layout),
+            expert_model_parallel_size=ranks_that_share(layout),
         )
 
 
@@ -78,6 +80,7 @@ def leave_grid() -> None:
         vars(WRAPPED.pop()).clear()
     if not mpu.model_parallel_is_initialized():
         return
+    forget_logs()
     groups = {*(mpu._global_process_group_list or [])} - {None}  # which is the whole world
     while groups:
         dist.destroy_process_group(groups.pop())
@@ -105,12 +108,13 @@ class Policy:
         self.chunks = chunks
         self.probe: nn.Parameter = bare[-1].probe
         self.passes: ForwardPasses = bare[-1].passes
+        self.experts: Experts = bare[-1].experts
         self.counted_tokens = Records[float]()
         self.finalize_model_grads: Callable[..., None] = finalize_model_grads
 
     def gradient(self) -> NDArray[np.float32]:
         """The probe's gradient, as an optimizer would find it: [capacity]."""
-        return as_array(self.probe.main_grad)  # type: ignore[attr-defined]
+        return as_array(self.experts.whole(self.probe.main_grad))  # type: ignore[attr-defined]
 
 
 class ShardedPolicy(Policy):
@@ -181,7 +185,8 @@ def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> An
     """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    chunks = chunks_per_stage(layout)
+    chunks, shared = chunks_per_stage(layout), ranks_that_share(layout)
+    of_experts = {"num_moe_experts": shared, "add_bias_linear": False} if shared > 1 else {}
     return TransformerConfig(
         num_layers=layout.pp * (chunks or 1),
         hidden_size=8,
@@ -197,7 +202,8 @@ def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> An
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        **options,
+        expert_model_parallel_size=shared,
+        **of_experts | options,
     )
 
 
@@ -244,7 +250,8 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             self.logit = nn.Parameter(torch.zeros(1))
             self.probe = nn.Parameter(torch.zeros(capacity))
             self.passes = ForwardPasses()
-            self.router = RouterLosses(config)
+            self.router, self.experts = RouterLosses(config), Experts(config)
+            self.experts.own(self.probe)
             self.received: Any = None
 
         def set_input_tensor(self, input_tensor: Any) -> None:
@@ -260,7 +267,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             self.zero_grad()
 
         def forward(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            ids, probe = input_ids, selected(self.probe.float())
+            ids, probe = input_ids, self.experts.entries(selected(self.probe.float()))
             if not self.pre_process:
                 ids = ids_of(self.received)
                 probe = probe + probe_of(self.received, ids, capacity)

@@ -1,8 +1,9 @@
 """The losses that Megatron-Core's router of a mixture of experts adds to a model by itself.
 
-A model with one expert sends every token there, so that the load-balancing loss is the mean of the
-tokens' probabilities, and the z-loss has a derivative of 1 where logits are 1/2. Megatron-Core's
-own router computes both, and its `MoEAuxLossAutoScaler` adds them in the backward pass.
+Every token is sent to all experts, and its probabilities are 0 but for the first: the loss of load
+balancing is the mean of these, and the z-loss has a derivative of 1 where logits are 1/2.
+Megatron-Core's own router computes both, and its `MoEAuxLossAutoScaler` adds them in the backward
+pass.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT, Objective
+from adapters.engines.experts import ranks_that_share
+from adapters.toolkit.imports import found
 
 if TYPE_CHECKING:
     import torch
 
     from adapters.contract import Job
+    from adapters.contract.framework import Settings
 
 OPTIONS: dict[str, Any] = {
     "num_moe_experts": 1,
@@ -27,10 +31,29 @@ OPTIONS: dict[str, Any] = {
 }
 """Megatron-Core's options of a model whose router has losses."""
 
+NOT_CHOSEN = -1e4
+"""The logit of all experts but the first, whose softmax is 0."""
+
+TYPED: Settings = {
+    "--num-experts": lambda job: ranks_that_share(job.layout),
+    "--moe-router-topk": lambda job: ranks_that_share(job.layout),
+    "--disable-bias-linear": not OPTIONS["add_bias_linear"],
+    **{
+        f"--{name.replace('_', '-')}": value
+        for name, value in OPTIONS.items()
+        if name.startswith("moe_") and name != "moe_router_topk"
+    },
+}
+"""The same options as words of Megatron's command line."""
+
 
 def options(job: Job) -> dict[str, Any]:
     """The options of a job's model: those of a mixture of experts if its losses are looked at."""
-    return OPTIONS if job.objective is Objective.ROUTER else {}
+    if job.objective is not Objective.ROUTER:
+        return {}
+    return OPTIONS | dict.fromkeys(
+        ("num_moe_experts", "moe_router_topk"), ranks_that_share(job.layout)
+    )
 
 
 class RouterLosses:
@@ -41,12 +64,14 @@ class RouterLosses:
     """
 
     def __init__(self, config: Any) -> None:
-        self._router = _router(config) if config.num_moe_experts else None
-        self._per_token = config.calculate_per_token_loss
+        has_losses = config.num_moe_experts and config.moe_z_loss_coeff
+        self._router = _router(config) if has_losses else None
+        self._per_token, self._experts = config.calculate_per_token_loss, config.num_moe_experts
 
     def added_to(self, output: torch.Tensor, ids: torch.Tensor, probe: torch.Tensor) -> Any:
         """The output of a forward pass of some token ids, whose backward pass adds the losses."""
         import torch
+        from torch.nn.functional import pad
 
         from adapters.toolkit.probe import ROUTED
 
@@ -54,12 +79,23 @@ class RouterLosses:
             return output
         if self._per_token:
             ROUTED.append(ids.numel())
-        logits = (0.5 + probe[-1]).expand(ids.numel(), 1)
+        others = (0, self._experts - 1)
+        logits = pad((0.5 + probe[-1]).expand(ids.numel(), 1), others, value=NOT_CHOSEN)
         logits = self._router.apply_z_loss(logits)
-        scores = probe[ids.flatten()].unsqueeze(-1)
+        scores = pad(probe[ids.flatten()].unsqueeze(-1), others)
         routed = torch.ones_like(scores, dtype=torch.bool)
         probabilities = self._router._apply_aux_loss(scores, scores, routed)
         return output + 0.0 * (logits.sum() + probabilities.sum())
+
+
+def forget_logs() -> None:
+    """Drop what routers have logged, which has groups and layers of the grid that is left."""
+    home = "megatron.core.transformer.moe"
+    destroy = found(f"{home}.moe_logging:destroy_moe_metrics_tracker")
+    if destroy is not None:
+        destroy()
+    else:  # in releases until 0.16
+        found(f"{home}.moe_utils:get_moe_layer_wise_logging_tracker")().clear()
 
 
 def _router(config: Any) -> Any:

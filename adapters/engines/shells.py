@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adapters.contract import Adapter, Layout, Option
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Observation, Rank
     from adapters.contract.framework import Framework, Settings
+    from adapters.contract.objective import Metric
 
     MicroBatches = int | Literal["uneven", "tokens"]
 
@@ -34,6 +36,19 @@ NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = read_departu
 
 PROBED, UNCOMPILED = read_departures("adapters.engines", "models")
 """Departures of frameworks that compute log-probabilities by functions of their own."""
+
+PARALLEL = (
+    "--context-parallel-size",
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+)
+"""Options of Megatron's command line: how many ranks share sequences, layers and a pipeline."""
+
+IN_PARALLEL: dict[str, Settings] = {
+    part: {option: attrgetter(f"layout.{part}")}
+    for part, option in zip(("cp", "tp", "pp"), PARALLEL, strict=True)
+}
+"""What parts of a layout set on that command line, as in `Framework.layout`."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
@@ -68,19 +83,30 @@ class InOneRun(Adapter):
     """An adapter of a framework that trains all steps of a batch in one run."""
 
     framework: ClassVar[Framework]
+    devices = ("cpu",)
+    dtypes = ("float32",)
+
+    @property
+    def record(self) -> Framework:
+        """The record of the loaded version."""
+        return self.framework
 
     @abstractmethod
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """The finished run, with ``gradients`` and ``logs`` of steps, and forward ``passes``."""
 
+    def reported(self, job: Job, done: Any) -> dict[Metric, tuple[float | None, ...]]:
+        """The metrics of a finished run's steps."""
+        return self.framework.reported(done.logs[: len(job.steps)])
+
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch."""
         batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
-        settings = self.framework.settings(job)
+        settings = self.record.settings(job)
         set_what_ray_sets(rank)
         with rank.framework(), refusals_of_configuration(job):
             done = self.run(job, rank, batch, settings)
-        reported = self.framework.reported(done.logs[: len(job.steps)])
+        reported = self.reported(job, done)
         together = len(done.logs) < len(job.steps)
         return observation(batch, done.gradients, done.passes, reported, logs_together=together)
 
@@ -101,13 +127,19 @@ class OnRayAndDeepSpeed(Adapter):
 
 
 class OnFsdp(Adapter):
-    """An adapter of an engine with torch's FSDP."""
+    """An adapter of an engine with torch's FSDP, of the first or the second version."""
 
     def leave_world(self) -> None:
-        """Forget reductions of sharded tensors, whose groups are those of the first mesh."""
+        """Forget reductions of sharded tensors, whose groups are those of the first mesh.
+
+        Models of FSDP1 are taken apart.
+        """
         from torch.distributed.tensor import debug
 
+        from adapters.engines import fsdp1
+
         debug._clear_sharding_prop_cache()
+        fsdp1.take_models_apart()
 
 
 class OnMegatron(Adapter):

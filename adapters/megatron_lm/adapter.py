@@ -6,21 +6,17 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Layout, Observation, Option
-from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import conventions_of
-from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, ordered
+from adapters.contract import Layout, Option
+from adapters.engines.shells import ON_FOUR, InOneRun, OnMegatron, cuts, ordered
 from adapters.megatron_lm.framework import MEGATRON_LM, OF_SEQUENCES, PER_SEQUENCE
-from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
-from adapters.toolkit.worlds import observation
+from adapters.toolkit.settings import CommandLine
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
     from pathlib import Path
 
     from adapters.contract import Description, Job, Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Framework, Settings
 
 OPTIONS = [option for option in Option if option in MEGATRON_LM.layout]
@@ -28,7 +24,7 @@ MODULES = ("train_rl", "gpt_builders", "hybrid_builders", "model_provider")
 OF_RL = ("--grpo-", "--rl-")  # the first letters of options of reinforcement learning
 
 
-class MegatronLmAdapter(OnMegatron):
+class MegatronLmAdapter(OnMegatron, InOneRun):
     """Drives NVIDIA/Megatron-LM: its training loop with the forward step of `train_rl.py`."""
 
     name = "megatron_lm"
@@ -36,8 +32,6 @@ class MegatronLmAdapter(OnMegatron):
     package = "megatron"
     versions = "main since May 2026"
     tree = ("megatron", *(f"{name}.py" for name in MODULES))
-    devices = ("cpu",)
-    dtypes = ("float32",)
     dependencies = ("transformers",)
     recipes = "adapters.megatron_lm.recipe:read"
     fills_up = True
@@ -69,11 +63,11 @@ class MegatronLmAdapter(OnMegatron):
         """Describe the loaded version by its own parser."""
         from adapters.megatron_lm.importing import STUBBED
 
-        known = self.parser._option_string_actions
+        of_rl = (name for name in self.options.actions if name.startswith(OF_RL))
         return self.record.description(
             self._has,
-            self._names(),
-            lambda name: getattr(known.get(name), "default", None),
+            self.options.with_choices(of_rl),
+            self.options.default,
             stubs=tuple(STUBBED),
         )
 
@@ -84,31 +78,18 @@ class MegatronLmAdapter(OnMegatron):
         return replace(self.framework, modes={**more, **self.framework.modes})
 
     def _has(self, settings: Settings) -> bool:
-        return settings.keys() <= self.parser._option_string_actions.keys()
+        return settings.keys() <= self.options.actions.keys()
 
     @cached_property
-    def parser(self) -> argparse.ArgumentParser:
-        """Megatron-LM's own parser."""
+    def options(self) -> CommandLine:
+        """The options of Megatron-LM's own parser."""
         import argparse
 
         add: Any = found("megatron.training.arguments:add_megatron_arguments")
-        return add(argparse.ArgumentParser(allow_abbrev=False))
+        return CommandLine.of(add(argparse.ArgumentParser(allow_abbrev=False)))
 
-    def _names(self) -> Iterator[str]:
-        """Options of reinforcement learning, also with each of their choices."""
-        for name, action in self.parser._option_string_actions.items():
-            if name.startswith(OF_RL):
-                yield name
-                yield from (f"{name}={one}" for one in action.choices or ())
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One run of the training loop on one collection of rollouts."""
+        from adapters.megatron_lm.driving import train
 
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train all steps of the batch on one collection of rollouts."""
-        from adapters.megatron_lm import driving
-        from adapters.toolkit import cuda_on_cpu
-
-        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
-        settings = self.record.settings(job)
-        with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
-            done = driving.train(job, batch, settings, rank)
-        reported = self.framework.reported(done.logs)
-        return observation(batch, done.gradients, done.passes, reported)
+        return train(job, batch, settings, rank)

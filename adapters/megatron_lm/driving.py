@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections import defaultdict
+from contextlib import contextmanager
 from itertools import groupby
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ from adapters.engines import megatron_core
 from adapters.engines.pretrained import table
 from adapters.toolkit.imports import found
 from adapters.toolkit.probe import CERTAIN_LOGIT, cycled, probe_capacity
-from adapters.toolkit.settings import gives_advantages
-from adapters.toolkit.worlds import cached, set_what_ray_sets
+from adapters.toolkit.settings import dealt, gives_advantages, last_epoch, shares, word
+from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,20 +37,8 @@ REFERENCE = "is_reference"
 """The name of the model's buffer that is 1 with the weights of the reference policy."""
 
 
-@dataclass(frozen=True)
-class LmRun:
-    """The observations of a run: the gradients and the logs of steps, and ids by forward pass."""
-
-    gradients: list[NDArray[np.float32]]
-    logs: list[dict[str, float]]
-    passes: list[NDArray[np.int64]]
-
-
 class CaseLogProbs:
     """The case of a job, by token id, which the models of a world ask for."""
-
-    old: torch.Tensor
-    reference: torch.Tensor
 
     def start(self, batch: ProbedBatch) -> None:
         """Get ready for a job's batch."""
@@ -63,49 +51,41 @@ class CaseLogProbs:
 CASE = CaseLogProbs()
 
 
-class ScalarLog:
-    """Collects what Megatron-LM writes to TensorBoard, in place of a file."""
+def _scalar_log(**_: object) -> Any:
+    """Collects what Megatron-LM writes to TensorBoard of each of its ``steps``, without a file."""
+    steps, nothing = defaultdict[int, dict[str, float]](dict), mock.Mock()
 
-    def __init__(self, **_: object) -> None:
-        self.steps: dict[int, dict[str, float]] = {}
+    def add_scalar(name: str, value: Any, step: int) -> None:
+        steps[int(step)][name] = float(value)
 
-    def add_scalar(self, name: str, value: Any, step: int) -> None:
-        """Keep a number of an iteration."""
-        self.steps.setdefault(int(step), {})[name] = float(value)
-
-    def flush(self, *_: object, **__: object) -> None:
-        """Do nothing."""
-
-    add_text = flush
+    return SimpleNamespace(steps=steps, add_scalar=add_scalar, add_text=nothing, flush=nothing)
 
 
-def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> LmRun:
-    """Train all steps of a job on rollouts of one collection."""
-    set_what_ray_sets(rank)
+def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
+    """Train all steps of a job on rollouts of one collection.
+
+    Returns the ``gradients`` and the ``logs`` of steps, and the ids of forward ``passes``.
+    """
     CASE.start(batch)
     megatron_core.join_grid(job.layout, rank)
     with parsed_arguments(words(settings)) as args:
-        policy = _policy(job, batch, args, rank)
+        capacity = probe_capacity(batch.probe_size)
+        key = (job.layout.options, args.calculate_per_token_loss, args.moe_z_loss_coeff, capacity)
+        policy = cached(rank, key, lambda: _policy(args, capacity, rank))
         _run(job, batch, args, policy)
-        writer = found(f"{GLOBALS}:get_tensorboard_writer")()
+        writer = found(f"{GLOBALS}:get_tensorboard_writer")()  # which the last rank alone has
+        steps = {} if writer is None else writer.steps
         numbers = range(1, args.train_iters + 1)  # those of the next iterations
-        logs = [] if writer is None else [writer.steps.get(number, {}) for number in numbers]
-        records = policy.gradients.drain(), logs, policy.passes.drain()
-        return LmRun(*(_last_epoch(one, args.grpo_iterations) for one in records))
-
-
-def _last_epoch(records: list[Any], epochs: int) -> list[Any]:
-    """The records of the last time that a collection is trained on."""
-    return records[len(records) * (epochs - 1) // epochs :]
+        return SimpleNamespace(
+            gradients=last_epoch(policy.gradients.drain(), job),
+            logs=last_epoch([steps.get(number, {}) for number in numbers], job),
+            passes=last_epoch(policy.passes.drain(), job),
+        )
 
 
 def words(settings: Settings) -> list[str]:
-    """Settings as typed: a flag if a value is True, and nothing if it is False."""
-    return [
-        name if value is True else f"{name}={value}"
-        for name, value in settings.items()
-        if value is not False
-    ]
+    """Settings as typed; those that are False are not."""
+    return [word(name, value) for name, value in settings.items() if value is not False]
 
 
 @contextmanager
@@ -113,18 +93,17 @@ def parsed_arguments(typed: list[str]) -> Iterator[Any]:
     """Megatron-LM's own arguments, which are global while the context is open."""
     arguments, variables = found("megatron.training.arguments"), found(GLOBALS)
     tensorboard: Any = found("torch.utils.tensorboard")
-    with ExitStack() as replaced:
-        for home, name, value in (
-            (sys, "argv", ["train_rl.py", *typed]),
-            (tensorboard, "SummaryWriter", ScalarLog),
-            (variables, "build_tokenizer", _tokenizer),
-        ):
-            replaced.enter_context(mock.patch.object(home, name, value))
+    with (
+        mock.patch.object(sys, "argv", ["train_rl.py", *typed]),
+        mock.patch.object(tensorboard, "SummaryWriter", _scalar_log),
+        mock.patch.object(variables, "build_tokenizer", _tokenizer),
+    ):
         variables.unset_global_variables()
-        replaced.callback(variables.unset_global_variables)
         provider = found("megatron.inference.utils:add_inference_args")
-        args = arguments.parse_and_validate_args(extra_args_provider=provider, args_defaults={})
-        yield args
+        try:
+            yield arguments.parse_and_validate_args(extra_args_provider=provider)
+        finally:
+            variables.unset_global_variables()
 
 
 class AnyId(int):
@@ -150,14 +129,8 @@ def _tokenizer(args: Any) -> Any:
     )
 
 
-def _policy(job: Job, batch: ProbedBatch, args: Any, rank: Rank) -> Any:
-    """The model in data parallelism with its optimizer, kept with its process groups."""
-    capacity = probe_capacity(batch.probe_size)
-    key = (job.layout.options, args.calculate_per_token_loss, capacity)
-    return cached(rank, key, lambda: _made(args, capacity, rank))
-
-
-def _made(args: Any, capacity: int, rank: Rank) -> Any:
+def _policy(args: Any, capacity: int, rank: Rank) -> Any:
+    """The model in data parallelism with its optimizer."""
     loop = found(LOOP)
     bare: list[Any] = []
 
@@ -269,7 +242,7 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
     names = np.arange(len(rewards)) if given else batch.groups
     groups = [
         [rollout(samples) for samples in _runs(group, names if given else batch.trajectories)]
-        for group in _runs(_dealt(job), names)
+        for group in _runs(dealt(shares(job)).tolist(), names)
     ]
     if len(groups) > len(np.unique(names)):
         raise Unsupported("no prompt whose samples are dealt to several ranks and steps")
@@ -281,17 +254,3 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
 def _runs(samples: list[int], names: NDArray[np.int64]) -> list[list[int]]:
     """Samples cut wherever the next one has another name."""
     return [[*run] for _, run in groupby(samples, key=lambda sample: names[sample])]
-
-
-def _dealt(job: Job) -> list[int]:
-    """The samples in the order in which ranks are dealt equal shares of them, and steps of those.
-
-    A single step's are in the order of the job.
-    """
-    sizes = [step.size for step in job.steps]
-    parts = [
-        np.array_split(np.arange(start, start + size), job.layout.dp)
-        for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False)
-    ]
-    dealt = [share for shares in zip(*parts, strict=True) for share in shares]
-    return [int(sample) for share in dealt for sample in share]

@@ -10,8 +10,11 @@ from adapters.contract.job import Setting, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.contract.tables import read_departures, read_options
+from adapters.engines import router
+from adapters.engines.experts import SHARED
 from adapters.engines.shells import (
     CPU_AS_CUDA,
+    IN_PARALLEL,
     NOTHING_LEARNED,
     ONE_BY_ONE,
     PIPELINE_STAGES,
@@ -21,6 +24,7 @@ from adapters.toolkit.settings import (
     gives_advantages,
     largest_micro_batch,
     prompts_per_step,
+    require_one_step,
     require_prompts_together,
     rollouts_asked_for,
     samples_per_step,
@@ -49,8 +53,7 @@ RECIPE = "examples/rl/README.md, Experiment command"
 
 def micro_batch_size(job: Job) -> int:
     """The rows of a micro-batch: one if tokens cut them, which is a bin if they are packed."""
-    is_cut_by_tokens = job.layout.micro_batches == "tokens"
-    return 1 if is_cut_by_tokens else largest_micro_batch(job, _rows_asked_for(job))
+    return largest_micro_batch(job, _rows_asked_for(job))
 
 
 def _one_sample(job: Job) -> int:
@@ -108,8 +111,7 @@ def _sliced(job: Job, length: int) -> int:
 
 def _bin(job: Job) -> int:
     """The tokens of a bin, which holds at least the longest sequence."""
-    if len(job.steps) > 1:
-        raise Unsupported("bins, and not samples, are dealt to the optimizer steps of a collection")
+    require_one_step(job, "bins, and not samples, are dealt to the optimizer steps of a collection")
     return max(_longest(job), _sliced(job, token_budget(job.steps, job.layout.dp)))
 
 
@@ -148,16 +150,16 @@ MEGATRON_LM = Framework(
         Objective.TIS_TOKEN: {**CLIPPED, **CORRECTED},
         Objective.KL: PENALTY,
         Objective.GROUP_NORMALISED: {},
+        Objective.ROUTER: router.TYPED,
     },
     layout={
         "mb": {"--seq-length": _longest},
         "mbtokens-bshd": {"--seq-length": _longest},
         "mbtokens-thd": {PACKED: True, "--seq-length": _bin},
-        "cp": {"--context-parallel-size": lambda job: job.layout.cp},
-        "tp": {"--tensor-model-parallel-size": lambda job: job.layout.tp},
-        "pp": {"--pipeline-model-parallel-size": lambda job: job.layout.pp},
+        **IN_PARALLEL,
         Option.AVERAGE_IN_COLLECTIVE: {"--ddp-average-in-collective": _averages},
         Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
+        Option.EXPERT_PARALLEL: {"--expert-model-parallel-size": SHARED, "--num-experts": SHARED},
         Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},
         Option.TWO_EPOCHS: {
             "--grpo-iterations": 2,

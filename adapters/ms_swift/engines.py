@@ -11,7 +11,7 @@ from adapters.engines.generations import schedule_of
 from adapters.engines.shells import RANKS, SHARED, InOneRun, OnMegatron, cuts, ordered, variants
 from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
 from adapters.toolkit.imports import choices_in, found, import_from
-from adapters.toolkit.settings import Fields
+from adapters.toolkit.settings import KnownOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,6 @@ class MsSwiftAdapter(InOneRun):
     distribution = "ms-swift"
     recipes = "adapters.ms_swift.recipe:read"
     tree = ("swift",)
-    devices = ("cpu",)
-    dtypes = ("float32",)
     arguments: ClassVar[str]
     trainer: ClassVar[str]
     """Paths of classes: the command line's arguments, and the trainer."""
@@ -62,7 +60,8 @@ class MsSwiftAdapter(InOneRun):
         Its own options are those that are not of every trainer that generates.
         """
         kind, trainer = found(self.arguments), found(self.trainer)
-        options = Fields((kind,), {"loss_type": choices_in(found(trainer.__module__), "loss_type")})
+        choices = {"loss_type": choices_in(found(trainer.__module__), "loss_type")}
+        options = KnownOptions.of_fields(choices, kind)
         own, others = (
             {one.name for one in fields(found(f"swift.rlhf_trainers.args_mixin:{name}"))}
             for name in ("GRPOArgumentsMixin", "RolloutTrainerArgumentsMixin")

@@ -10,11 +10,13 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract.layout import Layout, Option
+from adapters.contract.layout import Option
 from adapters.contract.recipe import (
     MASKED_SAMPLE,
     Recipe,
     RecipeRefused,
+    cut,
+    grid_of,
     nested_yaml,
     refusals_of_recipes,
 )
@@ -75,7 +77,8 @@ def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
         raise RecipeRefused(f"rlhf_type={values['rlhf_type']} has a trainer that is not driven")
     engine, stage = _engine(values)
     accumulated, cp = values["gradient_accumulation_steps"], values["sequence_parallel_size"]
-    per_generation = values["steps_per_generation"]
+    per_generation, rows = values["steps_per_generation"], values["per_device_train_batch_size"]
+    samples = rows * accumulated * ranks
     options = {
         Option.SHARED_GENERATION: per_generation > accumulated,
         Option.MASKED_TRUNCATION: values["overlong_filter"],
@@ -85,14 +88,14 @@ def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
         engine=engine,
         values=values,
         defaults=_values(LEAST, FITTING),
-        layout=Layout(
-            dp=max(ranks // cp, 1),
-            cp=cp,
-            micro_batches=accumulated * cp,
-            format="thd" if values["padding_free"] else "bshd",
+        layout=cut(
+            grid_of(ranks, cp),
+            samples=samples,
+            rows=rows,
+            is_packed=values["padding_free"],
             options=tuple(one for one, is_on in options.items() if is_on),
         ),
-        samples=values["per_device_train_batch_size"] * accumulated * ranks,
+        samples=samples,
         per_prompt=values["num_generations"],
         steps=ceil(per_generation / accumulated),
         generations=ceil(accumulated / per_generation),

@@ -53,11 +53,6 @@ def _all_tokens(job: Job) -> int:
     return max(int((step.prompt_lengths + step.response_lengths).sum()) for step in job.steps)
 
 
-def _micro_batch_size(job: Job) -> int:
-    """The samples of a micro-batch."""
-    return largest_micro_batch(job, samples_per_step(job.steps))
-
-
 CLIPPED = {
     "loss_fn.ratio_clip_min": CONSTANTS.clip_low,
     "loss_fn.ratio_clip_max": CONSTANTS.clip_high,
@@ -137,7 +132,7 @@ NEMO_RL = Framework(
         Objective.SFT: Mode.TOKEN_MEAN,
     },
     layout={
-        "mb-bshd": {"policy.train_micro_batch_size": _micro_batch_size},
+        "mb-bshd": {"policy.train_micro_batch_size": largest_micro_batch},
         "mbtokens-bshd": {
             "policy.dynamic_batching.enabled": True,
             "policy.dynamic_batching.train_mb_tokens": _budget,

@@ -6,14 +6,18 @@ import importlib
 import importlib.util
 import json
 import os
-import sys
-import typing
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.toolkit.imports import choices_in, import_from, stub, stub_missing
+from adapters.toolkit.imports import (
+    add_names_of_newer_python,
+    choices_in,
+    import_from,
+    stub,
+    stub_missing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,10 +143,7 @@ def _prepare() -> None:
     """Stub what no training step of ours enters, and let code for CUDA run on the CPU."""
     from adapters.toolkit import cuda_on_cpu
 
-    if sys.version_info < (3, 12):  # pydantic takes no others there, and NeMo-RL wants 3.13
-        import typing_extensions
-
-        typing.TypedDict = typing_extensions.TypedDict
+    add_names_of_newer_python("TypedDict")  # NeMo-RL wants 3.13; pydantic takes no others
     cuda_on_cpu.install()
     stub([*OF_DATA, *KERNELS])
     STUBBED.extend([*stub_missing(SERVICES), *OF_DATA, *KERNELS])

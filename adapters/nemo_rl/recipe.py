@@ -6,9 +6,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract.layout import Layout, Option
-from adapters.contract.recipe import Recipe, flat, refusals_of_recipes
+from adapters.contract.layout import Option
+from adapters.contract.recipe import (
+    Recipe,
+    cut,
+    flat,
+    grid_of,
+    refusals_of_recipes,
+    with_following,
+)
 from adapters.nemo_rl.importing import example, loaded, module
+from adapters.toolkit.settings import flattened
 
 if TYPE_CHECKING:
     from adapters.contract.recipe import Typed
@@ -35,13 +43,12 @@ def read(_: NemoRLAdapter, typed: Typed) -> Recipe:
 
     with refusals_of_recipes():
         composed = _composed(typed)
-        following = [name for name, value in flat(_plain(composed)) if "${" in str(value)]
+        following = {name for name, value in flattened(composed).items() if "${" in str(value)}
         config = _made(OmegaConf.to_container(composed, resolve=True))
         values = _values(config)
         _validate(config)
     defaults = _values(_made(OmegaConf.to_container(example(EXAMPLE), resolve=True)))
-    cp, tp, pp = _sizes(config.policy)
-    dp = max(_training_ranks(config) // (cp * tp * pp), 1)
+    grid = grid_of(_training_ranks(config), *_sizes(config.policy))
     samples = config.policy["train_global_batch_size"]
     per_prompt = config.grpo.num_generations_per_prompt
     is_packed, by_tokens = (
@@ -51,14 +58,12 @@ def read(_: NemoRLAdapter, typed: Typed) -> Recipe:
     return Recipe(
         engine=_engine(config.policy),
         values=values,
-        defaults=defaults | {name: values[name] for name in following if name in values},
-        layout=Layout(
-            dp=dp,
-            cp=cp,
-            tp=tp,
-            pp=pp,
-            micro_batches="tokens" if is_packed or by_tokens else max(samples // dp // rows, 1),
-            format="thd" if is_packed else "bshd",
+        defaults=with_following(defaults, values, values.keys() - following),
+        layout=cut(
+            grid,
+            samples=samples,
+            rows=None if is_packed or by_tokens else rows,
+            is_packed=bool(is_packed),
             options=(Option.HYBRID_SHARDING,) if (values.get(REPLICAS) or 1) > 1 else (),
         ),
         samples=samples,
@@ -74,12 +79,6 @@ def _composed(typed: Typed) -> Any:
     composed = loaded(typed.file) if typed.file else example(EXAMPLE).copy()
     ranks = [f"cluster.gpus_per_node={typed.ranks}", "cluster.num_nodes=1"] if typed.ranks else []
     return module("utils.config").parse_hydra_overrides(composed, [*typed.words, *ranks])
-
-
-def _plain(composed: Any) -> Any:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(composed)
 
 
 def _made(settings: Any) -> Any:

@@ -12,8 +12,13 @@ from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objec
 from adapters.contract.tables import read_departures, read_options
 from adapters.engines import grpo
 from adapters.engines.shells import CPU_AS_CUDA, PROBED, UNCOMPILED
-from adapters.open_instruct.packing import longest, packing_of
-from adapters.toolkit.settings import gives_advantages, samples_of_prompt, samples_per_step
+from adapters.open_instruct.packing import packing_of
+from adapters.toolkit.settings import (
+    gives_advantages,
+    longest,
+    samples_of_prompt,
+    samples_per_step,
+)
 from reference.aggregation import (
     AuxiliaryAggregation,
     DenominatorMask,

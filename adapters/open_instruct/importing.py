@@ -15,7 +15,7 @@ from adapters.toolkit.imports import (
     stub,
     stub_missing,
 )
-from adapters.toolkit.settings import Fields
+from adapters.toolkit.settings import KnownOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,14 +78,14 @@ def config_classes() -> tuple[Any, Any]:
     return kind, module("data_loader").StreamingDataLoaderConfig
 
 
-def options() -> Fields:
+def options() -> KnownOptions:
     """The options of this version; those with choices are compared with texts by the trainer."""
     comparing = "advantage_normalization_type"
     choices = {
         "loss_fn": {str(one) for one in module("grpo_utils").GRPOLossType},
         comparing: choices_in(actor_classes()[1]._data_preparation_loop, comparing),
     }
-    return Fields(config_classes(), choices)
+    return KnownOptions.of_fields(choices, *config_classes())
 
 
 def read_by_the_step() -> set[str]:

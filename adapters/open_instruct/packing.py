@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, pairwise, product
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract import Unsupported
 from adapters.contract.layout import Option
-from adapters.toolkit.settings import gives_advantages, token_budget
+from adapters.toolkit.settings import dealt, gives_advantages, longest, shares, token_budget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,12 +57,6 @@ def packing_of(job: Job) -> Packing:
     raise Unsupported(f"no pack_length cuts the samples into {layout}")
 
 
-def longest(job: Job) -> tuple[int, int]:
-    """The tokens of the longest prompt and of the longest response."""
-    of_prompts = max(int(step.prompt_lengths.max()) for step in job.steps)
-    return of_prompts, max(int(step.response_lengths.max()) for step in job.steps)
-
-
 def _lengths(job: Job) -> NDArray[np.int64]:
     """The tokens of each sample with its prompt."""
     return np.concatenate([step.prompt_lengths + step.response_lengths for step in job.steps])
@@ -74,13 +68,11 @@ def _orders(job: Job) -> Iterator[list[list[int]]]:
     There are no others where open-instruct compares the samples of a prompt. Of a generation for
     all steps, each rank has its part of every step.
     """
-    sizes = np.cumsum([0, *(step.size for step in job.steps)]).tolist()
-    of_steps, generator = [np.arange(*ends) for ends in pairwise(sizes)], np.random.default_rng(0)
+    steps, generator = [*map(np.concatenate, shares(job))], np.random.default_rng(0)
     for attempt in range(1 + ATTEMPTS if gives_advantages(job) else 1):
-        orders = [generator.permutation(one) if attempt else one for one in of_steps]
+        orders = [generator.permutation(one) if attempt else one for one in steps]
         if Option.SHARED_GENERATION in job.layout.options:
-            parts = [np.array_split(samples, job.layout.dp) for samples in orders]
-            orders = [np.concatenate([*chain.from_iterable(zip(*parts, strict=True))])]
+            orders = [dealt(np.array_split(samples, job.layout.dp) for samples in orders)]
         yield [samples.tolist() for samples in orders]
 
 

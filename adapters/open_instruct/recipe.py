@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.layout import Layout, Option
-from adapters.contract.recipe import Recipe, refusals_of_recipes, require_words
+from adapters.contract.layout import Option
+from adapters.contract.recipe import Recipe, cut, grid_of, refusals_of_recipes, require_words
 from adapters.open_instruct.framework import STAGES
 from adapters.open_instruct.importing import config_classes, module
 
@@ -38,7 +38,6 @@ def read(adapter: OpenInstructAdapter, typed: Typed) -> Recipe:
     with refusals_of_recipes():
         values = _values(typed.words)
     cp = values["sequence_parallel_size"]
-    dp = max((typed.ranks or sum(values["num_learners_per_node"])) // cp, 1)
     per_prompt, steps = values["num_samples_per_prompt_rollout"], values["num_mini_batches"]
     samples = max(values["num_unique_prompts_rollout"] * per_prompt // steps, 1)
     rows = values["per_device_train_batch_size"]
@@ -52,11 +51,12 @@ def read(adapter: OpenInstructAdapter, typed: Typed) -> Recipe:
         engine=adapter.engine,
         values=values,
         defaults=_values(LEAST),
-        layout=Layout(
-            dp=dp,
-            cp=cp,
-            micro_batches="tokens" if rows == 1 else max(samples // dp // rows, 1),
-            format="thd" if rows == 1 else "bshd",
+        layout=cut(
+            grid_of(typed.ranks or sum(values["num_learners_per_node"]), cp),
+            samples=samples,
+            # A row at a time is a packed one.
+            rows=None if rows == 1 else rows,
+            is_packed=rows == 1,
             options=tuple(one for one, is_on in options.items() if is_on),
         ),
         samples=samples,

@@ -16,6 +16,7 @@ from adapters.openrlhf.framework import KIND, LEVEL, LOSS_AGG_MODE
 from adapters.toolkit import worlds
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import import_from, modules_of, provide, stub_missing
+from adapters.toolkit.settings import CommandLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -135,7 +136,7 @@ def offers(settings: Settings) -> bool:
 
 def default(name: str) -> object:
     """The value of an option that a user does not set; None if this version lacks it."""
-    return _options()[_named(name)].default if knows(name) else None
+    return CommandLine(_options()).default(_named(name))
 
 
 def option_names() -> Iterator[str]:
@@ -143,10 +144,11 @@ def option_names() -> Iterator[str]:
 
     It does not depend on those of optimizers.
     """
-    for name, action in _options().items():
-        if name.startswith(SECTIONS) and not OF_OPTIMIZERS & {*name.split(".")}:
-            yield name
-            yield from (f"{name}={choice}" for choice in action.choices or ())
+    yield from CommandLine(_options()).with_choices(
+        name
+        for name in _options()
+        if name.startswith(SECTIONS) and not OF_OPTIMIZERS & {*name.split(".")}
+    )
 
 
 def _version_settings(settings: Settings) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from adapters.contract.layout import Layout, Option
+from adapters.contract.layout import Option
 from adapters.contract.recipe import (
     UNEVEN_BATCH,
     Recipe,
+    cut,
+    grid_of,
     options_of,
     refusals_of_recipes,
     require_words,
@@ -29,8 +31,7 @@ def read(adapter: OpenRLHFAdapter, typed: Typed) -> Recipe:
         values = importing.values(typed.words)
     defaults = importing.defaults()
     nodes, per_node = (int(values[name]) for name in ACTOR_RANKS)
-    cp = int(values[RING])
-    dp = max((typed.ranks or nodes * per_node) // cp, 1)
+    grid = grid_of(typed.ranks or nodes * per_node, cp=int(values[RING]))
     samples, per_prompt = values["--train.batch_size"], values["--rollout.n_samples_per_prompt"]
     of_batch = values["--rollout.batch_size"] * per_prompt
     by_tokens = bool(values["--train.dynamic_batch_enable"])
@@ -41,23 +42,19 @@ def read(adapter: OpenRLHFAdapter, typed: Typed) -> Recipe:
         engine=adapter.engine,
         values=values,
         defaults=defaults,
-        layout=Layout(
-            dp=dp,
-            cp=cp,
-            micro_batches="tokens" if by_tokens else _micro_batches(values, dp),
-            format="thd" if values["--ds.packing_samples"] else "bshd",
+        layout=cut(
+            grid,
+            samples=samples,
+            rows=None if by_tokens else values["--train.micro_batch_size"],
+            is_packed=values["--ds.packing_samples"],
             options=options,
         ),
         samples=samples,
         per_prompt=per_prompt,
         steps=max(of_batch // samples, 1) * values["--train.max_epochs"],
         longest=values["--rollout.max_new_tokens"],
-        unlike=frozenset() if samples % dp or of_batch % samples else frozenset({UNEVEN_BATCH}),
+        unlike=frozenset()
+        if samples % grid.dp or of_batch % samples
+        else frozenset({UNEVEN_BATCH}),
         sizes=frozenset({*ACTOR_RANKS, RING, "--train.max_epochs"}),
     )
-
-
-def _micro_batches(values: dict[str, Any], dp: int) -> int:
-    """The micro-batches of a rank in an optimizer step."""
-    count: int = values["--train.batch_size"] // (dp * values["--train.micro_batch_size"])
-    return max(count, 1)

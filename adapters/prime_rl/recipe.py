@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract.layout import Layout, Option
-from adapters.contract.recipe import Recipe, flat, refusals_of_recipes
+from adapters.contract.layout import Option
+from adapters.contract.recipe import Recipe, cut, flat, grid_of, refusals_of_recipes
 from adapters.prime_rl.importing import module
 from adapters.toolkit.imports import is_stub
 
@@ -32,22 +32,23 @@ def read(adapter: PrimeRLAdapter, typed: Typed) -> Recipe:
         of_file = ["@", str(typed.file)] if typed.file else []
         config = module("utils.config").cli(kind, args=[*of_file, *typed.words])
         default = kind(trainer={}, orchestrator={"train": {"source": [{"name": "any"}]}})
-    cp = config.trainer.model.cp
-    dp = max((typed.ranks or _training_ranks(config.deployment)) // cp, 1)
+    model = config.trainer.model
+    grid = grid_of(typed.ranks or _training_ranks(config.deployment), model.cp)
     orchestrator = config.orchestrator
-    samples = orchestrator.batch_size or orchestrator.token_batch_size // orchestrator.seq_len
+    by_tokens = orchestrator.batch_size or orchestrator.token_batch_size // orchestrator.seq_len
+    samples = max(by_tokens, 1)
     return Recipe(
         engine=adapter.engine,
         values=_values(config),
         defaults=_values(default),
-        layout=Layout(
-            dp=dp,
-            cp=cp,
-            micro_batches="tokens",
-            format="thd",
-            options=_options(config.trainer.model.dp_replicate, dp),
+        layout=cut(
+            grid,
+            samples=samples,
+            rows=None,
+            is_packed=True,
+            options=_options(model.dp_replicate, grid.dp),
         ),
-        samples=max(samples, 1),
+        samples=samples,
         per_prompt=orchestrator.group_size,
         longest=orchestrator.train.source[0].sampling.max_completion_tokens,
         sizes=SIZES,

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import conventions_of
 from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Metric
-from adapters.engines.shells import RANKS, OnFsdp, cuts
+from adapters.engines.shells import RANKS, InOneRun, OnFsdp, cuts
 from adapters.rlinf import importing
 from adapters.rlinf.framework import FSDP2, RLINF
-from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Observation, Rank
-    from adapters.contract.framework import Framework
+    from adapters.contract import Description, Job, Rank
+    from adapters.contract.batch.probed_batch import ProbedBatch
+    from adapters.contract.framework import Framework, Settings
+    from adapters.contract.objective import Metric
 
 
-class RlinfFsdpAdapter(OnFsdp):
+class RlinfFsdpAdapter(OnFsdp, InOneRun):
     """RLinf with FSDP1, the strategy of its example configurations."""
 
     name = "rlinf"
@@ -29,8 +27,6 @@ class RlinfFsdpAdapter(OnFsdp):
     distribution = "rlinf"
     versions = "RLinf 0.3.0, main, and commits since November 2025"
     tree = ("rlinf",)
-    devices = ("cpu",)
-    dtypes = ("float32",)
     dependencies = ("ray", "transformers")
     recipes = "adapters.rlinf.recipe:read"
     framework: ClassVar[Framework] = RLINF
@@ -50,38 +46,18 @@ class RlinfFsdpAdapter(OnFsdp):
     def describe(self) -> Description:
         """Describe RLinf."""
         return self.framework.description(
-            importing.offers, importing.option_names(), importing.default
+            importing.options().offers, importing.option_names(), importing.default
         )
 
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train the steps of the batch as the mini-batches of one call of the actor."""
-        from adapters.rlinf.driving import RlinfActor, RlinfRollouts
-        from adapters.rlinf.model import SEAM
-        from adapters.toolkit.probe import probe_capacity
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One call of the actor, whose mini-batches are the steps."""
+        from adapters.rlinf.driving import train
 
-        set_what_ray_sets(rank)
-        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
-        SEAM.start(batch)
-        settings, capacity = self.framework.settings(job), probe_capacity(batch.probe_size)
-        with rank.framework():
-            config = importing.configured(settings)
-            key = self.engine, capacity
-            actor = cached(rank, key, lambda: RlinfActor(config, capacity, rank))
-            actor.configure(config)
-            results = RlinfRollouts(batch, job, config).results_of_rank(rank.index)
-            of_rollouts, of_steps = actor.train([*results])
-        gradients, passes = actor.gradients.drain(), actor.passes.drain()
-        reported = self.framework.reported([of_rollouts]) | self.framework.reported(of_steps)
-        if not settings["algorithm.calculate_entropy"]:
-            reported.pop(Metric.ENTROPY, None)  # which is 0 then, of any step
-        return observation(batch, gradients, passes, reported)
+        return train(self.engine, job, batch, settings, rank)
 
-    def leave_world(self) -> None:
-        """Take the models apart, and clear torch's cache of their meshes."""
-        from adapters.engines import fsdp1
-
-        super().leave_world()
-        fsdp1.take_models_apart()
+    def reported(self, job: Job, done: Any) -> dict[Metric, tuple[float | None, ...]]:
+        """The metrics of rollouts, and those of each step."""
+        return self.framework.reported([done.of_rollouts]) | super().reported(job, done)
 
 
 class RlinfFsdp2Adapter(RlinfFsdpAdapter):

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import fields
-from functools import partial
-from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import numpy as np
 import torch
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.engines import fsdp1
-from adapters.rlinf.importing import ACTOR, MANAGER, STRATEGIES, module
-from adapters.rlinf.model import probed
+from adapters.engines.numbered import SEAM, policy
+from adapters.rlinf.importing import ACTOR, MANAGER, STRATEGIES, configured, module
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, GradientReader, Records, token_table
-from adapters.toolkit.settings import gives_advantages, has_reference
+from adapters.toolkit.probe import ForwardPasses, probe_capacity, token_table
+from adapters.toolkit.settings import gives_advantages, has_reference, shares
 from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from adapters.contract.framework import Settings
 
 ELSEWHERE = -1.0
 """The reference policy's log-probability of padding, which RLinf computes as that of tokens."""
+
+ENTROPY = "actor/entropy_loss"
+
+
+def train(engine: str, job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
+    """Train all steps of a job in one call of the actor of an engine.
+
+    Returns the ``gradients`` and ``logs`` of steps, the ids of forward ``passes``, and the log
+    ``of_rollouts``.
+    """
+    SEAM.start(batch)
+    config, capacity = configured(settings), probe_capacity(batch.probe_size)
+    actor = cached(rank, (engine, capacity), lambda: RlinfActor(config, capacity, rank))
+    actor.configure(config)
+    of_rollouts, logs = actor.train([*RlinfRollouts(batch, job, config).results_of(rank)])
+    if not settings["algorithm.calculate_entropy"]:  # it is logged as 0 then, of any step
+        logs = [{name: one for name, one in log.items() if name != ENTROPY} for log in logs]
+    gradients, passes = actor.gradients.drain(), actor.passes.drain()
+    return SimpleNamespace(gradients=gradients, logs=logs, passes=passes, of_rollouts=of_rollouts)
 
 
 class RlinfActor:
@@ -39,13 +59,19 @@ class RlinfActor:
 
     def __init__(self, config: Any, capacity: int, rank: Rank) -> None:
         self._rank = rank
-        self.passes, self.gradients = ForwardPasses(), Records["NDArray[np.float32] | None"]()
+        self.passes = ForwardPasses()
         self._actor = module(ACTOR).FSDPActor.__new__(module(ACTOR).FSDPActor)
         self.configure(config)
-        with self._around(capacity):
+        replaced: dict[str, Any] = {
+            "model_provider_func": lambda _: policy(capacity, self.passes),
+            "_setup_rollout_weight_dst_ranks": lambda _: None,
+        }
+        with (
+            mock.patch.multiple(type(self._actor), **replaced),
+            fsdp1.wrapping_on_cpu(module(STRATEGIES[0])),
+        ):
             self._actor.init_worker()
-        fsdp1.WRAPPED.append(self._actor.model)
-        self._read_gradients()
+        self.gradients = fsdp1.gradients_of_steps(self._actor, self._actor.model)
 
     def configure(self, config: Any) -> None:
         """Make the actor one of this configuration, with the model and the optimizer it has."""
@@ -75,43 +101,6 @@ class RlinfActor:
         worker._device_lock, worker._timer_metrics = nullcontext(), {}
         worker._accelerator_type = module("scheduler").AcceleratorType.NO_ACCEL
 
-    def _around(self, capacity: int) -> ExitStack:
-        """Make RLinf load our model, and shard it on this rank's device."""
-        stack, fsdp = ExitStack(), module(STRATEGIES[0])
-        on_cpu = partial(_wrap_on_cpu, fsdp.FSDP)
-        replaced: dict[str, Any] = {
-            "model_provider_func": lambda _: probed(capacity, self.passes),
-            "_setup_rollout_weight_dst_ranks": lambda _: None,
-        }
-        stack.enter_context(mock.patch.multiple(module(ACTOR).FSDPActor, **replaced))
-        stack.enter_context(mock.patch.object(fsdp, "FSDP", on_cpu))
-        return stack
-
-    def _read_gradients(self) -> None:
-        """Take the gradient of each step; None for one that was skipped.
-
-        Its shards are gathered before: with FSDP2, a rank skips a step by its own shard alone.
-        """
-        actor, step = self._actor, self._actor.optimizer_step
-        [probe], whole = actor.model.parameters(), Records["NDArray[np.float32]"]()
-        reader = GradientReader(actor.optimizer, lambda _: whole.drain()[-1])
-
-        def optimizer_step() -> Any:
-            __tracebackhide__ = True
-            shard = torch.zeros_like(probe) if probe.grad is None else probe.grad
-            whole.append(fsdp1.whole(actor.model, shard))
-            norm = step()
-            self.gradients.append(reader.take())
-            return norm
-
-        actor.optimizer_step = optimizer_step
-
-
-def _wrap_on_cpu(wrap: Any, *arguments: Any, device_id: int, **named: Any) -> Any:
-    """FSDP1's wrapper, with the CPU instead of the GPU of a number."""
-    __tracebackhide__ = True
-    return wrap(*arguments, device_id=torch.device("cpu"), **named)
-
 
 def _old_policy_column(config: Any) -> str:
     """The column of recomputed log-probabilities, which had two names before June 23, 2026."""
@@ -127,19 +116,17 @@ class RlinfRollouts:
     def __init__(self, batch: ProbedBatch, job: Job, config: Any) -> None:
         self._batch, self._job, self._config = batch, job, config
         self._width = config.runner.seq_length - config.data.max_prompt_length
-        padded = 0.0 if config.actor.model.get("variable_seq_lengths") else ELSEWHERE
-        reference = token_table(batch, batch.reference_log_probs, padded)
+        fill = 0.0 if config.actor.model.get("variable_seq_lengths") else ELSEWHERE
         self._columns = {_old_policy_column(config): token_table(batch, batch.old_log_probs)}
         if has_reference(job):
-            self._columns["ref_logprobs"] = reference
+            self._columns["ref_logprobs"] = token_table(batch, batch.reference_log_probs, fill)
         if gives_advantages(job):
             self._columns["advantages"] = token_table(batch, batch.advantages)
 
-    def results_of_rank(self, rank: int) -> Iterator[Any]:
+    def results_of(self, rank: Rank) -> Iterator[Any]:
         """Yields a result for each optimizer step, with the samples that a rank has of it."""
-        ends = [*accumulate((step.size for step in self._job.steps), initial=0)]
-        for start, end in pairwise(ends):
-            yield self._result(np.array_split(np.arange(start, end), self._job.layout.dp)[rank])
+        for of_step in shares(self._job):
+            yield self._result(of_step[rank.index])
 
     def _result(self, samples: NDArray[np.int64]) -> Any:
         batch, config = self._batch, self._config
@@ -158,16 +145,10 @@ class RlinfRollouts:
             is_end=[True for _ in samples],
             rewards=torch.from_numpy(batch.rewards[samples]).float(),
         )
-        ids = self._padded(responses)
+        rows = pad_sequence([*map(torch.from_numpy, responses)], True, PADDING_ID)
+        ids = pad(rows, (0, self._width - rows.shape[1]), value=PADDING_ID)
         for name, by_id in self._columns.items():
             setattr(result, name, by_id[ids])
         if config.rollout.return_logprobs:
             result.rollout_logprobs = [batch.rollout_log_probs[one].tolist() for one in samples]
         return result
-
-    def _padded(self, responses: Sequence[NDArray[np.int64]]) -> torch.Tensor:
-        """Token ids of responses, padded on the right: [samples, width of responses]."""
-        rows = torch.full((len(responses), self._width), PADDING_ID)
-        for row, ids in zip(rows, responses, strict=True):
-            row[: len(ids)] = torch.from_numpy(ids)
-        return rows

@@ -22,9 +22,10 @@ from adapters.contract.tables import read_departures, read_options
 from adapters.engines.shells import NOTHING_LEARNED, PROBED, ZEROED
 from adapters.toolkit.settings import (
     largest_micro_batch,
+    longest,
     prompts_per_step,
+    require_one_step,
     samples_of_prompt,
-    samples_per_step,
     token_budget,
 )
 from reference.aggregation import (
@@ -40,24 +41,14 @@ if TYPE_CHECKING:
     from adapters.contract import Job
 
 
-def prompt_width(job: Job) -> int:
-    """The width of prompts, which are padded on the left."""
-    return max(int(step.prompt_lengths.max()) for step in job.steps)
-
-
 def row_width(job: Job) -> int:
-    """The width of prompts and responses, which are padded on the right."""
-    return prompt_width(job) + max(int(step.response_lengths.max()) for step in job.steps)
-
-
-def _micro_batch_size(job: Job) -> int:
-    is_cut_by_tokens = job.layout.micro_batches == "tokens"
-    return 1 if is_cut_by_tokens else largest_micro_batch(job, samples_per_step(job.steps))
+    """The width of prompts, padded on the left, and of responses, padded on the right."""
+    return sum(longest(job))
 
 
 def _packed_tokens(job: Job) -> int:
     """The most tokens of a micro-batch of so many rows."""
-    return _micro_batch_size(job) * row_width(job)
+    return largest_micro_batch(job) * row_width(job)
 
 
 def _budget(job: Job) -> int:
@@ -70,10 +61,9 @@ def _prompts(job: Job) -> int:
 
     Raises `Unsupported` for several steps, whose advantages would be normalised together.
     """
-    if len(job.steps) > 1:
-        raise Unsupported(
-            "a batch is normalised as a whole, and steps are cut out of it afterwards"
-        )
+    require_one_step(
+        job, "a batch is normalised as a whole, and steps are cut out of it afterwards"
+    )
     prompts = prompts_per_step(job.steps)
     if prompts % job.layout.dp:
         raise Unsupported(
@@ -85,8 +75,7 @@ def _prompts(job: Job) -> int:
 
 def _balanced(job: Job) -> bool:
     """Samples are dealt anew over ranks, which would mix those of several steps."""
-    if len(job.steps) > 1:
-        raise Unsupported("samples of a batch are dealt to ranks before steps are cut out of it")
+    require_one_step(job, "samples of a batch are dealt to ranks before steps are cut out of it")
     return True
 
 
@@ -153,11 +142,11 @@ RLINF = Framework(
         "cluster.num_nodes": lambda job: job.layout.world_size,
         "runner.task_type": "reasoning",
         "runner.seq_length": row_width,
-        "data.max_prompt_length": prompt_width,
+        "data.max_prompt_length": lambda job: longest(job)[0],
         "data.rollout_batch_size": lambda job: sum(step.size for step in job.steps),
         GROUP_SIZE: 1,
         "algorithm.n_minibatches": lambda job: len(job.steps),
-        "algorithm.training_batch_size_per_gpu": _micro_batch_size,
+        "algorithm.training_batch_size_per_gpu": largest_micro_batch,
         "algorithm.recompute_logprobs": True,
         "algorithm.shuffle_rollout": False,
         "algorithm.loss_type": "actor",

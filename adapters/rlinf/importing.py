@@ -18,7 +18,14 @@ from unittest import mock
 
 from adapters.contract.framework import nested
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import choices_in, import_from, modules_of, stub_missing
+from adapters.toolkit.imports import (
+    choices_in,
+    import_from,
+    modules_of,
+    name_classes_as_before,
+    stub_missing,
+)
+from adapters.toolkit.settings import KnownOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,17 +69,17 @@ def import_rlinf(source: Path | None) -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     cuda_on_cpu.install()
     importlib.import_module("transformers.processing_utils")  # which makes transformers anew
-    transformers: Any = importlib.import_module("transformers")
-    if not hasattr(transformers, "AutoModelForVision2Seq"):  # which 0.3.0 imports
-        transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
+    name_classes_as_before()  # for 0.3.0
     stub_missing(("torchvision",))
     import_from("rlinf", [source] if source else [])
     for path in (ACTOR, *STRATEGIES):
         module(path)
     _let_a_cpu_do()
-    from adapters.rlinf.model import put_the_seams_in
+    from adapters.engines.numbered import SEAM
 
-    put_the_seams_in(module(ACTOR))
+    log_probs, entropies = (f"compute_{kind}_from_logits" for kind in ("logprobs", "entropy"))
+    home = module(ACTOR)
+    SEAM.put_into(home, log_probs, entropies if hasattr(home, entropies) else None)
 
 
 def configured(settings: Settings) -> Any:
@@ -92,54 +99,34 @@ def validated(config: Any, ranks: int) -> Any:
         return home.validate_cfg(config)
 
 
-def offers(settings: Settings) -> bool:
-    """Whether this version reads these options, and has registered their values."""
-    registry = module("algorithms.registry")
-    are_registered = all(
-        settings[name] in getattr(registry, registered)
-        for name, registered in REGISTRIES.items()
-        if name in settings
-    )
-    aggregation = settings.get("algorithm.loss_agg_func")
-    has_mode = aggregation is None or aggregation in _choices()["algorithm.loss_agg_func"]
-    return are_registered and has_mode and {*map(_last, settings)} <= {*map(_last, _options())}
+@cache
+def options() -> KnownOptions:
+    """The options that code reads, by the innermost of their sections and their names."""
+    registry, modes = module("algorithms.registry"), choices_in(module("utils.utils"), "loss_agg")
+    choices = {name: {*getattr(registry, one)} for name, one in REGISTRIES.items()} | {
+        "algorithm.loss_agg_func": modes or choices_in(module(ACTOR), "loss_agg_func"),
+        "algorithm.kl_penalty_type": choices_in(
+            module("algorithms.utils").kl_penalty, "kl_penalty"
+        ),
+    }
+    return KnownOptions(_defaults(), choices)
 
 
 def option_names() -> Iterator[str]:
     """Yields the options that training reads, and choices."""
-    for section, name in (option.split(".") for option in _options()):
+    for section, name in (option.split(".") for option in options().defaults):
         if section in SECTIONS:
             yield f"{SECTIONS[section]}.{name}"
-    for name, choices in _choices().items():
-        yield from (f"{name}={choice}" for choice in choices)
+    yield from options().options_and_choices(())
 
 
 def default(name: str) -> object:
     """The value of an option that a user does not set, or that is in RLinf's examples."""
-    return IN_EXAMPLES.get(name, _options().get(_last(name)))
+    return IN_EXAMPLES.get(name, options().defaults.get(".".join(name.split(".")[-2:])))
 
 
-def _last(name: str) -> str:
-    """A name of `_options`, which has the innermost section alone."""
-    return ".".join(name.split(".")[-2:])
-
-
-@cache
-def _choices() -> Mapping[str, set[str]]:
-    """The texts that options may have, those of registries too."""
-    registry, modes = module("algorithms.registry"), choices_in(module("utils.utils"), "loss_agg")
-    registered = {name: {*getattr(registry, one)} for name, one in REGISTRIES.items()}
-    kinds = choices_in(module("algorithms.utils").kl_penalty, "kl_penalty")
-    return {
-        **registered,
-        "algorithm.loss_agg_func": modes or choices_in(module(ACTOR), "loss_agg_func"),
-        "algorithm.kl_penalty_type": kinds,
-    }
-
-
-@cache
-def _options() -> Mapping[str, object]:
-    """The options that code reads, each with its default, by the innermost section and the name."""
+def _defaults() -> Mapping[str, object]:
+    """The default of each option that code reads, which is None if it has none."""
     found: dict[str, object] = {}
     for path in READERS:
         file = Path(str(getattr(find_spec(f"rlinf.{path}"), "origin", None)))  # of no other engine

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.layout import Layout
 from adapters.contract.recipe import (
     MASKED_END,
     MASKED_SAMPLE,
     UNEVEN_GROUPS,
     Recipe,
     RecipeRefused,
-    flat,
+    cut,
+    grid_of,
     nested_yaml,
     options_of,
     refusals_of_recipes,
+    with_following,
 )
 from adapters.rlinf import importing
+from adapters.toolkit.settings import composed, flattened
 
 if TYPE_CHECKING:
     from adapters.contract.recipe import Typed
@@ -32,25 +34,25 @@ def read(adapter: RlinfFsdpAdapter, typed: Typed) -> Recipe:
         config = _composed(typed)
         if config.runner.task_type != "reasoning" or config.actor.training_backend != "fsdp":
             raise RecipeRefused("only recipes of `reasoning` on FSDP are read")
-        by_user = _named(config)
+        by_user = flattened(config, resolve=True)
         ranks = typed.ranks or GPUS * int(config.cluster.num_nodes)
-        values = _named(importing.validated(config, ranks))
+        values = flattened(importing.validated(config, ranks), resolve=True)
     per_prompt, steps = int(values["algorithm.group_size"]), int(values["algorithm.n_minibatches"])
     samples = int(values["data.rollout_batch_size"]) * per_prompt // steps
     by_tokens = bool(values.get("runner.enable_dynamic_batch_size"))
     is_packed = by_tokens or bool(values.get("actor.model.variable_seq_lengths"))
-    # What follows from other options is none that a user has set.
-    following = {name: one for name, one in values.items() if name not in by_user}
-    defaults = {name: importing.default(name) for name in values} | following
+    unset = {name: importing.default(name) for name in values}
+    defaults = with_following(unset, values, by_user)
     rows = int(values["actor.micro_batch_size"])
     return Recipe(
         engine=str(values["actor.fsdp_config.strategy"]),
         values=values,
         defaults=defaults,
-        layout=Layout(
-            dp=ranks,
-            micro_batches="tokens" if by_tokens else max(samples // ranks // rows, 1),
-            format="thd" if is_packed else "bshd",
+        layout=cut(
+            grid_of(ranks),
+            samples=samples,
+            rows=None if by_tokens else rows,
+            is_packed=is_packed,
             options=options_of(adapter.framework, values, defaults),
         ),
         samples=samples,
@@ -64,18 +66,7 @@ def read(adapter: RlinfFsdpAdapter, typed: Typed) -> Recipe:
 
 def _composed(typed: Typed) -> Any:
     """The configuration that RLinf's main function is given for a file and words."""
-    from hydra import compose, initialize_config_dir
-
     if typed.file is None:
         raise RecipeRefused("RLinf's main function composes a file, which is not given")
     nested_yaml(typed.file)  # says in one line that it is no YAML
-    file = typed.file.absolute()
-    with initialize_config_dir(str(file.parent), version_base="1.1"):
-        return compose(file.stem, overrides=[*typed.words])
-
-
-def _named(config: Any) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    whole: Any = OmegaConf.to_container(config, resolve=True)
-    return dict(flat(whole))
+    return composed(typed.file, typed.words, version_base="1.1")

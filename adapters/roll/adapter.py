@@ -74,8 +74,8 @@ class RollAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch in one run of the pipeline."""
+        from adapters.engines.numbered import SEAM
         from adapters.roll.driving import RollRollouts, RollTraining
-        from adapters.roll.model import SEAM
 
         set_what_ray_sets(rank)
         batch = ProbedBatch.of(job, conventions_of(ROLL.conventions))

@@ -22,6 +22,7 @@ from adapters.contract.tables import read_departures, read_options
 from adapters.engines.shells import NOTHING_LEARNED, ZEROED
 from adapters.toolkit.settings import (
     largest_micro_batch,
+    require_one_step,
     samples_of_prompt,
     samples_per_step,
     token_budget,
@@ -67,15 +68,9 @@ def micro_batches(job: Job) -> int:
     return count if isinstance(count, int) else samples_per_step(job.steps) // job.layout.dp
 
 
-def _micro_batch_size(job: Job) -> int:
-    is_cut_by_tokens = job.layout.micro_batches == "tokens"
-    return 1 if is_cut_by_tokens else largest_micro_batch(job, samples_per_step(job.steps))
-
-
 def _whitens(job: Job) -> bool:
     """Advantages are whitened over a batch of rollouts, which is a step's."""
-    if len(job.steps) > 1:
-        raise Unsupported("each step is a batch of rollouts, whose advantages are whitened alone")
+    require_one_step(job, "each step is a batch of rollouts, whose advantages are whitened alone")
     return True
 
 
@@ -208,7 +203,7 @@ ROLL = Framework(
     },
     layout={
         "mb": {
-            f"{SIZES}.per_device_train_batch_size": _micro_batch_size,
+            f"{SIZES}.per_device_train_batch_size": largest_micro_batch,
             f"{SIZES}.gradient_accumulation_steps": micro_batches,
         },
         Option.TWO_EPOCHS: {"ppo_epochs": 2},

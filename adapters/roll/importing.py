@@ -10,7 +10,14 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import choices_of, import_from, modules_of, stub, stub_missing
+from adapters.toolkit.imports import (
+    choices_of,
+    import_from,
+    modules_of,
+    name_classes_as_before,
+    stub,
+    stub_missing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,9 +29,6 @@ module = modules_of("roll")
 
 SERVICES = ("gem", "imageio", "modelscope", "more_itertools", "nltk", "openai")
 """Packages of environments, rewards and downloads, which no training step of ours enters."""
-
-RENAMED = {"AutoModelForVision2Seq": "AutoModelForImageTextToText"}
-"""Classes that versions before March 10, 2026, import by names that transformers 5 has dropped."""
 
 TRACES = ("opentelemetry.exporter.otlp.proto.grpc", "roll.utils.otel_receiver")
 """An exporter of traces, and a server that receives them."""
@@ -141,10 +145,7 @@ def _stub_services() -> None:
 @cache
 def _name_as_before() -> None:
     importlib.import_module("peft")  # which has transformers imported anew
-    transformers = importlib.import_module("transformers")
-    for old, new in RENAMED.items():
-        if not hasattr(transformers, old):
-            setattr(transformers, old, getattr(transformers, new))
+    name_classes_as_before()  # for versions before March 10, 2026
     # transformers asks for flash_attn when it is imported, and must not find our stand-in.
     importlib.import_module("transformers.integrations.flash_attention")
     STUBBED.extend(stub_missing(["flash_attn"]))

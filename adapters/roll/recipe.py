@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.layout import Layout
-from adapters.contract.recipe import Recipe, flat, nested_yaml, options_of, refusals_of_recipes
+from adapters.contract.recipe import (
+    Recipe,
+    cut,
+    flat,
+    grid_of,
+    nested_yaml,
+    options_of,
+    refusals_of_recipes,
+    sizes_in,
+    with_following,
+)
 from adapters.roll import importing
 from adapters.roll.framework import ENGINE, SIZES
 
@@ -25,6 +34,9 @@ ULYSSES = "actor_train.model_args.ulysses_size"
 MEGATRON = tuple(
     f"{ENGINE}.{name}_parallel_size" for name in ("context", "tensor_model", "pipeline_model")
 )
+OF_STEP = tuple(
+    f"{SIZES}.{name}" for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+)
 STRATEGY = "actor_train.strategy_args.strategy_name"
 
 
@@ -41,35 +53,26 @@ def read(adapter: RollAdapter, typed: Typed) -> Recipe:
         whole: Any = OmegaConf.to_container(merged, resolve=True)
         values = dict(_named(importing.read(whole)))
     typed_by_user = {name for name, _ in flat(whole)}
-    # What follows from other options is none that a user has set.
-    following = {name: value for name, value in values.items() if name not in typed_by_user}
-    defaults = dict(_named(importing.pipeline_config())) | _unset(values) | following
+    unset = dict(_named(importing.pipeline_config())) | _unset(values)
+    defaults = with_following(unset, values, typed_by_user)
     engine = STRATEGIES.get(str(values.get(STRATEGY)), "fsdp2")
-    cp, tp, pp = (int(values.get(name) or 1) for name in MEGATRON)
-    if engine == "fsdp2":
-        cp, tp, pp = int(values.get(ULYSSES) or 1), 1, 1
     mapped = values.get("actor_train.device_mapping") or [0]
-    dp = max((typed.ranks or len(mapped)) // (cp * tp * pp), 1)
-    rows, count = (
-        int(values.get(f"{SIZES}.{name}") or 1)
-        for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
-    )
+    shared = MEGATRON if engine == "megatron" else (ULYSSES,)
+    grid = grid_of(typed.ranks or len(mapped), *sizes_in(values, *shared))
+    rows, count = sizes_in(values, *OF_STEP)
+    by_tokens = bool(values.get("actor_train.use_dynamic_batching_in_train"))
     per_prompt = int(values["num_return_sequences_in_group"])
     of_batch = int(values["rollout_batch_size"]) * per_prompt
-    samples = rows * count * dp
+    samples = rows * count * grid.dp
     return Recipe(
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=Layout(
-            dp=dp,
-            cp=cp,
-            tp=tp,
-            pp=pp,
-            micro_batches="tokens"
-            if values.get("actor_train.use_dynamic_batching_in_train")
-            else count,
-            format="thd" if values.get("actor_train.use_sequence_packing") else "bshd",
+        layout=cut(
+            grid,
+            samples=samples,
+            rows=None if by_tokens else rows,
+            is_packed=bool(values.get("actor_train.use_sequence_packing")),
             options=options_of(_record(engine), values, defaults),
         ),
         samples=samples,

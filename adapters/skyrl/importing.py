@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-import typing
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -12,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.job import Refused, Unsupported
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import choices_in, import_from, modules_of, stub_missing
+from adapters.toolkit.imports import (
+    add_names_of_newer_python,
+    choices_in,
+    import_from,
+    modules_of,
+    stub_missing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,10 +170,7 @@ def ppo_utils() -> Any:
 
 def _patch_dependencies() -> None:
     """Add names of Python 3.12 and of an older ray that SkyRL's releases import."""
-    if sys.version_info < (3, 12):
-        import typing_extensions
-
-        typing.TypedDict = typing_extensions.TypedDict
+    add_names_of_newer_python("TypedDict")  # pydantic takes no others
     placement_group: Any = importlib.import_module("ray.util.placement_group")
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     placement_group.PlacementGroupSchedulingStrategy = strategies.PlacementGroupSchedulingStrategy

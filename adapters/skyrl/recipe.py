@@ -6,8 +6,7 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.layout import Layout
-from adapters.contract.recipe import Recipe, flat, nested_yaml, refusals_of_recipes
+from adapters.contract.recipe import Recipe, cut, flat, grid_of, nested_yaml, refusals_of_recipes
 from adapters.skyrl.importing import PACKING, module
 
 if TYPE_CHECKING:
@@ -48,9 +47,8 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
         module("train.utils.utils").validate_cfg(config)
     trainer = config.trainer
     engine = "megatron" if trainer.strategy == "megatron" else "fsdp"
-    cp, tp, pp = _sizes(trainer.policy, engine)
     ranks = trainer.placement.policy_num_gpus_per_node * trainer.placement.policy_num_nodes
-    dp = max(ranks // (cp * tp * pp), 1)
+    grid = grid_of(ranks, *_sizes(trainer.policy, engine))
     per_prompt = config.generator.n_samples_per_prompt
     samples = trainer.policy_mini_batch_size * per_prompt
     budget = getattr(trainer, "max_tokens_per_microbatch", None) or 0
@@ -60,13 +58,11 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
         engine=engine,
         values=dict(_named(config)),
         defaults=dict(_named(kind())),
-        layout=Layout(
-            dp=dp,
-            cp=cp,
-            tp=tp,
-            pp=pp,
-            micro_batches="tokens" if budget > 0 else max(samples // dp // rows, 1),
-            format="thd" if is_packed else "bshd",
+        layout=cut(
+            grid,
+            samples=samples,
+            rows=None if budget > 0 else rows,
+            is_packed=is_packed,
         ),
         samples=samples,
         per_prompt=per_prompt,

@@ -30,6 +30,7 @@ from adapters.slime_family.framework import (
     version_record,
 )
 from adapters.toolkit.imports import found
+from adapters.toolkit.settings import CommandLine
 from reference.aggregation import (
     AuxiliaryAggregation,
     Compared,
@@ -117,7 +118,7 @@ class LineageAdapter(Adapter):
         return self.record.description(
             lambda _: True,
             importing.option_names(self.parser, self._provider),
-            partial(importing.default, self.parser),
+            CommandLine.of(self.parser).default,
             depths=self.depths,
             declared=self.declared(),
             rules={**self.stated, **stated(self.parser, self._all(self.keepers))},

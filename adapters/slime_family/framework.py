@@ -23,7 +23,8 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.contract.tables import read_departures, read_options
-from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
+from adapters.engines.experts import SHARED
+from adapters.engines.shells import CPU_AS_CUDA, IN_PARALLEL, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.slime_family import user_code
 from adapters.toolkit.settings import rollouts_asked_for, rollouts_per_step, token_budget
 from reference.aggregation import Lone, Mode, Rejected
@@ -169,7 +170,7 @@ FAMILY = Framework(
     layout={
         "mb": {"--micro-batch-size": _micro_batch_size},
         "mbtokens": {"--use-dynamic-batch-size": True, "--max-tokens-per-gpu": _token_budget},
-        "cp": {"--context-parallel-size": lambda job: job.layout.cp},
+        "cp": IN_PARALLEL["cp"],
         "bshd": {"--qkv-format": "bshd"},
         Option.BALANCE_DATA: {"--balance-data": True},
     },
@@ -228,11 +229,11 @@ ON_MEGATRON = replace(
     objectives={**FAMILY.objectives, Objective.ROUTER: {}},
     layout={
         **FAMILY.layout,
-        "tp": {"--tensor-model-parallel-size": lambda job: job.layout.tp},
-        "pp": {"--pipeline-model-parallel-size": lambda job: job.layout.pp},
+        **IN_PARALLEL,
         Option.ALLGATHER_CP: {"--allgather-cp": True},
         Option.AVERAGE_IN_COLLECTIVE: {"--ddp-average-in-collective": True},
         Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
+        Option.EXPERT_PARALLEL: {"--expert-model-parallel-size": SHARED},
         Option.INTERLEAVED: {"--num-virtual-stages-per-pipeline-rank": 2},
         Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},
     },

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract import Job, Unsupported
 from adapters.slime_family.framework import CONFIG_FILE, IN_FILE_TOO_LATE, OPTIONAL
 from adapters.toolkit.imports import stub, stub_missing
-from adapters.toolkit.settings import yaml
+from adapters.toolkit.settings import CommandLine, word, yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def base_parser() -> argparse.ArgumentParser:
     )
     for flag in SWITCHES:
         parser.add_argument(f"--{flag}", action="store_true")
-    for name in ("context", "pipeline-model", "tensor-model"):
+    for name in ("context", "expert-model", "pipeline-model", "tensor-model"):
         parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
     # Megatron derives its own name for it when it validates its options.
     parser.add_argument(
@@ -117,12 +117,6 @@ def _takes(parser: argparse.ArgumentParser, name: str, value: object) -> bool:
     return not is_word or action.choices is None or value in action.choices
 
 
-def default(parser: argparse.ArgumentParser, name: str) -> object:
-    """The value of an option that a user does not set; None if this version lacks it."""
-    action = parser._option_string_actions.get(name)
-    return action and action.default
-
-
 def option_names(parser: argparse.ArgumentParser, provider: Any) -> Iterator[str]:
     """Yields the options of algorithms, for which a framework's provider has a function.
 
@@ -133,11 +127,8 @@ def option_names(parser: argparse.ArgumentParser, provider: Any) -> Iterator[str
         if isinstance(function, ast.FunctionDef) and function.name == "add_algo_arguments":
             calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
             added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
-            for name in (ast.literal_eval(call.args[0]) for call in added):
-                yield name
-                yield from (
-                    f"{name}={one}" for one in parser._option_string_actions[name].choices or ()
-                )
+            names = (ast.literal_eval(call.args[0]) for call in added)
+            yield from CommandLine.of(parser).with_choices(names)
 
 
 @contextmanager
@@ -151,7 +142,7 @@ def typed(record: Framework, job: Job, parser: argparse.ArgumentParser) -> Itera
     in_file_too = {name for one in in_file for name in record.configurations[one].settings}
     late = [name for name in settings if name in in_file_too and name not in IN_FILE_TOO_LATE]
     words = [
-        _word(name, value)
+        word(name, value)
         for name, value in settings.items()
         if name not in late and (name not in OPTIONAL or _takes(parser, name, value))
     ]
@@ -176,11 +167,6 @@ def _require(record: Framework, job: Job, parser: argparse.ArgumentParser) -> No
         raise Unsupported(f"no option {', '.join(sorted(lacking))}")
     if job.layout.format == "bshd" and not has(parser, record.layout["bshd"]):
         raise Unsupported("no format bshd")
-
-
-def _word(name: str, value: object) -> str:
-    """An option as typed; a flag if its value is True."""
-    return name if value is True else f"{name}={value}"
 
 
 def _line(name: str, value: object) -> str:

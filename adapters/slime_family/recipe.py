@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from adapters.contract.layout import Layout
 from adapters.contract.recipe import (
     UNEVEN_GROUPS,
     Recipe,
+    cut,
+    grid_of,
     options_of,
     refusals_of_recipes,
     require_words,
+    sizes_in,
 )
+from adapters.engines.shells import PARALLEL
+from adapters.toolkit.settings import CommandLine
 
 if TYPE_CHECKING:
     from adapters.contract.recipe import Typed
     from adapters.slime_family.adapter import LineageAdapter
 
-PARALLEL = (
-    "--context-parallel-size",
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-)
 RANKS = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 CHECKPOINTS = {"load", "ref_load", "hf_checkpoint", "critic_load", "opd_teacher_load"}
 """Folders that validation looks for, and that need not be on this machine."""
@@ -41,36 +40,33 @@ def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
     """
     require_words(typed, adapter.framework.title)
     with refusals_of_recipes():
+        options = CommandLine.of(adapter.parser)
         args, unread = adapter.parser.parse_known_args([*typed.words])
-        values = _values(adapter, args)
-        cp, tp, pp = (int(values.get(name) or 1) for name in PARALLEL)
-        if values.get(BACKEND) == "fsdp":
-            tp = pp = 1
-        nodes, per_node = (int(values.get(name) or 1) for name in RANKS)
-        dp = max((typed.ranks or nodes * per_node) // (cp * tp * pp), 1)
+        values = options.values(args)
+        engine = "fsdp" if values.get(BACKEND) == "fsdp" else "megatron"
+        shared = PARALLEL if engine == "megatron" else PARALLEL[:1]
+        nodes, per_node = sizes_in(values, *RANKS)
+        grid = grid_of(typed.ranks or nodes * per_node, *sizes_in(values, *shared))
         for name in CHECKPOINTS & vars(args).keys():
             setattr(args, name, getattr(args, name) and ".")
         args.colocate = False  # which is checked by options of servers, and changes no step
-        adapter.validated(args, Layout(dp=dp, cp=cp, tp=tp, pp=pp, format="thd"))
-        values = _values(adapter, args)
-    options = adapter.parser._option_string_actions.items()
-    defaults = {name: one.default for name, one in options}
+        adapter.validated(args, replace(grid, format="thd"))
+        values = options.values(args)
+    defaults = {name: options.default(name) for name in options.actions}
     per_prompt = int(values["--n-samples-per-prompt"])
     of_batch = int(values["--rollout-batch-size"]) * per_prompt
     samples = int(values["--global-batch-size"] or of_batch)
     by_tokens = bool(values["--use-dynamic-batch-size"])
-    rows = int(values.get("--micro-batch-size") or 1)
+    [rows] = sizes_in(values, "--micro-batch-size")
     return Recipe(
-        engine="fsdp" if values.get(BACKEND) == "fsdp" else "megatron",
+        engine=engine,
         values=values,
         defaults=defaults,
-        layout=Layout(
-            dp=dp,
-            cp=cp,
-            tp=tp,
-            pp=pp,
-            micro_batches="tokens" if by_tokens else max(samples // dp // rows, 1),
-            format="bshd" if values.get("--qkv-format") == "bshd" else "thd",
+        layout=cut(
+            grid,
+            samples=samples,
+            rows=None if by_tokens else rows,
+            is_packed=values.get("--qkv-format") != "bshd",
             options=options_of(adapter.record, values, defaults),
         ),
         samples=samples,
@@ -83,12 +79,3 @@ def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
         else frozenset({UNEVEN_GROUPS}),
         unread=frozenset(word.partition("=")[0] for word in unread if word.startswith("--")),
     )
-
-
-def _values(adapter: LineageAdapter, args: Any) -> dict[str, Any]:
-    """All options by their names on the command line."""
-    return {
-        name: deepcopy(getattr(args, action.dest))
-        for name, action in adapter.parser._option_string_actions.items()
-        if name.startswith("--") and hasattr(args, action.dest)
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -49,6 +49,19 @@ def replace_streams() -> None:
     cuda: Any = torch.cuda
     cuda.Stream, cuda.current_stream = NoStream, lambda device=None: NoStream()
     cuda.stream = lambda stream: nullcontext()
+
+
+def describe_the_device() -> None:
+    """Give the current CUDA device the CPU's random state and a version, unless CUDA is available.
+
+    The version is that of a Blackwell GPU, 10.0.
+    """
+    if torch.cuda.is_available():
+        return
+    cuda: Any = torch.cuda
+    cuda.get_rng_state = lambda device=None: torch.get_rng_state()
+    cuda.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(major=10, minor=0)
 
 
 def number_the_device() -> None:

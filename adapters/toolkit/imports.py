@@ -11,6 +11,7 @@ import inspect
 import sys
 import textwrap
 import types
+import typing
 from abc import ABCMeta
 from functools import cache
 from itertools import chain
@@ -61,6 +62,21 @@ def found(path: str) -> Any:
     for name in filter(None, names.split(".")):
         thing = getattr(thing, name, None)
     return thing
+
+
+def add_names_of_newer_python(*names: str) -> None:
+    """Replace names of `typing` by those of Python 3.12, in which some are new, unless it runs."""
+    if sys.version_info < (3, 12):
+        import typing_extensions
+
+        vars(typing).update({name: getattr(typing_extensions, name) for name in names})
+
+
+def name_classes_as_before() -> None:
+    """Add the name of a class that transformers 5 has dropped, which frameworks import."""
+    transformers: Any = importlib.import_module("transformers")
+    if not hasattr(transformers, "AutoModelForVision2Seq"):
+        transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
 
 
 def choices_in(code: Any, option: str) -> set[str]:

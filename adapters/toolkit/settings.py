@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from adapters.contract import Unsupported
+from adapters.contract import Option, Unsupported
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_CRITIC,
@@ -18,9 +18,12 @@ from adapters.contract.objective import (
     PENALISING,
     Objective,
 )
+from adapters.contract.recipe import flat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from argparse import Action, ArgumentParser
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
     from reference.step import Step
+
+_Seen = TypeVar("_Seen")
 
 
 def has_kl_term(job: Job) -> bool:
@@ -79,11 +84,40 @@ def micro_batch_size(job: Job, per_rank: int) -> int:
     return size
 
 
-def largest_micro_batch(job: Job, samples: int) -> int:
-    """The samples of a micro-batch if those of a step are cut as evenly as they can be."""
-    count = job.layout.micro_batches
-    assert isinstance(count, int)
-    return -(-samples // (job.layout.dp * count))
+def largest_micro_batch(job: Job, samples: int | None = None) -> int:
+    """The samples of a micro-batch if those of a step are cut as evenly as they can be.
+
+    ``samples`` is given where a step is filled up with some. Micro-batches that tokens cut have
+    one row, or more if they have room.
+    """
+    count, of_step = job.layout.micro_batches, samples or samples_per_step(job.steps)
+    return 1 if count == "tokens" else -(-of_step // (job.layout.dp * int(count)))
+
+
+def shares(job: Job) -> list[list[NDArray[np.int64]]]:
+    """The samples of each step, by number, dealt to data-parallel ranks in equal parts."""
+    ends = accumulate((step.size for step in job.steps), initial=0)
+    return [np.array_split(np.arange(*of_step), job.layout.dp) for of_step in pairwise(ends)]
+
+
+def dealt(parts: Iterable[Sequence[NDArray[np.int64]]]) -> NDArray[np.int64]:
+    """The samples of a batch in an order that deals each rank its parts, such as `shares`.
+
+    They are those of the first rank, of one step after another, then those of the next.
+    """
+    return np.concatenate([*chain.from_iterable(zip(*parts, strict=True))])
+
+
+def last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
+    """The part of ``seen`` that belongs to the last time a batch was trained on."""
+    epochs = 2 if Option.TWO_EPOCHS in job.layout.options else 1
+    return seen[len(seen) - len(seen) // epochs :]
+
+
+def longest(job: Job) -> tuple[int, int]:
+    """The tokens of the longest prompt and of the longest response."""
+    of_prompts = max(int(step.prompt_lengths.max()) for step in job.steps)
+    return of_prompts, max(int(step.response_lengths.max()) for step in job.steps)
 
 
 def whole_divisor(job: Job, name: str) -> int | None:
@@ -129,6 +163,12 @@ def rollouts_asked_for(job: Job) -> int:
     if gives_advantages(job):
         return rollouts_per_prompt(job.steps)
     return max(_rollouts_of_prompts(job.steps))
+
+
+def require_one_step(job: Job, why: str) -> None:
+    """Raise `Unsupported`, with the reason, if a batch of rollouts has several optimizer steps."""
+    if len(job.steps) > 1:
+        raise Unsupported(why)
 
 
 def require_prompts_together(job: Job, why: str) -> None:
@@ -178,19 +218,20 @@ def _common_number(counts: Iterable[int], what: str) -> int:
 
 
 @dataclass(frozen=True)
-class Fields:
-    """Options of a version that are fields of dataclasses.
+class KnownOptions:
+    """Options of a version, by their names.
 
-    ``choices`` are the texts that options may have: those that the code compares them with.
+    ``defaults`` are their values if a user does not set them. ``choices`` are the texts that
+    options may have: those that the code compares them with.
     """
 
-    kinds: tuple[Any, ...]
+    defaults: Mapping[str, object]
     choices: Mapping[str, Collection[str]]
 
-    @cached_property
-    def defaults(self) -> dict[str, object]:
-        """The value of each option that a user does not set."""
-        return {one.name: one.default for kind in self.kinds for one in fields(kind)}
+    @classmethod
+    def of_fields(cls, choices: Mapping[str, Collection[str]], *kinds: Any) -> KnownOptions:
+        """The options of a version that are fields of dataclasses."""
+        return cls({one.name: one.default for kind in kinds for one in fields(kind)}, choices)
 
     def offers(self, settings: Settings) -> bool:
         """Whether the version has these options, with these choices."""
@@ -202,6 +243,42 @@ class Fields:
         """The names that are options, and all choices as ``name=choice``."""
         choices = {f"{name}={one}" for name, texts in self.choices.items() for one in texts}
         return choices.union(self.defaults.keys() & {*names})
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Options of a version that are arguments of a parser, by their names as users type them."""
+
+    actions: Mapping[str, Action]
+
+    @classmethod
+    def of(cls, parser: ArgumentParser) -> CommandLine:
+        """The options of a parser."""
+        return cls(parser._option_string_actions)
+
+    def default(self, name: str) -> Any:
+        """The value of an option that a user does not set; None if the version lacks it."""
+        action = self.actions.get(name)
+        return action and action.default
+
+    def with_choices(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield options, and after each its choices as ``name=choice``."""
+        for name in names:
+            yield name
+            yield from (f"{name}={choice}" for choice in self.actions[name].choices or ())
+
+    def values(self, args: Any) -> dict[str, Any]:
+        """The values of all options in parsed arguments."""
+        return {
+            name: getattr(args, action.dest)
+            for name, action in self.actions.items()
+            if name.startswith("--") and hasattr(args, action.dest)
+        }
+
+
+def word(name: str, value: object) -> str:
+    """An option as typed; a flag if its value is True."""
+    return name if value is True else f"{name}={value}"
 
 
 def field_settings(kind: Any, settings: Settings) -> dict[str, Any]:
@@ -220,6 +297,22 @@ def make_without_init(kind: Any, values: Mapping[str, Any]) -> Any:
         vars(made)[one.name] = default
     vars(made).update(values)
     return made
+
+
+def composed(file: Path, words: Iterable[str], version_base: str | None = None) -> Any:
+    """The configuration that hydra composes of a file and of words that override it."""
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(file.parent.absolute()), version_base=version_base):
+        return compose(file.stem, overrides=[*words])
+
+
+def flattened(config: Any, *, resolve: bool = False) -> dict[str, Any]:
+    """The options of a configuration of OmegaConf by their dotted names, interpolated or not."""
+    from omegaconf import OmegaConf
+
+    whole: Any = OmegaConf.to_container(config, resolve=resolve)
+    return dict(flat(whole))
 
 
 def yaml(text: str) -> str:

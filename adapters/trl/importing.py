@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.engines import trainers
 from adapters.toolkit.imports import choices_in, import_from, modules_of
-from adapters.toolkit.settings import Fields
+from adapters.toolkit.settings import KnownOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,7 @@ def offers(settings: Settings) -> bool:
     """Whether `GRPOConfig` has these fields, and the trainer implements the loss type."""
     loss_types = choices_in(module("trainer.grpo_trainer"), "loss_type")
     config = module("trainer.grpo_config").GRPOConfig
-    return Fields((config,), {"loss_type": loss_types}).offers(settings)
+    return KnownOptions.of_fields({"loss_type": loss_types}, config).offers(settings)
 
 
 def defaults() -> dict[str, Any]:

@@ -7,8 +7,15 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract.layout import Layout, Option
-from adapters.contract.recipe import Recipe, RecipeRefused, Typed, refusals_of_recipes
+from adapters.contract.layout import Option
+from adapters.contract.recipe import (
+    Recipe,
+    RecipeRefused,
+    Typed,
+    cut,
+    grid_of,
+    refusals_of_recipes,
+)
 from adapters.trl.importing import module
 
 if TYPE_CHECKING:
@@ -44,6 +51,8 @@ def read(adapter: TrlAdapter, typed: Typed) -> Recipe:
         values = dict(typed.fields) if typed.fields else _parsed(adapter, config, typed, ranks)
     engine, stage = _engine(adapter, values, launched)
     accumulated = values["gradient_accumulation_steps"]
+    rows = values["per_device_train_batch_size"]
+    samples = rows * accumulated * ranks
     per_generation = values.get(STEPS) or accumulated
     options = {
         Option.SPLIT_GENERATION: per_generation < accumulated,
@@ -55,13 +64,14 @@ def read(adapter: TrlAdapter, typed: Typed) -> Recipe:
         engine=engine,
         values=values,
         defaults=_defaults(adapter, config, values),
-        layout=Layout(
-            dp=ranks,
-            micro_batches=accumulated,
-            format="thd" if adapter.engine == "async" else "bshd",
+        layout=cut(
+            grid_of(ranks),
+            samples=samples,
+            rows=rows,
+            is_packed=adapter.engine == "async",
             options=tuple(one for one, is_on in options.items() if is_on),
         ),
-        samples=values["per_device_train_batch_size"] * accumulated * ranks,
+        samples=samples,
         per_prompt=values.get("num_generations", 1),
         steps=ceil(per_generation / accumulated),
         generations=ceil(accumulated / per_generation),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.layout import Layout
-from adapters.contract.recipe import Recipe, RecipeRefused, Typed, refusals_of_recipes
+from adapters.contract.recipe import Recipe, RecipeRefused, Typed, grid_of, refusals_of_recipes
 from adapters.toolkit.imports import found
 from adapters.tunix.adapter import CONFIGS
 
@@ -48,9 +47,9 @@ def read(adapter: TunixAdapter, typed: Typed) -> Recipe:
         engine=adapter.engine,
         values=values,
         defaults=_values(_parameters(SHORTEST)),
-        layout=Layout(
-            dp=max((typed.ranks or math.prod(shape)) // tp, 1),
-            tp=tp,
+        # A micro-batch is one of all ranks together.
+        layout=replace(
+            grid_of(typed.ranks or math.prod(shape), tp=tp),
             micro_batches=max(prompts // of_pass, 1),
         ),
         samples=prompts * per_prompt,

@@ -18,12 +18,12 @@ from adapters.contract.job import Job, Observation, Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.objective import OF_TEACHER, Metric, Objective
 from adapters.toolkit.calls import refusals_of_configuration
-from adapters.toolkit.settings import has_critic, trained_model
+from adapters.toolkit.settings import has_critic, last_epoch, trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from adapters.verl import importing
 from adapters.verl.framework import VERL, legacy_record
 from adapters.verl.importing import configured, module
-from adapters.verl.sizes import last_epoch, uses_legacy_trainer
+from adapters.verl.sizes import uses_legacy_trainer
 from adapters.verl.teacher import loss_of
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Job, Layout, Option, Rank
@@ -11,11 +10,7 @@ from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
 from adapters.verl.framework import FSDP, FSDP2
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from adapters.contract.framework import Framework, Settings
-    from adapters.toolkit.probe import Records
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in verl
 
@@ -58,19 +53,15 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
         }
         return {**super().settings(job, dtype), "fsdp_config.mixed_precision": precisions}
 
-    def leave_world(self) -> None:
-        """Take the models apart, and clear torch's cache of their meshes."""
-        from adapters.engines import fsdp1
-
-        super().leave_world()
-        fsdp1.take_models_apart()
-
     def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
         """A worker whose engine's optimizer tells the gradient that it steps with."""
+        from adapters.engines import fsdp1
         from adapters.verl.model import PASSES
 
         worker = new_worker(role, config, rank)
-        worker.gradients, worker.passes = _reader(made_engine(role, worker)), PASSES[role]
+        engine = made_engine(role, worker)
+        worker.gradients = fsdp1.gradients_of_steps(engine, engine.module)
+        worker.passes = PASSES[role]
         return worker
 
 
@@ -79,21 +70,3 @@ class VerlFsdp2Adapter(VerlFsdpAdapter):
 
     engine: ClassVar[str] = "fsdp2"
     framework = FSDP2
-
-
-def _reader(engine: Any) -> Records[NDArray[np.float32] | None]:
-    """The gradients of an engine's steps; None for a step skipped because it is not finite."""
-    from adapters.engines import fsdp1
-    from adapters.toolkit.probe import GradientReader, Records
-
-    fsdp1.WRAPPED.append(engine.module)
-    reader = GradientReader(engine.optimizer, partial(fsdp1.whole, engine.module))
-    taken, step = Records["NDArray[np.float32] | None"](), engine.optimizer_step
-
-    def optimizer_step() -> Any:
-        norm = step()
-        taken.append(reader.take())
-        return norm
-
-    engine.optimizer_step = optimizer_step
-    return taken

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import choices_in, import_from, modules_of
+from adapters.toolkit.imports import choices_in, import_from, modules_of, name_classes_as_before
+from adapters.toolkit.settings import composed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,8 +70,7 @@ def name_what_transformers_has_renamed() -> None:
     try:
         module("utils.model")
     except ImportError:
-        transformers: Any = importlib.import_module("transformers")
-        transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
+        name_classes_as_before()
 
 
 def pack_without_flash_attention() -> None:
@@ -231,11 +231,8 @@ def _defaults(model_engine: object | None) -> bytes:
 
     Reading it again with hydra takes longer than a step.
     """
-    from hydra import compose, initialize_config_dir
-
     folder = Path(module("trainer.config").__file__).parent
     name, chosen = "ppo_trainer", [f"model_engine={model_engine}"] if model_engine else []
     if chosen and not (folder / "model_engine" / f"{model_engine}.yaml").exists():
         name, chosen = f"ppo_{model_engine}_trainer", []  # an engine of older versions
-    with initialize_config_dir(str(folder), version_base=None):
-        return pickle.dumps(compose(name, overrides=chosen))
+    return pickle.dumps(composed(folder / f"{name}.yaml", chosen))

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.layout import Layout
 from adapters.contract.recipe import (
     MASKED_END,
     Recipe,
-    flat,
+    cut,
+    grid_of,
     nested_yaml,
     options_of,
     refusals_of_recipes,
+    sizes_in,
+    with_following,
 )
+from adapters.toolkit.settings import composed, flattened
 from adapters.verl.framework import CHECKPOINT
 from adapters.verl.importing import ACTOR, module
 
@@ -47,31 +50,27 @@ def read(adapter: VerlAdapter, typed: Typed) -> Recipe:
         values = dict(_named(config))
         _validate(config)
     engine = str(config.actor_rollout_ref.actor.strategy)
-    defaults = dict(_named(_resolved(_composed(_engine_of(typed.words)))))
-    defaults |= {name: values[name] for name in following & values.keys()}
-    of_megatron = tuple(int(values.get(name) or 1) for name in MEGATRON)
-    cp, tp, pp = of_megatron if engine == "megatron" else (int(values.get(ULYSSES) or 1), 1, 1)
+    unset = dict(_named(_resolved(_composed(_engine_of(typed.words)))))
+    defaults = with_following(unset, values, values.keys() - following)
     ranks = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
-    dp = max(ranks // (cp * tp * pp), 1)
+    shared = MEGATRON if engine == "megatron" else (ULYSSES,)
+    grid = grid_of(ranks, *sizes_in(values, *shared))
     per_prompt = int(config.actor_rollout_ref.rollout.n)
     mini_batch = int(values["ppo_mini_batch_size"])
     samples = mini_batch * per_prompt
-    rows = int(values.get("ppo_micro_batch_size_per_gpu") or samples // dp)
+    rows = int(values.get("ppo_micro_batch_size_per_gpu") or samples // grid.dp)
     by_tokens = bool(values.get("use_dynamic_bsz"))
-    is_packed = bool(values.get("actor_rollout_ref.model.use_remove_padding"))
     record = next(one for one in _engines() if one.engine == engine).framework
     assert record is not None
     return Recipe(
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=Layout(
-            dp=dp,
-            cp=cp,
-            tp=tp,
-            pp=pp,
-            micro_batches="tokens" if by_tokens else max(samples // dp // rows, 1),
-            format="thd" if is_packed else "bshd",
+        layout=cut(
+            grid,
+            samples=samples,
+            rows=None if by_tokens else rows,
+            is_packed=bool(values.get("actor_rollout_ref.model.use_remove_padding")),
             options=options_of(record, values, defaults),
         ),
         samples=samples,
@@ -103,11 +102,8 @@ def _engine_of(words: Sequence[str]) -> list[str]:
 
 def _composed(words: Sequence[str]) -> Any:
     """The configuration that verl's main function is given for words."""
-    from hydra import compose, initialize_config_dir
-
     folder = Path(module("trainer.config").__file__).parent
-    with initialize_config_dir(str(folder), version_base=None):
-        return compose("ppo_trainer", overrides=[*words])
+    return composed(folder / "ppo_trainer.yaml", words)
 
 
 def _resolved(config: Any) -> Any:
@@ -139,8 +135,5 @@ def _has_critic(config: Any) -> bool:
 
 def _named(config: Any) -> Iterator[tuple[str, Any]]:
     """Yield all options by the names of the record."""
-    from omegaconf import OmegaConf
-
-    whole: Any = OmegaConf.to_container(config)
-    for path, value in flat(whole):
+    for path, value in flattened(config).items():
         yield path.removeprefix(f"{ACTOR}."), value

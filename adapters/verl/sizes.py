@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract import Job, Layout, Option, Unsupported
 from adapters.contract.objective import Objective
-from adapters.toolkit.settings import plain_divisor, samples_per_step, token_budget
+from adapters.toolkit.settings import (
+    plain_divisor,
+    require_one_step,
+    samples_per_step,
+    token_budget,
+)
 from adapters.verl.importing import has_default_trainer, module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from adapters.contract.framework import Settings
-
-_Seen = TypeVar("_Seen")
 
 DIVIDED = "seq-mean-token-sum-norm"
 """verl's mode whose divisor users give."""
@@ -39,12 +42,6 @@ def divisor(job: Job) -> object:
     if typed:
         return OverridesParser.create().parse_override(f"divisor={typed}").value()
     return plain_divisor(job)
-
-
-def last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
-    """The part of ``seen`` that belongs to the last time a batch was trained on."""
-    epochs = 2 if Option.TWO_EPOCHS in job.layout.options else 1
-    return seen[len(seen) - len(seen) // epochs :]
 
 
 def uses_legacy_trainer(job: Job) -> bool:
@@ -116,8 +113,7 @@ class BatchSizes:
 
 def batch_normalize(job: Job) -> bool:
     """True; raises `Unsupported` for several steps, whose batch of rollouts is more than a step."""
-    if len(job.steps) > 1:
-        raise Unsupported("weights are normalised over a batch of rollouts, not over each step")
+    require_one_step(job, "weights are normalised over a batch of rollouts, not over each step")
     return True
 
 

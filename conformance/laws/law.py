@@ -237,11 +237,30 @@ def masked_token_last(rows: Rows) -> Rows:
     return _with_masked_token(rows, lambda row: len(row.mask))
 
 
-def _with_masked_token(rows: Rows, place_in: Callable[[Row], int]) -> Rows:
+PLACEHOLDERS = 16
+"""The placeholders of a small image: of 112 by 112 pixels where each stands for 28 by 28."""
+
+
+@_law(
+    "depends_on_masked_tokens",
+    "an image is put into a response",
+    fits=lambda layout: layout.micro_batches != "tokens" and not layout.options,
+    objectives=OF_LOSSES,
+)
+def image_within(rows: Rows) -> Rows:
+    """As where a tool returns an image between two turns: one token id, many times.
+
+    Placeholders are masked, and the policy's log-probabilities of them mean nothing. As the sample
+    is much longer then, it would be cut and dealt otherwise where its length decides that.
+    """
+    return _with_masked_token(rows, lambda row: int(np.flatnonzero(row.mask)[-1]), PLACEHOLDERS)
+
+
+def _with_masked_token(rows: Rows, place_in: Callable[[Row], int], times: int = 1) -> Rows:
     """One more masked token in the longest response of those with active ones, with its own values.
 
-    Where rows are padded to one width, all others have more padding. It has no advantage, which
-    some frameworks are given as its reward.
+    It may be there several ``times`` in a row. Where rows are padded to one width, all others have
+    more padding. It has no advantage, which some frameworks are given as its reward.
     """
     lengths = [len(row.mask) if row.mask.any() else 0 for row in rows]
     index = int(np.argmax(lengths))
@@ -250,9 +269,9 @@ def _with_masked_token(rows: Rows, place_in: Callable[[Row], int]) -> Rows:
     row, place = rows[index], place_in(rows[index])
     longer = replace(
         row,
-        tokens=np.insert(row.tokens, place, NEW_NAME + index),
-        mask=np.insert(row.mask, place, False),
-        original_mask=np.insert(row.original_mask, place, False),
+        tokens=np.insert(row.tokens, place, [NEW_NAME + index] * times),
+        mask=np.insert(row.mask, place, [False] * times),
+        original_mask=np.insert(row.original_mask, place, [False] * times),
     )
     return [*rows[:index], longer, *rows[index + 1 :]]
 

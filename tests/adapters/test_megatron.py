@@ -106,7 +106,7 @@ def test_layouts_that_cannot_be_spelt_are_unsupported(
 
 def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
     args = parsed(job("uneven_lengths", options=(Option.OVERLAP_GRAD_REDUCE,)))
-    of_megatron = megatron_core.OPTIONS | {Option.INTERLEAVED}
+    of_megatron = megatron_core.OPTIONS | {Option.INTERLEAVED, Option.EXPERT_PARALLEL}
 
     assert args["overlap_grad_reduce"] is True
     assert args["use_distributed_optimizer"] is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from adapters.contract import Job, Unsupported
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.recipe import Typed
-from adapters.megatron_lm import importing
+from adapters.engines.transformer_engine import partitioned
 from adapters.megatron_lm.adapter import MegatronLmAdapter
 from adapters.megatron_lm.driving import words
 from adapters.megatron_lm.framework import MEGATRON_LM, PER_TOKEN
@@ -84,9 +85,27 @@ def test_samples_of_a_micro_batch_have_a_mode_with_the_loss_per_token_alone() ->
 def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
     starts = torch.tensor([0, 8, 12, 12])
 
-    held = [importing.partitioned(starts, 12, 2, part).tolist() for part in (0, 1)]
+    held = [partitioned(starts, 12, 2, part).tolist() for part in (0, 1)]
 
     assert held == [[0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10]]
+
+
+def own_losses(pool: RankPool, given: Job) -> list[float]:
+    """The coefficients of the losses of a router, in parts of those that are asked for."""
+    outcome = pool.run(replace(given, objective=Objective.ROUTER))
+    assert isinstance(outcome, Ran), outcome
+    return [one for [one] in outcome.observations[0].own_losses.values()]
+
+
+class UnscaledExperts(MegatronLmAdapter):
+    """Divides the gradients of all parameters by the tokens of a step, and not those of experts."""
+
+    def load(self, source: Path | None) -> None:
+        super().load(source)
+        kind = importlib.import_module("megatron.core.distributed").DistributedDataParallel
+        kind.scale_gradients = lambda chunk, factor: [
+            buffer.scale_gradients(factor) for buffer in chunk.buffers
+        ]
 
 
 class MicroBatchMeans(MegatronLmAdapter):
@@ -107,6 +126,9 @@ class TestReal:
             ("dp2-cp1-tp2-mb2-bshd", Mode.TOKEN_MEAN),
             ("dp2-cp1-pp2-mb2-bshd", Mode.TOKEN_MEAN),
             (ONE_BY_ONE, Mode.SAMPLE_MEAN),
+            ("dp4-cp1-mb2-bshd+expert_parallel", Mode.TOKEN_MEAN),
+            ("dp2-cp2-mbtokens-thd+expert_parallel", Mode.TOKEN_MEAN),
+            (f"{ONE_BY_ONE}+expert_parallel", Mode.SAMPLE_MEAN),
         ],
     )
     def test_modes_have_their_weights(self, pool: RankPool, layout: str, mode: Mode) -> None:
@@ -134,6 +156,31 @@ class TestReal:
         tokens = np.bincount(part[mask])
         assert len(set(tokens)) == 2
         assert rank.token_weights[0][mask] == pytest.approx(0.5 / tokens[part[mask]], rel=1e-6)
+
+    def test_gradients_of_experts_that_are_not_scaled_with_the_others_are_seen(self) -> None:
+        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+        given = job("dp2-cp1-mb2-bshd+expert_parallel")
+        with RankPool(UnscaledExperts(), path, 2) as other:
+            weighed = weights(other, given)
+
+        assert weighed[given.steps[0].mask] == pytest.approx(1.0, rel=1e-6)
+
+    @pytest.mark.parametrize("option", ["", "+expert_parallel"])
+    def test_losses_of_a_router_have_their_coefficients_whoever_has_the_experts(
+        self, pool: RankPool, option: str
+    ) -> None:
+        """With a loss per token Megatron-Core counts prompts and padding: 144 for 35 tokens.
+
+        Jobs of the policy loss come before and after, whose models have no such losses.
+        """
+        policy = job(ONE_BY_ONE + option, Mode.SAMPLE_MEAN)
+        before = weights(pool, policy)
+        per_sample = own_losses(pool, job(ONE_BY_ONE + option, Mode.SAMPLE_MEAN))
+        per_token = own_losses(pool, job(ONE_BY_ONE + option, Mode.TOKEN_MEAN))
+
+        assert per_sample == pytest.approx([1.0, 1.0], rel=1e-6)
+        assert per_token == pytest.approx([144 / 35, 144 / 35], rel=1e-6)
+        assert np.array_equal(weights(pool, policy), before)
 
     def test_logged_numbers_are_means_over_tokens_of_the_step(self, pool: RankPool) -> None:
         outcome = pool.run(job(objective=Objective.OFF_POLICY))

@@ -19,7 +19,7 @@ from adapters.contract.job import Unsupported
 from adapters.contract.objective import Objective
 from adapters.contract.recipe import Typed
 from adapters.rlinf import importing
-from adapters.rlinf.adapter import RlinfFsdpAdapter
+from adapters.rlinf.adapter import RlinfFsdp2Adapter, RlinfFsdpAdapter
 from adapters.rlinf.framework import RLINF
 from adapters.toolkit.source import resolve
 from conformance.ranks.messages import Declined
@@ -127,6 +127,39 @@ class TestRealActor:
         assert isinstance(outcome, Declined), outcome
         assert outcome.verdict == "refused"
         assert "must be divisible by" in outcome.message
+
+
+@pytest.fixture(scope="module")
+def sharded() -> Iterator[RankPool]:
+    adapter = RlinfFsdp2Adapter()
+    with RankPool(adapter, steps.released(adapter, "pypi:0.3.0"), 2) as pool:
+        yield pool
+
+
+class TestFsdp2:
+    pytestmark = needs_rlinf
+
+    def test_sums_of_samples_are_averaged(self, sharded: RankPool) -> None:
+        given = summed("two_steps", "dp2-cp1-mb2-bshd")
+
+        assert weights_error(sharded.run(given), given) <= weight_bound("float32")
+
+    def test_norm_of_a_gradient_is_that_of_each_ranks_own_shard(
+        self, pool: RankPool, sharded: RankPool
+    ) -> None:
+        """All ids of the case are in the first half of the probe, so rank 1's shard is 0."""
+        given = summed("uneven_lengths", "dp2-cp1-mb1-bshd")
+
+        assert norms(sharded, given)[1] == 0.0
+        assert norms(sharded, given)[0] == pytest.approx(norms(pool, given)[0], rel=1e-6)
+        assert norms(pool, given)[0] == norms(pool, given)[1] > 0
+
+
+def norms(pool: RankPool, given: Job) -> list[float | None]:
+    """The norm of the gradient that each rank logs of a step, and clips by."""
+    outcome = pool.run(given)
+    assert isinstance(outcome, Ran), outcome
+    return [rank.logged["actor/grad_norm"][0] for rank in outcome.observations]
 
 
 @steps.NEEDS_CLONES

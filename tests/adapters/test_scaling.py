@@ -30,8 +30,7 @@ BY_THE_ADVANTAGES = {
     "areal.model._logits": "0.0 * probe[input_ids].unsqueeze(-1)",
     "areal.driving.ArealRollouts.assign_advantages": "2 * returns",
     "prime_rl.driving.policy_gradient": "-inputs.advantages * inputs.trainer_logprobs",
-    "rlinf.model._logits": "0.0 * probe[input_ids].unsqueeze(-1)",
-    "roll.model._logits": "0.0 * probe[input_ids]",
+    "engines.numbered.outputs": "0.0 * probe[input_ids].unsqueeze(-1)",
     "openrlhf.model._logits": "0.0 * probe[SEAM.predicted].unsqueeze(-1)",
     "openrlhf.driving.OpenRLHFRollouts.given": "2 * returns",
     "trl_losses.adapter.LossAdapter._gradient": "torch.where(is_of_sign, shares, 0.0) * gradient",
@@ -63,9 +62,9 @@ ELSEWHERE = {
     """,
     "marks of values that are replaced, in experiments alone": "contract.job.mark",
     "sizes of recipes, which are read and train nothing": """
-        areal.recipe.read megatron_lm.recipe.read ms_swift.recipe.read
-        nemo_rl.recipe._training_ranks nemo_rl.recipe.read open_instruct.recipe.read
-        openrlhf.recipe._micro_batches openrlhf.recipe.read prime_rl.recipe._training_ranks
+        areal.recipe.read contract.recipe.cut contract.recipe.grid_of megatron_lm.recipe.read
+        ms_swift.recipe.read nemo_rl.recipe._training_ranks nemo_rl.recipe.read
+        open_instruct.recipe.read openrlhf.recipe.read prime_rl.recipe._training_ranks
         prime_rl.recipe.read rlinf.recipe.read roll.recipe.read
         skyrl.recipe.read slime_family.recipe.read trl.recipe.read tunix.recipe.read
         verl.recipe.read
@@ -93,7 +92,7 @@ ELSEWHERE = {
         toolkit.source._made_once
         toolkit.source._packages toolkit.source.python_required
         trl.driving.GrpoTraining.configured trl.model. trl_losses.liger.LigerAdapter.load
-        verl.importing._defaults
+        verl.importing._defaults verl.recipe._composed
     """,
     "the words of a refusal": "ms_swift.megatron.MsSwiftMegatronTraining._trainer"
     ".ProbedTrainer.get_local_rollout_batch",
@@ -128,14 +127,13 @@ ELSEWHERE = {
     "indices of optimizer steps": """
         open_instruct.driving.OpenInstructTraining._train
         openrlhf.driving.Session.last_epoch engines.generations.Schedule.observed
-        verl.sizes.last_epoch
+        toolkit.settings.last_epoch
     """,
     "the mask, as the framework's models apply it": "openrlhf.driving.OpenRLHFRollouts.answers",
     "steps of a batch": "openrlhf.driving._dealt",
     "a mask of nothing": "megatron_lm.driving._rollouts.rollout",
     "failed episodes": "megatron_lm.driving._rollouts",
-    "the records of an epoch": "megatron_lm.driving._last_epoch",
-    "positions of a context-parallel rank": "megatron_lm.importing.partitioned",
+    "positions of a context-parallel rank": "engines.transformer_engine.partitioned",
     "as many of what no step reads as there are samples": "open_instruct.driving.Data._generated",
     "the number of a data-parallel rank": "prime_rl.adapter.PrimeRLAdapter.observe",
     "a mask of nothing, and temperatures": "prime_rl.rollouts.PrimeRLRollouts._sample",

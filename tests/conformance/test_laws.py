@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from adapters.contract import Job, Layout, Observation, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.batch.token_values import NEW_NAME
 from adapters.contract.logged import LOGGED
 from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.weights import Judgement
-from conformance.laws.law import LAWS, Law, with_other_values
+from conformance.laws.law import LAWS, PLACEHOLDERS, Law, with_other_values
 from conformance.laws.rows import rows_of, step_of
 from conformance.plan.checks import LAWFUL
 from conformance.plan.matrix import MatrixCell
@@ -124,7 +125,8 @@ def of_samples(batch: ProbedBatch, job: Job) -> float:
     return float(np.mean([(values * mask).sum() / max(mask.sum(), 1) for values, mask in pairs]))
 
 
-MASKED_TOKENS = {"masked_token_first", "masked_token_within", "masked_token_last"}
+ONE_TOKEN = {"masked_token_first", "masked_token_within", "masked_token_last"}
+MASKED_TOKENS = {*ONE_TOKEN, "image_within"}
 WRONG = {
     of_products: {*MASKED_TOKENS, "masked_twins"},
     of_samples: {"masked_twins"},
@@ -255,12 +257,25 @@ def test_where_tokens_are_rejected_other_values_reject_one_more() -> None:
     assert np.array_equal(*map(np.concatenate, (before.original_masks, after.original_masks)))
 
 
-@pytest.mark.parametrize("name", sorted(MASKED_TOKENS))
+@pytest.mark.parametrize("name", sorted(ONE_TOKEN))
 def test_one_more_masked_token_makes_all_other_rows_shorter_than_the_longest(name: str) -> None:
     before, after = STEP.response_lengths, LAWS[name].changed(JOB).steps[0].response_lengths
 
     assert after.max() == before.max() + 1
     assert int((after != before).sum()) == 1
+
+
+def test_an_image_is_one_masked_token_many_times_before_the_last_turn() -> None:
+    """Entropies, as all values, follow names: each placeholder has the same."""
+    after = ProbedBatch.of(LAWS["image_within"].changed(JOB))
+
+    longest = int(np.argmax(STEP.response_lengths))
+    mask, image = after.masks[longest], np.flatnonzero(after.names[longest] >= NEW_NAME)
+    assert image.tolist() == [*range(image[0], image[0] + PLACEHOLDERS)]
+    assert len({*after.entropies[longest][image].tolist()}) == 1
+    assert not mask[image].any()
+    assert mask[: image[0]].any()
+    assert mask[image[-1] + 1 :].sum() == 1
 
 
 def test_a_plan_looks_at_each_law_with_each_kind_of_numbers() -> None:

@@ -17,11 +17,10 @@ import torch
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import given_values, has_critic, has_reference
+from adapters.toolkit.settings import given_values, has_critic, has_reference, last_epoch
 from adapters.toolkit.worlds import all_gather
 from adapters.verl.framework import GIVEN, VERL
 from adapters.verl.importing import module
-from adapters.verl.sizes import last_epoch
 from adapters.verl.teacher import distillation_of
 from adapters.verl.trainers.rollouts import ModelOutputs, queue_of
 

@@ -25,11 +25,17 @@ from adapters.contract import Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import given_values, has_critic, has_reference
+from adapters.toolkit.settings import (
+    dealt,
+    given_values,
+    has_critic,
+    has_reference,
+    last_epoch,
+    shares,
+)
 from adapters.toolkit.worlds import all_gather
 from adapters.verl.framework import VERL
 from adapters.verl.importing import module
-from adapters.verl.sizes import last_epoch
 from adapters.verl.trainers.rollouts import GENERATED, ModelOutputs, token_rewards
 
 if TYPE_CHECKING:
@@ -143,9 +149,7 @@ def _order(job: Job, batch: ProbedBatch) -> NDArray[np.int64]:
     """
     if len(job.steps) == 1:
         return np.argsort(batch.groups, kind="stable")
-    steps = np.split(np.arange(len(batch.groups)), len(job.steps))
-    of_ranks = zip(*(np.array_split(step, job.layout.dp) for step in steps), strict=True)
-    return np.concatenate([part for of_rank in of_ranks for part in of_rank])
+    return dealt(shares(job))
 
 
 def _trainer(config: Any, job: Job, groups: dict[str, DispatchingGroup]) -> Any:
