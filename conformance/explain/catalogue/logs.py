@@ -1,7 +1,4 @@
-"""Known mistakes of numbers that are logged, and of a coefficient that follows one of them.
-
-A wrong coefficient is given as its ratio to the right one, clamped as by the controller.
-"""
+"""Known mistakes of numbers that are logged, which no gradient has."""
 
 from __future__ import annotations
 
@@ -14,12 +11,7 @@ from conformance.explain.catalogue.parts import unfilled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from conformance.expected.step_context import StepContext
-    from conformance.expected.term import LossTerm
-    from reference.controllers import AdaptiveCoefficient
 
 known(
     {
@@ -42,15 +34,6 @@ known(
         ),
     },
 )
-known(
-    {
-        "coefficient_fixed": "the coefficient does not follow its target",
-        "coefficient_adapted_the_wrong_way": ("the coefficient is adapted in the wrong direction"),
-        "coefficient_adapted_twice": "the coefficient is adapted twice after one step",
-    },
-    rank=14,
-    kind=Kind.LOGGED,
-)
 
 
 def averaged_shares(context: StepContext) -> Iterator[Prediction]:
@@ -70,19 +53,3 @@ def averaged_shares(context: StepContext) -> Iterator[Prediction]:
     averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
     if averaged > 1:
         yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
-
-
-def wrong_coefficients(
-    adaptive: AdaptiveCoefficient, term: LossTerm
-) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield names and factors, [tokens], whose sum is the coefficient with each mistake."""
-    if not term.expected:
-        return
-    right = adaptive.after(term.expected / adaptive.coefficient * adaptive.target)
-    change = right / adaptive.coefficient
-    for name, wrong in (
-        ("coefficient_fixed", adaptive.coefficient),
-        ("coefficient_adapted_the_wrong_way", adaptive.coefficient * (2 - change)),
-        ("coefficient_adapted_twice", right * change),
-    ):
-        yield name, term.factors * (wrong / term.expected)

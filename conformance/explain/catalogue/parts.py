@@ -38,7 +38,6 @@ known(
         "padding_micro_batches_averaged": "padding micro-batches are averaged in as zeros",
         "dummy_rows_averaged": "padding rows are averaged in as zeros",
         "repeated_rows_averaged": "samples repeated to fill up ranks are averaged in as zeros",
-        "short_micro_batch_weighed_as_full": ("a short last micro-batch is weighted as a full one"),
     },
     rank=6,
     kind=Kind.FILLED,
@@ -78,10 +77,6 @@ known(
     {
         **{
             f"tokens_counted_per_{part}": f"tokens are counted per {words} instead of over the step"
-            for part, words in PARTS.items()
-        },
-        **{
-            f"units_counted_per_{part}": f"prompts are counted per {words} instead of over the step"
             for part, words in PARTS.items()
         },
         "micro_batch_means_added_up": ("micro-batch means are summed instead of averaged"),
@@ -130,31 +125,6 @@ def filled_up(context: StepContext) -> Iterator[Prediction]:
                 words=words.format(most=rows.most_micro_batches),
                 weights=context.expected * share,
                 together=counted[1:],
-            )
-    yield from _weighed_as_full(context, context.placement, rows)
-
-
-def _weighed_as_full(
-    context: StepContext, placement: TokenPlacement, rows: FilledRows
-) -> Iterator[Prediction]:
-    """Weighs each micro-batch by the samples of its rank's largest, repeated ones perhaps too."""
-    if context.conventions.micro_batch_weight is not MicroBatchWeight.BY_SAMPLES:
-        return
-    active = context.expected > 0
-    found: list[NDArray[np.float64]] = []
-    for counted, held in (
-        ((), unfilled(context, placement)),
-        (("repeated_rows_averaged",), rows),
-    ):
-        as_full = held.of_largest / held.of_micro_batch
-        share = _share_left(context, placement, rows, counted) * as_full
-        is_new = not any(np.allclose(share[active], other[active]) for other in found)
-        if (as_full > 1)[active].any() and is_new:
-            found.append(share)
-            yield Prediction(
-                name="short_micro_batch_weighed_as_full",
-                weights=context.expected * share,
-                together=counted,
             )
 
 
@@ -293,12 +263,6 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
     )
     if part.name == "micro_batch" and context.mode is not Mode.PROMPT_MEAN:
         yield from _means_added_up(context, part, tokens)
-    if context.mode is Mode.PROMPT_MEAN:
-        yield Prediction(
-            name=f"units_counted_per_{part.name}",
-            weights=context.weights(units=units * part.count),
-            causes=part.causes("units_counted"),
-        )
 
 
 def _means_added_up(
