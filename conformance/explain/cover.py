@@ -122,9 +122,7 @@ class Table:
             self.trained |= bits
         if finding.verdict in RIGHT:
             self.right |= bits
-        several = (
-            tuple(_part(names, of_terms) for names in parts) for parts in clues.explanations
-        )
+        several = (tuple(_part(names, of_terms) for names in parts) for parts in clues.explanations)
         explanations = tuple(parts for parts in several if all(part.names for part in parts))
         self.explanations[finding.id] = explanations
         for part in chain.from_iterable(explanations):

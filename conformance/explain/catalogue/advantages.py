@@ -80,17 +80,17 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
 def _of_penalties(estimate: Estimate) -> Iterator[Wrong]:
     yield "divergence_left_out", estimate.under(penalty=0.0)
     yield "divergence_added", estimate.under(penalty=-estimate.constants.penalty)
-    yield "divergence_of_other_tokens", _with_other_tokens(estimate, "penalised")
+    yield "divergence_of_other_tokens", _other_tokens(estimate, "penalised")
 
 
 def _of_discounts(estimate: Estimate) -> Iterator[Wrong]:
     yield "discount_left_out", estimate.under(discount=1.0)
-    yield "reward_at_another_token", _with_other_tokens(estimate, "rewarded")
-    yield "other_transitions", _with_other_tokens(estimate, "transitions")
+    yield "reward_at_another_token", _other_tokens(estimate, "rewarded")
+    yield "other_transitions", _other_tokens(estimate, "transitions")
     yield "reward_at_a_masked_token_lost", estimate.having(rewards=_rewards_on(estimate))
 
 
-def _with_other_tokens(estimate: Estimate, convention: str) -> Values:
+def _other_tokens(estimate: Estimate, convention: str) -> Values:
     """The advantages if a convention of the estimator is about the other set of tokens."""
     other = OTHER_SET[getattr(estimate.conventions, convention)]
     return estimate.by(**{convention: other})
@@ -135,7 +135,7 @@ def _of_whitening(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wro
     if not estimate.rollouts.tokens(estimate.conventions.whitened).any():
         return
     yield "not_whitened", estimate.raw
-    yield "whitened_by_other_tokens", _with_other_tokens(estimate, "whitened")
+    yield "whitened_by_other_tokens", _other_tokens(estimate, "whitened")
     yield from _of_copies(estimate)
     yield from _of_padding(estimate)
     for name, part in placement.parts():

@@ -123,7 +123,7 @@ class Loss:
     tokens: PolicyTokens
     weights: Values
 
-    def under(self, constants: LossConstants) -> Values:
+    def derivative(self, constants: LossConstants) -> Values:
         """The derivative with other constants: [tokens]."""
         return DERIVATIVES[self.objective](self.tokens, constants)
 
@@ -134,12 +134,12 @@ class Loss:
     @property
     def right(self) -> Values:
         """The derivative: [tokens]."""
-        return self.under(CONSTANTS)
+        return self.derivative(CONSTANTS)
 
     @property
     def penalty(self) -> Values:
         """The part of the derivative that is a penalty on log-ratios: [tokens]."""
-        return self.right - self.under(UNPENALISED)
+        return self.right - self.derivative(UNPENALISED)
 
 
 UNPENALISED = replace(CONSTANTS, kl_penalty=0.0)
@@ -191,18 +191,18 @@ def wrong_derivatives(
     """
     loss = Loss(objective=objective, tokens=tokens, weights=weights)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        found = [*_of_tokens(loss), *_of_constants(loss)]
+        found = [*_wrong_inputs(loss), *_wrong_bounds(loss)]
         if placement is not None:
-            found += _of_parts(loss, placement)
+            found += _wrong_scopes(loss, placement)
     for name, derivative in found:
         if np.isfinite(derivative).all():
             yield name, derivative, ()
-    yield from _of_divided_advantages(loss)
+    yield from _divided_early(loss)
     if DERIVATIVES[objective] is not policy_losses.ppo:
         yield OPTION_IGNORED, policy_losses.ppo(tokens, CONSTANTS), ()
 
 
-def _of_tokens(loss: Loss) -> Iterator[Wrong]:
+def _wrong_inputs(loss: Loss) -> Iterator[Wrong]:
     """Yield what comes of wrong ratios and masks."""
     tokens = loss.tokens
     alone = np.arange(len(tokens.mask))  # each token is a sequence
@@ -218,15 +218,15 @@ def _of_tokens(loss: Loss) -> Iterator[Wrong]:
     yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
 
 
-def _of_constants(loss: Loss) -> Iterator[Wrong]:
+def _wrong_bounds(loss: Loss) -> Iterator[Wrong]:
     """Yield what comes of wrong bounds and penalties."""
     for name, constants in WRONG_CONSTANTS:
-        yield name, loss.under(constants)
+        yield name, loss.derivative(constants)
     of_other_sign = loss.having(advantages=-loss.tokens.advantages)
     yield "clipped_for_both_signs", np.where(of_other_sign == 0, 0.0, loss.right)
 
 
-def _of_parts(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:
+def _wrong_scopes(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:
     """Yield what comes of looking at a part of a sequence or of the step alone."""
     tokens, cp_rank = loss.tokens, placement.cp_rank
     slices = tokens.sequence * (cp_rank.max() + 1) + cp_rank
@@ -241,14 +241,14 @@ def _of_parts(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:
         yield "dropped_tokens_not_counted_per_micro_batch", _divided(loss.right, share)
 
 
-def _of_divided_advantages(loss: Loss) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
+def _divided_early(loss: Loss) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
     """Yield what comes of advantages that are divided for the loss's mean before the loss.
 
     A penalty beside them is then not divided, and what compares them has others.
     """
     tokens, weights = loss.tokens, loss.weights
     divided = replace(loss, tokens=replace(tokens, advantages=tokens.advantages * weights))
-    unpenalised = loss.under(UNPENALISED)
+    unpenalised = loss.derivative(UNPENALISED)
     compared, undivided = "divided_advantages_compared", "penalty_not_divided"
     if loss.objective is Objective.COVARIANCE_CLIPPED:
         yield compared, _divided(divided.right, weights), ()
