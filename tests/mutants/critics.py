@@ -40,7 +40,7 @@ class ValuesNotClipped(
 
 class ValuesOnlyBounded(
     WrongCritic,
-    diagnosis="unexplained",
+    diagnosis="clipped_on_both_sides",
     wrong=lambda self, values, packed: self.bounded(values, packed, CONSTANTS.value_clip),
 ):
     """Only the error of the bounded value, without the maximum with that of the value itself."""

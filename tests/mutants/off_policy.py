@@ -70,7 +70,7 @@ class ClippingForgotten(OffPolicy, diagnosis="clipping_left_out"):
         return -packed.advantages * ratio(log_probs, packed)
 
 
-class ClippedWithoutMinimum(OffPolicy, diagnosis="clipped_for_both_signs"):
+class ClippedWithoutMinimum(OffPolicy, diagnosis="clipped_on_both_sides"):
     """Only the clipped ratio, without the minimum with the ratio itself."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:

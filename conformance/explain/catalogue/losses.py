@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.batch.formulas import DERIVATIVES
-from adapters.contract.objective import CONSTANTS, NORMALISED, SELECTING, Objective
+from adapters.contract.objective import CONSTANTS, NORMALISED, OF_SEQUENCES, SELECTING, Objective
 from conformance.explain.catalogue.mistake import OPTION_IGNORED, Kind, known
 from reference.losses import corrections, policy_losses
 
@@ -84,8 +84,8 @@ known(
         "penalty_inverted": "the penalty on log-ratios has the wrong sign",
         "constants_swapped": "the constants of positive and negative advantages are swapped",
         "one_constant": "one constant is used for positive and negative advantages",
-        "clipped_for_both_signs": (
-            "tokens are clipped or dropped regardless of the sign of their advantage"
+        "clipped_on_both_sides": (
+            "tokens are clipped or dropped whatever the sign of their advantage or error"
         ),
         "penalty_not_divided": "the penalty on log-ratios is summed but never normalised",
         "divided_advantages_compared": (
@@ -191,7 +191,7 @@ def wrong_derivatives(
     """
     loss = Loss(objective=objective, tokens=tokens, weights=weights)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        found = [*_wrong_inputs(loss), *_wrong_bounds(loss)]
+        found = [*_wrong_bounds(loss), *_wrong_inputs(loss)]
         if placement is not None:
             found += _wrong_scopes(loss, placement)
     for name, derivative in found:
@@ -204,17 +204,22 @@ def wrong_derivatives(
 
 def _wrong_inputs(loss: Loss) -> Iterator[Wrong]:
     """Yield what comes of wrong ratios and masks."""
-    tokens = loss.tokens
-    alone = np.arange(len(tokens.mask))  # each token is a sequence
+    tokens, is_of_sequences = loss.tokens, loss.objective in OF_SEQUENCES
     for part, (name, _) in RATIOS.items():
         ratios = getattr(tokens, name)
         yield f"{part}_left_out", loss.having(**{name: np.zeros_like(ratios)})
         yield f"{part}_inverted", loss.having(**{name: -ratios})
-        yield f"{part}_averaged", loss.having(**{name: tokens.averaged(ratios)}, sequence=alone)
-        yield f"{part}_multiplied", loss.having(**{name: tokens.summed(ratios)}, sequence=alone)
+        if not is_of_sequences:
+            yield f"{part}_averaged", loss.having(**{name: tokens.averaged(ratios)})
+            yield f"{part}_multiplied", loss.having(**{name: tokens.summed(ratios)})
+    if is_of_sequences:  # a correction is a product over a sequence, and a ratio a geometric mean
+        sizes = np.maximum(tokens.summed(np.ones(len(tokens.mask))), 1)
+        averaged = tokens.rollout_log_ratios / sizes
+        yield "correction_averaged", loss.having(rollout_log_ratios=averaged)
+        yield "ratios_multiplied", loss.having(log_ratios=tokens.log_ratios * sizes)
     # Where the inverted ratio is what is derived:
     yield "ratios_inverted", -loss.having(log_ratios=-tokens.log_ratios)
-    yield "ratios_of_tokens", loss.having(sequence=alone)
+    yield "ratios_of_tokens", loss.having(sequence=np.arange(len(tokens.mask)))
     yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(tokens.mask))
 
 
@@ -223,7 +228,7 @@ def _wrong_bounds(loss: Loss) -> Iterator[Wrong]:
     for name, constants in WRONG_CONSTANTS:
         yield name, loss.derivative(constants)
     of_other_sign = loss.having(advantages=-loss.tokens.advantages)
-    yield "clipped_for_both_signs", np.where(of_other_sign == 0, 0.0, loss.right)
+    yield "clipped_on_both_sides", np.where(of_other_sign == 0, 0.0, loss.right)
 
 
 def _wrong_scopes(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:

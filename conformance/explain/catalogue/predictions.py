@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract.objective import CONSTANTS
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, ValueDerivative
@@ -177,7 +178,9 @@ def _wrong_factors(
             source.objective, source.tokens, term.context.expected, placement
         )
     if isinstance(source, ValueDerivative):
-        yield "clipping_left_out", source.tokens.derivative, ()
+        errors, within = source.tokens.derivative, source.tokens.within(CONSTANTS.value_clip)
+        yield "clipping_left_out", errors, ()
+        yield "clipped_on_both_sides", np.where(within, errors, 0.0), ()
     if isinstance(source, BatchAdvantages):
         for name, found in wrong_advantages(source.estimate, source.placement):
             yield name, source.factors(found), ()
