@@ -343,16 +343,6 @@ def test_reasons_for_the_weight_of_a_short_micro_batch_are_told_apart(
     assert f"entropy/{name}" in names
 
 
-def test_a_number_may_be_counted_on_top_of_another_mistake() -> None:
-    """One of 5 samples is empty and left out, and 37 are counted: 5/4 · 5/37, or 29.6 samples."""
-    found = explanations(BY_TOKENS, BY_TOKENS.weights * 5 / 4 * 5 / 37)
-
-    assert any(
-        count == {"samples_miscounted"} and "sample_units_excluded" in other
-        for count, other in found
-    )
-
-
 def test_inactive_tokens_that_weigh_hide_no_other_mistake() -> None:
     inactive = CP_4.weights == 0
     [[weighing]] = explanations(CP_4, CP_4.weights + inactive)

@@ -20,7 +20,6 @@ from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
 from conformance.explain.catalogue.groups import read_off_variances
-from conformance.explain.catalogue.logs import averaged_shares
 from conformance.explain.catalogue.losses import wrong_derivatives
 from conformance.explain.catalogue.miscounts import (
     clamped_shares,
@@ -41,6 +40,7 @@ from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, known
 from conformance.explain.catalogue.paddings import padded_widths
 from conformance.explain.catalogue.parts import (
+    averaged_shares,
     carried_over,
     filled_up,
     parts,
