@@ -58,6 +58,14 @@ COMPARING = {
 
 known(
     {
+        "clipping_left_out": "clipped tokens still have a gradient",
+        "dual_clip_left_out": "losses of negative advantages are not bounded",
+        "correction_not_truncated": "the ratio of old to rollout policy is not truncated",
+        "nothing_dropped": "tokens and sequences whose ratios are out of bounds are kept",
+        "penalty_left_out": "the penalty on log-ratios has no gradient",
+        "penalty_inverted": "the penalty on log-ratios has the wrong sign",
+        "constants_swapped": "the constants of positive and negative advantages are swapped",
+        "one_constant": "one constant is used for positive and negative advantages",
         **{
             f"{part}_{operator}": f"{ratios} {words}"
             for part, (_, ratios) in RATIOS.items()
@@ -76,14 +84,6 @@ known(
             f"selected_{scope}": f"tokens are selected within {words} instead of the step"
             for scope, words in SCOPES.items()
         },
-        "clipping_left_out": "clipped tokens still have a gradient",
-        "dual_clip_left_out": "losses of negative advantages are not bounded",
-        "correction_not_truncated": "the ratio of old to rollout policy is not truncated",
-        "nothing_dropped": "tokens and sequences whose ratios are out of bounds are kept",
-        "penalty_left_out": "the penalty on log-ratios has no gradient",
-        "penalty_inverted": "the penalty on log-ratios has the wrong sign",
-        "constants_swapped": "the constants of positive and negative advantages are swapped",
-        "one_constant": "one constant is used for positive and negative advantages",
         "clipped_on_both_sides": (
             "tokens are clipped or dropped whatever the sign of their advantage or error"
         ),
