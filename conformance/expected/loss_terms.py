@@ -152,10 +152,9 @@ def convention_of_mask(metric: Metric) -> str | None:
 
 def _masked_context(context: StepContext, metric: Metric) -> StepContext:
     """The context of a term, over the mask before or after rejection sampling."""
-    if metric is Metric.REJECTED:  # kept tokens are never counted as rejected
-        return replace(context.before_rejection(), kept=None)
     mask = getattr(context.conventions, convention_of_mask(metric) or "", None)
-    return context.before_rejection() if mask is DenominatorMask.ORIGINAL else context
+    is_before = metric is Metric.REJECTED or mask is DenominatorMask.ORIGINAL
+    return context.before_rejection() if is_before else context
 
 
 def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> list[LossTerm]:
@@ -268,8 +267,7 @@ def rollout_term(contexts: Sequence[StepContext], objective: Objective, metric: 
     batch = ProbedBatch.make(contexts[0].conventions, contexts[0].steps, objective)
     placement = _placement(contexts, batch)
     if metric in OF_SAMPLES:
-        of_tokens = _batch_context(contexts[0], batch, placement)
-        context = replace(_sample_context(of_tokens), kept=_kept_samples(batch.steps))
+        context = _sample_context(_batch_context(contexts[0], batch, placement))
         return LossTerm(metric=metric, context=context, factors=_OF_SAMPLES[metric](batch))
     conventions = contexts[0].conventions
     if metric is not Metric.ADVANTAGE:
@@ -334,15 +332,6 @@ def _sample_context(of_tokens: StepContext) -> StepContext:
         steps=(replace(step, response_lengths=ones, mask=ones.astype(np.bool_)),),
         conventions=replace(of_tokens.conventions, sample_unit=SampleUnit.SAMPLE),
         forward_pass_of_token=None if held is None else held[:, step.offsets[:-1]],
-    )
-
-
-def _kept_samples(steps: Sequence[Step]) -> NDArray[np.bool_] | None:
-    """Whether rejection sampling has left a token of each sample; None if none was rejected."""
-    if all(step.original_mask is None for step in steps):
-        return None
-    return np.concatenate(
-        [(step.active_tokens > 0) | (step.original_tokens == 0) for step in steps]
     )
 
 

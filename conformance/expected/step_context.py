@@ -67,9 +67,6 @@ class StepContext:
     per_micro_batch: bool = False
     """Whether the aggregation is applied to each micro-batch, and their mean is taken."""
 
-    kept: NDArray[np.bool_] | None = None
-    """The mask after rejection sampling, for a term over the mask before it: [tokens]."""
-
     is_skipped: bool = False
     """Whether the trainer threw the gradient away and made no optimizer step."""
 
@@ -81,7 +78,7 @@ class StepContext:
 
     @cached_property
     def _identity(self) -> tuple[object, ...]:
-        arrays = self.forward_pass_of_token, self.rows_of_passes, self.kept
+        arrays = self.forward_pass_of_token, self.rows_of_passes
         return (
             self.steps,
             self.step_index,
@@ -171,7 +168,7 @@ class StepContext:
             replace(step, mask=step.mask_before_rejection, original_mask=None)
             for step in self.steps
         )
-        return replace(self, steps=tuple(steps), kept=self.step.mask)
+        return replace(self, steps=tuple(steps))
 
     @property
     def fingerprint(self) -> ExpectedNumber:

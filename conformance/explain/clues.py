@@ -10,11 +10,10 @@ import numpy as np
 
 from adapters.contract.objective import Metric
 from conformance.explain.catalogue.missing_tokens import of_untrained
-from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind
-from conformance.explain.catalogue.predictions import predictions
+from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES
 from conformance.explain.conditions.steps import of_context, of_steps
 from conformance.explain.diagnosis import read_off
-from conformance.explain.engine import Explained, without_factors
+from conformance.explain.engine import Explained
 from conformance.findings.cause import Clues, TermMistake
 
 if TYPE_CHECKING:
@@ -114,8 +113,6 @@ def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[
         yield from _inactive_tokens_besides(wrong)
     elif names:
         yield [_of_term(wrong, names)]
-    elif not wrong.explanations and measurement.is_per_token:
-        yield from _counted_besides(wrong)
 
 
 def _inactive_tokens_besides(wrong: Explained) -> Iterator[list[Names]]:
@@ -125,19 +122,6 @@ def _inactive_tokens_besides(wrong: Explained) -> Iterator[list[Names]]:
     active = Explained(replace(measurement, observed=of_active))
     for parts in active.explanations or [[]]:
         yield [_of_term(wrong, [INACTIVE]), *parts]
-
-
-def _counted_besides(wrong: Explained) -> Iterator[list[Names]]:
-    """Yield a wrong count with each known mistake that it may come on top of."""
-    measurement, expected = wrong.measurement, wrong.measurement.context.expected
-    for one in predictions(measurement.context):
-        if not one.together and np.array_equal(one.weights > 0, expected > 0):
-            rest = np.divide(expected, one.weights, where=expected > 0, out=expected.copy())
-            left = Explained(replace(measurement, observed=measurement.observed * rest))
-            names = [name for name in read_off(left) if MISTAKES[name].kind is Kind.COUNT]
-            others = without_factors(_of_term(wrong, (each.name for each in one.mistakes)))
-            if names and others:
-                yield [_of_term(wrong, names), others]
 
 
 def _of_term(wrong: Explained, names: Iterable[str]) -> Names:

@@ -122,9 +122,8 @@ class Table:
             self.trained |= bits
         if finding.verdict in RIGHT:
             self.right |= bits
-        explanations = tuple(
-            tuple(_part(names, of_terms) for names in parts) for parts in clues.explanations
-        )
+        several = (tuple(_part(names, of_terms) for names in parts) for parts in clues.explanations)
+        explanations = tuple(parts for parts in several if all(part.names for part in parts))
         self.explanations[finding.id] = explanations
         for part in chain.from_iterable(explanations):
             for mistake in part.names:
@@ -234,7 +233,9 @@ def _others(condition: tuple[Sequence[str], int], claims: int) -> int:
 
 
 def _part(names: Sequence[TermMistake], bits: Mapping[str, int]) -> Part:
-    return Part(frozenset(name.mistake for name in names), bits[names[0].term])
+    """The part of an explanation; a report of another version has names that are not known here."""
+    known = frozenset(name.mistake for name in names if name.mistake in MISTAKES)
+    return Part(known, bits[names[0].term])
 
 
 def cover(table: Table) -> list[Pair]:

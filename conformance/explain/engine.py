@@ -130,7 +130,8 @@ class Explained:
             return [*self._with_a_factor(), *self._with_losses(), *self._with_a_derivative()]
         if len(self._of_terms) == 1:  # a small step may fit another mistake by chance
             on_top = (
-                [factor, *map(without_factors, others)] for factor, *others in self._with_a_factor()
+                [factor, *map(_besides_factors, others)]
+                for factor, *others in self._with_a_factor()
             )
             found += filter(all, on_top)
         return found
@@ -380,6 +381,6 @@ def _is_factor(name: TermMistake) -> bool:
     return _kind(name) is Kind.FACTOR
 
 
-def without_factors(names: Iterable[TermMistake]) -> Names:
+def _besides_factors(names: Iterable[TermMistake]) -> Names:
     """The names of mistakes that are no factor of all weights."""
     return frozenset(name for name in names if not _is_factor(name))

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from conformance.plan.matrix import MatrixCell
     from conformance.runs.jobs import SharedJobs
 
-OF_ANY_NUMBER = "depends_on_steps_before"
-
-OF_A_COUNT = "counted_of_the_step_before"
+MISTAKE = "depends_on_steps_before"
 
 MOST = 4
 """Causes that are tried, the worst first."""
@@ -70,12 +68,8 @@ def renamed(
     carried: Sequence[tuple[Cause, Carried]], findings: Mapping[str, Finding]
 ) -> Iterator[Finding]:
     """Yields the findings of these causes with one diagnosis, so that they become one cause."""
-    wrong = [findings[name] for cause, _ in carried for name in cause.findings if name in findings]
-    is_count = any(one.diagnosis and one.diagnosis.name == OF_A_COUNT for one in wrong)
     for cause, numbers in carried:
-        diagnosis = Diagnosis(
-            name=OF_A_COUNT if is_count else OF_ANY_NUMBER, explanation=f"{numbers}"
-        )
+        diagnosis = Diagnosis(name=MISTAKE, explanation=f"{numbers}")
         for finding in (findings[name] for name in cause.findings if name in findings):
             if finding.verdict in WRONG:
                 yield finding.model_copy(update={"diagnosis": diagnosis, "clues": None})

@@ -28,7 +28,7 @@ from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance import test_combined as combined
 from tests.conformance.given import BY_SAMPLE, REJECTED, SLICED, Given
-from tests.conformance.test_mistakes import FILLED_UP, IN_FOURS, ROWS, TEN_SAMPLES
+from tests.conformance.test_mistakes import FILLED_UP, ROWS
 from tests.jobs import step_of
 
 EMPTY = Sample(prompt_length=1, loss_mask=[0], group=1)
@@ -312,21 +312,21 @@ def test_each_term_of_a_logged_loss_may_have_two_mistakes() -> None:
     ] in found.explanations
 
 
-SHORT_AS_FULL, IN_THIRDS = np.repeat([[1 / 10, 1 / 5], [1 / 12, 1 / 6]], [8, 2], axis=1)
-"""Weights of ten samples of a token in micro-batches of 4, 4 and 2, which are to weigh 4, 4 and 2
-tenths, if all weigh 4 tenths, or a third."""
+TEN_SAMPLES = Step.of([Sample(prompt_length=1, loss_mask=[1], group=i) for i in range(10)])
+
+IN_FOURS = np.array([[0] * 4 + [1] * 4 + [2] * 2], np.int32)
+"""The last two of ten samples of a token are a micro-batch on their own."""
+
+IN_THIRDS = np.repeat([1 / 12, 1 / 6], [8, 2])
+"""Weights if micro-batches of 4, 4 and 2, which are to weigh 4, 4 and 2 tenths, weigh a third."""
 
 
 @pytest.mark.parametrize(
-    ("weights", "rows", "name"),
-    [
-        (SHORT_AS_FULL, [4, 4, 2], "short_micro_batch_weighed_as_full"),
-        (IN_THIRDS, [4, 4, 2], "denominators_per_micro_batch"),
-        (IN_THIRDS, [4, 4, 4], "repeated_rows_averaged"),
-    ],
+    ("rows", "name"),
+    [([4, 4, 2], "denominators_per_micro_batch"), ([4, 4, 4], "repeated_rows_averaged")],
 )
 def test_reasons_for_the_weight_of_a_short_micro_batch_are_told_apart(
-    weights: np.ndarray, rows: list[int], name: str
+    rows: list[int], name: str
 ) -> None:
     given = Given(
         steps=(TEN_SAMPLES,),
@@ -337,22 +337,10 @@ def test_reasons_for_the_weight_of_a_short_micro_batch_are_told_apart(
         given.context.of_term(BY_TOKENS_OF_MICRO_BATCHES), rows_of_passes=np.array([rows], np.int32)
     )
     term = LossTerm(metric=Metric.ENTROPY, context=context, factors=np.ones(10))
-    found = Explained(Measurement(terms=[term], observed=weights, tolerance=1e-6))
+    found = Explained(Measurement(terms=[term], observed=IN_THIRDS, tolerance=1e-6))
 
     names = set().union(*(part for parts in found.explanations for part in parts))
-    as_full = "entropy/short_micro_batch_weighed_as_full"
     assert f"entropy/{name}" in names
-    assert (as_full in names) is (name in as_full)
-
-
-def test_a_number_may_be_counted_on_top_of_another_mistake() -> None:
-    """One of 5 samples is empty and left out, and 37 are counted: 5/4 · 5/37, or 29.6 samples."""
-    found = explanations(BY_TOKENS, BY_TOKENS.weights * 5 / 4 * 5 / 37)
-
-    assert any(
-        count == {"samples_miscounted"} and "sample_units_excluded" in other
-        for count, other in found
-    )
 
 
 def test_inactive_tokens_that_weigh_hide_no_other_mistake() -> None:

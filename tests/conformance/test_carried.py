@@ -5,12 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-import pytest
-
 from adapters.contract import Depth, Job, Layout, Observation
 from conformance.corpus.cases import CORPUS
 from conformance.explain.causes import causes as find_causes
-from conformance.findings.finding import Diagnosis
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran
 from conformance.runs import carried
@@ -73,19 +70,12 @@ def test_a_number_of_the_step_before_is_told_from_a_wrong_one() -> None:
     assert len({*found[0][1].numbers}) == 2
 
 
-@pytest.mark.parametrize(
-    ("first", "name"), [(None, carried.OF_ANY_NUMBER), (carried.OF_A_COUNT, carried.OF_A_COUNT)]
-)
-def test_findings_of_a_carried_number_are_one_cause(first: str | None, name: str) -> None:
+def test_findings_of_a_carried_number_are_one_cause() -> None:
     several, findings = causes()
-    if first is not None:
-        name_of_one = several[0].findings[0]
-        diagnosis = Diagnosis(name=first, explanation="it divides by 35 instead of 51")
-        findings[name_of_one] = findings[name_of_one].model_copy(update={"diagnosis": diagnosis})
     numbers = carried.Carried(("split_groups", "odd_groups"), (0.25, 0.5))
     renamed = [*carried.renamed([(cause, numbers) for cause in several], findings)]
     [cause] = find_causes(renamed, [], {})
 
-    assert cause.name == name
+    assert cause.name == carried.MISTAKE
     assert {*cause.findings} == {*CELLS}
     assert "0.25 after a step of split_groups, 0.5 after one of odd_groups" in str(renamed[0])

@@ -187,7 +187,6 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (SAMPLE, "denominators_per_rank", [of_samples(12, 6, 16, 12)]),
         (TOKEN, "tokens_counted_per_rank", [of_samples(3, 3, 7, 7)]),
         (TOKEN, "denominators_per_rank", [of_samples(6, 6, 14, 14)] * 2),
-        (PROMPT, "units_counted_per_rank", [of_samples(12, 12, 16, 12)]),
         (CONSTANT, "denominators_per_rank", [of_samples(240, 240, 160, 160)]),
         # Micro-batches of 2, 1, 1 and 1 samples, 3, 0, 4 and 3 tokens; two of each rank's two.
         (TOKEN, "tokens_counted_per_micro_batch", [of_samples(3, 3, 4, 3)]),
@@ -218,33 +217,14 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         # The first ones of both ranks have 7 tokens, the second ones 3.
         (TOKEN, "tokens_counted_per_micro_batch_of_all_ranks", [of_samples(7, 7, 7, 3)]),
         (TOKEN, "denominators_per_micro_batch_of_all_ranks", [of_samples(14, 14, 14, 6)] * 2),
-        # Each of the four has samples of one prompt, the first and the second ones those of two.
-        (PROMPT, "units_counted_per_micro_batch", [of_samples(12, 12, 16, 12)]),
-        (PROMPT, "units_counted_per_micro_batch_of_all_ranks", [of_samples(12, 12, 16, 12)]),
         # One rank of three micro-batches; the other has one, or two of padding besides.
         (UNEQUAL, "tokens_counted_per_micro_batch_or_padding", [of_samples(2, 1, 7, 7)]),
         (UNEQUAL, "denominators_per_micro_batch_or_padding", [of_samples(12, 6, 42, 42)] * 2),
-        (
-            replace(UNEQUAL, mode=Mode.PROMPT_MEAN),
-            "units_counted_per_micro_batch_or_padding",
-            [of_samples(18, 18, 48, 36)],
-        ),
         # Four ranks have one token and two, three and one of the first two micro-batches.
         (
             SLICES,
             "tokens_counted_per_cp_slice_of_a_micro_batch",
             [[1.0] + [2.0] * 2 + [3.0] * 3 + [1.0] * 2 + [2.0] * 2],
-        ),
-        # Each has samples of two prompts, and of one in each of its two micro-batches.
-        (
-            replace(SLICES, mode=Mode.PROMPT_MEAN),
-            "units_counted_per_cp_slice",
-            [of_samples(24, 24, 32, 24)],
-        ),
-        (
-            replace(SLICES, mode=Mode.PROMPT_MEAN),
-            "units_counted_per_cp_slice_of_a_micro_batch",
-            [of_samples(24, 24, 32, 24)],
         ),
         # Ten tokens and one of the empty sample.
         (SAMPLE, "weights_of_token_mean_counting_empty_samples", [[11.0] * 10]),
@@ -253,8 +233,6 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (PROMPT, "integer_division", [of_samples(6, 6, 12, 9), of_samples(6, 6, 12, 6)]),
         # Micro-batches of 7, 3, 8 and 4 tokens with prompts: two ranks count 3, 1, 4 and 2 each.
         (SLICES, "cp_shares_rounded_down", [[10 * 20 / 22] * 10]),
-        (PROMPT, "runs_counted_as_prompts", [of_samples(9, 9, 12, 9)]),
-        (PROMPT, "prompts_by_group_size", [of_samples(7.5, 7.5, 10, 7.5)]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
@@ -333,14 +311,14 @@ def test_rejected_tokens_are_said_to_be_trained_on_only_where_they_have_a_weight
     assert all(one.weights[2:].any() for one in found)
 
 
-def test_step_that_is_the_first_has_none_before() -> None:
+def test_step_that_is_alone_has_no_batch_to_count() -> None:
     names = {mistake.name for mistake in predictions(replace(TOKEN, steps=(STEP,)).context)}
 
-    assert not {"counted_over_batch", "counted_of_the_step_before"} & names
+    assert not {"counted_over_batch", "mean_of_the_batch_counted"} & names
 
 
-def test_batch_and_step_before_are_counted() -> None:
-    """Three tokens and one sample in the step before, as many prompts."""
+def test_all_steps_of_the_batch_are_counted() -> None:
+    """Three tokens and one sample in the other step, as many prompts."""
     before = step_of([1, 1, 1])
     token, sample, prompt = (
         Given(mode=mode, steps=(before, STEP))
@@ -348,21 +326,10 @@ def test_batch_and_step_before_are_counted() -> None:
     )
 
     assert denominators(token, "counted_over_batch") == [[13.0] * 10]
-    assert denominators(token, "counted_of_the_step_before") == [[3.0] * 10]
     assert denominators(sample, "counted_over_batch") == [of_samples(12, 6, 24, 18)]
-    assert denominators(sample, "counted_of_the_step_before") == [of_samples(2, 1, 4, 3)]
     assert denominators(prompt, "counted_over_batch") == [of_samples(12, 12, 16, 12)]
     assert denominators(token, "mean_of_the_batch_counted") == [[6.5] * 10]
     assert denominators(sample, "mean_of_the_batch_counted") == [of_samples(6, 3, 12, 9)]
-
-
-def test_nearest_step_before_is_counted_and_all_steps_of_the_batch() -> None:
-    """Two tokens, then three, then ten."""
-    first, second = (step_of([1] * tokens) for tokens in (2, 3))
-    given = Given(mode=Mode.TOKEN_MEAN, steps=(first, second, STEP))
-
-    assert denominators(given, "counted_of_the_step_before") == [[3.0] * 10]
-    assert denominators(given, "counted_over_batch") == [[15.0] * 10]
 
 
 TOKENS, SAMPLES = (
@@ -370,7 +337,6 @@ TOKENS, SAMPLES = (
     AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN,
 )
 EQUAL, BY_ROWS = MicroBatchWeight.EQUAL, MicroBatchWeight.BY_SAMPLES
-SHORT_AS_FULL = "short_micro_batch_weighed_as_full"
 
 FILLED_UP = passes([(slice(6), 0)], [(slice(6, 11), 0), (slice(11, 14), 1)])
 """Two ranks: the first three samples in one micro-batch; the fourth, and the last."""
@@ -471,47 +437,6 @@ def test_repeated_rows_are_counted_where_they_are(
     assert found == {tuple(of_samples(*each)) for each in expected}
 
 
-TEN_SAMPLES = Step.of([Sample(prompt_length=1, loss_mask=[1], group=i) for i in range(10)])
-
-IN_FOURS = np.array([[0] * 4 + [1] * 4 + [2] * 2], np.int32)
-"""The last two of ten samples of a token are a micro-batch on their own."""
-
-
-@pytest.mark.parametrize("how", [TOKENS, SAMPLES])
-def test_short_micro_batch_may_weigh_as_much_as_a_full_one(how: AuxiliaryAggregation) -> None:
-    """By samples, micro-batches weigh 4, 4 and 2 tenths; and the last one as much as the others."""
-    given = Given(
-        steps=(TEN_SAMPLES,),
-        forward_pass_of_token=IN_FOURS,
-        conventions=Conventions(micro_batch_weight=BY_ROWS),
-    )
-    context = given.context.of_term(how)
-    equal = replace(context, conventions=Conventions(micro_batch_weight=EQUAL))
-    found = [one for one in predictions(context) if one.name == SHORT_AS_FULL]
-
-    assert (1 / context.expected).tolist() == pytest.approx([10] * 10)
-    [(weights, together)] = [(one.weights, one.together) for one in found]
-    assert (1 / weights).tolist() == pytest.approx([10] * 8 + [5] * 2)
-    assert together == ()
-    assert not [one for one in predictions(equal) if one.name == SHORT_AS_FULL]
-
-
-def test_repeated_rows_may_be_in_a_micro_batch_that_weighs_as_much_as_a_full_one() -> None:
-    """Two of the second rank's four rows are in its first micro-batch, and one is a repeated one.
-
-    The other one, and a row that repeats a sample alone, are short micro-batches.
-    """
-    given = replace(
-        TOKEN, forward_pass_of_token=FILLED_UP, conventions=Conventions(micro_batch_weight=BY_ROWS)
-    )
-    context = replace(given.context.of_term(SAMPLES), rows_of_passes=ROWS)
-    [found] = [one for one in predictions(context) if one.name == SHORT_AS_FULL]
-
-    denominators = (1 / found.weights[found.weights != 0]).tolist()
-    assert denominators == pytest.approx(of_samples(12, 6, 32, 12))
-    assert found.together == ("repeated_rows_averaged",)
-
-
 @pytest.mark.parametrize(("steps", "expected"), [((STEP,), [20.0]), ((STEP, STEP), [])])
 def test_micro_batch_of_padding_alone_counts_where_it_is_known_to_be_the_steps(
     steps: tuple[Step, ...], expected: list[float]
@@ -552,21 +477,6 @@ def test_mean_over_micro_batches_needs_to_know_them() -> None:
         "token_mean of micro-batches is declared, and not in which forward pass every token was;"
         " have the adapter tell its forward passes"
     )
-
-
-def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:
-    """Groups a, b, b, a of 1, 2, 3 and 4 tokens: three runs for two prompts."""
-    step = Step.of(
-        [
-            Sample(prompt_length=1, loss_mask=[1] * tokens, group=group)
-            for tokens, group in ((1, 5), (2, 8), (3, 8), (4, 5))
-        ]
-    )
-    given = Given(mode=Mode.PROMPT_MEAN, steps=(step,))
-    words = [m.says for m in predictions(given.context) if m.name == "runs_counted_as_prompts"]
-
-    assert denominators(given, "runs_counted_as_prompts") == [[3.0] + [15.0] * 5 + [12.0] * 4]
-    assert words == ["3 runs of adjacent samples are counted instead of 2 prompts"]
 
 
 def test_micro_batches_are_no_factor_where_ranks_have_unequally_many() -> None:

@@ -1,7 +1,5 @@
 """The terms of objectives, by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -93,11 +91,8 @@ def test_logged_loss_has_all_terms_with_their_coefficients() -> None:
 
 
 def test_before_rejection_the_original_mask_is_the_mask() -> None:
-    """The mask after it is known besides, and tells two contexts of one step apart."""
     context = Given(steps=(STEP,)).context
     before = context.before_rejection()
 
     assert before.step.mask.tolist() == [True, True, False, True, True]
     assert before.step.original_mask is None
-    assert before.kept is STEP.mask
-    assert before != replace(before, kept=None)

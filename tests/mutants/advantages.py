@@ -1,9 +1,7 @@
 """Mistakes in computing advantages from rewards."""
 
-import math
 from dataclasses import replace
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -33,26 +31,6 @@ class GroupsMerged(
     """Rewards are viewed as one row if the numbers of samples are not as configured."""
 
 
-class _OfShares(NativeEstimator):
-    def estimate(
-        self, steps: list[list[SampleTensors]], held: torch.Tensor
-    ) -> list[list[SampleTensors]]:
-        return [
-            [
-                sample
-                for share in np.array_split(np.arange(len(step)), self.layout.dp)
-                for sample in super(_OfShares, self).estimate([[step[i] for i in share]], held)[0]
-            ]
-            for step in steps
-        ]
-
-
-class GroupsOfARank(
-    FromRewards, diagnosis="groups_per_dp_rank", of="group_centred", estimator=_OfShares
-):
-    """Rewards are compared after the samples were dealt to ranks."""
-
-
 class _WithoutBaseline(NativeEstimator):
     def baseline(self, rewards: torch.Tensor) -> float:
         return 0.0
@@ -67,20 +45,6 @@ class BaselineForgotten(
 class _Centred(NativeEstimator):
     def compared(self, reward: float, rewards: torch.Tensor) -> float:
         return reward - self.baseline(rewards)
-
-
-class _WithOwnReward(NativeEstimator):
-    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        rewards = torch.tensor([one.reward for one in self.scored(siblings)])
-        is_scored = not math.isnan(sample.reward)
-        advantage = sample.reward - self.baseline(rewards) if is_scored else 0.0
-        return torch.full_like(sample.values, advantage)
-
-
-class OwnRewardInBaseline(
-    FromRewards, diagnosis="own_reward_in_baseline", of="leave_one_out", estimator=_WithOwnReward
-):
-    """The baseline is the mean of all samples of the prompt instead of the others."""
 
 
 class StdForgotten(
@@ -132,12 +96,6 @@ class StdOfSamples(
     conventions=Conventions(deviation=Deviation.BIASED),
 ):
     """torch's standard deviation instead of NumPy's."""
-
-
-class VarianceOfPopulation(
-    FromRewards, diagnosis="biased_variance", of="reinforce_pp", estimator=_OfPopulation
-):
-    """The variance is divided by the number of tokens."""
 
 
 class _OfCopies(NativeEstimator):
@@ -206,26 +164,6 @@ class MaskForgottenInWhitening(
 
     def whitened_ids(self, packed: Packed) -> torch.Tensor:
         return packed.ids[packed.advantages != 0]
-
-
-class _WithMean(NativeEstimator):
-    def whitened(
-        self, raw: list[torch.Tensor], samples: list[SampleTensors], held: torch.Tensor
-    ) -> list[torch.Tensor]:
-        whitened = super().whitened(raw, samples, held)
-        first = raw[0].unique()[-2:]
-        of_first = whitened[0].unique()[-2:]
-        spread = (first[1] - first[0]) / (of_first[1] - of_first[0])
-        return [values / spread for values in raw]
-
-
-class MeanKept(
-    FromRewards,
-    diagnosis="whitening_keeps_the_mean",
-    of="reinforce_pp_baseline",
-    estimator=_WithMean,
-):
-    """Whitening is called with the flag that adds the mean back."""
 
 
 def _with(**wrong: float) -> type[NativeEstimator]:
@@ -335,30 +273,3 @@ class ValuesOfReversedBatch(
     FromRewards, diagnosis="values_of_other_samples", of="gae", estimator=_OfReversedBatch
 ):
     """The batch is sorted after the critic has seen it, and joined with its values by position."""
-
-
-class _OfSlices(NativeEstimator):
-    def estimate(
-        self, steps: list[list[SampleTensors]], held: torch.Tensor
-    ) -> list[list[SampleTensors]]:
-        samples = [sample for step in steps for sample in step]
-        self.holder = torch.zeros(1 + max(int(sample.ids.max()) for sample in samples))
-        self.holder[held] = 1 + dist.get_rank()
-        self.added_up(self.holder)
-        active = torch.cat([sample.ids[sample.mask] for sample in samples])
-        return super().estimate(steps, held[torch.isin(held, active)])
-
-    def raw(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        self.holders = self.holder[sample.ids]
-        return super().raw(sample, siblings)
-
-    def discounted(self, values: torch.Tensor, decay: float) -> torch.Tensor:
-        parts = torch.unique_consecutive(self.holders, return_counts=True)[1].tolist()
-        return torch.cat([super(_OfSlices, self).discounted(p, decay) for p in values.split(parts)])
-
-
-class SlicesApart(FromRewards, diagnosis="slices_apart", of="reinforce_pp", estimator=_OfSlices):
-    """Returns are accumulated before the slices of context-parallel ranks are gathered."""
-
-    def whitened_ids(self, packed: Packed) -> torch.Tensor:
-        return packed.ids[packed.advantages != 0]

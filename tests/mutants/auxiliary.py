@@ -12,7 +12,6 @@ from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
     Conventions,
-    MicroBatchWeight,
     Mode,
 )
 from tests.mutants.mutant import EVERYDAY, PROMPT, TOKEN, Mutant, trained_only
@@ -195,19 +194,3 @@ class EntropyWeightedBySamples(
 
     def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
         return [self.averaged(part, len(samples) / len(part)) for part in Mutant.cut(self, samples)]
-
-
-class ShortMicroBatchAsFull(
-    EntropyOfMicroBatches,
-    diagnosis="short_micro_batch_weighed_as_full",
-    conventions=Conventions(
-        entropy=AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN,
-        micro_batch_weight=MicroBatchWeight.BY_SAMPLES,
-    ),
-):
-    """Each micro-batch has the weight of one with all samples that fit, a short one too (SkyRL)."""
-
-    def cut(self, samples: list[SampleTensors]) -> list[list[SampleTensors]]:
-        parts = Mutant.cut(self, samples)
-        largest = max(map(len, parts))
-        return [self.averaged(part, len(samples) / largest) for part in parts]

@@ -237,26 +237,6 @@ class SamplesCountedAsPrompts(Counting, diagnosis="samples_counted_as_", modes=P
         return [float(len(samples) * max(tokens[sample.group], 1)) for sample in samples]
 
 
-class RunsCountedAsPrompts(Counting, diagnosis="runs_counted_as_prompts", modes=PROMPT):
-    """A prompt ends where the next sample has another one, as if its samples were adjacent."""
-
-    def counted(self, samples: list[SampleTensors]) -> list[float]:
-        groups = [sample.group for sample in samples]
-        run = np.cumsum(np.diff(groups, prepend=groups[0]) != 0).tolist()
-        runs = [replace(sample, group=number) for sample, number in zip(samples, run, strict=True)]
-        return denominators(runs, self.aggregation)
-
-
-class PromptsByGroupSize(Counting, diagnosis="prompts_by_group_size", modes=PROMPT):
-    """P is the batch size over n_samples_per_prompt, even after filtering has dropped rollouts."""
-
-    def counted(self, samples: list[SampleTensors]) -> list[float]:
-        size = max(Counter(sample.group for sample in samples).values())
-        right = denominators(samples, self.aggregation)
-        prompts = len(tokens_of_groups(samples))
-        return [value / prompts * len(samples) / size for value in right]
-
-
 class PromptsCountedAsSamples(
     Counting, diagnosis="prompts_counted_as_", modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT)
 ):
@@ -330,33 +310,6 @@ class AlwaysPerPrompt(
     given=Mode.PROMPT_MEAN,
 ):
     """Groups' totals are passed to the default reducer as its denominators."""
-
-
-class Remembering(Counting):
-    """Denominators come from another step."""
-
-    def counted(self, samples: list[SampleTensors]) -> list[float]:
-        mode, own = self.aggregation.mode, denominators(samples, self.aggregation)
-        of_others = self.remembered(samples)
-        if mode is Mode.TOKEN_MEAN:
-            return [float(max(sum(sample.tokens for sample in of_others), 1))] * len(samples)
-        count = len(tokens_of_groups(of_others)) if mode is Mode.PROMPT_MEAN else len(of_others)
-        right = len(tokens_of_groups(samples)) if mode is Mode.PROMPT_MEAN else len(samples)
-        return [value / right * count for value in own]
-
-    def remembered(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """The samples whose tokens are counted."""
-        raise NotImplementedError
-
-
-class StepBeforeCounted(Remembering, diagnosis="counted_of_the_step_before", modes=TOKEN):
-    """The number of tokens is kept from step to step and updated too late."""
-
-    latest: list[SampleTensors] | None = None
-
-    def remembered(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        before, self.latest = self.latest or samples, samples
-        return before
 
 
 class BatchCounted(Counting, diagnosis="counted_over_batch"):

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from itertools import groupby
 
 import torch
 
@@ -126,22 +125,6 @@ class MissingSiblingsCounted(
     """The sum of a prompt's rewards is divided by the configured number of samples."""
 
 
-class _OfAdjacentSamples(NativeEstimator):
-    def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
-        runs = [[*run] for _, run in groupby(samples, key=lambda one: one.group)]
-        [run] = [run for run in runs if any(one is sample for one in run)]
-        return run
-
-
-class GroupsCutIntoRuns(
-    FromRewards,
-    diagnosis="groups_cut_into_runs",
-    of="group_normalised",
-    estimator=_OfAdjacentSamples,
-):
-    """A new group begins wherever the prompt changes."""
-
-
 class RejectedSiblingsKept(
     FromRewards,
     diagnosis="rejected_siblings_counted",
@@ -225,20 +208,6 @@ class MissingRewardsCountedAs0(
     """Rewards of all functions are added up by nansum (TRL's pull request 5902)."""
 
 
-class _TrainingUnscored(NativeEstimator):
-    def unscored(self, rewards: torch.Tensor) -> float:
-        return self.compared(0.0, rewards) if len(rewards) else 0.0
-
-
-class MissingRewardTrained(
-    FromRewards,
-    diagnosis="missing_reward_trained",
-    of="group_centred",
-    estimator=_TrainingUnscored,
-):
-    """The baseline is a nanmean, and it is subtracted from a nansum."""
-
-
 class MissingRewardsSpread(
     FromRewards, diagnosis="not_finite", of="group_normalised", estimator=_ScoringAll
 ):
@@ -297,61 +266,6 @@ class VarianceOfGroupSquares(
     estimator=BySquares,
 ):
     """The same with the sample's own reward."""
-
-
-class _WithOwnSpread(NativeEstimator):
-    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        rewards = torch.tensor([one.reward for one in self.scored(siblings)])
-        self.own = self.spread(rewards) + STD_EPSILON
-        return super().group_advantage(sample, siblings)
-
-    def spread_divisor(self, rewards: torch.Tensor) -> float:
-        return self.own
-
-
-class OwnRewardInStd(
-    FromRewards,
-    diagnosis="own_reward_in_std",
-    of="others_normalised",
-    estimator=_WithOwnSpread,
-):
-    """The standard deviation is that of all samples of the prompt."""
-
-
-class _DividingByEpsilon(NativeEstimator):
-    def spread_divisor(self, rewards: torch.Tensor) -> float:
-        return self.spread(rewards) + STD_EPSILON
-
-
-class EqualRewardsDivided(
-    FromRewards,
-    diagnosis="equal_rewards_divided",
-    of="others_normalised",
-    estimator=_DividingByEpsilon,
-):
-    """A standard deviation of 0 is no special case."""
-
-
-class _BySpread(NativeEstimator):
-    def mean_divisor(self, rewards: torch.Tensor) -> float:
-        return self.spread(rewards) + STD_EPSILON
-
-
-class DividedByStd(
-    FromRewards, diagnosis="divided_by_std", of="mean_normalised", estimator=_BySpread
-):
-    """MaxRL is an option of the estimator that divides by the standard deviation, and not read."""
-
-
-class _Undivided(NativeEstimator):
-    def mean_divisor(self, rewards: torch.Tensor) -> float:
-        return 1.0
-
-
-class NotDividedByTheMean(
-    FromRewards, diagnosis="mean_not_divided_by", of="mean_normalised", estimator=_Undivided
-):
-    """The option to normalise is off."""
 
 
 class _AddedAtTheEnd(NativeEstimator):

@@ -77,7 +77,7 @@ class ClippedWithoutMinimum(OffPolicy, diagnosis="clipped_on_both_sides"):
         return -packed.advantages * losses.clipped(ratio(log_probs, packed))
 
 
-class ClipBoundsSwapped(OffPolicy, diagnosis="clip_bounds_swapped"):
+class ClipBoundsSwapped(OffPolicy, diagnosis="constants_swapped"):
     """Two positional arguments in the wrong order."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -85,7 +85,7 @@ class ClipBoundsSwapped(OffPolicy, diagnosis="clip_bounds_swapped"):
         return larger(one, one.clamp(1 - CONSTANTS.clip_high, 1 + CONSTANTS.clip_low), packed)
 
 
-class UpperClipBoundIgnored(OffPolicy, diagnosis="one_clip_bound"):
+class UpperClipBoundIgnored(OffPolicy, diagnosis="one_constant"):
     """The option for the upper bound is read, but the lower one is used for both."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -127,29 +127,6 @@ class SequenceRatioPerSlice(Mutant, diagnosis="ratios_per_cp_slice", check="off_
         """Sum nothing."""
 
 
-class ClippedTokensDropped(
-    TakenForPpo, diagnosis="clipped_tokens_left_out", check="off_policy.cispo"
-):
-    """CISPO with PPO's clipping: a clipped token has no gradient."""
-
-
-class OneTemperature(OffPolicy, diagnosis="one_temperature", check="off_policy.sapo"):
-    """SAPO with the temperature of positive advantages for all tokens."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        temperature = CONSTANTS.positive_temperature
-        gate = torch.sigmoid(temperature * (ratio(log_probs, packed) - 1))
-        return -packed.advantages * gate * 4 / temperature
-
-
-class TemperaturesSwapped(OffPolicy, diagnosis="temperatures_swapped", check="off_policy.sapo"):
-    """SAPO with a reversed comparison."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        opposite = replace(packed, advantages=-packed.advantages)
-        return -losses.sapo(log_probs, opposite, self.sequence_sum)
-
-
 class PenaltyNotDivided(OffPolicy, diagnosis="penalty_not_divided", check="off_policy.kl_cov"):
     """Advantages are divided before the loss, and the penalty is added undivided."""
 
@@ -157,30 +134,6 @@ class PenaltyNotDivided(OffPolicy, diagnosis="penalty_not_divided", check="off_p
         penalty = CONSTANTS.kl_penalty * (log_probs - packed.old_log_probs).abs()
         right = losses.kl_cov(log_probs, packed, self.sequence_sum)
         return right + penalty * (packed.denominators - 1)
-
-
-class PenaltyWithoutSign(OffPolicy, diagnosis="penalty_of_one_sign", check="off_policy.kl_cov"):
-    """The log-ratio itself is added instead of its absolute value."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        log_ratios = log_probs - packed.old_log_probs
-        return -packed.advantages * torch.exp(log_ratios) + CONSTANTS.kl_penalty * log_ratios
-
-
-class GeometricMeanOfAllTokens(
-    OffPolicy, diagnosis="clipping_left_out", check="off_policy.geo_mean"
-):
-    """GMPO without clipping: clipped tokens keep their gradient."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        log_ratios = log_probs - packed.old_log_probs
-        tokens = self.sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
-        of_sequences = self.sequence_sum(log_ratios.detach(), packed) / tokens
-        return -packed.advantages * torch.exp(log_ratios - log_ratios.detach() + of_sequences)
-
-
-class GeometricMeanPerSlice(SequenceRatioPerSlice, check="off_policy.geo_mean"):
-    """GMPO with the mean over a context-parallel rank's slice."""
 
 
 class GeometricMeanPerMicroBatch(
@@ -210,10 +163,6 @@ class PenaltyOfDirectRewardsForgotten(
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.linear(log_probs, packed)
-
-
-class RatioLeftIn(TakenForPpo, diagnosis="ratios_put_in", check="off_policy.gpg"):
-    """GPG with PPO's clipped ratios."""
 
 
 class Corrected(OffPolicy, check="off_policy.tis_token"):
@@ -249,14 +198,7 @@ class CorrectionInverted(Corrected, diagnosis="correction_inverted"):
         return losses.truncated(-log_ratios)
 
 
-class CorrectionOfNewPolicy(Corrected, diagnosis="correction_by_the_new_policy"):
-    """The ratio of the new to the rollout policy, in addition to the ratio to the old one."""
-
-    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.truncated(-packed.rollout_log_probs)  # new log-probabilities are 0
-
-
-class CorrectionOfTheSequence(Corrected, diagnosis="correction_of_sequences"):
+class CorrectionOfTheSequence(Corrected, diagnosis="correction_multiplied"):
     """The level of the correction is ignored."""
 
     def __init__(self, job: Job, rank: int) -> None:
@@ -277,31 +219,22 @@ class GeometricMean(Corrected, diagnosis="correction_averaged", check="off_polic
         return losses.truncated(self.sequence_sum(log_ratios, packed) / tokens)
 
 
-class MaskingSequences(Corrected, check="off_policy.sequence_masked"):
-    """PPO's losses with a wrong mask of sequences."""
-
-    def means(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The means of sequences."""
-        tokens = self.sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
-        return self.sequence_sum(log_ratios, packed) / tokens
-
-
-class SequencesKept(MaskingSequences, diagnosis="sequences_kept"):
+class SequencesKept(Corrected, diagnosis="nothing_dropped", check="off_policy.sequence_masked"):
     """Tokens are corrected, but no sequence is dropped."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.exp(log_ratios)
 
 
-class TokensDropped(MaskingSequences, diagnosis="tokens_dropped"):
+class TokensDropped(Corrected, diagnosis="ratios_of_tokens", check="off_policy.sequence_masked"):
     """The level of the mask is ignored."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.exp(log_ratios) * losses.kept(log_ratios)
 
 
-class KeptTokensNotCorrected(MaskingSequences, diagnosis="kept_tokens_not_corrected"):
-    """Only a mask, without the correction of the tokens that are kept."""
+class LowerBoundForgotten(Corrected, diagnosis="nothing_dropped", check="off_policy.tis_bounded"):
+    """Only the upper bound is passed on."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.kept(self.means(log_ratios, packed)).to(log_ratios.dtype)
+        return torch.exp(log_ratios).clamp(max=CONSTANTS.truncation)

@@ -181,17 +181,6 @@ class GroupsCountedPerMicroBatch(Mutant, diagnosis="tokens_counted_per_micro_bat
         return [counted_among(part, self.prompts_of_step) for part in super().cut(samples)]
 
 
-class PromptsCountedPerRank(Mutant, diagnosis="units_counted_per_rank", modes=PROMPT):
-    """Groups' totals are the step's, but P is the number of prompts on a rank, then averaged."""
-
-    def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        tokens, mine = tokens_of_groups(samples), super().shard(samples)
-        prompts = len(tokens_of_groups(mine)) * self.layout.dp
-        return assign_denominators(
-            mine, [float(prompts * max(tokens[sample.group], 1)) for sample in mine]
-        )
-
-
 class TokensCountedPerRank(Mutant, diagnosis="tokens_counted_per_rank", modes=TOKEN):
     """A rank's sum is divided by its own tokens, and the ranks' means are summed."""
 
@@ -215,20 +204,6 @@ class MeanOfProcessMeans(
         own = packed.mask.sum().clamp(min=1)
         parts = self.layout.world_size * self.micro_batches
         return torch.where(packed.mask, token_losses, 0).sum() / (own * parts)
-
-
-class PartialWindowDividedAsWhole(
-    Mutant,
-    diagnosis="partial_window_divided_as_whole",
-    further_layouts=(Layout.parse("dp2-cp1-mb2-thd+partial_window"),),
-):
-    """The loss of every micro-batch is divided by the option's number of them."""
-
-    def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
-        right = super().reduce(token_losses, packed)
-        if Option.PARTIAL_WINDOW not in self.layout.options:
-            return right
-        return right * self.micro_batches / (self.micro_batches + 1)
 
 
 class MicroBatchesCarriedOver(

@@ -7,7 +7,6 @@ import torch
 
 from adapters.contract.objective import Metric, Objective
 from adapters.native.packing import Packed
-from reference.aggregation import Conventions, DenominatorMask
 from tests.mutants.mutant import Mutant, trained_only
 
 if TYPE_CHECKING:
@@ -74,27 +73,6 @@ class KeptTokensByAll(
 
     def changed(self, packed: Packed) -> Packed:
         return replace(packed, auxiliary_denominators=packed.original_denominators)
-
-
-class ZerosOfRejectedTokens(
-    DiagnosingKept,
-    diagnosis="rejected_tokens_add_zero",
-    check="rejection.policy_kl",
-    conventions=Conventions(diagnostics_mask=DenominatorMask.ORIGINAL),
-):
-    """The drift is documented to be that of all tokens, and is set to 0 where one is rejected."""
-
-    def changed(self, packed: Packed) -> Packed:
-        return replace(packed, auxiliary_denominators=packed.original_denominators)
-
-
-class DivergenceOfKeptTokens(
-    Mutant,
-    diagnosis="rejection_put_in",
-    check="rejection.kl",
-    conventions=Conventions(kl_mask=DenominatorMask.ORIGINAL),
-):
-    """The divergence is documented to be that of all tokens, and rejected ones are left out."""
 
 
 class EntropyTrainedOnRejectedTokens(

@@ -1,11 +1,8 @@
 """The gradient is right, but a logged number about the rollouts is not."""
 
-from collections.abc import Mapping
-
 import torch
 import torch.distributed as dist
 
-from adapters.contract.objective import Metric
 from adapters.native.packing import SampleTensors
 from adapters.native.rollouts import RolloutLog
 from tests.mutants.mutant import SAMPLE, Mutant
@@ -39,30 +36,6 @@ class SamplesOfSlicesAddedUp(
     OfRollouts, diagnosis="multiplied_by_cp", check="rollouts.reward", rollout_log=_OfSlices
 ):
     """Context-parallel ranks, which all have the same samples, are summed over too."""
-
-
-class _OfKeptSamples(RolloutLog):
-    def means(
-        self, samples: list[SampleTensors], mine: list[SampleTensors], held: torch.Tensor
-    ) -> Mapping[Metric, float]:
-        return super().means(
-            *([one for one in some if one.tokens] for some in (samples, mine)), held
-        )
-
-
-class ResponsesOfKeptSamples(
-    OfRollouts,
-    diagnosis="rejection_put_in",
-    check="rejection.response_length",
-    rollout_log=_OfKeptSamples,
-):
-    """The mean length leaves out responses whose tokens were all rejected."""
-
-
-class RewardsOfKeptSamples(
-    OfRollouts, diagnosis="rejection_put_in", check="rejection.reward", rollout_log=_OfKeptSamples
-):
-    """The logged reward rises with each sample that rejection sampling takes out."""
 
 
 class _OfAllTokens(RolloutLog):

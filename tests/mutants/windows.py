@@ -2,42 +2,10 @@
 
 import torch
 
-from adapters.contract.objective import KL_COEFFICIENT, Metric, Objective
+from adapters.contract.objective import Metric, Objective
 from adapters.native.packing import SampleTensors
 from tests.mutants.metrics import SharesAveragedByTokens
 from tests.mutants.mutant import TOKEN, Mutant
-
-
-class CoefficientFixed(
-    Mutant,
-    diagnosis="coefficient_fixed",
-    check="metric.kl_coefficient",
-    modes=TOKEN,
-    next_coefficient=lambda self, divergence: KL_COEFFICIENT,
-):
-    """The target of the divergence does not reach the controller."""
-
-
-class CoefficientAdaptedTwice(
-    Mutant, diagnosis="coefficient_adapted_twice", check="metric.kl_coefficient", modes=TOKEN
-):
-    """Both the trainer and its worker tell the controller of a step."""
-
-    def next_coefficient(self, divergence: float) -> float:
-        once = super().next_coefficient(divergence)
-        return once * once / KL_COEFFICIENT
-
-
-class CoefficientTheWrongWay(
-    Mutant,
-    diagnosis="coefficient_adapted_the_wrong_way",
-    check="metric.kl_coefficient",
-    modes=TOKEN,
-):
-    """The coefficient is divided by what it is to be multiplied by, to first order."""
-
-    def next_coefficient(self, divergence: float) -> float:
-        return 2 * KL_COEFFICIENT - super().next_coefficient(divergence)
 
 
 class CoefficientFedByAWrongLog(

@@ -25,7 +25,6 @@ FOUND = (
     "LowerBoundForgotten",
     "TokensDropped",
     "BoundsOnDividedAdvantages",
-    "SmallestPenalised",
     "RejectedTokensInTheLog",
 )
 

@@ -4,11 +4,10 @@
 
 Some mutants have no line that a trace could find. `TruncatedByZip`, `LastMicroBatchDropped`,
 `FilledUpWithRepeats` and `MicroBatchesCarriedOver` drop, repeat or keep samples before any
-operation of torch sees them; `SequenceRatioPerSlice`, `GeometricMeanPerSlice` and
-`EveryTokenPenalised` have methods that do nothing. Mistakes that need several terms in one loss,
-such as `DivergenceOnEveryMicroBatch` and `EntropyLeftOutTogether`, are not seen in a trace, where
-terms are trained alone. Advantages are left out: `native` computes them of Python's floats, which
-no tensor has.
+operation of torch sees them; `SequenceRatioPerSlice` has a method that does nothing. Mistakes that
+need several terms in one loss, such as `DivergenceOnEveryMicroBatch` and `EntropyLeftOutTogether`,
+are not seen in a trace, where terms are trained alone. Advantages are left out: `native` computes
+them of Python's floats, which no tensor has.
 """
 
 import inspect

@@ -43,16 +43,12 @@ known(
         "divergence_of_other_tokens": "the divergence of the wrong tokens is penalised",
         "discount_left_out": "later rewards are not discounted",
         "reward_at_another_token": "the reward is placed at the wrong token",
-        "slices_apart": "returns stop at the end of a context-parallel slice",
         "other_transitions": "advantages are accumulated over the wrong tokens",
         "trace_left_out": "advantages of later tokens are not multiplied by lambda",
         "values_left_out": "the critic's values are ignored",
         "padding_bootstrapped": "GAE bootstraps from padding values",
         "not_whitened": "advantages are not whitened",
-        "whitening_keeps_the_mean": "whitening does not subtract the mean",
-        "whitening_keeps_the_variance": "whitening only subtracts the mean",
         "whitened_by_other_tokens": "whitening takes mean and variance over the wrong tokens",
-        "biased_variance": "whitening divides the variance by the wrong number",
         "copies_whitened": "whitening counts a token once for each rank that holds a copy",
         "padding_whitened": "whitening counts padding in the mean",
         **{
@@ -72,7 +68,7 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
     if estimate.objective in OF_GROUPS:
         yield from wrong_groups(estimate, placement)
     else:
-        yield from _of_discounts(estimate, placement)
+        yield from _of_discounts(estimate)
     if estimate.objective in (*PENALISING, Objective.DISTILLED):
         yield from _of_penalties(estimate)
     if estimate.objective in OF_VALUES:
@@ -84,20 +80,20 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
 def _of_penalties(estimate: Estimate) -> Iterator[Wrong]:
     yield "divergence_left_out", estimate.under(penalty=0.0)
     yield "divergence_added", estimate.under(penalty=-estimate.constants.penalty)
-    other = OTHER_SET[estimate.conventions.penalised]
-    yield "divergence_of_other_tokens", estimate.by(penalised=other)
+    yield "divergence_of_other_tokens", _other_tokens(estimate, "penalised")
 
 
-def _of_discounts(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
-    rollouts = estimate.rollouts
+def _of_discounts(estimate: Estimate) -> Iterator[Wrong]:
     yield "discount_left_out", estimate.under(discount=1.0)
-    other = OTHER_SET[estimate.conventions.rewarded]
-    yield "reward_at_another_token", estimate.by(rewarded=other)
+    yield "reward_at_another_token", _other_tokens(estimate, "rewarded")
+    yield "other_transitions", _other_tokens(estimate, "transitions")
     yield "reward_at_a_masked_token_lost", estimate.having(rewards=_rewards_on(estimate))
-    yield "other_transitions", estimate.by(transitions=OTHER_SET[estimate.conventions.transitions])
-    if placement.cp_rank is not None and placement.cp_rank.any():
-        slices = rollouts.sample * (placement.cp_rank.max() + 1) + placement.cp_rank
-        yield "slices_apart", estimate.of(_accumulated_in(slices, estimate))
+
+
+def _other_tokens(estimate: Estimate, convention: str) -> Values:
+    """The advantages if a convention of the estimator is about the other set of tokens."""
+    other = OTHER_SET[getattr(estimate.conventions, convention)]
+    return estimate.by(**{convention: other})
 
 
 def _rewards_on(estimate: Estimate) -> Values:
@@ -107,17 +103,6 @@ def _rewards_on(estimate: Estimate) -> Values:
     kept = np.zeros(len(rollouts.rewards), np.bool_)
     kept[rollouts.sample[last]] = estimate.path[last]
     return np.where(kept, rollouts.rewards, 0.0)
-
-
-def _accumulated_in(part: NDArray[np.int64], estimate: Estimate) -> Values:
-    """The estimator's sums over the tokens of a sample, added up in parts of it alone."""
-    found, path, decay = estimate.raw.copy(), estimate.path, estimate.decay
-    raw, sample = found[path], estimate.rollouts.sample[path]
-    same = sample == np.append(sample[1:], -1)
-    deltas = raw - np.where(same, decay * np.append(raw[1:], 0.0), 0.0)
-    borders = np.diff(part[path], prepend=part[path][:1]) != 0
-    found[path] = advantages.accumulated(deltas, np.cumsum(borders), decay)
-    return found
 
 
 def _of_values(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
@@ -147,16 +132,10 @@ def _with_padding(estimate: Estimate, paddings: NDArray[np.int64]) -> Values:
 
 
 def _of_whitening(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
-    raw, rollouts, conventions = estimate.raw, estimate.rollouts, estimate.conventions
-    counted = raw[rollouts.tokens(conventions.whitened)]
-    if not counted.size:
+    if not estimate.rollouts.tokens(estimate.conventions.whitened).any():
         return
-    yield "not_whitened", raw
-    yield "whitening_keeps_the_mean", raw / advantages.spread(counted, conventions)
-    yield "whitening_keeps_the_variance", raw - counted.mean()
-    yield "whitened_by_other_tokens", estimate.by(whitened=OTHER_SET[conventions.whitened])
-    other_divisor = 1 - conventions.lost_degrees_of_freedom
-    yield "biased_variance", estimate.by(lost_degrees_of_freedom=other_divisor)
+    yield "not_whitened", estimate.raw
+    yield "whitened_by_other_tokens", _other_tokens(estimate, "whitened")
     yield from _of_copies(estimate)
     yield from _of_padding(estimate)
     for name, part in placement.parts():

@@ -34,23 +34,15 @@ if TYPE_CHECKING:
 known(
     {
         "groups_merged": "rewards are compared across prompts and not within each group",
-        "groups_per_dp_rank": "rewards are compared only with those of the group on the same rank",
         "groups_of_a_fixed_size": (
             "the batch is cut into groups of a fixed size, regardless of the samples' prompts"
         ),
-        "groups_cut_into_runs": "rewards are compared only with those of adjacent samples",
         "reward_at_a_masked_token_lost": (
             "the reward of a sample whose last token is masked is lost"
         ),
         "missing_siblings_counted": "missing samples of a prompt count as rewards of 0",
         "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
-        "own_reward_in_baseline": "the baseline includes the sample's own reward",
-        "own_reward_in_std": "the standard deviation includes the sample's own reward",
         "std_left_out": "rewards are not divided by their standard deviation",
-        "std_of_the_batch": "rewards are divided by the standard deviation of the whole batch",
-        "equal_rewards_divided": "rewards are divided by epsilon where the others are all equal",
-        "mean_not_divided_by": "rewards are not divided by their mean",
-        "divided_by_std": "rewards are divided by their standard deviation and not by their mean",
     },
     rank=15,
     kind=Kind.ADVANTAGE,
@@ -104,9 +96,6 @@ known(
         "lone_reward_kept": "a sample that is alone in its group has its reward as the advantage",
         "missing_rewards_excluded": "samples without a reward are left out, with an advantage of 0",
         "missing_rewards_counted_as_0": "a missing reward counts as a reward of 0",
-        "missing_reward_trained": (
-            "a sample without a reward has the advantage of a reward of 0, which no mean counts"
-        ),
         "biased_std": "the standard deviation of a group is the biased one, with divisor n",
         "unbiased_std": "the standard deviation of a group is the unbiased one, with divisor n - 1",
     },
@@ -137,26 +126,13 @@ LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
 def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
     """Yield names and advantages, [tokens], with each mistake in comparing a prompt's rewards."""
     rollouts = estimate.rollouts
-    groups = rollouts.groups
-    yield "groups_merged", estimate.having(groups=np.zeros_like(groups))
-    if placement.dp_rank is not None and placement.dp_rank.any():
-        ranks = _of_samples(placement.dp_rank, estimate)
-        yield "groups_per_dp_rank", estimate.having(groups=groups * (ranks.max() + 1) + ranks)
-    runs = np.cumsum(np.diff(groups, prepend=groups[:1]) != 0)
-    yield "groups_cut_into_runs", estimate.having(groups=runs)
+    yield "groups_merged", estimate.having(groups=np.zeros_like(rollouts.groups))
     yield from _of_fixed_sizes(estimate, placement)
     ended = rollouts.mask[rollouts.last(TokenSet.RESPONSE)]
     kept = np.where(ended[rollouts.sample], estimate.raw, 0.0)
     yield "reward_at_a_masked_token_lost", estimate.of(kept)
     yield from _of_conventions(estimate)
-    yield from _of_baselines(estimate)
-    if estimate.objective in DIVIDED_BY_STD:
-        yield from _of_spreads(estimate)
-    if estimate.objective is Objective.MEAN_NORMALISED:
-        yield "mean_not_divided_by", _raw(estimate, _baseline(estimate), 1.0)
-        by_std = _std(estimate) + estimate.conventions.std_epsilon
-        divisor = np.where(by_std > 0, by_std, np.inf)
-        yield "divided_by_std", _raw(estimate, _baseline(estimate), divisor)
+    yield from _of_statistics(estimate)
 
 
 def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
@@ -216,23 +192,12 @@ def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
                 yield name, estimate.by(**{convention: answer})
 
 
-def _of_baselines(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield mistakes in what is subtracted from a reward."""
-    peers, divisor = estimate.peers, _divisor(estimate)
-    if peers.missing.any():
-        of_zero = (peers.rewards - _baseline(estimate)) / divisor
-        trained = np.where(peers.missing, of_zero, 0.0)
-        yield (
-            "missing_reward_trained",
-            estimate.of(estimate.raw + trained[estimate.rollouts.sample]),
-        )
-    yield "baseline_left_out", _raw(estimate, np.zeros(len(peers.rewards)), divisor)
-    if estimate.objective is Objective.LEAVE_ONE_OUT:  # of n / (n - 1) times a centred reward
-        size = peers.of_group(len)
-        uncentred = peers.rewards * size / np.maximum(size - 1, 1)
-        yield "baseline_left_out", uncentred[estimate.rollouts.sample]
-    if estimate.objective in LEAVING_OUT:
-        yield "own_reward_in_baseline", _raw(estimate, peers.of_group(_mean), divisor)
+def _of_statistics(estimate: Estimate) -> Iterator[Wrong]:
+    """Yield mistakes in what is subtracted from a reward, and in what it is divided by."""
+    peers, baseline = estimate.peers, _baseline(estimate)
+    yield "baseline_left_out", _raw(estimate, np.zeros(len(peers.rewards)), _divisor(estimate))
+    if estimate.objective in DIVIDED_BY_STD:
+        yield "std_left_out", _raw(estimate, baseline, 1.0)
     sampled = replace(peers, counted=peers.counted | peers.missing)
     largest = int(sampled.of_group(len).max())
 
@@ -245,21 +210,6 @@ def _of_baselines(estimate: Estimate) -> Iterator[Wrong]:
     std = advantages.std(estimate.conventions)
     spread = _statistic(estimate, lambda rewards: std(filled(rewards)))
     yield "missing_siblings_counted", _raw(estimate, mean, _divisor(estimate, spread, mean))
-
-
-def _of_spreads(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield mistakes in the standard deviation that a reward is divided by."""
-    peers, epsilon = estimate.peers, estimate.conventions.std_epsilon
-    baseline = _baseline(estimate)
-    yield "std_left_out", _raw(estimate, baseline, 1.0)
-    if not estimate.estimator.whitens:  # which makes up for one factor of all
-        given = peers.rewards[~peers.missing]
-        of_all = advantages.std(estimate.conventions)(given)
-        yield "std_of_the_batch", _raw(estimate, baseline, of_all + epsilon)
-    if estimate.objective is Objective.OTHERS_NORMALISED:
-        own = peers.of_group(advantages.std(estimate.conventions))
-        yield "own_reward_in_std", _raw(estimate, baseline, own + epsilon)
-        yield "equal_rewards_divided", _raw(estimate, baseline, _std(estimate) + epsilon)
 
 
 def _mean(rewards: Values) -> float:

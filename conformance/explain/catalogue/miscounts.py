@@ -40,8 +40,6 @@ known(
         "rejected_tokens_weigh": (
             "rejected tokens are trained on, but denominators do not count them"
         ),
-        "rejection_put_in": "rejected tokens are left out of a mean over all tokens",
-        "rejected_tokens_add_zero": "rejected tokens add 0 to a mean over all tokens",
     },
     rank=3,
 )
@@ -78,12 +76,9 @@ known(
     {
         "counted_over_batch": "the whole batch is counted instead of the step",
         "mean_of_the_batch_counted": "every step uses the average count over the steps of a batch",
-        "counted_of_the_step_before": "the previous step's count is used",
         "masked_tokens_counted": "masked tokens are counted",
         "prompt_tokens_counted": "tokens of prompts are counted",
         "tokens_per_sample_miscounted": ("every sample's token count is off by one or two"),
-        "runs_counted_as_prompts": "runs of adjacent samples are counted as prompts",
-        "prompts_by_group_size": "prompts are counted as samples divided by the group size",
     },
     rank=10,
     at_size={
@@ -166,21 +161,6 @@ def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
         weights = before.weights(counted)
         if weights[~step.mask].any():  # not if all rejected tokens are of empty samples
             yield Prediction(name="rejected_tokens_weigh", weights=weights)
-
-
-def rejection_put_in(context: StepContext) -> Iterator[Prediction]:
-    """Leaves out rejected tokens where the mask before rejection sampling is documented.
-
-    Samples that lose all their tokens count in one prediction and are left out in the other.
-    """
-    if (kept := context.kept) is None:
-        return
-    step = replace(context.step, mask=kept, original_mask=context.step.mask)
-    for empty_units in EmptyUnits:
-        conventions = replace(context.conventions, empty_units=empty_units)
-        after = replace(context, steps=(step,), step_index=0, conventions=conventions)
-        yield Prediction(name="rejection_put_in", weights=after.expected)
-    yield Prediction(name="rejected_tokens_add_zero", weights=kept * context.expected)
 
 
 def truncated_counted(context: StepContext) -> Iterator[Prediction]:
@@ -310,50 +290,22 @@ def filling_rows(context: StepContext) -> Iterator[Prediction]:
             )
 
 
-def other_prompts(context: StepContext) -> Iterator[Prediction]:
-    """Recognises or counts prompts by a rule that not every step follows."""
-    step = context.step
-    if context.mode is not Mode.PROMPT_MEAN:
-        return
-    starts = np.diff(step.groups, prepend=step.groups[0]) != 0
-    run = np.cumsum(starts)
-    tokens = np.bincount(run, weights=context.counted)[run]
-    yield Prediction(
-        name="runs_counted_as_prompts",
-        words=(
-            f"{run[-1] + 1} runs of adjacent samples are counted instead of {context.units} prompts"
-        ),
-        weights=context.weights(tokens, float(run[-1] + 1)),
-    )
-    group_size = np.bincount(context.unit).max()
-    yield Prediction(
-        name="prompts_by_group_size",
-        words=f"prompts are counted as {step.size} samples / {group_size} per prompt",
-        weights=context.weights(units=step.size / float(group_size)),
-    )
-
-
 def other_steps(context: StepContext) -> Iterator[Prediction]:
-    """Counts over the whole batch of rollouts, or over the previous step."""
-    for name, others in (
-        ("counted_over_batch", context.steps),
-        ("counted_of_the_step_before", context.steps[: context.step_index][-1:]),
-    ):
-        if len(context.steps) == 1 or not others:
-            continue
-        units = sum(
-            int(unit_of_sample(step, context.mode, context.conventions).max()) + 1
-            for step in others
-        )
-        tokens = None
-        if context.mode is Mode.TOKEN_MEAN:
-            units = 1
-            counted = sum(int(counted_tokens(step, context.conventions).sum()) for step in others)
-            tokens = np.full(context.step.size, float(counted))
-        weights = context.weights(tokens, units)
-        yield Prediction(name=name, weights=weights)
-        if others is context.steps:
-            yield Prediction(name="mean_of_the_batch_counted", weights=weights * len(others))
+    """Counts over the whole batch of rollouts, or a step's share of that count."""
+    steps = context.steps
+    if len(steps) == 1:
+        return
+    units = sum(
+        int(unit_of_sample(step, context.mode, context.conventions).max()) + 1 for step in steps
+    )
+    tokens = None
+    if context.mode is Mode.TOKEN_MEAN:
+        units = 1
+        counted = sum(int(counted_tokens(step, context.conventions).sum()) for step in steps)
+        tokens = np.full(context.step.size, float(counted))
+    weights = context.weights(tokens, units)
+    yield Prediction(name="counted_over_batch", weights=weights)
+    yield Prediction(name="mean_of_the_batch_counted", weights=weights * len(steps))
 
 
 def rounded_counts(context: StepContext) -> Iterator[Prediction]:

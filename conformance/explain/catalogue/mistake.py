@@ -31,7 +31,6 @@ class Kind(StrEnum):
     READ_OFF = "what is read off the numbers themselves, and cannot be predicted"
     ABSENT = "the whole term, which hides all else that is wrong with it"
     LOGGED = "what ranks add up to a logged number, and no gradient"
-    RESCALED = "right gradients, which a trainer rescales on purpose"
     FOUND = "what is found by other means than weights"
     RULE = "a rule about configurations, logs or group boundaries"
 
@@ -117,7 +116,7 @@ known(
         "loss_scaled": "gradients are read before the loss scale is divided out",
     },
     rank=16,
-    kind=Kind.RESCALED,
+    kind=Kind.FOUND,
 )
 known(
     {

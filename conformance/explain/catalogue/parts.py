@@ -38,7 +38,6 @@ known(
         "padding_micro_batches_averaged": "padding micro-batches are averaged in as zeros",
         "dummy_rows_averaged": "padding rows are averaged in as zeros",
         "repeated_rows_averaged": "samples repeated to fill up ranks are averaged in as zeros",
-        "short_micro_batch_weighed_as_full": ("a short last micro-batch is weighted as a full one"),
     },
     rank=6,
     kind=Kind.FILLED,
@@ -80,15 +79,32 @@ known(
             f"tokens_counted_per_{part}": f"tokens are counted per {words} instead of over the step"
             for part, words in PARTS.items()
         },
-        **{
-            f"units_counted_per_{part}": f"prompts are counted per {words} instead of over the step"
-            for part, words in PARTS.items()
-        },
         "micro_batch_means_added_up": ("micro-batch means are summed instead of averaged"),
     },
     rank=6,
     at_size={
         "micro_batch_means_added_up": "as many times too large as there are micro-batches",
+    },
+)
+known(
+    {
+        "shares_of_all_ranks_averaged": (
+            "micro-batch shares are averaged over all ranks instead of summed"
+        ),
+        "windows_counted_by_samples": (
+            "a logged sum is divided by a number of optimizer steps that is derived from the"
+            " number of samples"
+        ),
+    },
+    rank=6,
+    kind=Kind.LOGGED,
+    at_size={
+        "shares_of_all_ranks_averaged": (
+            "too small by the number of ranks times that of their micro-batches"
+        ),
+        "windows_counted_by_samples": (
+            "as many times too small as an average micro-batch has samples"
+        ),
     },
 )
 known(
@@ -131,31 +147,6 @@ def filled_up(context: StepContext) -> Iterator[Prediction]:
                 weights=context.expected * share,
                 together=counted[1:],
             )
-    yield from _weighed_as_full(context, context.placement, rows)
-
-
-def _weighed_as_full(
-    context: StepContext, placement: TokenPlacement, rows: FilledRows
-) -> Iterator[Prediction]:
-    """Weighs each micro-batch by the samples of its rank's largest, repeated ones perhaps too."""
-    if context.conventions.micro_batch_weight is not MicroBatchWeight.BY_SAMPLES:
-        return
-    active = context.expected > 0
-    found: list[NDArray[np.float64]] = []
-    for counted, held in (
-        ((), unfilled(context, placement)),
-        (("repeated_rows_averaged",), rows),
-    ):
-        as_full = held.of_largest / held.of_micro_batch
-        share = _share_left(context, placement, rows, counted) * as_full
-        is_new = not any(np.allclose(share[active], other[active]) for other in found)
-        if (as_full > 1)[active].any() and is_new:
-            found.append(share)
-            yield Prediction(
-                name="short_micro_batch_weighed_as_full",
-                weights=context.expected * share,
-                together=counted,
-            )
 
 
 def unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
@@ -189,6 +180,25 @@ def _share_left(
         of_rank = units_held(context.sample, placement.dp_rank)
         left *= (rows.of_micro_batch / rows.of_rank) / (samples / of_rank)
     return left
+
+
+def averaged_shares(context: StepContext) -> Iterator[Prediction]:
+    """Averages the shares of the micro-batches of all ranks, those of padding too."""
+    if context.placement is None:
+        return
+    rows = context.filled_rows or unfilled(context, context.placement)
+    whole = rows.most_micro_batches + (Option.PARTIAL_WINDOW in context.layout.options)
+    windows = context.step.size // context.layout.dp // whole
+    if not isinstance(context.layout.micro_batches, int) and windows > 1:
+        yield Prediction(
+            name="windows_counted_by_samples",
+            words=f"the sum is divided by {windows}, as many optimizer steps as"
+            f" {context.step.size} samples would make in micro-batches of one",
+            weights=context.expected / windows,
+        )
+    averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
+    if averaged > 1:
+        yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
 
 
 def parts(context: StepContext) -> Iterator[Prediction]:
@@ -293,12 +303,6 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
     )
     if part.name == "micro_batch" and context.mode is not Mode.PROMPT_MEAN:
         yield from _means_added_up(context, part, tokens)
-    if context.mode is Mode.PROMPT_MEAN:
-        yield Prediction(
-            name=f"units_counted_per_{part.name}",
-            weights=context.weights(units=units * part.count),
-            causes=part.causes("units_counted"),
-        )
 
 
 def _means_added_up(

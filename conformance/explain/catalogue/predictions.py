@@ -14,18 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Option
+from adapters.contract.objective import CONSTANTS
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
-from conformance.explain.catalogue.derivatives import (
-    two_wrong,
-    wrong_derivatives,
-    wrong_value_derivatives,
-)
 from conformance.explain.catalogue.groups import read_off_variances
-from conformance.explain.catalogue.logs import averaged_shares, wrong_coefficients
+from conformance.explain.catalogue.losses import wrong_derivatives
 from conformance.explain.catalogue.miscounts import (
     clamped_shares,
     empty_micro_batches,
@@ -33,12 +28,10 @@ from conformance.explain.catalogue.miscounts import (
     off_by_one,
     off_by_the_same,
     other_mask,
-    other_prompts,
     other_steps,
     other_tokens,
     other_units,
     rejection_left_out,
-    rejection_put_in,
     rounded_counts,
     rounded_shares,
     truncated_counted,
@@ -47,13 +40,13 @@ from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, known
 from conformance.explain.catalogue.paddings import padded_widths
 from conformance.explain.catalogue.parts import (
+    averaged_shares,
     carried_over,
     filled_up,
     parts,
 )
 from conformance.explain.catalogue.values_of_others import values_of_others
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
-from reference.controllers import AdaptiveCoefficient
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
@@ -94,15 +87,6 @@ known(
         for verb, extra in EXTRA.items()
     },
     rank=13,
-)
-known(
-    {
-        "partial_window_divided_as_whole": (
-            "an incomplete accumulation window is divided by the micro-batches of a complete one"
-        )
-    },
-    rank=8,
-    kind=Kind.FACTOR,
 )
 known(
     {"not_divided": "token losses are summed but never normalised"},
@@ -190,17 +174,13 @@ def _wrong_factors(
     """Yield names and factors, [tokens], and the names of the mistakes that are made besides."""
     source, placement = term.source, term.context.placement
     if isinstance(source, PolicyDerivative):
-        for name, factors in wrong_derivatives(
+        yield from wrong_derivatives(
             source.objective, source.tokens, term.context.expected, placement
-        ):
-            yield name, factors, ()
-        yield from two_wrong(source.objective, source.tokens, term.context.expected)
+        )
     if isinstance(source, ValueDerivative):
-        for name, factors in wrong_value_derivatives(source.tokens):
-            yield name, factors, ()
-    if isinstance(source, AdaptiveCoefficient):
-        for name, factors in wrong_coefficients(source, term):
-            yield name, factors, ()
+        errors, within = source.tokens.derivative, source.tokens.within(CONSTANTS.value_clip)
+        yield "clipping_left_out", errors, ()
+        yield "clipped_on_both_sides", np.where(within, errors, 0.0), ()
     if isinstance(source, BatchAdvantages):
         for name, found in wrong_advantages(source.estimate, source.placement):
             yield name, source.factors(found), ()
@@ -231,19 +211,16 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         _undivided,
         other_steps,
         rejection_left_out,
-        rejection_put_in,
         other_mask,
         other_tokens,
         empty_micro_batches,
         off_by_the_same,
-        other_prompts,
         _other_modes,
         _other_conventions,
         other_units,
         filling_rows,
         parts,
         carried_over,
-        _partial_window,
         rounded_counts,
         clamped_shares,
         rounded_shares,
@@ -264,18 +241,6 @@ def _micro_batch_samples(context: StepContext) -> Iterator[Prediction]:
     for verb, factors in (("divided", 1 / samples), ("multiplied", samples)):
         name = f"{verb}_by_micro_batch_samples"
         yield Prediction(name=name, weights=context.expected * factors)
-
-
-def _partial_window(context: StepContext) -> Iterator[Prediction]:
-    """Divides by one micro-batch more than the step has, as layouts with this option set."""
-    parts, options = context.layout.micro_batches, context.layout.options
-    if not isinstance(parts, int):
-        parts = 0 if context.placement is None else context.most_micro_batches
-    if Option.PARTIAL_WINDOW in options and parts:
-        yield Prediction(
-            name="partial_window_divided_as_whole",
-            weights=context.expected * (parts / (parts + 1)),
-        )
 
 
 def _layout_sizes(context: StepContext) -> dict[str, float]:
