@@ -16,6 +16,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from adapters.contract.framework import OptionRow
+from adapters.engines.shells import PARALLEL
 from conformance import cli
 from conformance.comparing.expectations import load as load_expectations
 from conformance.comparing.gate import Expecting, Outcome
@@ -528,7 +529,8 @@ def test_options_of_the_lineage_are_those_of_its_parsers() -> None:
         "--num-virtual-stages-per-pipeline-rank",
         "--overlap-grad-reduce",
         "--use-distributed-optimizer",
-        *(f"--{name}-parallel-size" for name in ("context", "tensor-model", "pipeline-model")),
+        "--expert-model-parallel-size",
+        *PARALLEL,
     }
     of_pull_requests = {"--loss-aggregation", "--loss-aggregation-divisor", "--pg-loss-divisor"}
 

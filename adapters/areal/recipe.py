@@ -12,11 +12,11 @@ from adapters.areal.importing import module
 from adapters.contract.recipe import (
     Recipe,
     RecipeRefused,
+    extend_defaults,
     grid_of,
     nested_yaml,
     options_of,
     refusals_of_recipes,
-    with_following,
 )
 from adapters.toolkit.settings import flattened
 
@@ -50,7 +50,7 @@ def read(adapter: ArealAdapter, typed: Typed) -> Recipe:
         raise RecipeRefused(f"no adapter drives AReaL with {config.actor.backend}")
     by_user = dict(_named(parsed))
     values = dict(_named(OmegaConf.structured(config)))
-    defaults = with_following(
+    defaults = extend_defaults(
         dict(_named(OmegaConf.structured(configs.PPOConfig))), values, by_user
     )
     if rejection := config.actor.rejection_sampling:

@@ -183,7 +183,7 @@ def cut(
     )
 
 
-def with_following(
+def extend_defaults(
     defaults: Settings, values: Settings, by_user: Collection[str]
 ) -> dict[str, Any]:
     """The defaults, with the value of each option that is not ``by_user``.

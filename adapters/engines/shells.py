@@ -48,7 +48,7 @@ IN_PARALLEL: dict[str, Settings] = {
     part: {option: attrgetter(f"layout.{part}")}
     for part, option in zip(("cp", "tp", "pp"), PARALLEL, strict=True)
 }
-"""What parts of a layout set on that command line, as in `Framework.layout`."""
+"""The options that parts of a layout set on that command line, as in `Framework.layout`."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}

@@ -66,7 +66,7 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
         of_rl = (name for name in self.options.actions if name.startswith(OF_RL))
         return self.record.description(
             self._has,
-            self.options.with_choices(of_rl),
+            self.options.names_and_choices(of_rl),
             self.options.default,
             stubs=tuple(STUBBED),
         )
@@ -86,7 +86,7 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
         import argparse
 
         add: Any = found("megatron.training.arguments:add_megatron_arguments")
-        return CommandLine.of(add(argparse.ArgumentParser(allow_abbrev=False)))
+        return CommandLine.read(add(argparse.ArgumentParser(allow_abbrev=False)))
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the training loop on one collection of rollouts."""

@@ -12,12 +12,12 @@ from adapters.contract.recipe import (
     Recipe,
     RecipeRefused,
     cut,
+    extend_defaults,
     grid_of,
     options_of,
     refusals_of_recipes,
     require_words,
     sizes_in,
-    with_following,
 )
 from adapters.engines.shells import PARALLEL
 from adapters.megatron_lm.driving import parsed_arguments
@@ -50,7 +50,7 @@ def read(adapter: MegatronLmAdapter, typed: Typed) -> Recipe:
         raise RecipeRefused(f"micro-batches of several samples have no mode without {PER_TOKEN}")
     by_user = {word.partition("=")[0] for word in typed.words}
     unset = {name: adapter.options.default(name) for name in values}
-    defaults = with_following(unset, values, by_user)
+    defaults = extend_defaults(unset, values, by_user)
     samples, per_prompt = int(values["--global-batch-size"]), int(values["--grpo-group-size"])
     collected = int(values["--grpo-prompts-per-step"]) * per_prompt
     return Recipe(

@@ -61,7 +61,7 @@ class MsSwiftAdapter(InOneRun):
         """
         kind, trainer = found(self.arguments), found(self.trainer)
         choices = {"loss_type": choices_in(found(trainer.__module__), "loss_type")}
-        options = KnownOptions.of_fields(choices, kind)
+        options = KnownOptions.read_fields(choices, kind)
         own, others = (
             {one.name for one in fields(found(f"swift.rlhf_trainers.args_mixin:{name}"))}
             for name in ("GRPOArgumentsMixin", "RolloutTrainerArgumentsMixin")

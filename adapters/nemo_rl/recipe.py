@@ -10,10 +10,10 @@ from adapters.contract.layout import Option
 from adapters.contract.recipe import (
     Recipe,
     cut,
+    extend_defaults,
     flat,
     grid_of,
     refusals_of_recipes,
-    with_following,
 )
 from adapters.nemo_rl.importing import example, loaded, module
 from adapters.toolkit.settings import flattened
@@ -58,7 +58,7 @@ def read(_: NemoRLAdapter, typed: Typed) -> Recipe:
     return Recipe(
         engine=_engine(config.policy),
         values=values,
-        defaults=with_following(defaults, values, values.keys() - following),
+        defaults=extend_defaults(defaults, values, values.keys() - following),
         layout=cut(
             grid,
             samples=samples,

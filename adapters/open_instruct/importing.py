@@ -85,7 +85,7 @@ def options() -> KnownOptions:
         "loss_fn": {str(one) for one in module("grpo_utils").GRPOLossType},
         comparing: choices_in(actor_classes()[1]._data_preparation_loop, comparing),
     }
-    return KnownOptions.of_fields(choices, *config_classes())
+    return KnownOptions.read_fields(choices, *config_classes())
 
 
 def read_by_the_step() -> set[str]:

@@ -144,7 +144,7 @@ def option_names() -> Iterator[str]:
 
     It does not depend on those of optimizers.
     """
-    yield from CommandLine(_options()).with_choices(
+    yield from CommandLine(_options()).names_and_choices(
         name
         for name in _options()
         if name.startswith(SECTIONS) and not OF_OPTIMIZERS & {*name.split(".")}

@@ -11,11 +11,11 @@ from adapters.contract.recipe import (
     Recipe,
     RecipeRefused,
     cut,
+    extend_defaults,
     grid_of,
     nested_yaml,
     options_of,
     refusals_of_recipes,
-    with_following,
 )
 from adapters.rlinf import importing
 from adapters.toolkit.settings import composed, flattened
@@ -42,7 +42,7 @@ def read(adapter: RlinfFsdpAdapter, typed: Typed) -> Recipe:
     by_tokens = bool(values.get("runner.enable_dynamic_batch_size"))
     is_packed = by_tokens or bool(values.get("actor.model.variable_seq_lengths"))
     unset = {name: importing.default(name) for name in values}
-    defaults = with_following(unset, values, by_user)
+    defaults = extend_defaults(unset, values, by_user)
     rows = int(values["actor.micro_batch_size"])
     return Recipe(
         engine=str(values["actor.fsdp_config.strategy"]),

@@ -27,15 +27,15 @@ def probed(role: str, capacity: int, passes: ForwardPasses) -> ProbedTransformer
 
 def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of labels, plus the probe."""
-    return SEAM.wrap_log_probs(_of_copies(log_probs_from_logits))
+    return SEAM.wrap_log_probs(_copy_first(log_probs_from_logits))
 
 
 def add_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The entropies at positions, plus those of the tokens that they predict and the probe."""
-    return SEAM.wrap_entropies(_of_copies(entropy_from_logits))
+    return SEAM.wrap_entropies(_copy_first(entropy_from_logits))
 
 
-def _of_copies(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _copy_first(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return lambda logits, *rest, **options: function(logits.clone(), *rest, **options)
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.recipe import (
     Recipe,
     cut,
+    extend_defaults,
     flat,
     grid_of,
     nested_yaml,
     options_of,
     refusals_of_recipes,
     sizes_in,
-    with_following,
 )
 from adapters.roll import importing
 from adapters.roll.framework import ENGINE, SIZES
@@ -54,7 +54,7 @@ def read(adapter: RollAdapter, typed: Typed) -> Recipe:
         values = dict(_named(importing.read(whole)))
     typed_by_user = {name for name, _ in flat(whole)}
     unset = dict(_named(importing.pipeline_config())) | _unset(values)
-    defaults = with_following(unset, values, typed_by_user)
+    defaults = extend_defaults(unset, values, typed_by_user)
     engine = STRATEGIES.get(str(values.get(STRATEGY)), "fsdp2")
     mapped = values.get("actor_train.device_mapping") or [0]
     shared = MEGATRON if engine == "megatron" else (ULYSSES,)

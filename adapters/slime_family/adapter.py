@@ -118,7 +118,7 @@ class LineageAdapter(Adapter):
         return self.record.description(
             lambda _: True,
             importing.option_names(self.parser, self._provider),
-            CommandLine.of(self.parser).default,
+            CommandLine.read(self.parser).default,
             depths=self.depths,
             declared=self.declared(),
             rules={**self.stated, **stated(self.parser, self._all(self.keepers))},

@@ -128,7 +128,7 @@ def option_names(parser: argparse.ArgumentParser, provider: Any) -> Iterator[str
             calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
             added = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
             names = (ast.literal_eval(call.args[0]) for call in added)
-            yield from CommandLine.of(parser).with_choices(names)
+            yield from CommandLine.read(parser).names_and_choices(names)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
     """
     require_words(typed, adapter.framework.title)
     with refusals_of_recipes():
-        options = CommandLine.of(adapter.parser)
+        options = CommandLine.read(adapter.parser)
         args, unread = adapter.parser.parse_known_args([*typed.words])
         values = options.values(args)
         engine = "fsdp" if values.get(BACKEND) == "fsdp" else "megatron"

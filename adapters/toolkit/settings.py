@@ -229,7 +229,7 @@ class KnownOptions:
     choices: Mapping[str, Collection[str]]
 
     @classmethod
-    def of_fields(cls, choices: Mapping[str, Collection[str]], *kinds: Any) -> KnownOptions:
+    def read_fields(cls, choices: Mapping[str, Collection[str]], *kinds: Any) -> KnownOptions:
         """The options of a version that are fields of dataclasses."""
         return cls({one.name: one.default for kind in kinds for one in fields(kind)}, choices)
 
@@ -252,7 +252,7 @@ class CommandLine:
     actions: Mapping[str, Action]
 
     @classmethod
-    def of(cls, parser: ArgumentParser) -> CommandLine:
+    def read(cls, parser: ArgumentParser) -> CommandLine:
         """The options of a parser."""
         return cls(parser._option_string_actions)
 
@@ -261,7 +261,7 @@ class CommandLine:
         action = self.actions.get(name)
         return action and action.default
 
-    def with_choices(self, names: Iterable[str]) -> Iterator[str]:
+    def names_and_choices(self, names: Iterable[str]) -> Iterator[str]:
         """Yield options, and after each its choices as ``name=choice``."""
         for name in names:
             yield name

@@ -78,7 +78,7 @@ def offers(settings: Settings) -> bool:
     """Whether `GRPOConfig` has these fields, and the trainer implements the loss type."""
     loss_types = choices_in(module("trainer.grpo_trainer"), "loss_type")
     config = module("trainer.grpo_config").GRPOConfig
-    return KnownOptions.of_fields({"loss_type": loss_types}, config).offers(settings)
+    return KnownOptions.read_fields({"loss_type": loss_types}, config).offers(settings)
 
 
 def defaults() -> dict[str, Any]:

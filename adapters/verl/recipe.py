@@ -9,12 +9,12 @@ from adapters.contract.recipe import (
     MASKED_END,
     Recipe,
     cut,
+    extend_defaults,
     grid_of,
     nested_yaml,
     options_of,
     refusals_of_recipes,
     sizes_in,
-    with_following,
 )
 from adapters.toolkit.settings import composed, flattened
 from adapters.verl.framework import CHECKPOINT
@@ -51,7 +51,7 @@ def read(adapter: VerlAdapter, typed: Typed) -> Recipe:
         _validate(config)
     engine = str(config.actor_rollout_ref.actor.strategy)
     unset = dict(_named(_resolved(_composed(_engine_of(typed.words)))))
-    defaults = with_following(unset, values, values.keys() - following)
+    defaults = extend_defaults(unset, values, values.keys() - following)
     ranks = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
     shared = MEGATRON if engine == "megatron" else (ULYSSES,)
     grid = grid_of(ranks, *sizes_in(values, *shared))

@@ -1,4 +1,4 @@
-"""What adapters share: sizes of recipes, options of a version, and samples dealt to ranks."""
+"""Code that adapters share: sizes of recipes, options of a version, samples dealt to ranks."""
 
 from argparse import ArgumentParser
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Layout, Option, Unsupported
-from adapters.contract.recipe import cut, grid_of, sizes_in, with_following
+from adapters.contract.recipe import cut, extend_defaults, grid_of, sizes_in
 from adapters.toolkit.settings import (
     CommandLine,
     KnownOptions,
@@ -46,7 +46,7 @@ class TestRecipes:
     def test_what_a_user_has_not_set_follows_from_other_options(self) -> None:
         values = {"rows": 4, "samples": 8, "steps": 2}
 
-        defaults = with_following({"rows": 1, "samples": 1}, values, by_user={"rows"})
+        defaults = extend_defaults({"rows": 1, "samples": 1}, values, by_user={"rows"})
 
         assert defaults == {"rows": 1, "samples": 8, "steps": 2}
 
@@ -56,11 +56,11 @@ class TestOptions:
         parser = ArgumentParser()
         parser.add_argument("--kind", choices=("k1", "k3"), default="k1")
         parser.add_argument("-v", action="store_true")
-        options = CommandLine.of(parser)
+        options = CommandLine.read(parser)
 
         assert options.default("--kind") == "k1"
         assert options.default("--colour") is None
-        assert [*options.with_choices(["--kind"])] == ["--kind", "--kind=k1", "--kind=k3"]
+        assert [*options.names_and_choices(["--kind"])] == ["--kind", "--kind=k1", "--kind=k3"]
         assert options.values(parser.parse_args(["--kind=k3", "-v"])) == {"--kind": "k3"}
 
     def test_of_a_version_are_offered_with_its_choices(self) -> None:
