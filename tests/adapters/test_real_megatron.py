@@ -150,6 +150,20 @@ def test_versions_with_modules_elsewhere_are_driven(tmp_path: Path, adapter: str
     assert "conforms" in {f.verdict for f in report.findings}
 
 
+@pytest.mark.parametrize("adapter", ["slime", "miles"])
+def test_experts_that_ranks_share_have_the_weights_of_any_parameter(
+    tmp_path: Path, adapter: str
+) -> None:
+    arguments = ("--layout=dp2-cp2-mb2-thd+expert_parallel", "--engine=megatron")
+
+    report = run(
+        tmp_path, adapter, "main", *arguments, cases="uneven_lengths", subjects="[weights/"
+    )
+
+    assert cases(report, "sample_mean", "conforms") == {"uneven_lengths"}
+    assert cases(report, "token_mean", "conforms") == {"uneven_lengths"}
+
+
 @pytest.mark.parametrize(("ref", "is_for_tests"), [("refs/pull/1498/head", True), ("main", False)])
 def test_engine_for_tests_alone_is_a_departure(
     tmp_path: Path, ref: str, is_for_tests: bool
