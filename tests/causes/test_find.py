@@ -63,6 +63,16 @@ def test_one_mistake_that_explains_everything_needs_no_condition() -> None:
     ) == [("multiplied_by_cp", (), 2)]
 
 
+def test_a_mistake_that_only_another_version_knows_explains_nothing() -> None:
+    gone = "policy_loss/a_mistake_of_another_version"
+
+    assert named(wrong("weights/token_mean/a/dp1-cp2-mb1-thd", gone, CP)) == [
+        ("multiplied_by_cp", (), 1)
+    ]
+    [(name, _, findings)] = named(wrong("weights/token_mean/a/dp1-cp2-mb1-thd", gone))
+    assert (name, findings) == ("unexplained", 1)
+
+
 def test_a_right_finding_tells_two_mistakes_apart_that_one_finding_does_not() -> None:
     ambiguous = wrong("weights/token_mean/a/dp1-cp2-mb2-thd", CP, MICRO)
 

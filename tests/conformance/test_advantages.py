@@ -60,6 +60,8 @@ SKIPPING = Conventions(of_returns=SKIPS_TOKENS, of_values=SKIPS_TOKENS)
 
 
 OF_IRREGULAR = {
+    "equal_rewards_divided",
+    "groups_cut_into_runs",
     "groups_of_a_fixed_size",
     "missing_siblings_counted",
     *(name for names in ANSWERS.values() for name in names.values()),

@@ -233,6 +233,7 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (PROMPT, "integer_division", [of_samples(6, 6, 12, 9), of_samples(6, 6, 12, 6)]),
         # Micro-batches of 7, 3, 8 and 4 tokens with prompts: two ranks count 3, 1, 4 and 2 each.
         (SLICES, "cp_shares_rounded_down", [[10 * 20 / 22] * 10]),
+        (PROMPT, "runs_counted_as_prompts", [of_samples(9, 9, 12, 9)]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
@@ -477,6 +478,21 @@ def test_mean_over_micro_batches_needs_to_know_them() -> None:
         "token_mean of micro-batches is declared, and not in which forward pass every token was;"
         " have the adapter tell its forward passes"
     )
+
+
+def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:
+    """Groups a, b, b, a of 1, 2, 3 and 4 tokens: three runs for two prompts."""
+    step = Step.of(
+        [
+            Sample(prompt_length=1, loss_mask=[1] * tokens, group=group)
+            for tokens, group in ((1, 5), (2, 8), (3, 8), (4, 5))
+        ]
+    )
+    given = Given(mode=Mode.PROMPT_MEAN, steps=(step,))
+    words = [m.says for m in predictions(given.context) if m.name == "runs_counted_as_prompts"]
+
+    assert denominators(given, "runs_counted_as_prompts") == [[3.0] + [15.0] * 5 + [12.0] * 4]
+    assert words == ["3 runs of adjacent samples are counted instead of 2 prompts"]
 
 
 def test_micro_batches_are_no_factor_where_ranks_have_unequally_many() -> None:

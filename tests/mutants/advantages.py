@@ -1,5 +1,6 @@
 """Mistakes in computing advantages from rewards."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -45,6 +46,20 @@ class BaselineForgotten(
 class _Centred(NativeEstimator):
     def compared(self, reward: float, rewards: torch.Tensor) -> float:
         return reward - self.baseline(rewards)
+
+
+class _WithOwnReward(NativeEstimator):
+    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+        rewards = torch.tensor([one.reward for one in self.scored(siblings)])
+        is_scored = not math.isnan(sample.reward)
+        advantage = sample.reward - self.baseline(rewards) if is_scored else 0.0
+        return torch.full_like(sample.values, advantage)
+
+
+class OwnRewardInBaseline(
+    FromRewards, diagnosis="own_reward_in_baseline", of="leave_one_out", estimator=_WithOwnReward
+):
+    """The baseline is the mean of all samples of the prompt instead of the others."""
 
 
 class StdForgotten(

@@ -237,6 +237,16 @@ class SamplesCountedAsPrompts(Counting, diagnosis="samples_counted_as_", modes=P
         return [float(len(samples) * max(tokens[sample.group], 1)) for sample in samples]
 
 
+class RunsCountedAsPrompts(Counting, diagnosis="runs_counted_as_prompts", modes=PROMPT):
+    """A prompt ends where the next sample has another one, as if its samples were adjacent."""
+
+    def counted(self, samples: list[SampleTensors]) -> list[float]:
+        groups = [sample.group for sample in samples]
+        run = np.cumsum(np.diff(groups, prepend=groups[0]) != 0).tolist()
+        runs = [replace(sample, group=number) for sample, number in zip(samples, run, strict=True)]
+        return denominators(runs, self.aggregation)
+
+
 class PromptsCountedAsSamples(
     Counting, diagnosis="prompts_counted_as_", modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT)
 ):

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import groupby
 
 import torch
 
@@ -123,6 +124,22 @@ class MissingSiblingsCounted(
     estimator=_OfFullGroups,
 ):
     """The sum of a prompt's rewards is divided by the configured number of samples."""
+
+
+class _OfAdjacentSamples(NativeEstimator):
+    def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
+        runs = [[*run] for _, run in groupby(samples, key=lambda one: one.group)]
+        [run] = [run for run in runs if any(one is sample for one in run)]
+        return run
+
+
+class GroupsCutIntoRuns(
+    FromRewards,
+    diagnosis="groups_cut_into_runs",
+    of="group_normalised",
+    estimator=_OfAdjacentSamples,
+):
+    """A new group begins wherever the prompt changes."""
 
 
 class RejectedSiblingsKept(
@@ -266,6 +283,39 @@ class VarianceOfGroupSquares(
     estimator=BySquares,
 ):
     """The same with the sample's own reward."""
+
+
+class _WithOwnSpread(NativeEstimator):
+    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
+        rewards = torch.tensor([one.reward for one in self.scored(siblings)])
+        self.own = self.spread(rewards) + STD_EPSILON
+        return super().group_advantage(sample, siblings)
+
+    def spread_divisor(self, rewards: torch.Tensor) -> float:
+        return self.own
+
+
+class OwnRewardInStd(
+    FromRewards,
+    diagnosis="own_reward_in_std",
+    of="others_normalised",
+    estimator=_WithOwnSpread,
+):
+    """The standard deviation is that of all samples of the prompt."""
+
+
+class _DividingByEpsilon(NativeEstimator):
+    def spread_divisor(self, rewards: torch.Tensor) -> float:
+        return self.spread(rewards) + STD_EPSILON
+
+
+class EqualRewardsDivided(
+    FromRewards,
+    diagnosis="equal_rewards_divided",
+    of="others_normalised",
+    estimator=_DividingByEpsilon,
+):
+    """A standard deviation of 0 is no special case."""
 
 
 class _AddedAtTheEnd(NativeEstimator):

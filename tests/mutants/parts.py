@@ -206,6 +206,20 @@ class MeanOfProcessMeans(
         return torch.where(packed.mask, token_losses, 0).sum() / (own * parts)
 
 
+class PartialWindowDividedAsWhole(
+    Mutant,
+    diagnosis="partial_window_divided_as_whole",
+    further_layouts=(Layout.parse("dp2-cp1-mb2-thd+partial_window"),),
+):
+    """The loss of every micro-batch is divided by the option's number of them."""
+
+    def reduce(self, token_losses: torch.Tensor, packed: Packed) -> torch.Tensor:
+        right = super().reduce(token_losses, packed)
+        if Option.PARTIAL_WINDOW not in self.layout.options:
+            return right
+        return right * self.micro_batches / (self.micro_batches + 1)
+
+
 class MicroBatchesCarriedOver(
     Mutant,
     diagnosis="micro_batches_carried_over",

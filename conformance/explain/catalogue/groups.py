@@ -37,11 +37,15 @@ known(
         "groups_of_a_fixed_size": (
             "the batch is cut into groups of a fixed size, regardless of the samples' prompts"
         ),
+        "groups_cut_into_runs": "rewards are compared only with those of adjacent samples",
         "reward_at_a_masked_token_lost": (
             "the reward of a sample whose last token is masked is lost"
         ),
         "missing_siblings_counted": "missing samples of a prompt count as rewards of 0",
         "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
+        "own_reward_in_baseline": "the baseline includes the sample's own reward",
+        "own_reward_in_std": "the standard deviation includes the sample's own reward",
+        "equal_rewards_divided": "rewards are divided by epsilon where the others are all equal",
         "std_left_out": "rewards are not divided by their standard deviation",
     },
     rank=15,
@@ -127,6 +131,8 @@ def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wron
     """Yield names and advantages, [tokens], with each mistake in comparing a prompt's rewards."""
     rollouts = estimate.rollouts
     yield "groups_merged", estimate.having(groups=np.zeros_like(rollouts.groups))
+    runs = np.cumsum(np.diff(rollouts.groups, prepend=rollouts.groups[:1]) != 0)
+    yield "groups_cut_into_runs", estimate.having(groups=runs)
     yield from _of_fixed_sizes(estimate, placement)
     ended = rollouts.mask[rollouts.last(TokenSet.RESPONSE)]
     kept = np.where(ended[rollouts.sample], estimate.raw, 0.0)
@@ -198,6 +204,13 @@ def _of_statistics(estimate: Estimate) -> Iterator[Wrong]:
     yield "baseline_left_out", _raw(estimate, np.zeros(len(peers.rewards)), _divisor(estimate))
     if estimate.objective in DIVIDED_BY_STD:
         yield "std_left_out", _raw(estimate, baseline, 1.0)
+    if estimate.objective in LEAVING_OUT:
+        of_all = peers.of_group(_mean)
+        yield "own_reward_in_baseline", _raw(estimate, of_all, _divisor(estimate))
+    if estimate.objective is Objective.OTHERS_NORMALISED:
+        epsilon, std = estimate.conventions.std_epsilon, advantages.std(estimate.conventions)
+        yield "own_reward_in_std", _raw(estimate, baseline, peers.of_group(std) + epsilon)
+        yield "equal_rewards_divided", _raw(estimate, baseline, _std(estimate) + epsilon)
     sampled = replace(peers, counted=peers.counted | peers.missing)
     largest = int(sampled.of_group(len).max())
 

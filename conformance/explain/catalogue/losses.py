@@ -16,7 +16,7 @@ import numpy as np
 from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, NORMALISED, OF_SEQUENCES, SELECTING, Objective
 from conformance.explain.catalogue.mistake import OPTION_IGNORED, Kind, known
-from reference.losses import corrections, policy_losses
+from reference.losses import corrections, policy_losses, value_losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from conformance.expected.placement import TokenPlacement
     from reference.losses.constants import LossConstants
     from reference.losses.policy_losses import PolicyTokens
+    from reference.losses.value_losses import ValueTokens
 
     Values = NDArray[np.float64]
     Wrong = tuple[str, Values]
@@ -86,6 +87,14 @@ known(
         },
         "clipped_on_both_sides": (
             "tokens are clipped or dropped whatever the sign of their advantage or error"
+        ),
+        "mask_inverted": "the mask is inverted: kept tokens are dropped, and dropped ones kept",
+        "other_divergence": "the bound is on another divergence than the configured one",
+        "values_clipped_on_the_wrong_side": (
+            "the smaller of a critic's two squared errors is trained instead of the larger"
+        ),
+        "values_clipped_by_the_policy_bound": (
+            "a critic's values are clipped by the bound of the policy's ratios"
         ),
         "penalty_not_divided": "the penalty on log-ratios is summed but never normalised",
         "divided_advantages_compared": (
@@ -191,7 +200,7 @@ def wrong_derivatives(
     """
     loss = Loss(objective=objective, tokens=tokens, weights=weights)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        found = [*_wrong_bounds(loss), *_wrong_inputs(loss)]
+        found = [*_wrong_bounds(loss), *_wrong_inputs(loss), *_wrong_masks(loss)]
         if placement is not None:
             found += _wrong_scopes(loss, placement)
     for name, derivative in found:
@@ -229,6 +238,33 @@ def _wrong_bounds(loss: Loss) -> Iterator[Wrong]:
         yield name, loss.derivative(constants)
     of_other_sign = loss.having(advantages=-loss.tokens.advantages)
     yield "clipped_on_both_sides", np.where(of_other_sign == 0, 0.0, loss.right)
+
+
+def _wrong_masks(loss: Loss) -> Iterator[Wrong]:
+    """Yield what comes of dropping the wrong tokens, which else seem to be lost."""
+    tokens, ppo = loss.tokens, policy_losses.ppo(loss.tokens, CONSTANTS)
+    match loss.objective:
+        case Objective.PRODUCT_MASKED | Objective.OUTLIER_MASKED:
+            yield "mask_inverted", ppo - loss.right
+        case Objective.OPSM:
+            far = tokens.averaged(-tokens.log_ratios) > CONSTANTS.sequence_divergence
+            yield "clipped_on_both_sides", np.where(far, 0.0, ppo)
+        case Objective.DPPO_KL:
+            bounds = CONSTANTS.divergence_low, CONSTANTS.divergence_high
+            moved = policy_losses.total_variation(tokens)
+            yield "other_divergence", policy_losses.trusted(moved, bounds, tokens)
+
+
+def wrong_value_derivatives(tokens: ValueTokens) -> Iterator[Wrong]:
+    """Yield names and derivatives, [tokens], with each mistake that a critic's loss may have."""
+    bound, errors = CONSTANTS.value_clip, tokens.derivative
+    within = tokens.within(bound)
+    smaller = within | value_losses.clipped(tokens, bound)
+    yield "clipping_left_out", errors
+    yield "clipped_on_both_sides", np.where(within, errors, 0.0)
+    yield "values_clipped_on_the_wrong_side", np.where(smaller, errors, 0.0)
+    of_policy = value_losses.value_clipped(tokens, CONSTANTS.clip_low)
+    yield "values_clipped_by_the_policy_bound", of_policy
 
 
 def _wrong_scopes(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:

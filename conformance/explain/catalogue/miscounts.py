@@ -78,6 +78,7 @@ known(
         "mean_of_the_batch_counted": "every step uses the average count over the steps of a batch",
         "masked_tokens_counted": "masked tokens are counted",
         "prompt_tokens_counted": "tokens of prompts are counted",
+        "runs_counted_as_prompts": "runs of adjacent samples are counted as prompts",
         "tokens_per_sample_miscounted": ("every sample's token count is off by one or two"),
     },
     rank=10,
@@ -288,6 +289,22 @@ def filling_rows(context: StepContext) -> Iterator[Prediction]:
                 words=f"{filling} rows that fill {size} samples up for {ranks} ranks are counted",
                 weights=context.weights(units=context.units + filling),
             )
+
+
+def adjacent_prompts(context: StepContext) -> Iterator[Prediction]:
+    """Counts a prompt for each run of adjacent samples that have the same."""
+    step = context.step
+    if context.mode is not Mode.PROMPT_MEAN:
+        return
+    run = np.cumsum(np.diff(step.groups, prepend=step.groups[0]) != 0)
+    tokens = np.bincount(run, weights=context.counted)[run]
+    yield Prediction(
+        name="runs_counted_as_prompts",
+        words=(
+            f"{run[-1] + 1} runs of adjacent samples are counted instead of {context.units} prompts"
+        ),
+        weights=context.weights(tokens, float(run[-1] + 1)),
+    )
 
 
 def other_steps(context: StepContext) -> Iterator[Prediction]:

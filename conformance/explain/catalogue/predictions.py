@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.objective import CONSTANTS
+from adapters.contract import Option
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.advantages import wrong_advantages
 from conformance.explain.catalogue.groups import read_off_variances
-from conformance.explain.catalogue.losses import wrong_derivatives
+from conformance.explain.catalogue.losses import wrong_derivatives, wrong_value_derivatives
 from conformance.explain.catalogue.miscounts import (
+    adjacent_prompts,
     clamped_shares,
     empty_micro_batches,
     filling_rows,
@@ -87,6 +88,15 @@ known(
         for verb, extra in EXTRA.items()
     },
     rank=13,
+)
+known(
+    {
+        "partial_window_divided_as_whole": (
+            "an incomplete accumulation window is divided by the micro-batches of a complete one"
+        )
+    },
+    rank=8,
+    kind=Kind.FACTOR,
 )
 known(
     {"not_divided": "token losses are summed but never normalised"},
@@ -178,9 +188,8 @@ def _wrong_factors(
             source.objective, source.tokens, term.context.expected, placement
         )
     if isinstance(source, ValueDerivative):
-        errors, within = source.tokens.derivative, source.tokens.within(CONSTANTS.value_clip)
-        yield "clipping_left_out", errors, ()
-        yield "clipped_on_both_sides", np.where(within, errors, 0.0), ()
+        for name, factors in wrong_value_derivatives(source.tokens):
+            yield name, factors, ()
     if isinstance(source, BatchAdvantages):
         for name, found in wrong_advantages(source.estimate, source.placement):
             yield name, source.factors(found), ()
@@ -215,12 +224,14 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
         other_tokens,
         empty_micro_batches,
         off_by_the_same,
+        adjacent_prompts,
         _other_modes,
         _other_conventions,
         other_units,
         filling_rows,
         parts,
         carried_over,
+        _partial_window,
         rounded_counts,
         clamped_shares,
         rounded_shares,
@@ -241,6 +252,18 @@ def _micro_batch_samples(context: StepContext) -> Iterator[Prediction]:
     for verb, factors in (("divided", 1 / samples), ("multiplied", samples)):
         name = f"{verb}_by_micro_batch_samples"
         yield Prediction(name=name, weights=context.expected * factors)
+
+
+def _partial_window(context: StepContext) -> Iterator[Prediction]:
+    """Divides by one micro-batch more than the step has, as layouts with this option set."""
+    parts, options = context.layout.micro_batches, context.layout.options
+    if not isinstance(parts, int):
+        parts = 0 if context.placement is None else context.most_micro_batches
+    if Option.PARTIAL_WINDOW in options and parts:
+        yield Prediction(
+            name="partial_window_divided_as_whole",
+            weights=context.expected * (parts / (parts + 1)),
+        )
 
 
 def _layout_sizes(context: StepContext) -> dict[str, float]:
