@@ -68,7 +68,6 @@ class TestTrl:
             (["--colour", "red"], "neither TRL nor Accelerate knows --colour"),
             (["--num_generations", "7"], r"must be divisible by num_generations \(7\)"),
             (["--steps_per_generation", "few"], "invalid int value: 'few'"),
-            (["--accelerate_config", "zero9"], "zero9 is neither a file nor a valid config"),
         ],
     )
     def test_what_trl_refuses_is_refused_in_its_words(
@@ -76,6 +75,14 @@ class TestTrl:
     ) -> None:
         with pytest.raises(InvalidRecipeError, match=complaint):
             of_trl(file, *words)
+
+    def test_configuration_of_accelerate_that_trl_lacks_is_refused_in_its_words(
+        self, file: Path
+    ) -> None:
+        file.write_text(RECIPE.replace("zero3", "zero9"))
+
+        with pytest.raises(InvalidRecipeError, match="zero9 is neither a file nor a valid config"):
+            of_trl(file)
 
     @pytest.mark.parametrize(
         ("steps_per_generation", "reached"),
