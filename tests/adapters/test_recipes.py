@@ -98,7 +98,8 @@ class TestTrl:
         absent = _about_generations([one.says for one in found.not_reached])
         assert not {*reached} & {*absent}
         assert reached or absent == [SEVERAL_GENERATIONS, ONE_GENERATION]
-        assert ("your gradient is right" in found.sentence) is (steps_per_generation == 8)
+        assert ("your gradient is right" in found.sentence) is (steps_per_generation != 4)
+        assert ("right as TRL means it" in found.sentence) is (steps_per_generation == 16)
         assert found.is_right is (steps_per_generation != 4)
         assert all(one.finding.startswith("weights/") for one in found.not_reached if one.finding)
 
