@@ -13,7 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -68,22 +68,65 @@ class Edit:
     def _readings(self, module: ast.Module) -> list[ast.Name]:
         names = {
             (node.lineno, node.col_offset): node
-            for function in ast.walk(module)
-            if isinstance(function, ast.FunctionDef) and function.name == self.function
+            for function in functions(module, self.function)
             for node in ast.walk(function)
             if isinstance(node, ast.Name)
             if node.id == self.variable and isinstance(node.ctx, ast.Load)
         }
         return [names[position] for position in sorted(names)]
 
+    def line(self, package: Path) -> int:
+        """The line that is changed."""
+        module = ast.parse((package / self.file).read_text())
+        return self._readings(module)[self.reading - 1].lineno
+
+
+@dataclass(frozen=True)
+class Rewording:
+    """Replaces a text that a function has once, such as an operator with what is around it."""
+
+    file: str
+    function: str
+    text: str
+    by: str
+
+    def apply(self, package: Path) -> None:
+        """Change the file in a checkout's package."""
+        path, start = package / self.file, self._start(package)
+        source = path.read_text()
+        path.write_text(source[:start] + self.by + source[start + len(self.text) :])
+
+    def line(self, package: Path) -> int:
+        """The line that is changed, or the first of several."""
+        return (package / self.file).read_text()[: self._start(package)].count("\n") + 1
+
+    def _start(self, package: Path) -> int:
+        """The place of the text in the file."""
+        source = (package / self.file).read_text()
+        lines = source.splitlines(keepends=True)
+        [start] = (
+            len("".join(lines[: function.lineno - 1])) + body.index(self.text)
+            for function in functions(ast.parse(source), self.function)
+            if (body := "".join(lines[function.lineno - 1 : function.end_lineno])).count(self.text)
+            == 1
+        )
+        return start
+
+
+def functions(module: ast.Module, name: str) -> Iterator[ast.FunctionDef]:
+    """Yield the functions of a name."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            yield node
+
 
 @dataclass(frozen=True)
 class Mistake:
-    """An expression in place of a framework's variable, and the one cause that must result."""
+    """Another expression in a framework's code, and the one cause that must result."""
 
     name: str
     cause: str
-    edit: Edit
+    edit: Edit | Rewording
     _: KW_ONLY
     framework: str
     engine: str = "megatron"
@@ -110,8 +153,9 @@ def _read(kind: str) -> Iterator[Mistake]:
     """Yields mistakes of the table, each with what the runs of its framework have in common."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     for entry in table[kind]:
-        run, edit = table["run"][entry.pop("run")], Edit(*entry.pop("edit"))
-        yield Mistake(edit=edit, **{**run, **entry})
+        run, edit = table["run"][entry.pop("run")], entry.pop("edit")
+        kind_of_edit = Edit if len(edit) == len(fields(Edit)) else Rewording
+        yield Mistake(edit=kind_of_edit(*edit), **{**run, **entry})
 
 
 MISTAKES = tuple(_read("mistake"))

@@ -32,7 +32,16 @@ from conformance.tracing.proof import Prover
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob
 from reference.aggregation import Aggregation, Mode
-from tests.mistakes_in_real_code import CASES, MISTAKES, TRACED, Edit, Mistake, copied, packages
+from tests.mistakes_in_real_code import (
+    CASES,
+    MISTAKES,
+    TRACED,
+    Edit,
+    Mistake,
+    Rewording,
+    copied,
+    packages,
+)
 
 MOST_PROVEN_WITH = 12
 """Further findings that a line must make right to be proven."""
@@ -140,10 +149,10 @@ def cells(mistake: Mistake) -> list[MatrixCell]:
     return sorted(chosen, key=size)
 
 
-def statement(edit: Edit, package: Path) -> tuple[int, int]:
+def statement(edit: Edit | Rewording, package: Path) -> tuple[int, int]:
     """The first and the last line of the statement that an edit changes."""
     tree = ast.parse((package / edit.file).read_text())
-    line = edit._readings(tree)[edit.reading - 1].lineno
+    line = edit.line(package)
     around = [
         (node.lineno, node.end_lineno or node.lineno)
         for node in ast.walk(tree)
