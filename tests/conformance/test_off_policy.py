@@ -115,7 +115,7 @@ VISIBLE = [
 @pytest.mark.parametrize(
     ("objective", "names", "derivative"),
     [
-        pytest.param(*each, id=f"{each[0]}-{'-'.join(each[1])}-{n}")
+        pytest.param(*each, id=f"{each[0]}-{'-'.join(sorted(each[1]))}-{n}")
         for n, each in enumerate(VISIBLE)
     ],
 )
