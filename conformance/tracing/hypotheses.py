@@ -132,11 +132,12 @@ def hypotheses(trace: Trace) -> list[Hypothesis]:
     if trace.job.metric is not None:
         return several[0]
     if has_counts:
-        return [*several[0], *several[2]]
+        return [*several[0], *_moves_of_masks(trace), *several[2]]
     assert graph is not None
     in_turn = [one for each in zip_longest(*several) for one in each if one is not None]
     suspected = {one.line for one in trace.suspects}
-    return sorted(in_turn, key=lambda one: one.line not in suspected)
+    ordered = sorted(in_turn, key=lambda one: one.line not in suspected)
+    return [*_moves_of_masks(trace), *ordered]  # a mask that another line cuts is right there
 
 
 def _ordered(
@@ -249,10 +250,30 @@ def _moves_of_parts(trace: Trace) -> Iterator[Hypothesis]:
         elif operation.name != WRITING or not operation.stack:
             continue
         if is_own(operation.stack[0], trace.package):
-            one = _at(operation, node, Values.LATER)
-            for moved in (replace(one.replacement, moved=by) for by in (1, -1)):
-                found.setdefault(moved, replace(one, replacement=moved))
+            for one in _moved(_at(operation, node, Values.LATER)):
+                found.setdefault(one.replacement, one)
     yield from found.values()
+
+
+def _moves_of_masks(trace: Trace) -> Iterator[Hypothesis]:
+    """Yield what takes parts of tensors without a derivative, such as masks, at suspected lines."""
+    graph = trace.graph
+    assert graph is not None
+    suspected = {one.line for one in trace.suspects if is_own(one.line, trace.package)}
+    found: dict[Replacement, Hypothesis] = {}
+    for node in graph.nodes():
+        cut = graph.traces[node.rank].cuts.get(node.place)
+        if cut is not None and cut.stack[0] in suspected:
+            operation = replace(graph.operation(node), name=cut.operation, stack=cut.stack)
+            for one in _moved(_at(operation, node, Values.LATER)):
+                found.setdefault(one.replacement, one)
+    yield from found.values()
+
+
+def _moved(one: Hypothesis) -> Iterator[Hypothesis]:
+    """Yield the hypotheses that an operation had to take entries one place later, or earlier."""
+    for by in (1, -1):
+        yield replace(one, replacement=replace(one.replacement, moved=by))
 
 
 def _of_ranks(trace: Trace) -> Iterator[Hypothesis]:
@@ -276,9 +297,9 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
     """Operations on the way to a loss, and others that may have been meant, best first.
 
     What cuts a value off from its derivative is in no record: where a token is lost, it may be in
-    any line that has its value. Of others those that few operands go through come before
-    arithmetic, suspected lines before others, and what holds the token's value before what does
-    not.
+    any line that has its value. Of others those in functions with suspected lines come first, and
+    there what few operands go through before arithmetic, suspected lines before others, and what
+    holds the token's value before what does not.
     """
     graph = trace.graph
     assert graph is not None
@@ -287,11 +308,18 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
     is_lost = trace.chain is None and not isinstance(trace.job, TracedAdvantage)
     found: dict[Replacement, Hypothesis] = {}
 
-    def order(node: Node) -> tuple[bool, bool, bool, int]:
+    functions = {(one.file, one.function) for one in suspected}
+
+    def order(node: Node) -> tuple[bool, bool, bool, bool, int]:
         operation = graph.operation(node)
-        is_arithmetic = operation.name.startswith(ARITHMETIC)
-        is_suspected = operation.line in suspected
-        return is_arithmetic, not is_suspected, node not in graph.painted, -node.place
+        line = operation.line
+        return (
+            line is None or (line.file, line.function) not in functions,
+            operation.name.startswith(ARITHMETIC),
+            line not in suspected,
+            node not in graph.painted,
+            -node.place,
+        )
 
     ordered = [
         (operation, node)

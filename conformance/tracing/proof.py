@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 MOST_TRIED = 12
 """Hypotheses of a cause that are tried, on lines and on values of rewards."""
 
-MOST_OPERATED = 24
+MOST_OPERATED = 32
 """Other operations that are tried where nothing else is proven."""
 
 MOST_SHOWN = 4
@@ -74,6 +74,7 @@ IN_ORDER = (Values.REWARDS, Values.RANKS)
 
 UNLESS_PROVEN = {
     Values.LATER: (Values.COUNTS, Values.MASK),
+    Values.MASK: (Values.LATER,),
     Values.REWARDS: (*Values,),
     Values.OTHERWISE: tuple(one for one in Values if one is not Values.OTHERWISE),
 }
@@ -348,11 +349,19 @@ def _rewarded(trace: Trace, ordinary: Graph, first: OrdinaryRun) -> Iterator[Hyp
 
 
 def _wrong_operand(graph: Graph, node: Node, numbers: NDArray[np.float64]) -> Line | None:
-    """The line of the innermost operand that alone has entries which no right computation makes."""
+    """The line of the innermost operand that alone has entries which no right computation makes.
+
+    Of what has one operand it is that only where both are as large, as with a small number added.
+    """
     wrong = [one for one in graph.inputs(node) if not _are_right(graph, one, numbers)]
-    if len(wrong) != 1 or len(graph.inputs(node)) == 1:
+    if len(wrong) != 1 or not (len(graph.inputs(node)) > 1 or _are_as_large(graph, node, *wrong)):
         return None
     return _wrong_operand(graph, wrong[0], numbers) or graph.operation(wrong[0]).line
+
+
+def _are_as_large(graph: Graph, one: Node, other: Node) -> bool:
+    held, others = (graph.operation(each).contents.values for each in (one, other))
+    return len(held) == len(others) and np.allclose(held, others, rtol=CLOSE, atol=0.0)
 
 
 def _are_right(graph: Graph, node: Node, numbers: NDArray[np.float64]) -> bool:

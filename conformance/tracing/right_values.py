@@ -83,7 +83,10 @@ class LeftOut(NamedTuple):
 
 
 def left_out(held: Entries, of_ranks: OfRanks) -> LeftOut | None:
-    """The parts that a line leaves out; None if it has a wrong value, or all of them."""
+    """The parts that a line leaves out; None if it has a wrong value.
+
+    Where it has all of them one after the other, only the last of each rank may be kept.
+    """
     lacking, counted_in_all, right_in_all = 0, 0.0, 0.0
     for of_rank, values in zip(held, of_ranks, strict=True):
         counted, right = Counter(chain.from_iterable(of_rank)), Counter(values)
@@ -92,7 +95,11 @@ def left_out(held: Entries, of_ranks: OfRanks) -> LeftOut | None:
         lacking += (right - counted).total()
         counted_in_all += sum(counted.elements())
         right_in_all += sum(values)
-    return LeftOut(lacking, counted_in_all, right_in_all) if lacking else None
+    if lacking:
+        return LeftOut(lacking, counted_in_all, right_in_all)
+    last = [sum(of_rank[-1]) for of_rank in held]
+    overwritten = sum(map(len, held)) - len(held)
+    return LeftOut(overwritten, sum(last), right_in_all) if overwritten else None
 
 
 def _fits(held: Sequence[Sequence[float]], values: Sequence[float]) -> bool:

@@ -125,7 +125,7 @@ def test_a_run_that_cannot_write_its_report_says_so_and_fails_the_history(
 ) -> None:
     words = "the report cannot be written to x.json: No space left on device"
 
-    def run(_: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(_: str, *arguments: str, **__: object) -> subprocess.CompletedProcess[str]:
         output, status = (
             ("", 0) if "--collect-only" in arguments else (f"ERROR: {words}\n1 passed in 2 s", 3)
         )

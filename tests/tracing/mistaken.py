@@ -97,6 +97,21 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         (self.losses(rows).sum() / total).backward()
         dist.all_reduce(self.gradient)
 
+    def last_kept(self, rows: Rows) -> None:
+        """Keeps the count of the last row where those of all are to be added up."""
+        for row in rows["mask"]:
+            count = row.sum().item()
+        total = torch.tensor(count)
+        dist.all_reduce(total)
+        (self.losses(rows).sum() / total.clamp(min=1)).backward()
+        dist.all_reduce(self.gradient)
+
+    def half_of_a_mask(self, rows: Rows) -> None:
+        """The mask of the tokens before."""
+        padded = torch.nn.functional.pad(rows["mask"], (1, 0))
+        kept = padded[:, :-1]
+        self.normalised(self.losses(rows) * kept, rows)
+
     def largest(self, rows: Rows) -> None:
         """Takes the largest of right counts, where their sum is meant."""
         count = rows["mask"].sum()

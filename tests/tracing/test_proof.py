@@ -111,6 +111,8 @@ def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
         ("other_branch", "torch.where(", "with its two branches swapped"),
         ("bounded_above", "losses.clamp(max=-1e9)", "without an upper bound"),
         ("detached", "self.losses(rows).detach()", "without detach"),
+        ("last_kept", "count = row.sum().item()", "as 6 parts are not counted here"),
+        ("half_of_a_mask", "kept = padded[:, :-1]", "with values from 1 entry later"),
         ("multiplied_in_place", "losses *= torch.exp(", "without mul"),
     ],
 )

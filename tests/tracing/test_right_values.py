@@ -48,6 +48,8 @@ def test_parts_are_left_out_where_others_are_counted_right() -> None:
     assert lacking == LeftOut(parts=1, counted=34.0, right=35.0)
     assert left_out((((15.0,), (18.0,)),), right) is None
     assert left_out((((15.0, 19.0, 1.0),),), right) is None
+    overwritten = left_out((((15.0,), (19.0,), (1.0,)),), right)
+    assert overwritten == LeftOut(parts=2, counted=1.0, right=35.0)
 
 
 def test_parts_that_are_left_out_make_a_wrong_count_only_if_it_is_their_sum() -> None:

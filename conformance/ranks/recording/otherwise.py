@@ -35,8 +35,6 @@ OPPOSITES = {
     "logical_and": "logical_or",
     "any": "all",
     "floor": "ceil",
-    "exp": "expm1",
-    "log": "log1p",
     "add": "sub",
     "mul": "div",
 }
@@ -51,8 +49,11 @@ LEFT_OUT = (
 )
 """Operations whose first operand may be right as it is."""
 
-SWAPPED = ("sub", "div")
+SWAPPED = ("sub", "div", "gt", "ge", "lt", "le")
 """Operations whose two operands may have changed places."""
+
+DETACHED = ("add", "sub", "mul", "div")
+"""Operations of which one operand may have to be without a derivative."""
 
 REDUCING = ("sum", "mean", "std", "var", "max", "min", "amax", "amin", "any", "all", "cumsum")
 """Operations that may be of the other one of two dimensions."""
@@ -115,6 +116,10 @@ def _others(name: str) -> Iterator[tuple[str, Operation]]:
         yield f"with the operands of {name} swapped", _swapped(getattr(torch.Tensor, name))
     if name in LEFT_OUT:
         yield f"without {name}", _left_out
+    if name in DETACHED:
+        for place, which in enumerate(("first", "second")):
+            detached = _detached(getattr(torch.Tensor, name), place)
+            yield f"with the {which} operand of {name} detached", detached
 
 
 def _unbounded_below(tensor: Any, low: Any = None, high: Any = None, **bounds: Any) -> Any:
@@ -136,6 +141,15 @@ def _swapped(operation: Operation) -> Operation:
         return operation(torch.as_tensor(other), one)
 
     return swapped
+
+
+def _detached(operation: Operation, place: int) -> Operation:
+    def detached(*operands: Any, **named: Any) -> Any:
+        given = [*operands]
+        given[place] = given[place].detach()
+        return operation(*given, **named)
+
+    return detached
 
 
 def _over_other(operation: Operation) -> Operation:
@@ -210,7 +224,7 @@ class Otherwise(TorchFunctionMode):
         """The result of the other operation, if it takes such operands."""
         try:
             return self._other(*args, **kwargs)
-        except (IndexError, RuntimeError, TypeError, ValueError):
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return None
 
 
