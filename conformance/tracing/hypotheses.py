@@ -167,6 +167,7 @@ def _counted(weight: WrongWeight) -> Iterator[Hypothesis]:
         is_count = needed.needed is None or any(is_close(value, needed.needed) for value in counts)
         if is_seen and is_count and not _is_mask(weight.chain.graph, _replaced(weight, needed)):
             yield from _hypothesis(weight, needed)
+            yield from _read(weight, needed)
 
 
 def _masked(trace: Trace) -> Iterator[Hypothesis]:
@@ -247,9 +248,9 @@ def _moves_of_parts(trace: Trace) -> Iterator[Hypothesis]:
         operation, cut = graph.operation(node), graph.traces[node.rank].cuts.get(node.place)
         if cut is not None and operation.line in suspected:
             operation = replace(operation, name=cut.operation, stack=cut.stack)
-        elif operation.name != WRITING or not operation.stack:
+        elif operation.name != WRITING:
             continue
-        if is_own(operation.stack[0], trace.package):
+        if operation.stack and is_own(operation.stack[0], trace.package):
             for one in _moved(_at(operation, node, Values.LATER)):
                 found.setdefault(one.replacement, one)
     yield from found.values()
@@ -263,7 +264,7 @@ def _moves_of_masks(trace: Trace) -> Iterator[Hypothesis]:
     found: dict[Replacement, Hypothesis] = {}
     for node in graph.nodes():
         cut = graph.traces[node.rank].cuts.get(node.place)
-        if cut is not None and cut.stack[0] in suspected:
+        if cut is not None and suspected.intersection(cut.stack[:1]):
             operation = replace(graph.operation(node), name=cut.operation, stack=cut.stack)
             for one in _moved(_at(operation, node, Values.LATER)):
                 found.setdefault(one.replacement, one)
@@ -435,6 +436,21 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
     if called is not found and not one.is_changed:
         yield called
     yield found
+
+
+def _read(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
+    """Yield where Python last read the number that it hands an operation, if it did."""
+    graph, before = weight.chain.graph, range(one.node.place - 1, -1, -1)
+    operations = ((place, graph.operation(Node(one.node.rank, place))) for place in before)
+    reads = (
+        _at(operation, Node(one.node.rank, place), Values.COUNTS)
+        for place, operation in operations
+        if operation.name == READ and operation.stack
+        if is_close(operation.contents.total, one.made.value)
+    )
+    if one.operand is Operand.NUMBER and (found := next(reads, None)) is not None:
+        depth = one.depth + 1
+        yield replace(found, had=one.made.value, needed=one.needed, depth=depth, factor=one.factor)
 
 
 def _called(one: Hypothesis, operation: Operation, graph: Graph) -> Hypothesis:
