@@ -23,7 +23,7 @@ from conformance.findings.trace import (
     VIEWS,
     WRITING,
 )
-from conformance.ranks.recording.otherwise import others
+from conformance.ranks.recording.otherwise import others, partly_detached
 from conformance.tracing.graph import Node, is_close
 from conformance.tracing.needed import Needed, all_needed
 from conformance.tracing.rewards import TracedAdvantage
@@ -334,11 +334,18 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
         for line, *callers in [operation.stack]
         if is_lost and node in graph.painted
     )
-    for operation, node in (*detached, *ordered):
-        at = _at(operation, node, Values.OTHERWISE)
-        for other in others(operation.name):
-            meant = replace(at.replacement, instead=other)
-            found.setdefault(meant, replace(at, replacement=meant))
+    several = (
+        (_at(operation, node, Values.OTHERWISE), other)
+        for meant, operations in (
+            (others, (*detached, *ordered)),
+            (partly_detached, ordered),
+        )
+        for operation, node in operations
+        for other in meant(operation.name)
+    )
+    for at, other in several:
+        one = replace(at, replacement=replace(at.replacement, instead=other))
+        found.setdefault(one.replacement, one)
     return [*found.values()]
 
 

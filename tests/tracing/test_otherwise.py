@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adapters.contract.job import Operand, Replacement
-from conformance.ranks.recording.otherwise import Otherwise, others
+from conformance.ranks.recording.otherwise import Otherwise, others, partly_detached
 
 ONE = torch.tensor([[1.0, -2.0], [3.0, 5.0]])
 OTHER = torch.tensor([[2.0, 2.0], [4.0, 4.0]])
@@ -108,6 +108,18 @@ def test_the_derivative_is_that_of_what_was_run() -> None:
 
     assert leaf.grad is not None
     assert leaf.grad.tolist() == [[2.0, 2.0]]
+
+
+@pytest.mark.parametrize(("which", "expected"), [("first", [2.0, 18.0]), ("second", [1.0, 9.0])])
+def test_one_operand_may_be_without_a_derivative(which: str, expected: list[float]) -> None:
+    leaf = torch.tensor([1.0, 3.0], requires_grad=True)
+    instead = f"with the {which} operand of mul detached"
+
+    run("aten.mul.Tensor", instead, "one * one**2", leaf).sum().backward()
+
+    assert instead in partly_detached("aten.mul.Tensor")
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == expected
 
 
 def test_other_lines_are_left_alone() -> None:

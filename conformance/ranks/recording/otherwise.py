@@ -95,7 +95,26 @@ IN_PLACE = {f"i{name}": name for name in ("add", "sub", "mul", "truediv", "and",
 
 def others(operation: str) -> Mapping[str, Operation]:
     """The operations that may have been meant instead of one of the dispatcher, by their words."""
-    return dict(_others(_spelled(operation.split(".")[1]))) if operation.startswith("aten.") else {}
+    name = _base(operation)
+    return {} if name is None else dict(_others(name))
+
+
+def partly_detached(operation: str) -> Mapping[str, Operation]:
+    """The same operation with one operand that has no derivative, by what is said of it."""
+    name = _base(operation)
+    if name not in DETACHED:
+        return {}
+    own = getattr(torch.Tensor, name)
+    places = enumerate(("first", "second"))
+    return {
+        f"with the {which} operand of {name} detached": _detached(own, n) for n, which in places
+    }
+
+
+def _base(operation: str) -> str | None:
+    """The name of an operation of the dispatcher, as Python has it; None of another library's."""
+    is_of_torch = operation.startswith("aten.")
+    return _spelled(operation.split(".")[1]) if is_of_torch else None
 
 
 def _others(name: str) -> Iterator[tuple[str, Operation]]:
@@ -116,10 +135,6 @@ def _others(name: str) -> Iterator[tuple[str, Operation]]:
         yield f"with the operands of {name} swapped", _swapped(getattr(torch.Tensor, name))
     if name in LEFT_OUT:
         yield f"without {name}", _left_out
-    if name in DETACHED:
-        for place, which in enumerate(("first", "second")):
-            detached = _detached(getattr(torch.Tensor, name), place)
-            yield f"with the {which} operand of {name} detached", detached
 
 
 def _unbounded_below(tensor: Any, low: Any = None, high: Any = None, **bounds: Any) -> Any:
@@ -197,8 +212,9 @@ class Otherwise(TorchFunctionMode):
     def __init__(self, replaced: Replacement, is_passed_by: Callable[[str], bool]) -> None:
         super().__init__()
         self._replaced = replaced
-        self._name = _spelled(replaced.operation.split(".")[1])
-        self._other = others(replaced.operation)[replaced.instead]
+        name = replaced.operation
+        self._name = _base(name)
+        self._other = {**others(name), **partly_detached(name)}[replaced.instead]
         self._functions = Functions(is_passed_by)
         self._thread = threading.get_ident()
 
