@@ -299,8 +299,8 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
 
     What cuts a value off from its derivative is in no record: where a token is lost, it may be in
     any line that has its value. Of others those in functions with suspected lines come first, and
-    there what few operands go through before arithmetic, suspected lines before others, and what
-    holds the token's value before what does not.
+    there what holds the token's value before what does not, what few operands go through before
+    arithmetic, and suspected lines before others.
     """
     graph = trace.graph
     assert graph is not None
@@ -316,9 +316,9 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
         line = operation.line
         return (
             line is None or (line.file, line.function) not in functions,
+            node not in graph.painted,
             operation.name.startswith(ARITHMETIC),
             line not in suspected,
-            node not in graph.painted,
             -node.place,
         )
 
