@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 MOST_TRIED = 12
 """Hypotheses of a cause that are tried, on lines and on values of rewards."""
 
-MOST_OPERATED = 32
+MOST_OPERATED = 48
 """Other operations that are tried where nothing else is proven."""
 
 MOST_SHOWN = 4

@@ -118,6 +118,8 @@ def _base(operation: str) -> str | None:
 
 
 def _others(name: str) -> Iterator[tuple[str, Operation]]:
+    if name in SWAPPED:
+        yield f"with the operands of {name} swapped", _swapped(getattr(torch.Tensor, name))
     opposite = (OPPOSITES | {other: one for one, other in OPPOSITES.items()}).get(name)
     stricter = (STRICTER | {other: one for one, other in STRICTER.items()}).get(name)
     for other in filter(None, (opposite, stricter)):
@@ -131,8 +133,6 @@ def _others(name: str) -> Iterator[tuple[str, Operation]]:
         yield f"with {name} over the other dimension", _over_other(getattr(torch.Tensor, name))
     if name in DEVIATING:
         yield f"with another correction of {name}", _corrected(getattr(torch.Tensor, name))
-    if name in SWAPPED:
-        yield f"with the operands of {name} swapped", _swapped(getattr(torch.Tensor, name))
     if name in LEFT_OUT:
         yield f"without {name}", _left_out
 
