@@ -49,8 +49,11 @@ LEFT_OUT = (
 )
 """Operations whose first operand may be right as it is."""
 
-SWAPPED = ("sub", "div", "gt", "ge", "lt", "le")
+SWAPPED = ("sub", "div")
 """Operations whose two operands may have changed places."""
+
+COMPARING = ("gt", "ge", "lt", "le")
+"""Others, of which the opposite is meant more often."""
 
 DETACHED = ("add", "sub", "mul", "div")
 """Operations of which one operand may have to be without a derivative."""
@@ -118,12 +121,15 @@ def _base(operation: str) -> str | None:
 
 
 def _others(name: str) -> Iterator[tuple[str, Operation]]:
+    swapped = f"with the operands of {name} swapped"
     if name in SWAPPED:
-        yield f"with the operands of {name} swapped", _swapped(getattr(torch.Tensor, name))
+        yield swapped, _swapped(getattr(torch.Tensor, name))
     opposite = (OPPOSITES | {other: one for one, other in OPPOSITES.items()}).get(name)
     stricter = (STRICTER | {other: one for one, other in STRICTER.items()}).get(name)
     for other in filter(None, (opposite, stricter)):
         yield f"with {other} instead of {name}", getattr(torch.Tensor, other)
+    if name in COMPARING:
+        yield swapped, _swapped(getattr(torch.Tensor, name))
     if name == "clamp":
         yield "without a lower bound", _unbounded_below
         yield "without an upper bound", _unbounded_above
