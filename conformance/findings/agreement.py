@@ -60,8 +60,9 @@ def direction(
     The scale is that of least squares: the factor on the learning rate. Both arguments are of shape
     [tokens]; None where a norm is 0 or not finite.
     """
-    product = float(observed @ expected)
-    norm, length = (math.sqrt(float(one @ one)) for one in (observed, expected))
+    with np.errstate(invalid="ignore", over="ignore"):
+        product = float(observed @ expected)
+        norm, length = (math.sqrt(float(one @ one)) for one in (observed, expected))
     if not math.isfinite(norm) or not length:
         return None, None
     return product / length**2, product / (norm * length) if norm else None

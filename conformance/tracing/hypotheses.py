@@ -132,24 +132,30 @@ def hypotheses(trace: Trace) -> list[Hypothesis]:
     if trace.job.metric is not None:
         return several[0]
     if has_counts:
-        return [*several[0], *_moves_of_masks(trace), *several[2]]
+        return _distinct([*several[0], *_moves_of_masks(trace), *several[2]])
     assert graph is not None
     in_turn = [one for each in zip_longest(*several) for one in each if one is not None]
     suspected = {one.line for one in trace.suspects}
     ordered = sorted(in_turn, key=lambda one: one.line not in suspected)
-    return [*_moves_of_masks(trace), *ordered]  # a mask that another line cuts is right there
+    # A mask that another line cuts is made right by what it is used for as well.
+    return _distinct([*_moves_of_masks(trace), *ordered])
+
+
+def _distinct(several: Iterable[Hypothesis]) -> list[Hypothesis]:
+    """The first hypothesis of each replacement."""
+    found: dict[Replacement, Hypothesis] = {}
+    for one in several:
+        found.setdefault(one.replacement, one)
+    return [*found.values()]
 
 
 def _ordered(
     weight: WrongWeight | None, trace: Trace, several: Iterable[Hypothesis]
 ) -> list[Hypothesis]:
-    found: dict[Replacement, Hypothesis] = {}
-    for one in several:
-        found.setdefault(one.replacement, one)
     suspected = [one.line for one in trace.suspects]
     order = {line: place for place, line in reversed([*enumerate(suspected)])}
     return sorted(
-        found.values(),
+        _distinct(several),
         key=lambda one: (
             order.get(one.line, len(order)),
             weight is not None and one.needed is None,
@@ -261,14 +267,11 @@ def _moves_of_masks(trace: Trace) -> Iterator[Hypothesis]:
     graph = trace.graph
     assert graph is not None
     suspected = {one.line for one in trace.suspects if is_own(one.line, trace.package)}
-    found: dict[Replacement, Hypothesis] = {}
     for node in graph.nodes():
         cut = graph.traces[node.rank].cuts.get(node.place)
         if cut is not None and suspected.intersection(cut.stack[:1]):
             operation = replace(graph.operation(node), name=cut.operation, stack=cut.stack)
-            for one in _moved(_at(operation, node, Values.LATER)):
-                found.setdefault(one.replacement, one)
-    yield from found.values()
+            yield from _moved(_at(operation, node, Values.LATER))
 
 
 def _moved(one: Hypothesis) -> Iterator[Hypothesis]:

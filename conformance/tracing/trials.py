@@ -64,6 +64,10 @@ class Trials:
     def conforms(self, run: OrdinaryRun, replaced: Replacement) -> bool:
         """Whether a finding breaks no promise where a line computes with another value."""
         outcome = self.jobs.run(replace(run.cell.job, replaced=replaced))
+        if isinstance(outcome, Ran):
+            weights = self.weights(run.cell, outcome.observations)
+            if not np.isfinite(weights).all():
+                return False
         judged = judge_outcome(run.cell, outcome, self.jobs)
         return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
 

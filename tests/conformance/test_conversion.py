@@ -176,3 +176,7 @@ def test_factor_is_that_of_the_weights_which_train_steps_give(before: str, after
     [said] = differences(steps.MASKED, find_reduction(before), find_reduction(after))
 
     assert direction(new, old) == pytest.approx((said.scale, said.cosine), rel=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_has_no_direction() -> None:
+    assert direction(np.array([np.inf, -np.inf]), np.array([0.0, 1.0])) == (None, None)

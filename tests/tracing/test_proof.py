@@ -20,7 +20,8 @@ from conformance.ranks.pool import RankPool
 from conformance.runs.check import judge_outcome
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing.finding import traced_job
-from conformance.tracing.proof import Prover
+from conformance.tracing.hypotheses import Values
+from conformance.tracing.proof import Prover, candidates
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob, tokens_of_steps
 from conformance.tracing.tracer import most_wrong
@@ -223,6 +224,21 @@ def test_a_sign_that_several_lines_could_change_is_proven_of_none(jobs: SharedJo
 
     assert sum("as with a value elsewhere" in why for _, why in of_lines) > 1
     assert not any("proven" in why for _, why in of_lines)
+
+
+def test_a_value_that_makes_weights_infinite_proves_nothing(jobs: SharedJobs) -> None:
+    cell = wrong("of_a_rank", jobs)[0]
+    trials = Prover(jobs).trials
+    run = trials.ordinary(cell)
+    assert run is not None
+    counts = (one for one in candidates(traced(cell, jobs)) if one.values is Values.COUNTS)
+    at = next(counts).replacement
+    ran = trials.ran(run, replaced=replace(at, entries=()))
+    assert ran is not None
+
+    zeros = tuple(tuple((0.0,) * len(each) for each in of_rank) for of_rank in ran.held)
+
+    assert not trials.conforms(run, replace(at, entries=zeros))
 
 
 def test_a_token_of_infinite_weight_is_the_most_wrong(jobs: SharedJobs) -> None:
