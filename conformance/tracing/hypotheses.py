@@ -309,10 +309,8 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
     assert graph is not None
     on_way = (graph.before_roots | graph.painted.keys()) if graph.roots else {*graph.nodes()}
     suspected = [one.line for one in trace.suspects]
-    is_lost = trace.chain is None and not isinstance(trace.job, TracedAdvantage)
-    found: dict[Replacement, Hypothesis] = {}
-
     functions = {(one.file, one.function) for one in suspected}
+    is_lost = trace.chain is None and not isinstance(trace.job, TracedAdvantage)
 
     def order(node: Node) -> tuple[bool, bool, bool, bool, int]:
         operation = graph.operation(node)
@@ -337,19 +335,13 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
         for line, *callers in [operation.stack]
         if is_lost and node in graph.painted
     )
-    several = (
-        (_at(operation, node, Values.OTHERWISE), other)
-        for meant, operations in (
-            (others, (*detached, *ordered)),
-            (partly_detached, ordered),
-        )
+    return _distinct(
+        replace(at, replacement=replace(at.replacement, instead=other))
+        for meant, operations in ((others, (*detached, *ordered)), (partly_detached, ordered))
         for operation, node in operations
+        for at in [_at(operation, node, Values.OTHERWISE)]
         for other in meant(operation.name)
     )
-    for at, other in several:
-        one = replace(at, replacement=replace(at.replacement, instead=other))
-        found.setdefault(one.replacement, one)
-    return [*found.values()]
 
 
 def rewarded_lines(trace: Trace, ordinary: Graph) -> Iterator[tuple[Hypothesis, Sequence[Node]]]:

@@ -94,6 +94,7 @@ REFLECTED = {f"r{name}": name for name in ("add", "sub", "mul", "truediv")}
 """Operators of which Python hands in the right operand first."""
 
 IN_PLACE = {f"i{name}": name for name in ("add", "sub", "mul", "truediv", "and", "or")}
+"""Operators that change their left operand."""
 
 
 def others(operation: str) -> Mapping[str, Operation]:
