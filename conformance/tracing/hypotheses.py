@@ -300,6 +300,8 @@ def _of_ranks(trace: Trace) -> Iterator[Hypothesis]:
 def operated_otherwise(trace: Trace) -> list[Hypothesis]:
     """Operations on the way to a loss, and others that may have been meant, best first.
 
+    Those of optimizers are none: a step may not survive another one.
+
     What cuts a value off from its derivative is in no record: where a token is lost, it may be in
     any line that has its value. Of others those in functions with suspected lines come first, and
     there what holds the token's value before what does not, what few operands go through before
@@ -307,7 +309,8 @@ def operated_otherwise(trace: Trace) -> list[Hypothesis]:
     """
     graph = trace.graph
     assert graph is not None
-    on_way = (graph.before_roots | graph.painted.keys()) if graph.roots else {*graph.nodes()}
+    in_loss = {node for node, in_gradient in graph.painted.items() if not in_gradient}
+    on_way = (graph.before_roots | in_loss) if graph.roots else {*graph.nodes()}
     suspected = [one.line for one in trace.suspects]
     functions = {(one.file, one.function) for one in suspected}
     is_lost = trace.chain is None and not isinstance(trace.job, TracedAdvantage)

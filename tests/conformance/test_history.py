@@ -48,7 +48,7 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def forked(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def forked(folder: str, *arguments: str, **_: object) -> subprocess.CompletedProcess[str]:
     """Run pytest as histories do, in a forked process."""
     result = command.run(Path(folder), "slime", "-q", *arguments)
     return subprocess.CompletedProcess(arguments, result.status, stdout=result.output)

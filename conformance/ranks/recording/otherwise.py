@@ -259,6 +259,7 @@ def _is_alike(one: Any, other: Any) -> bool:
         and isinstance(each, torch.Tensor)
         and part.shape == each.shape
         and part.is_floating_point() == each.is_floating_point()
+        and (part.requires_grad or not each.requires_grad)
         for part, each in pairs
     )
 
