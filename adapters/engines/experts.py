@@ -66,7 +66,7 @@ class Experts:
         return whole
 
     def whole(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of all experts, of which each rank has its own: [capacity]."""
+        """The gradients of all experts, gathered from the ranks that have them: [capacity]."""
         if self._count == 1:
             return gradient
         import torch.distributed as dist

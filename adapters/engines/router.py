@@ -1,7 +1,8 @@
 """The losses that Megatron-Core's router of a mixture of experts adds to a model by itself.
 
-Every token is sent to all experts, and its probabilities are 0 but for the first: the loss of load
-balancing is the mean of these, and the z-loss has a derivative of 1 where logits are 1/2.
+Every token is sent to all experts, the first with a probability of its own and the others with 0.
+The load-balancing loss is the mean of the first expert's probabilities, and the z-loss has a
+derivative of 1 where logits are 1/2.
 Megatron-Core's own router computes both, and its `MoEAuxLossAutoScaler` adds them in the backward
 pass.
 """

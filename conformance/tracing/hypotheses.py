@@ -49,7 +49,7 @@ DETACH = "aten.detach.default"
 """The operation that hands on a value without its derivative."""
 
 ARITHMETIC = tuple(f"aten.{name}" for name in ("mul", "div", "add", "sub", "rsub", "sum"))
-"""The beginnings of the names of operations of which each line has some."""
+"""Prefixes of arithmetic operations, which almost every line has."""
 
 COPYING = ("aten.empty", *GATHERING)
 """Operations that make no value."""

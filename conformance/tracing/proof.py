@@ -351,7 +351,7 @@ def _rewarded(trace: Trace, ordinary: Graph, first: OrdinaryRun) -> Iterator[Hyp
 def _wrong_operand(graph: Graph, node: Node, numbers: NDArray[np.float64]) -> Line | None:
     """The line of the innermost operand that alone has entries which no right computation makes.
 
-    Of what has one operand it is that only where both are as large, as with a small number added.
+    One with a single operand is followed only if it hardly changes it, as adding an epsilon does.
     """
     wrong = [one for one in graph.inputs(node) if not _are_right(graph, one, numbers)]
     if len(wrong) != 1 or not (len(graph.inputs(node)) > 1 or _are_as_large(graph, node, *wrong)):

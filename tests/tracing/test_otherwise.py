@@ -122,6 +122,14 @@ def test_one_operand_may_be_without_a_derivative(which: str, expected: list[floa
     assert leaf.grad.tolist() == expected
 
 
+def test_an_operand_without_a_derivative_does_not_replace_a_result_that_has_one() -> None:
+    leaf = torch.tensor([1.0, 3.0], requires_grad=True)
+
+    run("aten.mul.Tensor", "without mul", "one.detach() * one", leaf).sum().backward()
+
+    assert leaf.grad is not None
+
+
 def test_other_lines_are_left_alone() -> None:
     result = run("aten.neg.default", "without neg", "(-one\n)", ONE, line=2)
 

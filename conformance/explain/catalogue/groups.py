@@ -199,7 +199,7 @@ def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
 
 
 def _of_statistics(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield mistakes in what is subtracted from a reward, and in what it is divided by."""
+    """Yield mistakes in the baseline and in the divisor of a reward."""
     peers, baseline = estimate.peers, _baseline(estimate)
     yield "baseline_left_out", _raw(estimate, np.zeros(len(peers.rewards)), _divisor(estimate))
     if estimate.objective in DIVIDED_BY_STD:

@@ -161,7 +161,7 @@ BOUNDS = (
 """Constants that bound how far a probability may fall, and how far it may rise."""
 
 OF_SIGNS = (*BOUNDS, ("negative_temperature", "positive_temperature"))
-"""Constants for negative and for positive advantages, of which a loss has one pair."""
+"""Pairs of constants for negative and for positive advantages; a loss uses one pair."""
 
 
 def _wrong_constants() -> Iterator[tuple[str, LossConstants]]:
@@ -283,7 +283,7 @@ def _wrong_scopes(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:
 
 
 def _divided_early(loss: Loss) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
-    """Yield what comes of advantages that are divided for the loss's mean before the loss.
+    """Yield what follows where advantages are divided for the mean before the loss has them.
 
     A penalty beside them is then not divided, and what compares them has others.
     """

@@ -38,7 +38,7 @@ OPPOSITES = {
     "add": "sub",
     "mul": "div",
 }
-"""Operations that are easily taken for each other."""
+"""Pairs of operations that are easily confused."""
 
 STRICTER = {"ge": "gt", "le": "lt"}
 """Comparisons, with those that equal numbers fail."""
@@ -53,10 +53,10 @@ SWAPPED = ("sub", "div")
 """Operations whose two operands may have changed places."""
 
 COMPARING = ("gt", "ge", "lt", "le")
-"""Others, of which the opposite is meant more often."""
+"""Comparisons: their operands are swapped only after their opposite has been tried."""
 
 DETACHED = ("add", "sub", "mul", "div")
-"""Operations of which one operand may have to be without a derivative."""
+"""Operations that may have to treat one operand as a constant."""
 
 REDUCING = ("sum", "mean", "std", "var", "max", "min", "amax", "amin", "any", "all", "cumsum")
 """Operations that may be of the other one of two dimensions."""
@@ -91,7 +91,7 @@ SPELLINGS = {
 """Other names of operations, as Python or torch's dispatcher have them."""
 
 REFLECTED = {f"r{name}": name for name in ("add", "sub", "mul", "truediv")}
-"""Operators of which Python hands in the right operand first."""
+"""Reflected operators: Python calls them with the right operand first."""
 
 IN_PLACE = {f"i{name}": name for name in ("add", "sub", "mul", "truediv", "and", "or")}
 """Operators that change their left operand."""
