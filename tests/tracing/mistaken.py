@@ -149,7 +149,7 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         dist.all_reduce(self.gradient)
 
     def smaller(self, rows: Rows) -> None:
-        """The smaller of two losses, of which the larger one is meant."""
+        """Takes the smaller of two losses instead of the larger."""
         losses = self.losses(rows)
         self.normalised(torch.min(losses, torch.full_like(losses, -1e9)), rows)
 
