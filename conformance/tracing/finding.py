@@ -97,7 +97,9 @@ def traces_of_causes(
     prover = Prover(jobs)
     several = [*causes]
     laws = {
-        cell.id: cell for cell in plan.cells() if cell.spec.law and isinstance(cell, MatrixCell)
+        cell.id: cell
+        for cell in plan.cells()
+        if cell.spec.check is Check.LAWS and isinstance(cell, MatrixCell)
     }
     for cause in several:
         broken = next((laws[name] for name in cause.findings if name in laws), None)
