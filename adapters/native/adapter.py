@@ -12,7 +12,6 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.framework import Framework
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
 from adapters.contract.layout import Layout, grids
-from adapters.contract.logged import LOGGED
 from adapters.contract.objective import Metric, Objective
 from adapters.native import options
 from reference.aggregation import Aggregation, Mode
@@ -107,8 +106,6 @@ class NativeAdapter(Adapter):
             estimated = trainer.assign_advantages(steps)
             of_rollouts = trainer.log_of_rollouts(estimated)
             trained = [_train(trainer, probe, samples) for samples in estimated]
-        logs = [log | dict(of_rollouts) for _, log in trained]
-        LOGGED.note([{metric.value: value for metric, value in log.items()} for log in logs])
         reported = {metric: tuple(log[metric] for _, log in trained) for metric in trained[0][1]}
         reported |= {metric: (value,) for metric, value in of_rollouts.items()}
         if not job.layout.is_on_last_stage(rank.index):

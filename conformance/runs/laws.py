@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.batch.formulas import estimator_conventions
 from adapters.contract.job import Column, Place
-from adapters.contract.objective import FROM_REWARDS
+from adapters.contract.objective import FROM_REWARDS, OF_SAMPLES
 from conformance.findings.verdict import Verdict
 from conformance.judging.laws import (
     changed_gradient,
@@ -25,9 +25,9 @@ from reference.aggregation import TokenSet
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Set
 
-    from adapters.contract import Description, Job
+    from adapters.contract import Description, Job, Observation
     from adapters.contract.job import Poison
     from adapters.contract.objective import Objective
     from conformance.judging.laws import Changes
@@ -120,15 +120,27 @@ def judge_poison(spec: CheckSpec, job: Job, after: Outcome, jobs: SharedJobs) ->
 def _changed_by_poison(
     spec: CheckSpec, plain: Job, runs: tuple[Ran, Ran], jobs: SharedJobs
 ) -> Changes:
-    """The gradients or the logged numbers that poison changes, but those that rewards move."""
-    before, after = (run.observations for run in runs)
-    dtype = jobs.description.dtype
+    """The gradients or the logged numbers that poison changes.
+
+    Metrics of samples are left out, as a reward may depend on every column of its sample.
+    """
+    description = jobs.description
     if not spec.is_logged:
-        steps = (plain, before), (plain, after)
-        return changed_gradient(*steps, jobs.description, weight_bound(dtype))
-    steady = jobs.steady_numbers(plain) - jobs.numbers_of_rewards(plain)
-    changed = changed_numbers(plain, before, after, dtype)
-    return {name: pair for name, pair in changed.items() if name in steady}
+        before, after = ((plain, run.observations) for run in runs)
+        return changed_gradient(before, after, description, weight_bound(description.dtype))
+    unnamed = jobs.steady_numbers(plain) - jobs.numbers_of_rewards(plain)
+    unnamed -= {*description.logged_as.values()}
+    old, new = ([_with_metrics(one, unnamed) for one in run.observations] for run in runs)
+    return changed_numbers(plain, old, new, description.dtype)
+
+
+def _with_metrics(observation: Observation, unnamed: Set[str]) -> Observation:
+    """An observation with some of its logged numbers, and all metrics of tokens; None is NaN."""
+    logged = {name: values for name, values in observation.logged.items() if name in unnamed}
+    for metric, values in observation.reported.items():
+        if metric not in OF_SAMPLES:
+            logged[metric] = tuple(math.nan if one is None else one for one in values)
+    return replace(observation, logged=logged)
 
 
 def _counts(poison: Poison, objective: Objective, description: Description) -> bool:
