@@ -350,7 +350,7 @@ CHECK_SPECS = (
 """All of them, those of one objective next to each other."""
 
 
-def _of_poison(law: Law) -> Iterator[CheckSpec]:
+def _poison_specs(law: Law) -> Iterator[CheckSpec]:
     """Yield the checks of a poisoned column: of gradients, and of logged numbers.
 
     Ratios that overflow where tokens are kept may be logged as they are.
@@ -393,7 +393,7 @@ def usual_case(objective: Objective) -> Case:
     return next(case for case in ALL_CASES if case.name == name)
 
 
-POISONED = tuple(chain.from_iterable(map(_of_poison, POISONS)))
+POISONED = tuple(chain.from_iterable(map(_poison_specs, POISONS)))
 """Each poison, in gradients and in logged numbers: on one layout, and on one with context
 parallelism."""
 

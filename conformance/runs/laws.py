@@ -130,11 +130,11 @@ def _changed_by_poison(
         return changed_gradient(before, after, description, weight_bound(description.dtype))
     unnamed = jobs.steady_numbers(plain) - jobs.numbers_of_rewards(plain)
     unnamed -= {*description.logged_as.values()}
-    old, new = ([_with_metrics(one, unnamed) for one in run.observations] for run in runs)
+    old, new = ([_comparable(one, unnamed) for one in run.observations] for run in runs)
     return changed_numbers(plain, old, new, description.dtype)
 
 
-def _with_metrics(observation: Observation, unnamed: Set[str]) -> Observation:
+def _comparable(observation: Observation, unnamed: Set[str]) -> Observation:
     """An observation with some of its logged numbers, and all metrics of tokens; None is NaN."""
     logged = {name: values for name, values in observation.logged.items() if name in unnamed}
     for metric, values in observation.reported.items():
