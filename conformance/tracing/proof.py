@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ from conformance.tracing.right_values import (
     rewarded,
 )
 from conformance.tracing.suspects.reasons import Suspect, of_lines
-from conformance.tracing.trials import Trials
+from conformance.tracing.trials import ProofTimeOverError, Trials
 from conformance.tracing.unused import unused_count, unused_product
 
 if TYPE_CHECKING:
@@ -87,10 +88,12 @@ ALL_RANKS = "the sum over all ranks"
 
 
 class Prover:
-    """Tries hypotheses about the lines of causes on their findings."""
+    """Tries hypotheses about the lines of causes on their findings, for some ``seconds`` in all."""
 
-    def __init__(self, jobs: SharedJobs) -> None:
-        self.trials = Trials(jobs)
+    def __init__(self, jobs: SharedJobs, seconds: float = math.inf) -> None:
+        self.trials = Trials(jobs, seconds)
+        self.given_up = 0
+        """The number of traces for whose lines no time was left."""
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The lines of a trace, the one first with which the findings conform.
@@ -99,12 +102,17 @@ class Prover:
         proven. What other values can do elsewhere, independently of it, proves none of them: a
         weight that is off by a number of ranks or micro-batches can be made good at any line. Then
         only suspected lines are tried, unless a line makes the very value and nothing uses it.
+        Where no time is left, no line is proven, as the innermost may not have been tried.
         """
-        first = self.trials.ordinary(cells[0])
-        if first is None or trace.graph is None:
+        try:
+            first = self.trials.ordinary(cells[0])
+            if first is None or trace.graph is None:
+                return trace.suspects
+            others = islice(filter(None, map(self.trials.ordinary, cells[1:])), MOST_SHOWN)
+            return _Proof(self.trials, trace, trace.graph, first, [*others]).lines()
+        except ProofTimeOverError:
+            self.given_up += 1
             return trace.suspects
-        others = islice(filter(None, map(self.trials.ordinary, cells[1:])), MOST_SHOWN)
-        return _Proof(self.trials, trace, trace.graph, first, [*others]).lines()
 
 
 @dataclass

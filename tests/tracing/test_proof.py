@@ -241,6 +241,16 @@ def test_a_value_that_makes_weights_infinite_proves_nothing(jobs: SharedJobs) ->
     assert not trials.conforms(run, replace(at, entries=zeros))
 
 
+def test_no_line_is_proven_when_the_time_is_over(jobs: SharedJobs) -> None:
+    of_cause = wrong("of_a_rank", jobs)
+    trace = traced(of_cause[0], jobs)
+    proven, late = Prover(jobs), Prover(jobs, seconds=0.01)
+
+    assert any(one.why.startswith("proven: ") for one in proven.proven(trace, of_cause))
+    assert late.proven(trace, of_cause) == trace.suspects
+    assert (proven.given_up, late.given_up) == (0, 1)
+
+
 def test_a_token_of_infinite_weight_is_the_most_wrong(jobs: SharedJobs) -> None:
     job = cells("largest", Objective.POLICY)[0].job
     observations = jobs.observations(job)
