@@ -17,6 +17,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
+from adapters.frameworks import LISTED
 from adapters.toolkit.source import resolve
 from conformance.comparing.cause_changes import CauseChange, cause_changes
 from conformance.comparing.diff import difference
@@ -166,11 +167,11 @@ TRACED = tuple(_read("traced"))
 OF_LAWS = tuple(_read("law"))
 """Others, by the laws that they break; the cause is what these laws call their mistake."""
 
-INSTALLED = ("ms_swift", "skyrl", "trl", "tunix", "verl")
-"""Frameworks that are on the package index."""
+INSTALLED = [name for name, one in LISTED.items() if not one.source]
+"""Frameworks that an extra installs."""
 
-RELEASED = {"areal": "pypi:1.0.4", "openrlhf": "pypi:0.11.2"}
-"""Frameworks that are fetched from it without their dependencies, with the source that is given."""
+RELEASED = {name: one.source for name, one in LISTED.items() if one.source.startswith("pypi:")}
+"""Frameworks that are fetched without their dependencies, with the source that is given."""
 
 
 class OfAnEngine(Protocol):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from adapters.contract import Adapter, Job, Layout
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Objective
+from adapters.frameworks import LISTED
 from adapters.toolkit.source import WheelError, resolve
 from conformance.corpus.cases import ALL_CASES
 from conformance.judging.weights import largest_error
@@ -24,23 +25,11 @@ from tests.jobs import job_of
 CASES = {case.name: case for case in ALL_CASES}
 MASKED = CASES["fully_masked_sample"]
 
-NEEDED = {
-    "areal": "colorlog",
-    "dtensor_v2": "nemo_automodel",
-    "megatron_lm": "wandb",
-    "ms_swift": "swift",
-    "nemo_rl": "ray",
-    "open_instruct": "backoff",
-    "openrlhf": "deepspeed",
-    "prime_rl": "pydantic_config",
-    "rlinf": "hydra",
-    "roll": "dacite",
-    "skyrl": "skyrl",
-    "trl": "trl",
-    "tunix": "tunix",
-    "verl": "verl",
-}
+NEEDED = {name: one.needs for name, one in LISTED.items()} | {"dtensor_v2": "nemo_automodel"}
 """Packages that frameworks or engines need, and that not all environments have."""
+
+LOSS_FUNCTIONS = {"liger", "unsloth"}
+"""Adapters without a train step."""
 
 NEEDS_CLONES = pytest.mark.skipif(
     command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
@@ -60,10 +49,8 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 def marks(framework: str) -> list[pytest.MarkDecorator]:
-    """The marker of a framework, if there is one, and what skips its tests without its packages."""
-    marker = {"liger": "trl", "unsloth": "trl"}.get(framework, framework)
-    of_framework = [] if marker in ("miles", "slime") else [getattr(pytest.mark, marker)]
-    return [*of_framework, needs(framework)]
+    """The marker of a framework, and what skips its tests without its packages."""
+    return [getattr(pytest.mark, framework), needs(framework)]
 
 
 def job(
