@@ -35,11 +35,15 @@ class Engine(NamedTuple):
     engine: str
 
 
+OTHERWISE = {Engine("trl", "liger"), Engine("trl", "rloo")}
+"""Engines that train no mean over tokens, or not in the version that is installed."""
+
 ENGINES = [
-    Engine(framework, engine)
+    one
     for framework in ("native", *LISTED)
     if framework not in LOSS_FUNCTIONS
     for engine in registry.adapter_classes(framework)
+    if (one := Engine(framework, engine)) not in OTHERWISE
 ]
 
 
