@@ -32,6 +32,7 @@ from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
 from tests.conformance.test_page import unpacked
+from tests.pools import NEEDS_CLONES
 
 README = (command.ROOT / "README.md").read_text()
 
@@ -144,9 +145,7 @@ def test_two_releases_are_compared_in_two_commands_as_shown(tmp_path: Path) -> N
 
 @pytest.mark.processes
 @pytest.mark.skyrl
-@pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
-)
+@NEEDS_CLONES
 @pytest.mark.parametrize("line", WITH_SOURCE)
 def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
     adapter = re.search("--adapter=([a-z]+)", line)[1]  # type: ignore[index]
@@ -163,9 +162,7 @@ def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
-)
+@NEEDS_CLONES
 @pytest.mark.parametrize("line", HISTORY)
 def test_histories_print_what_is_shown(capsys: pytest.CaptureFixture[str], line: str) -> None:
     arguments = shlex.split(line.replace("PATH", f"{os.environ[command.SOURCES]}/slime"))[1:]

@@ -1,26 +1,23 @@
 """Jobs of a framework on cases of the corpus, and how far off its weights are."""
 
 import math
-import os
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from adapters.contract import Adapter, Job, Layout
+from adapters.contract import Job, Layout
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Objective
-from adapters.frameworks import LISTED
-from adapters.toolkit.source import WheelError, resolve
+from adapters.frameworks import CLONE, LISTED
 from conformance.corpus.cases import ALL_CASES
 from conformance.judging.weights import largest_error
 from conformance.ranks.pool import Ran
 from reference.aggregation import Conventions, Mode
 from reference.weights import token_weights
-from tests import command
 from tests.jobs import job_of
+from tests.pools import NEEDS_CLONES
 
 CASES = {case.name: case for case in ALL_CASES}
 MASKED = CASES["fully_masked_sample"]
@@ -30,10 +27,6 @@ NEEDED = {name: one.needs for name, one in LISTED.items()} | {"dtensor_v2": "nem
 
 LOSS_FUNCTIONS = {"liger", "unsloth"}
 """Adapters without a train step."""
-
-NEEDS_CLONES = pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
-)
 
 
 def require(name: str) -> None:
@@ -49,8 +42,9 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 def marks(framework: str) -> list[pytest.MarkDecorator]:
-    """The marker of a framework, and what skips its tests without its packages."""
-    return [getattr(pytest.mark, framework), needs(framework)]
+    """The marker of a framework, and what skips its tests without its packages or clone."""
+    clones = [NEEDS_CLONES] if LISTED[framework].source == CLONE else []
+    return [getattr(pytest.mark, framework), needs(framework), *clones]
 
 
 def job(
@@ -66,16 +60,6 @@ def job(
         layout=Layout.parse(layout),
         objective=objective,
     )
-
-
-def released(adapter: Adapter, text: str) -> Path:
-    """The folder of a release; the test is skipped where no package index has it."""
-    try:
-        path = resolve(adapter, text).path
-    except WheelError as error:
-        pytest.skip(str(error))
-    assert path is not None
-    return path
 
 
 def documented_gradient(loss_type: str, given: Job) -> NDArray[np.float64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,24 +20,21 @@ from adapters.engines.transformer_engine import partitioned
 from adapters.megatron_lm.adapter import MegatronLmAdapter
 from adapters.megatron_lm.driving import words
 from adapters.megatron_lm.framework import MEGATRON_LM, PER_TOKEN
-from adapters.toolkit.source import resolve
 from conformance.findings.errors import InvalidRecipeError
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from conformance.recipes.matching import match
 from conformance.recipes.running import read
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
-from tests import command
 from tests.adapters import steps
+from tests.pools import pool_of, trained, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
-needs_megatron_lm = [*steps.marks("megatron_lm"), steps.NEEDS_CLONES]
+needs_megatron_lm = steps.marks("megatron_lm")
 
 COMMIT = "d98e8a64ddf34856e74b24714e3bedb2f5a39553"
-
-CLONE = Path(os.environ.get(command.SOURCES, "")) / "megatron_lm"
 
 ROWS, PACKED = "dp2-cp1-mb2-bshd", "dp2-cp1-mbtokens-thd"
 ONE_BY_ONE = "dp2-cp1-mbtokens-bshd"
@@ -55,16 +51,11 @@ def job(
     return steps.job(case, mode, layout, objective)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
-    with RankPool(MegatronLmAdapter(), path, 4) as of_all:
-        yield of_all
+pool = pool_of(MegatronLmAdapter, 4, COMMIT)
 
 
 def weights(pool: RankPool, given: Job) -> np.ndarray:
-    outcome = pool.run(given)
-    assert isinstance(outcome, Ran), outcome
+    outcome = trained(pool, given)
     weighed: np.ndarray = outcome.observations[-1].token_weights[0]
     return weighed
 
@@ -92,8 +83,7 @@ def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
 
 def own_losses(pool: RankPool, given: Job) -> list[float]:
     """The coefficients of the losses of a router, in parts of those that are asked for."""
-    outcome = pool.run(replace(given, objective=Objective.ROUTER))
-    assert isinstance(outcome, Ran), outcome
+    outcome = trained(pool, replace(given, objective=Objective.ROUTER))
     return [one for [one] in outcome.observations[0].own_losses.values()]
 
 
@@ -145,12 +135,11 @@ class TestReal:
         assert weights(pool, given)[mask] == pytest.approx(1 / 25, rel=1e-6)
 
     def test_without_the_loss_per_token_micro_batches_are_averaged(self) -> None:
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+        path = version_of(MegatronLmAdapter(), COMMIT)
         given = job("dp1-cp1-mb2-bshd")
         with RankPool(MicroBatchMeans(), path, 1) as other:
-            outcome = other.run(given)
+            outcome = trained(other, given)
 
-        assert isinstance(outcome, Ran), outcome
         [rank] = outcome.observations
         mask, part = given.steps[0].mask, rank.forward_passes[0]
         tokens = np.bincount(part[mask])
@@ -158,7 +147,7 @@ class TestReal:
         assert rank.token_weights[0][mask] == pytest.approx(0.5 / tokens[part[mask]], rel=1e-6)
 
     def test_gradients_of_experts_that_are_not_scaled_with_the_others_are_seen(self) -> None:
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+        path = version_of(MegatronLmAdapter(), COMMIT)
         given = job("dp2-cp1-mb2-bshd+expert_parallel")
         with RankPool(UnscaledExperts(), path, 2) as other:
             weighed = weights(other, given)
@@ -183,9 +172,8 @@ class TestReal:
         assert np.array_equal(weights(pool, policy), before)
 
     def test_logged_numbers_are_means_over_tokens_of_the_step(self, pool: RankPool) -> None:
-        outcome = pool.run(job(objective=Objective.OFF_POLICY))
+        outcome = trained(pool, job(objective=Objective.OFF_POLICY))
 
-        assert isinstance(outcome, Ran), outcome
         logs = [one.reported for one in outcome.observations]
         assert logs[0] == {}, "the last rank alone writes"
         [ratio] = logs[1][Metric.RATIO]
@@ -198,7 +186,7 @@ class TestReal:
     def test_recipe_is_what_megatron_makes_of_words(self, layout: str, mode: Mode) -> None:
         given = job(layout, mode)
         typed = Typed(words=tuple(words(MEGATRON_LM.settings(given))), ranks=2)
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+        path = version_of(MegatronLmAdapter(), COMMIT)
 
         recipe = read(MegatronLmAdapter(), path, typed)
 
@@ -208,7 +196,7 @@ class TestReal:
     def test_recipe_without_a_mode_is_refused(self) -> None:
         packed = words(MEGATRON_LM.settings(job(PACKED)))
         typed = Typed(words=tuple(one for one in packed if one != PER_TOKEN), ranks=2)
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+        path = version_of(MegatronLmAdapter(), COMMIT)
 
         with pytest.raises(InvalidRecipeError, match="have no mode without"):
             read(MegatronLmAdapter(), path, typed)
@@ -228,7 +216,7 @@ class TestMended:
         self, other_release: None, ref: str, factor: int
     ) -> None:
         given = job("dp1-cp2-mb2-bshd")
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{ref}").path
+        path = version_of(MegatronLmAdapter(), ref)
         with RankPool(MegatronLmAdapter(), path, 2) as of_ref:
             weighed = weights(of_ref, given)
 

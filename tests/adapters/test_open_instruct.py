@@ -18,17 +18,17 @@ from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.open_instruct.adapter import OpenInstructAdapter
 from adapters.open_instruct.framework import OPEN_INSTRUCT
 from adapters.open_instruct.packing import packing_of
-from adapters.toolkit.source import resolve
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
 from tests import command
 from tests.adapters import steps
+from tests.pools import pool_of, trained, trained_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
-needs_open_instruct = [*steps.marks("open_instruct"), steps.NEEDS_CLONES]
+needs_open_instruct = steps.marks("open_instruct")
 
 COMMIT = "e6c3044aa6201c8bfa4573c1b03142af599e730d"
 
@@ -48,16 +48,7 @@ def job(
     return steps.job(case, mode, layout, objective)
 
 
-def source() -> Path:
-    path = resolve(OpenInstructAdapter(), f"{CLONE}@{COMMIT}").path
-    assert path is not None
-    return path
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(OpenInstructAdapter(), source(), 4) as of_all:
-        yield of_all
+pool = pool_of(OpenInstructAdapter, 4, COMMIT)
 
 
 def test_constant_is_one_number_for_all_samples_of_a_step() -> None:
@@ -120,10 +111,8 @@ class TestReal:
 
     def test_cispo_has_its_documented_derivative(self) -> None:
         given = job(objective=Objective.OFF_POLICY)
-        with RankPool(Cispo(), source(), 2) as other:
-            outcome = other.run(given)
+        outcome = trained_alone(Cispo(), given, COMMIT)
 
-        assert isinstance(outcome, Ran), outcome
         expected = steps.documented_gradient("cispo", given)
         for rank in outcome.observations:
             [weights] = rank.token_weights
@@ -132,9 +121,8 @@ class TestReal:
     def test_ranks_that_share_rows_lose_the_first_token_of_a_slice(self, pool: RankPool) -> None:
         """Slices are cut before targets are shifted, and DeepSpeed averages over all ranks."""
         given = job(SHARED)
-        outcome = pool.run(given)
+        outcome = trained(pool, given)
 
-        assert isinstance(outcome, Ran), outcome
         [weights], mask = outcome.observations[0].token_weights, given.steps[0].mask
         lost = mask & (weights == 0)
         assert lost.sum() == 1
@@ -146,10 +134,8 @@ class TestReal:
         In its row ten tokens have a mean log-ratio of -0.175, by which all of them are multiplied.
         """
         given = job(ONE, objective=Objective.SEQUENCE_MASKED)
-        with RankPool(MaskingSequences(), source(), 1) as other:
-            outcome = other.run(given)
+        outcome = trained_alone(MaskingSequences(), given, COMMIT)
 
-        assert isinstance(outcome, Ran), outcome
         [weights] = outcome.observations[0].token_weights
         of_sample = (ProbedBatch(given.steps).sample == 2) & given.steps[0].mask
         first = steps.gradient(given, weights)[of_sample][0]
@@ -157,13 +143,12 @@ class TestReal:
 
     def test_rows_that_do_not_divide_by_ranks_are_dropped(self, pool: RankPool) -> None:
         given = job("dp2-cp1-mbtokens-thd", "split_groups")
-        outcome = pool.run(given)
+        outcome = trained(pool, given)
 
-        assert isinstance(outcome, Ran), outcome
         [weights], mask = outcome.observations[0].token_weights, given.steps[0].mask
-        trained = mask & (weights != 0)
-        assert 0 < trained.sum() < mask.sum()
-        assert weights[trained] == pytest.approx(1 / trained.sum(), rel=1e-6)
+        kept = mask & (weights != 0)
+        assert 0 < kept.sum() < mask.sum()
+        assert weights[kept] == pytest.approx(1 / kept.sum(), rel=1e-6)
 
     def test_a_step_without_active_tokens_has_no_loss_to_go_back_from(self, pool: RankPool) -> None:
         outcome = pool.run(job(case="no_active_token"))

@@ -1,6 +1,5 @@
 """TRL's real trainer, from PyPI: what it is given, and what is read off it."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,11 +15,12 @@ from adapters.trl.framework import ESTIMATOR, GRPO
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, DivergenceEstimator, Mode
 from reference.rounding import weight_bound
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
+from tests.pools import pool_of, trained, trained_alone
 
 needs_trl = steps.marks("trl")
 
@@ -38,10 +38,7 @@ SHARED, SPLIT = (
 )
 
 
-@pytest.fixture(scope="module")
-def ddp() -> Iterator[RankPool]:
-    with RankPool(TrlDdpAdapter(), None, 2) as pool:
-        yield pool
+ddp = pool_of(TrlDdpAdapter, 2)
 
 
 def description() -> Description:
@@ -122,18 +119,16 @@ class TestReal:
 
     def test_luspo_adds_the_tokens_of_a_sample_up(self, ddp: RankPool) -> None:
         given = replace(job(), aggregation=Aggregation(Mode.CONSTANT, 1.0))
-        outcome = ddp.run(given)
+        outcome = trained(ddp, given)
 
-        assert isinstance(outcome, Ran), outcome
         assert weights_error(outcome, given) <= weight_bound("float32")
 
     def test_divisor_is_typed_on_the_command_line_or_in_a_file(self, ddp: RankPool) -> None:
         plain = job("uneven_lengths", Mode.CONSTANT, ONE_RANK)
         in_file = frozenset({Setting.MODE, Setting.DIVISOR})
         for settings in (Configuration(divisor="80"), Configuration(divisor="80", in_file=in_file)):
-            outcome = ddp.run(replace(plain, configuration=settings))
+            outcome = trained(ddp, replace(plain, configuration=settings))
 
-            assert isinstance(outcome, Ran), outcome
             [weights] = outcome.observations[0].token_weights
             assert weights.max() == pytest.approx(1 / (80 * 8))
 
@@ -142,18 +137,15 @@ class TestReal:
     ) -> None:
         """`dapo` adds up to the mean over micro-batches, and TRL logs their average."""
         given = replace(job(), configuration=Configuration(entropy=True))
-        outcome = ddp.run(given)
+        outcome = trained(ddp, given)
 
-        assert isinstance(outcome, Ran), outcome
         judged = judge_logged(given, outcome.observations, description(), metric=Metric.POLICY_LOSS)
         assert judged.diagnosis.name == "divided_by_dp_or_micro_batches_or_group_size"
 
     def test_bnpo_is_the_mean_over_tokens_of_each_micro_batch_of_a_process(self) -> None:
         given = job()
-        with RankPool(OtherLossType(loss_type="bnpo"), None, 2) as pool:
-            outcome = pool.run(given)
+        outcome = trained_alone(OtherLossType(loss_type="bnpo"), given)
 
-        assert isinstance(outcome, Ran), outcome
         context = step_context(given, 0, outcome.observations, description())
         documented = context.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN).expected
         for rank in outcome.observations:
@@ -168,10 +160,8 @@ class TestReal:
         self, settings: dict[str, object]
     ) -> None:
         given = job(objective=Objective.OFF_POLICY)
-        with RankPool(OtherLossType(**settings), None, 2) as pool:
-            outcome = pool.run(given)
+        outcome = trained_alone(OtherLossType(**settings), given)
 
-        assert isinstance(outcome, Ran), outcome
         expected = steps.documented_gradient(str(settings["loss_type"]), given)
         for rank in outcome.observations:
             [weights] = rank.token_weights
