@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
@@ -26,6 +25,7 @@ from conformance.findings.verdict import Verdict
 from conformance.plan.checks import LAWFUL
 from conformance.runs import registry
 from tests import command
+from tests.tables import table
 from tests.toys import commit
 
 CASES = (
@@ -152,9 +152,9 @@ class Mistake:
 
 def _read(kind: str) -> Iterator[Mistake]:
     """Yields mistakes of the table, each with what the runs of its framework have in common."""
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-    for entry in table[kind]:
-        run, edit = table["run"][entry.pop("run")], entry.pop("edit")
+    all_of_them = table("mistakes_in_real_code.toml")
+    for entry in all_of_them[kind]:
+        run, edit = all_of_them["run"][entry.pop("run")], entry.pop("edit")
         kind_of_edit = Edit if len(edit) == len(fields(Edit)) else Rewording
         yield Mistake(edit=kind_of_edit(*edit), **{**run, **entry})
 

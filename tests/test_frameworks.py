@@ -14,6 +14,7 @@ from adapters.frameworks import ENVIRONMENTS, LISTED, ListedFramework
 from conformance.runs import registry
 from tests.adapters.steps import LOSS_FUNCTIONS
 from tests.command import ROOT
+from tests.tables import table
 
 PLACES = re.findall(r"^\d\. \[`(\S+)`\]", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
 
@@ -34,10 +35,6 @@ CHOSEN = {"tests/adapters/planted.toml"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 FRAMEWORKS = pytest.mark.parametrize("one", LISTED.values(), ids=LISTED)
-
-
-def table(name: str) -> dict[str, Any]:
-    return tomllib.loads((ROOT / "tests" / name).read_text())
 
 
 def in_repository() -> list[Path]:

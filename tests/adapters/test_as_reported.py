@@ -5,7 +5,6 @@ CI makes whole quick plans of SkyRL, verl, AReaL, OpenRLHF and TRL on one engine
 that are no longer made.
 """
 
-import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ from conformance.findings.report import Report
 from tests import command
 from tests.adapters.steps import marks, require
 from tests.pools import clone
+from tests.tables import table
 
 REPORTS = Path(__file__).parents[2] / "reports"
 
@@ -64,7 +64,7 @@ TELLING = (
 
 STARTUP = ("arguments.", "logging")
 
-TABLE = tomllib.loads(Path(__file__).with_name("as_reported.toml").read_text())
+TABLE = table("adapters/as_reported.toml")
 
 NAMED = {"TELLING": TELLING, "STARTUP": STARTUP}
 
