@@ -31,37 +31,22 @@ from conformance.views.overview import accusations, committed, frameworks, pages
 from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
-from tests.conformance.test_page import unpacked
+from tests.conformance.pages import unpacked
+from tests.documents import (
+    BY_PLACE,
+    COMMANDS,
+    FIRST,
+    PAGES,
+    README,
+    TEXT,
+    TINYRL,
+    blocks,
+    commands,
+    write_tinyrl,
+)
 from tests.pools import NEEDS_CLONES
 
-README = (command.ROOT / "README.md").read_text()
-
-PAGES = {
-    path: path.read_text()
-    for path in [
-        *(command.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-        *sorted((command.ROOT / "docs").glob("*.md")),
-    ]
-}
-
-TEXT = "".join(PAGES.values())
-
 CI = (command.ROOT / ".ci" / "run").read_text()
-
-
-def blocks(language: str, beginning: str = "") -> list[str]:
-    """The blocks of code of all pages that are in a language and begin like this, each once."""
-    found = re.findall(rf"^```{language}\n({beginning}.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
-    return [*dict.fromkeys(found)]
-
-
-FIRST, *OTHERS = blocks("sh")
-
-COMMANDS = [*dict.fromkeys(line for block in OTHERS for line in block.splitlines())]
-
-
-def commands(pattern: str) -> list[str]:
-    return [line for line in COMMANDS if re.match(pattern, line)]
 
 
 NATIVE = commands("pytest --adapter=native ")
@@ -69,7 +54,6 @@ TORCHRUN = commands("torchrun ")
 WITH_SOURCE = commands("pytest .*--source=PATH")
 RELEASES = commands("pytest .*skyrl-0.2.0.json")
 MINE = commands("pytest --adapter=mine ")
-BY_PLACE = commands(".*my_package.conformance:")
 HISTORY = commands("rl-loss-conformance history ")
 ON_REPORTS = commands("rl-loss-conformance (show|issue|diff|html|expect) ")
 IN_OTHER_TESTS = [
@@ -192,24 +176,11 @@ def test_adapter_in_a_package_conforms_and_its_mistake_is_named_as_shown(tmp_pat
     assert shown in wrong.output
 
 
-TINYRL = (command.ROOT / "tests" / "tinyrl" / "tinyrl.py").read_text()
-
 FSDP_LEFT = TINYRL.replace("(loss * self.world_size).backward()", "loss.backward()")
 
 COUNTED_PER_RANK = TINYRL.replace(
     "        dist.all_reduce(total)\n        return total.cl", "        return total.cl"
 )
-
-
-def write_tinyrl(folder: Path, trainer: str = TINYRL) -> str:
-    """Write the complete adapter and its trainer to a folder; the adapter's place."""
-    [code] = blocks("python", '"""Conformance of tinyrl')
-    place = BY_PLACE[1].partition("--adapter=")[2]
-    module = place.partition(":")[0].replace(".", "/")
-    for name, text in {f"{module}.py": code, "tinyrl.py": trainer}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return place
 
 
 @pytest.mark.parametrize(

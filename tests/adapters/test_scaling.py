@@ -1,7 +1,7 @@
 """No adapter scales what it observed: a wrong factor can come from the framework alone.
 
-`scaling.toml` accounts for every product and quotient in the adapters' code. `native` is left out: it
-is a framework of its own, and its reduction is what is observed.
+`scaling.toml` accounts for every product and quotient in the adapters' code. `native` is left out:
+it is a framework of its own, and its reduction is what is observed.
 """
 
 from __future__ import annotations
