@@ -95,3 +95,9 @@ def weights_error(outcome: object, given: Job, conventions: Conventions) -> floa
         for rank in outcome.observations
     ]
     return max(math.inf if error is None else error for error in errors)
+
+
+def dealt(outcome: Ran, given: Job) -> list[NDArray[np.int64]]:
+    """The samples of each rank in the first step."""
+    sample = ProbedBatch(given.steps).sample
+    return [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]

@@ -10,7 +10,6 @@ import pytest
 
 from adapters.areal.engines import ArealFsdpAdapter, ArealMegatronAdapter
 from adapters.contract import Job
-from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Objective
 from adapters.frameworks import LISTED
 from conformance.findings.verdict import Verdict
@@ -131,8 +130,7 @@ def test_samples_are_dealt_by_areals_controller(pool: RankPool) -> None:
     given = job("uneven_lengths", "dp2-cp1-mb1-thd")
     outcome = trained(pool, given)
 
-    sample = ProbedBatch(given.steps).sample
-    dealt = [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]
+    dealt = steps.dealt(outcome, given)
     assert [len(one) for one in dealt] == [4, 4]
     assert not np.intersect1d(*dealt).size
     assert dealt[0].tolist() != [0, 1, 2, 3]

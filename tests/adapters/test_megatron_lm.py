@@ -42,13 +42,7 @@ ONE_BY_ONE = "dp2-cp1-mbtokens-bshd"
 weights_error = partial(steps.weights_error, conventions=conventions_of(MEGATRON_LM.conventions))
 
 
-def job(
-    layout: str = ROWS,
-    mode: Mode = Mode.TOKEN_MEAN,
-    case: str = "uneven_lengths",
-    objective: Objective = Objective.POLICY,
-) -> Job:
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, case="uneven_lengths", layout=ROWS)
 
 
 pool = pool_of(MegatronLmAdapter, 4, COMMIT)
@@ -61,7 +55,7 @@ def weights(pool: RankPool, given: Job) -> np.ndarray:
 
 
 def test_a_step_is_filled_up_with_failed_episodes() -> None:
-    settings = MEGATRON_LM.settings(job("dp4-cp1-mb2-bshd", case="nine_samples"))
+    settings = MEGATRON_LM.settings(job(layout="dp4-cp1-mb2-bshd", case="nine_samples"))
 
     assert settings["--global-batch-size"] % (4 * settings["--micro-batch-size"]) == 0
 
@@ -70,7 +64,10 @@ def test_samples_of_a_micro_batch_have_a_mode_with_the_loss_per_token_alone() ->
     with pytest.raises(Unsupported, match="mean of their tokens, which is none of the modes"):
         MEGATRON_LM.settings(job(mode=Mode.SAMPLE_MEAN))
 
-    assert MEGATRON_LM.settings(job(ONE_BY_ONE, Mode.SAMPLE_MEAN))["--micro-batch-size"] == 1
+    assert (
+        MEGATRON_LM.settings(job(layout=ONE_BY_ONE, mode=Mode.SAMPLE_MEAN))["--micro-batch-size"]
+        == 1
+    )
 
 
 def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
@@ -122,13 +119,13 @@ class TestReal:
         ],
     )
     def test_modes_have_their_weights(self, pool: RankPool, layout: str, mode: Mode) -> None:
-        given = job(layout, mode)
+        given = job(layout=layout, mode=mode)
 
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     def test_bins_without_active_tokens_count_as_one_token(self, pool: RankPool) -> None:
         """The 23 tokens of the case are divided by 25: one bin is masked, and one fills up."""
-        given = job(PACKED, case="fully_masked_sample")
+        given = job(layout=PACKED, case="fully_masked_sample")
 
         mask = given.steps[0].mask
         assert mask.sum() == 23
@@ -136,7 +133,7 @@ class TestReal:
 
     def test_without_the_loss_per_token_micro_batches_are_averaged(self) -> None:
         path = version_of(MegatronLmAdapter(), COMMIT)
-        given = job("dp1-cp1-mb2-bshd")
+        given = job(layout="dp1-cp1-mb2-bshd")
         with RankPool(MicroBatchMeans(), path, 1) as other:
             outcome = trained(other, given)
 
@@ -148,7 +145,7 @@ class TestReal:
 
     def test_gradients_of_experts_that_are_not_scaled_with_the_others_are_seen(self) -> None:
         path = version_of(MegatronLmAdapter(), COMMIT)
-        given = job("dp2-cp1-mb2-bshd+expert_parallel")
+        given = job(layout="dp2-cp1-mb2-bshd+expert_parallel")
         with RankPool(UnscaledExperts(), path, 2) as other:
             weighed = weights(other, given)
 
@@ -162,10 +159,10 @@ class TestReal:
 
         Jobs of the policy loss come before and after, whose models have no such losses.
         """
-        policy = job(ONE_BY_ONE + option, Mode.SAMPLE_MEAN)
+        policy = job(layout=ONE_BY_ONE + option, mode=Mode.SAMPLE_MEAN)
         before = weights(pool, policy)
-        per_sample = own_losses(pool, job(ONE_BY_ONE + option, Mode.SAMPLE_MEAN))
-        per_token = own_losses(pool, job(ONE_BY_ONE + option, Mode.TOKEN_MEAN))
+        per_sample = own_losses(pool, job(layout=ONE_BY_ONE + option, mode=Mode.SAMPLE_MEAN))
+        per_token = own_losses(pool, job(layout=ONE_BY_ONE + option, mode=Mode.TOKEN_MEAN))
 
         assert per_sample == pytest.approx([1.0, 1.0], rel=1e-6)
         assert per_token == pytest.approx([144 / 35, 144 / 35], rel=1e-6)
@@ -184,7 +181,7 @@ class TestReal:
         ("layout", "mode"), [(PACKED, Mode.TOKEN_MEAN), (ONE_BY_ONE, Mode.SAMPLE_MEAN)]
     )
     def test_recipe_is_what_megatron_makes_of_words(self, layout: str, mode: Mode) -> None:
-        given = job(layout, mode)
+        given = job(layout=layout, mode=mode)
         typed = Typed(words=tuple(words(MEGATRON_LM.settings(given))), ranks=2)
         path = version_of(MegatronLmAdapter(), COMMIT)
 
@@ -194,7 +191,7 @@ class TestReal:
         assert match(MEGATRON_LM, recipe).aggregation == given.aggregation
 
     def test_recipe_without_a_mode_is_refused(self) -> None:
-        packed = words(MEGATRON_LM.settings(job(PACKED)))
+        packed = words(MEGATRON_LM.settings(job(layout=PACKED)))
         typed = Typed(words=tuple(one for one in packed if one != PER_TOKEN), ranks=2)
         path = version_of(MegatronLmAdapter(), COMMIT)
 
@@ -215,7 +212,7 @@ class TestMended:
     def test_a_loss_was_multiplied_by_context_parallel_ranks(
         self, other_release: None, ref: str, factor: int
     ) -> None:
-        given = job("dp1-cp2-mb2-bshd")
+        given = job(layout="dp1-cp2-mb2-bshd")
         path = version_of(MegatronLmAdapter(), ref)
         with RankPool(MegatronLmAdapter(), path, 2) as of_ref:
             weighed = weights(of_ref, given)

@@ -38,13 +38,7 @@ weights_error = partial(steps.weights_error, conventions=conventions_of(MS_SWIFT
 ddp = pool_of(MsSwiftDdpAdapter, 2)
 
 
-def job(
-    mode: Mode = Mode.TOKEN_MEAN,
-    layout: str = PACKED,
-    objective: Objective = Objective.POLICY,
-    case: str = CASE,
-) -> Job:
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, case=CASE, layout=PACKED)
 
 
 def test_ranks_that_share_sequences_generate_apart_and_train_together() -> None:
@@ -79,7 +73,7 @@ class TestReal:
     def test_default_loss_and_others_have_their_documented_weights(
         self, ddp: RankPool, mode: Mode, layout: str
     ) -> None:
-        given = job(mode, layout)
+        given = job(mode=mode, layout=layout)
         outcome = trained(ddp, given)
 
         assert weights_error(outcome, given) <= weight_bound("float32")
@@ -88,7 +82,7 @@ class TestReal:
         self, ddp: RankPool
     ) -> None:
         """Gathered log-probabilities have the padding of the last rank at their end."""
-        given = job(Mode.SAMPLE_MEAN, "dp1-cp2-mb2-bshd")
+        given = job(mode=Mode.SAMPLE_MEAN, layout="dp1-cp2-mb2-bshd")
         outcome = trained(ddp, given)
 
         [weights] = outcome.observations[0].token_weights
@@ -145,7 +139,7 @@ class TestReal:
     def test_weights_do_not_depend_on_what_shards_the_model(
         self, adapter: type[MsSwiftDdpAdapter], other_release: None
     ) -> None:
-        given = job(Mode.SAMPLE_MEAN)
+        given = job(mode=Mode.SAMPLE_MEAN)
         outcome = trained_alone(adapter(), given)
 
         assert weights_error(outcome, given) <= weight_bound("float32")
@@ -154,7 +148,7 @@ class TestReal:
     def test_weights_on_megatron_are_those_of_the_documents(
         self, layout: str, other_release: None
     ) -> None:
-        given = job(Mode.TOKEN_MEAN, layout)
+        given = job(mode=Mode.TOKEN_MEAN, layout=layout)
         with RankPool(MsSwiftMegatronAdapter(), None, 2) as pool:
             outcome = pool.run(given)
 
@@ -168,7 +162,7 @@ class TestReal:
         self, other_release: None
     ) -> None:
         """Arguments that pass validation fail an assertion in the first step."""
-        given = job(Mode.TOKEN_MEAN, "dp1-cp2-mb1-thd", case="unequal_groups")
+        given = job(mode=Mode.TOKEN_MEAN, layout="dp1-cp2-mb1-thd", case="unequal_groups")
         with RankPool(MsSwiftMegatronAdapter(), None, 2) as pool:
             outcome = pool.run(given)
 

@@ -39,13 +39,7 @@ ONE, TWO, SHARED = "dp1-cp1-mb2-thd", "dp2-cp1-mb2-thd", "dp1-cp2-mb2-thd"
 weights_error = partial(steps.weights_error, conventions=conventions_of(OPEN_INSTRUCT.conventions))
 
 
-def job(
-    layout: str = TWO,
-    case: str = "fully_masked_sample",
-    objective: Objective = Objective.POLICY,
-    mode: Mode = Mode.TOKEN_MEAN,
-) -> Job:
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, layout=TWO)
 
 
 pool = pool_of(OpenInstructAdapter, 4, COMMIT)
@@ -59,7 +53,7 @@ def test_constant_is_one_number_for_all_samples_of_a_step() -> None:
 
 @pytest.mark.parametrize("layout", [ONE, TWO, f"{ONE}+shared_generation"])
 def test_rows_have_the_samples_of_one_step(layout: str) -> None:
-    generations = packing_of(job(layout, "two_steps")).generations
+    generations = packing_of(job(layout=layout, case="two_steps")).generations
 
     assert sorted(sample for one in generations for sample in one) == [*range(16)]
     assert len(generations) == (1 if "shared" in layout else 2)
@@ -67,7 +61,7 @@ def test_rows_have_the_samples_of_one_step(layout: str) -> None:
 
 def test_a_step_that_no_length_of_rows_cuts_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="no pack_length cuts the samples into"):
-        OPEN_INSTRUCT.settings(job("dp4-cp1-mb2-thd", "uneven_lengths"))
+        OPEN_INSTRUCT.settings(job(layout="dp4-cp1-mb2-thd", case="uneven_lengths"))
 
 
 class Cispo(OpenInstructAdapter):
@@ -99,13 +93,13 @@ class TestReal:
     def test_modes_have_their_documented_weights(
         self, pool: RankPool, mode: Mode, layout: str
     ) -> None:
-        given = job(layout, mode=mode)
+        given = job(layout=layout, mode=mode)
 
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     @pytest.mark.parametrize("option", ["shared_generation", "two_epochs"])
     def test_each_step_of_a_batch_has_its_own_count(self, pool: RankPool, option: str) -> None:
-        given = job(f"{TWO}+{option}", "two_steps")
+        given = job(layout=f"{TWO}+{option}", case="two_steps")
 
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
@@ -120,7 +114,7 @@ class TestReal:
 
     def test_ranks_that_share_rows_lose_the_first_token_of_a_slice(self, pool: RankPool) -> None:
         """Slices are cut before targets are shifted, and DeepSpeed averages over all ranks."""
-        given = job(SHARED)
+        given = job(layout=SHARED)
         outcome = trained(pool, given)
 
         [weights], mask = outcome.observations[0].token_weights, given.steps[0].mask
@@ -133,7 +127,7 @@ class TestReal:
 
         In its row ten tokens have a mean log-ratio of -0.175, by which all of them are multiplied.
         """
-        given = job(ONE, objective=Objective.SEQUENCE_MASKED)
+        given = job(layout=ONE, objective=Objective.SEQUENCE_MASKED)
         outcome = trained_alone(MaskingSequences(), given, COMMIT)
 
         [weights] = outcome.observations[0].token_weights
@@ -142,7 +136,7 @@ class TestReal:
         assert first == pytest.approx(-0.5 * np.exp(-0.175) / 23, rel=1e-5)
 
     def test_rows_that_do_not_divide_by_ranks_are_dropped(self, pool: RankPool) -> None:
-        given = job("dp2-cp1-mbtokens-thd", "split_groups")
+        given = job(layout="dp2-cp1-mbtokens-thd", case="split_groups")
         outcome = trained(pool, given)
 
         [weights], mask = outcome.observations[0].token_weights, given.steps[0].mask

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.framework import nested
 from adapters.contract.job import Unsupported
@@ -95,8 +94,7 @@ class TestRealActor:
         """By length: of eight samples each rank has four, and those of rank 0 are not the first."""
         outcome = trained(pool, given := summed("uneven_lengths", "dp2-cp1-mb2-bshd+balance_data"))
 
-        sample = ProbedBatch(given.steps).sample
-        dealt = [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]
+        dealt = steps.dealt(outcome, given)
         assert [len(one) for one in dealt] == [4, 4]
         assert dealt[0].tolist() != [0, 1, 2, 3]
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job
-from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import Objective
 from adapters.roll.engines import RollFsdpAdapter, RollMegatronAdapter
@@ -64,8 +63,7 @@ def test_samples_are_dealt_by_rolls_balancing(pool: RankPool) -> None:
     """By length: of eight samples each rank has four, and those of rank 0 are not the first."""
     outcome = trained(pool, given := job("uneven_lengths"))
 
-    sample = ProbedBatch(given.steps).sample
-    dealt = [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]
+    dealt = steps.dealt(outcome, given)
     assert [len(one) for one in dealt] == [4, 4]
     assert not np.intersect1d(*dealt).size
     assert dealt[0].tolist() != [0, 1, 2, 3]

@@ -19,7 +19,6 @@ from conformance.ranks.pool import RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, DivergenceEstimator, Mode
 from reference.rounding import weight_bound
 from tests.adapters import steps
-from tests.adapters.steps import MASKED
 from tests.pools import pool_of, trained, trained_alone
 
 needs_trl = steps.marks("trl")
@@ -46,18 +45,11 @@ def description() -> Description:
     return Description(declared=DECLARED)
 
 
-def job(
-    case: str = MASKED.name,
-    mode: Mode = Mode.TOKEN_MEAN,
-    layout: str = PLAIN,
-    objective: Objective = Objective.POLICY,
-) -> Job:
-    """A job of padded rows, as all of TRL's are."""
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, layout=PLAIN)
 
 
 def test_generation_of_one_step_is_cut_on_each_rank() -> None:
-    schedule = schedule_of(job("two_steps"), iterations=1)
+    schedule = schedule_of(job(case="two_steps"), iterations=1)
 
     assert schedule.generation_size == 8
     assert schedule.generations == schedule.optimizer_steps == 2
@@ -67,7 +59,7 @@ def test_generation_of_one_step_is_cut_on_each_rank() -> None:
 
 
 def test_generation_of_all_steps_has_a_part_of_each_on_every_rank() -> None:
-    schedule = schedule_of(job("two_steps", layout=SHARED), iterations=2)
+    schedule = schedule_of(job(case="two_steps", layout=SHARED), iterations=2)
 
     assert schedule.generation_size == 16
     assert schedule.generations == 1
@@ -77,7 +69,7 @@ def test_generation_of_all_steps_has_a_part_of_each_on_every_rank() -> None:
 
 
 def test_generation_of_a_micro_batch_has_one_of_every_rank() -> None:
-    schedule = schedule_of(job("two_steps", layout=SPLIT), iterations=1)
+    schedule = schedule_of(job(case="two_steps", layout=SPLIT), iterations=1)
 
     assert schedule.generation_size == 4
     assert schedule.generations == 4
@@ -85,7 +77,7 @@ def test_generation_of_a_micro_batch_has_one_of_every_rank() -> None:
 
 
 def test_last_of_two_iterations_is_observed() -> None:
-    assert schedule_of(job("two_steps"), iterations=2).observed == [1, 3]
+    assert schedule_of(job(case="two_steps"), iterations=2).observed == [1, 3]
 
 
 class OtherLossType(TrlDdpAdapter):
@@ -124,7 +116,7 @@ class TestReal:
         assert weights_error(outcome, given) <= weight_bound("float32")
 
     def test_divisor_is_typed_on_the_command_line_or_in_a_file(self, ddp: RankPool) -> None:
-        plain = job("uneven_lengths", Mode.CONSTANT, ONE_RANK)
+        plain = job(case="uneven_lengths", mode=Mode.CONSTANT, layout=ONE_RANK)
         in_file = frozenset({Setting.MODE, Setting.DIVISOR})
         for settings in (Configuration(divisor="80"), Configuration(divisor="80", in_file=in_file)):
             outcome = trained(ddp, replace(plain, configuration=settings))

@@ -30,13 +30,7 @@ weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 pool = pool_of(TunixAdapter, 4)
 
 
-def job(
-    mode: Mode = Mode.SAMPLE_MEAN,
-    layout: str = TWO,
-    objective: Objective = Objective.POLICY,
-    case: str = "fully_masked_sample",
-) -> Job:
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, layout=TWO, mode=Mode.SAMPLE_MEAN)
 
 
 def with_divisor(layout: str, divisor: float) -> Job:
@@ -84,7 +78,7 @@ class TestReal:
     def test_modes_have_their_documented_weights(
         self, pool: RankPool, mode: Mode, layout: str
     ) -> None:
-        given = job(mode, layout)
+        given = job(mode=mode, layout=layout)
 
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
@@ -110,7 +104,7 @@ class TestReal:
 
     def test_gradient_of_micro_batches_is_the_mean_of_their_means(self, pool: RankPool) -> None:
         """0.1.7 has no `token-mean` of a step that is accumulated."""
-        given = job(Mode.TOKEN_MEAN, "dp1-cp1-mb2-bshd")
+        given = job(mode=Mode.TOKEN_MEAN, layout="dp1-cp1-mb2-bshd")
         outcome = trained(pool, given)
 
         [rank] = outcome.observations
