@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Observation
-    from adapters.contract.job import Replacement
+    from adapters.contract.job import Edit, Replacement
     from conformance.plan.matrix import MatrixCell
     from conformance.runs.jobs import SharedJobs
 
@@ -61,7 +61,7 @@ class Trials:
         )
         return np.concatenate([*of_steps], axis=1)
 
-    def conforms(self, run: OrdinaryRun, replaced: Replacement) -> bool:
+    def conforms(self, run: OrdinaryRun, replaced: Replacement | Edit) -> bool:
         """Whether a finding breaks no promise where a line computes with another value."""
         outcome = self.jobs.run(replace(run.cell.job, replaced=replaced))
         if isinstance(outcome, Ran):
