@@ -28,8 +28,8 @@ from conformance.own_trainer.outcome import LEFT_EARLY, Outcome, WrongLossError
 from conformance.own_trainer.step import Step, observation
 from conformance.own_trainer.worlds import Copies, Launched, launched
 from conformance.ranks.pool import Ran
-from conformance.ranks.recording.otherwise import replacing_mode
 from conformance.ranks.recording.recorder import Recorder
+from conformance.ranks.recording.replacing import replacing_mode
 from conformance.ranks.recording.stacks import LIBRARIES
 from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs

@@ -11,13 +11,13 @@ import numpy as np
 
 from adapters.contract.batch.formulas import ESTIMATORS
 from adapters.contract.job import Operand
+from conformance.tracing.edited_lines import edited_lines
 from conformance.tracing.graph import Graph
 from conformance.tracing.hypotheses import (
     Hypothesis,
     Values,
     hypotheses,
     operands,
-    operated_otherwise,
     rewarded_lines,
 )
 from conformance.tracing.placed import (
@@ -37,7 +37,7 @@ from conformance.tracing.right_values import (
     ordered_as,
     rewarded,
 )
-from conformance.tracing.suspects.reasons import Suspect, of_lines
+from conformance.tracing.suspects.reasons import Suspect, extent, of_lines
 from conformance.tracing.trials import ProofTimeOverError, Trials
 from conformance.tracing.unused import unused_count, unused_product
 
@@ -61,9 +61,6 @@ if TYPE_CHECKING:
 MOST_TRIED = 12
 """Hypotheses of a cause that are tried, on lines and on values of rewards."""
 
-MOST_OPERATED = 48
-"""Other operations that are tried where nothing else is proven."""
-
 MOST_SHOWN = 4
 """Further findings of a cause that a line must make right."""
 
@@ -77,7 +74,6 @@ UNLESS_PROVEN = {
     Values.LATER: (Values.COUNTS, Values.MASK),
     Values.MASK: (Values.LATER,),
     Values.REWARDS: (*Values,),
-    Values.OTHERWISE: tuple(one for one in Values if one is not Values.OTHERWISE),
 }
 """Values that are tried only as long as none of others is proven."""
 
@@ -138,7 +134,10 @@ class _Proof:
     def lines(self) -> list[Suspect]:
         """The lines of the trace, those that are proven first."""
         of_size = is_of_size(self.trace)
-        shown = self._holding() if of_size else [*map(self._placed_at_parts, self._innermost())]
+        shown = self._made_good() if of_size else [*map(self._placed_at_parts, self._innermost())]
+        if not shown and not of_size:
+            edited = edited_lines(self.trials, self.trace, [self.first, *self.others])
+            return of_lines([*edited, *self.trace.suspects])
         unused = [*self._unused(shown)]
         is_alone = len({one.line for one, _ in shown}) == 1 and not of_size
         is_certain = is_alone or bool(unused)
@@ -174,15 +173,13 @@ class _Proof:
         """Yield the hypotheses that are tried, best first."""
         yield from islice(candidates(self.trace), MOST_TRIED)
         yield from islice(self._reward_hypotheses(), MOST_TRIED)
-        if not is_of_size(self.trace):
-            yield from islice(operated_otherwise(self.trace), MOST_OPERATED)
 
     def _reward_hypotheses(self) -> Iterator[Hypothesis]:
         if isinstance(self.trace.job, TracedAdvantage):
             ran = self.trials.ran(self.first, is_recorded=True)
             yield from () if ran is None else _rewarded(self.trace, Graph(ran.traces), self.first)
 
-    def _holding(self) -> list[_Named]:
+    def _made_good(self) -> list[_Named]:
         """The hypotheses that hold, each with the name of its value."""
         return [(one, name) for one in self._tried() if (name := self._name(one)) is not None]
 
@@ -195,8 +192,7 @@ class _Proof:
         plain: dict[Hypothesis, str] = {}
         products: dict[Hypothesis, str] = {}
         for one in self._tried():
-            shown = {**plain, **products} if one.values is Values.OTHERWISE else plain
-            if any(each.values in UNLESS_PROVEN.get(one.values, ()) for each in shown):
+            if any(each.values in UNLESS_PROVEN.get(one.values, ()) for each in plain):
                 break
             outer = (each for each in plain if each not in self._right)
             if any(one.is_made_of(each, self.graph) for each in outer):
@@ -271,8 +267,6 @@ class _Proof:
         """The values that a line needed, by their names."""
         if one.values is Values.LATER:
             return {_elsewhere(one.replacement.moved): one.replacement}
-        if one.values is Values.OTHERWISE:
-            return {one.replacement.instead: one.replacement}
         is_metric = run.cell.spec.metric is not None
         is_marked = one.values is Values.MASK or (one.needed is not None and not is_metric)
         at = one.mask or one.replacement
@@ -410,8 +404,6 @@ def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:
     """A line that is proven."""
     if one.values is Values.COUNTS:
         meant = f"{one.had:.6g} where {_count(one, name)} is meant"
-    elif one.values is Values.OTHERWISE:
-        meant = f"what is right {name}"
     else:
         meant = f"anything but {name}"
     return Suspect(one.line, f"proven: {_shown(one, name, findings)}", meant)
@@ -428,9 +420,7 @@ def _shown(one: Hypothesis, name: str, findings: int) -> str:
         instead = f" where line {one.used.number} has it"
     if one.reason:
         instead = f"{instead}, {one.reason}"
-    shown = f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"
-    changed = name if one.values is Values.OTHERWISE else f"with {_count(one, name)}"
-    return f"{changed}{instead}, {shown}"
+    return f"with {_count(one, name)}{instead}, {extent(findings)}"
 
 
 def _count(one: Hypothesis, name: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Observation
-    from adapters.contract.job import Replacement
+    from adapters.contract.job import Edit, Replacement
     from conformance.plan.matrix import MatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed
@@ -85,7 +85,7 @@ class Trials:
         )
         return np.concatenate([*of_steps], axis=1)
 
-    def conforms(self, run: OrdinaryRun, replaced: Replacement) -> bool:
+    def conforms(self, run: OrdinaryRun, replaced: Replacement | Edit) -> bool:
         """Whether a finding breaks no promise where a line computes with another value.
 
         Raises:
