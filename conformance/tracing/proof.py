@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 MOST_TRIED = 12
 """Hypotheses of a cause that are tried, on lines and on values of rewards."""
 
+SHARE_OF_A_CAUSE = 1 / 3
+"""The part of the time left that the proof of a cause may take."""
+
 MOST_SHOWN = 4
 """Further findings of a cause that a line must make right."""
 
@@ -84,10 +87,14 @@ ALL_RANKS = "the sum over all ranks"
 
 
 class Prover:
-    """Tries hypotheses about the lines of causes on their findings, for some ``seconds`` in all."""
+    """Tries hypotheses about the lines of causes on their findings, for some ``seconds`` in all.
+
+    Each cause may take a part of what is left, so that one alone does not take all of it.
+    """
 
     def __init__(self, jobs: SharedJobs, seconds: float = math.inf) -> None:
         self.trials = Trials(jobs, seconds)
+        self._left = seconds
         self.given_up = 0
         """The number of traces for whose lines no time was left."""
 
@@ -100,6 +107,7 @@ class Prover:
         only suspected lines are tried, unless a line makes the very value and nothing uses it.
         Where no time is left, no line is proven, as the innermost may not have been tried.
         """
+        allowed = self.trials.seconds = self._left * SHARE_OF_A_CAUSE
         try:
             first = self.trials.ordinary(cells[0])
             if first is None or trace.graph is None:
@@ -109,6 +117,8 @@ class Prover:
         except ProofTimeOverError:
             self.given_up += 1
             return trace.suspects
+        finally:
+            self._left -= allowed - self.trials.seconds if allowed < math.inf else 0.0
 
 
 @dataclass
