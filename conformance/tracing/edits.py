@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from itertools import chain, combinations, pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.contract.job import Edit
@@ -72,30 +72,23 @@ COMBINED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
 UNORDERED = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
 """Operators whose operands can change places, and either of which may be right alone."""
 
-SIGNS: dict[type[ast.AST], str] = {
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Is: "is",
-    ast.IsNot: "is not",
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
-    ast.Pow: "**",
-    ast.Mod: "%",
-    ast.USub: "-",
-    ast.Invert: "~",
-    ast.Not: "not",
-    ast.MatMult: "@",
+SIGNS = {
+    getattr(ast, name): sign
+    for name, sign in (
+        *(("Lt", "<"), ("LtE", "<="), ("Gt", ">"), ("GtE", ">="), ("Eq", "=="), ("NotEq", "!=")),
+        *(
+            ("Is", "is"),
+            ("IsNot", "is not"),
+            ("Add", "+"),
+            ("Sub", "-"),
+            ("Mult", "*"),
+            ("Div", "/"),
+        ),
+        *(("FloorDiv", "//"), ("BitAnd", "&"), ("BitOr", "|"), ("Pow", "**"), ("Mod", "%")),
+        *(("MatMult", "@"), ("USub", "-"), ("Invert", "~"), ("Not", "not")),
+    )
 }
-
+"""Operators as they are written."""
 
 WORD = re.compile(r"[a-z]{3,}")
 
@@ -133,7 +126,8 @@ def done_otherwise(file: str, unit: Unit, kinds: Mapping[str, str]) -> Iterator[
     ``kinds`` are those of the values that its function can read there.
     """
     parts = [*_parts(unit)]
-    for found in (*map(_operated, parts), *map(_placed, parts), _assigned(unit, kinds)):
+    several = (*map(_operated, parts), *(_swapped(part, kinds) for part in parts))
+    for found in (*several, *map(_placed, parts), _assigned(unit, kinds)):
         yield from _each(file, unit, found)
 
 
@@ -144,7 +138,7 @@ def read_otherwise(file: str, unit: Unit, kinds: Mapping[str, str]) -> Iterator[
         yield from _each(file, unit, _weighted(part, kinds))
     yield from _of_other_variables(file, unit, parts, kinds)
     for part in parts:
-        yield from _each(file, unit, chain(_swapped(part, kinds), _detached(part, kinds)))
+        yield from _each(file, unit, _detached(part, kinds))
 
 
 def leaving_out(file: str, unit: Unit, kinds: Mapping[str, str]) -> Iterator[Edited]:
@@ -376,15 +370,21 @@ def _weighted(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
     summed = node.func.value
     if node.func.attr == "sum" and isinstance(summed, ast.BinOp):
         for mask in (summed.right, summed.left):
-            count = _call(mask, "sum", node)
+            count = _counted(mask, node)
             yield node, ast.BinOp(node, ast.Div(), count), f"divided by the sum of {_short(mask)}"
     if node.func.attr == "mean":
         for text, kind in kinds.items():
             if "mask" in text and " of " in kind:
                 mask = ast.parse(text, mode="eval").body
                 product = _call(ast.BinOp(summed, ast.Mult(), mask), "sum", node)
-                mean = ast.BinOp(product, ast.Div(), _call(mask, "sum", node))
+                mean = ast.BinOp(product, ast.Div(), _counted(mask, node))
                 yield node, mean, f"with a mean over {text}"
+
+
+def _counted(mask: ast.expr, like: ast.Call) -> ast.expr:
+    """The sum of a mask, at least 1."""
+    clamp = ast.Attribute(_call(mask, "sum", like), "clamp", ast.Load())
+    return ast.Call(clamp, [], [ast.keyword("min", ast.Constant(1))])
 
 
 def _call(of: ast.expr, method: str, like: ast.Call) -> ast.expr:

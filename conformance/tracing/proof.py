@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 MOST_TRIED = 12
 """Hypotheses of a cause that are tried, on lines and on values of rewards."""
 
+MOST_EDITED = 100
+"""Edits of each sort that are tried where no value proves a line."""
+
 MOST_SHOWN = 4
 """Further findings of a cause that a line must make right."""
 
@@ -85,8 +88,8 @@ ALL_RANKS = "the sum over all ranks"
 class Prover:
     """Tries hypotheses about the lines of causes on their findings."""
 
-    def __init__(self, jobs: SharedJobs) -> None:
-        self.trials = Trials(jobs)
+    def __init__(self, jobs: SharedJobs, most_edited: int = MOST_EDITED) -> None:
+        self.trials = Trials(jobs, most_edited)
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The lines of a trace, the one first with which the findings conform.

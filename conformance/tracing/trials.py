@@ -30,6 +30,9 @@ class Trials:
     """Runs jobs; the ordinary run of each finding is kept."""
 
     jobs: SharedJobs
+    most_edited: int
+    """Edits of each sort that are tried."""
+
     _ordinary: dict[str, OrdinaryRun | None] = field(default_factory=dict)
 
     def ordinary(self, cell: MatrixCell) -> OrdinaryRun | None:
