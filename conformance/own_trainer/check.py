@@ -70,8 +70,8 @@ ROUNDED = "float16"
 """The precision by which weights are judged where the trainer rounds its own advantages, and adds
 an ε to what it divides by."""
 
-MOST_EDITED = 16
-"""Edits of each sort that are tried: each is a step of the user's trainer."""
+MOST_EDITED = 0
+"""Edits of statements that are tried: one that raises would end the user's loop."""
 
 PROOF_BROKE = "the trainer is wrong, as the first rank says"
 """Words of another rank whose step broke where values were replaced."""
