@@ -70,6 +70,9 @@ ROUNDED = "float16"
 """The precision by which weights are judged where the trainer rounds its own advantages, and adds
 an ε to what it divides by."""
 
+MOST_EDITED = 0
+"""Edits of statements that are tried: one that raises would end the user's loop."""
+
 PROOF_BROKE = "the trainer is wrong, as the first rank says"
 """Words of another rank whose step broke where values were replaced."""
 
@@ -238,7 +241,7 @@ class OwnTrainerCheck:
 
     def _proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The suspects of a trace, with those first that runs have proven."""
-        return Prover(SharedJobs(self._as_pool)).proven(trace, cells)
+        return Prover(SharedJobs(self._as_pool), MOST_EDITED).proven(trace, cells)
 
     def _is_around(self, one: Suspect) -> bool:
         """Whether a line is of the user's test, and not of the trainer."""

@@ -87,7 +87,7 @@ class Controller:
         from conformance.tracing.proof import Prover
 
         folder = self._config.getoption("traces")
-        prover = Prover(jobs, self._config.getoption("proof_time"))
+        prover = Prover(jobs, seconds=self._config.getoption("proof_time"))
         for name, trace in traces_of_causes(causes, recorder.settings, prover, folder):
             recorder.traces[name] = trace
         self._unproven += prover.given_up

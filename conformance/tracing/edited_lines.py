@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -12,67 +12,62 @@ from conformance.tracing.statements import statements
 from conformance.tracing.suspects.reasons import Suspect, extent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from conformance.tracing.edits import Edited
-    from conformance.tracing.graph import Graph
+    from adapters.contract.job import Edit
+    from conformance.tracing.edits import Edited, Unit
     from conformance.tracing.placed import OrdinaryRun
     from conformance.tracing.statements import Meant, Statement
     from conformance.tracing.trace import Trace
     from conformance.tracing.trials import Trials
 
-    Held = tuple[Statement, Edited]
-    """A statement, and its first edit with which all findings conform."""
-
-MOST_EDITED = 100
-"""Edits of each sort that are tried."""
-
-OTHERS = (read_otherwise, leaving_out)
-"""Edits that are tried where the likelier ones prove nothing."""
+LIKELY = (done_otherwise, read_otherwise)
+"""Edits that are all tried: each may be what was meant."""
 
 
 def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> list[Suspect]:
     """The lines whose edit makes all findings conform; one alone is proven.
 
-    What is done otherwise with a value can be undone where that is used, so that the innermost of
-    several lines is meant. Another variable may be meant in any of them, and what is left out of
-    one line may make good what another lacks. A sign can be changed anywhere.
+    What is left out of a line may make good what another does wrong, so that it tells only where
+    nothing else does; unless a sign is wrong, which many lines can change. Of the function of a
+    line that is proven all statements have been tried.
     """
-    assert trace.graph is not None
     several, weight = statements(trace), trace.weight
-    found = _holding(trials, several, done_otherwise, runs)
+    search = _Search(trials, runs)
+    for meant in LIKELY:
+        search.look_at(several, meant, trials.most_edited)
     is_sign = weight is not None and is_close(weight.off, -1)
-    found = found if is_sign else _innermost(found, trace.graph)
-    for meant in OTHERS:
-        if is_sign or not found:
-            found += _holding(trials, several, meant, runs)
-    return [_told(one, edited, len(runs), is_alone=len(found) == 1) for one, edited in found]
+    if is_sign or not search.found:
+        search.look_at(several, leaving_out, trials.most_edited)
+    for one, _ in [*search.found.values()] if len(search.found) == 1 else ():
+        for meant in LIKELY:
+            search.look_at([other for other in several if other.is_beside(one)], meant)
+    is_alone, findings = len(search.found) == 1, len(runs)
+    return [_told(*found, findings, is_alone=is_alone) for found in search.found.values()]
 
 
-def _holding(
-    trials: Trials, several: Sequence[Statement], meant: Meant, runs: Sequence[OrdinaryRun]
-) -> list[Held]:
-    """The statements of which an edit of one sort makes all findings conform."""
-    found: dict[int, Held] = {}
-    tried = {each.edit: (n, each) for n, one in enumerate(several) for each in one.edits(meant)}
-    for place, edited in islice(tried.values(), MOST_EDITED):
-        if place not in found and all(trials.conforms(run, edited.edit) for run in runs):
-            found[place] = several[place], edited
-    return [*found.values()]
+@dataclass(frozen=True)
+class _Search:
+    """Looks for edits with which all findings conform."""
 
+    trials: Trials
+    runs: Sequence[OrdinaryRun]
+    found: dict[Unit, tuple[Statement, Edited]] = field(default_factory=dict)
+    """The first such edit of each statement."""
 
-def _innermost(found: Sequence[Held], graph: Graph) -> list[Held]:
-    """The statements that make no value of what others make which hold as well."""
-    behind = [graph.behind(one.nodes) for one, _ in found]
+    _tried: set[Edit] = field(default_factory=set)
 
-    def is_outer(place: int) -> bool:
-        own = found[place][0].nodes
-        return any(
-            not behind[place].isdisjoint(other.nodes) and behind[each].isdisjoint(own)
-            for each, (other, _) in enumerate(found)
-        )
+    def look_at(self, several: Iterable[Statement], meant: Meant, most: int | None = None) -> None:
+        """Try edits of one sort, at most so many."""
+        pairs = ((one, edited) for one in several for edited in one.edits(meant))
+        fresh = (pair for pair in pairs if pair[1].edit not in self._tried)
+        for one, edited in islice(fresh, most):
+            self._tried.add(edited.edit)
+            if one.unit not in self.found and self._holds(edited.edit):
+                self.found[one.unit] = one, edited
 
-    return [one for place, one in enumerate(found) if not is_outer(place)]
+    def _holds(self, edit: Edit) -> bool:
+        return all(self.trials.conforms(run, edit) for run in self.runs)
 
 
 def _told(statement: Statement, edited: Edited, findings: int, *, is_alone: bool) -> Suspect:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from itertools import chain, combinations, pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.contract.job import Edit
@@ -72,30 +72,23 @@ COMBINED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
 UNORDERED = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
 """Operators whose operands can change places, and either of which may be right alone."""
 
-SIGNS: dict[type[ast.AST], str] = {
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Is: "is",
-    ast.IsNot: "is not",
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
-    ast.Pow: "**",
-    ast.Mod: "%",
-    ast.USub: "-",
-    ast.Invert: "~",
-    ast.Not: "not",
-    ast.MatMult: "@",
+SIGNS = {
+    getattr(ast, name): sign
+    for name, sign in (
+        *(("Lt", "<"), ("LtE", "<="), ("Gt", ">"), ("GtE", ">="), ("Eq", "=="), ("NotEq", "!=")),
+        *(
+            ("Is", "is"),
+            ("IsNot", "is not"),
+            ("Add", "+"),
+            ("Sub", "-"),
+            ("Mult", "*"),
+            ("Div", "/"),
+        ),
+        *(("FloorDiv", "//"), ("BitAnd", "&"), ("BitOr", "|"), ("Pow", "**"), ("Mod", "%")),
+        *(("MatMult", "@"), ("USub", "-"), ("Invert", "~"), ("Not", "not")),
+    )
 }
-
+"""Operators as they are written."""
 
 WORD = re.compile(r"[a-z]{3,}")
 
@@ -133,7 +126,8 @@ def done_otherwise(file: str, unit: Unit, kinds: Mapping[str, str]) -> Iterator[
     ``kinds`` are those of the values that its function can read there.
     """
     parts = [*_parts(unit)]
-    for found in (*map(_operated, parts), *map(_placed, parts), _assigned(unit, kinds)):
+    several = (*map(_operated, parts), *(_swapped(part, kinds) for part in parts))
+    for found in (*several, *map(_placed, parts), _assigned(unit, kinds)):
         yield from _each(file, unit, found)
 
 
@@ -142,14 +136,14 @@ def read_otherwise(file: str, unit: Unit, kinds: Mapping[str, str]) -> Iterator[
     parts = [*_parts(unit)]
     for part in parts:
         yield from _each(file, unit, _weighted(part, kinds))
-    yield from _of_other_variables(file, unit, parts, kinds)
+    yield from _other_variables(file, unit, parts, kinds)
     for part in parts:
-        yield from _each(file, unit, chain(_swapped(part, kinds), _detached(part, kinds)))
+        yield from _each(file, unit, _detached(part, kinds))
 
 
 def leaving_out(file: str, unit: Unit, kinds: Mapping[str, str]) -> Iterator[Edited]:
     """Yield edits that leave out an operation, an argument or the whole statement."""
-    for found in (*map(_without, _parts(unit)), _without_statement(unit)):
+    for found in (*map(_left_out, _parts(unit)), _nothing(unit)):
         yield from _each(file, unit, found)
 
 
@@ -171,21 +165,21 @@ def _parts(unit: ast.AST) -> Iterator[ast.AST]:
 def _edited(
     file: str, unit: Unit, replaced: Sequence[tuple[ast.AST, ast.AST]], words: str
 ) -> Edited:
-    text = ast.unparse(_with(unit, replaced))
+    text = ast.unparse(_replacing(unit, replaced))
     number = getattr(replaced[0][0], "lineno", unit.lineno)
     return Edited(Edit(file, span_of(unit), text), words, number)  # type: ignore[arg-type]
 
 
-def _with(tree: Any, replaced: Sequence[tuple[ast.AST, ast.AST]]) -> Any:
+def _replacing(tree: Any, replaced: Sequence[tuple[ast.AST, ast.AST]]) -> Any:
     """A copy of a tree with others in place of some of its parts."""
     for old, new in replaced:
         if tree is old:
             return new
     if isinstance(tree, list):
-        return [_with(one, replaced) for one in tree]
+        return [_replacing(one, replaced) for one in tree]
     if not isinstance(tree, ast.AST):
         return tree
-    fields = {name: _with(value, replaced) for name, value in ast.iter_fields(tree)}
+    fields = {name: _replacing(value, replaced) for name, value in ast.iter_fields(tree)}
     return ast.copy_location(type(tree)(**fields), tree)
 
 
@@ -223,7 +217,7 @@ def _confused(name: str) -> Iterator[str]:
     return (one for several in CONFUSED if name in several for one in several if one != name)
 
 
-def _without(node: ast.AST) -> Iterator[Other]:
+def _left_out(node: ast.AST) -> Iterator[Other]:
     """Yield one operand alone, and calls without an argument."""
     if isinstance(node, ast.BinOp):
         sign = SIGNS.get(type(node.op), "an operator")
@@ -234,7 +228,7 @@ def _without(node: ast.AST) -> Iterator[Other]:
         yield node, node.operand, f"without {SIGNS.get(type(node.op), 'its sign')}"
     elif isinstance(node, ast.Call):
         name = _name(node.func)
-        operands = [*([] if _of_module(node.func) else [node.func.value]), *node.args]  # type: ignore[attr-defined]
+        operands = [*([] if _is_of_module(node.func) else [node.func.value]), *node.args]  # type: ignore[attr-defined]
         if name in LEFT_OUT and operands:
             yield node, operands[0], f"without {name}"
         for place, bound in [*enumerate(node.args)][-2:] if name in BOUNDING else ():
@@ -333,7 +327,7 @@ def _assigned(unit: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
         yield unit, added, "with += instead of ="
 
 
-def _without_statement(unit: ast.AST) -> Iterator[Other]:
+def _nothing(unit: ast.AST) -> Iterator[Other]:
     """Yield nothing instead of a statement that changes what is there before it."""
     read: set[str] = set()
     if isinstance(unit, ast.Assign):
@@ -343,7 +337,7 @@ def _without_statement(unit: ast.AST) -> Iterator[Other]:
         yield unit, ast.Pass(), "without it"
 
 
-def _of_other_variables(
+def _other_variables(
     file: str, unit: Unit, parts: Sequence[ast.AST], kinds: Mapping[str, str]
 ) -> Iterator[Edited]:
     """Yield edits that read another variable of the same kind, everywhere or at one place."""
@@ -376,15 +370,21 @@ def _weighted(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
     summed = node.func.value
     if node.func.attr == "sum" and isinstance(summed, ast.BinOp):
         for mask in (summed.right, summed.left):
-            count = _call(mask, "sum", node)
+            count = _counted(mask, node)
             yield node, ast.BinOp(node, ast.Div(), count), f"divided by the sum of {_short(mask)}"
     if node.func.attr == "mean":
         for text, kind in kinds.items():
             if "mask" in text and " of " in kind:
                 mask = ast.parse(text, mode="eval").body
                 product = _call(ast.BinOp(summed, ast.Mult(), mask), "sum", node)
-                mean = ast.BinOp(product, ast.Div(), _call(mask, "sum", node))
+                mean = ast.BinOp(product, ast.Div(), _counted(mask, node))
                 yield node, mean, f"with a mean over {text}"
+
+
+def _counted(mask: ast.expr, like: ast.Call) -> ast.expr:
+    """The sum of a mask, at least 1."""
+    clamp = ast.Attribute(_call(mask, "sum", like), "clamp", ast.Load())
+    return ast.Call(clamp, [], [ast.keyword("min", ast.Constant(1))])
 
 
 def _call(of: ast.expr, method: str, like: ast.Call) -> ast.expr:
@@ -425,7 +425,7 @@ def _name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "a call")
 
 
-def _of_module(function: ast.expr) -> bool:
+def _is_of_module(function: ast.expr) -> bool:
     """Whether a function is no method of a value."""
     modules = ("torch", "F", "np", "numpy", "torch.nn.functional")
     return not isinstance(function, ast.Attribute) or ast.unparse(function.value) in modules

@@ -64,6 +64,9 @@ MOST_TRIED = 12
 SHARE_OF_A_CAUSE = 1 / 3
 """The part of the time left that the proof of a cause may take."""
 
+MOST_EDITED = 100
+"""Edits of each sort that are tried where no value proves a line."""
+
 MOST_SHOWN = 4
 """Further findings of a cause that a line must make right."""
 
@@ -92,8 +95,10 @@ class Prover:
     Each cause may take a part of what is left, so that one alone does not take all of it.
     """
 
-    def __init__(self, jobs: SharedJobs, seconds: float = math.inf) -> None:
-        self.trials = Trials(jobs, seconds)
+    def __init__(
+        self, jobs: SharedJobs, most_edited: int = MOST_EDITED, *, seconds: float = math.inf
+    ) -> None:
+        self.trials = Trials(jobs, most_edited, seconds)
         self._left = seconds
         self.given_up = 0
         """The number of traces for whose lines no time was left."""

@@ -35,8 +35,9 @@ class Statement(NamedTuple):
     kinds: Mapping[str, str]
     """The kinds of the values that its function can read there."""
 
-    nodes: set[Node]
-    """The operations that it asks for, or calls for; none of plain Python."""
+    def is_beside(self, other: Statement) -> bool:
+        """Whether both are of one function."""
+        return (self.line.file, self.line.function) == (other.line.file, other.line.function)
 
     def edits(self, meant: Meant) -> Iterator[Edited]:
         """Yield edits of one sort, the likeliest first."""
@@ -51,7 +52,7 @@ def statements(trace: Trace) -> list[Statement]:
         return []
     kinds = _kinds(graph)
     found: dict[tuple[str, int, int], Statement] = {}
-    for line, node in [*_asking(trace, graph), *_plain(trace)]:
+    for line in [*_asking(trace, graph), *_plain(trace)]:
         if (scope := scope_of(line)) is None:
             continue
         for unit in units(scope.functions[-1], line.number):
@@ -59,8 +60,7 @@ def statements(trace: Trace) -> list[Statement]:
             if key not in found:
                 known = kinds.get((line.file, line.function), {})
                 bound = _bound(known, scope.functions[-1], unit.lineno)
-                found[key] = Statement(line, unit, bound, set())
-            found[key].nodes.update([] if node is None else [node])
+                found[key] = Statement(line, unit, bound)
     return [*found.values()]
 
 
@@ -83,7 +83,7 @@ def _kinds(graph: Graph) -> dict[tuple[str, str], dict[str, str]]:
     return found
 
 
-def _asking(trace: Trace, graph: Graph) -> list[tuple[Line, Node | None]]:
+def _asking(trace: Trace, graph: Graph) -> list[Line]:
     """The lines that ask for operations on the way to a loss or log, or call for these."""
     in_loss = {node for node, in_gradient in graph.painted.items() if not in_gradient}
     on_way = (graph.before_roots | in_loss) if graph.roots else {*graph.nodes()}
@@ -107,10 +107,10 @@ def _asking(trace: Trace, graph: Graph) -> list[tuple[Line, Node | None]]:
         for depth, line in enumerate(operation.stack)
         if is_own(line, trace.package)
     ]
-    return [(line, node) for line, node, _ in sorted(asking, key=order)]
+    return [line for line, _, _ in sorted(asking, key=order)]
 
 
-def _plain(trace: Trace) -> Iterator[tuple[Line, None]]:
+def _plain(trace: Trace) -> Iterator[Line]:
     """Yield all lines of suspected functions."""
     for suspect in trace.suspects:
         line = suspect.line
@@ -118,4 +118,4 @@ def _plain(trace: Trace) -> Iterator[tuple[Line, None]]:
         function: ast.stmt | None = None if scope is None else scope.functions[-1]
         if function is not None and is_at(function, line.number):
             for number in range(line.number, function.lineno, -1):
-                yield replace(line, number=number, columns=None), None
+                yield replace(line, number=number, columns=None)

@@ -37,6 +37,9 @@ class Trials:
     """Runs jobs as long as time is left; the ordinary run of each finding is kept."""
 
     jobs: SharedJobs
+    most_edited: int
+    """Edits of each sort that are tried."""
+
     seconds: float
     """The seconds that all runs together may still take."""
 

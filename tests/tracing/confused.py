@@ -26,8 +26,7 @@ class ConfusedTrainer(ToyTrainer):
         new = self.log_probs(rows)
         shifted = new.detach() + 1.0
         ratios = torch.exp((new - shifted) * rows["mask"])
-        bounded = torch.min(ratios, ratios.clamp(0.5, 2.0))
-        self.normalised(-rows["advantages"] * bounded * rows["mask"], rows)
+        self.normalised(-rows["advantages"] * ratios**2 / 2 * rows["mask"], rows)
 
     def of_another_number(self, rows: Rows) -> None:
         """Multiplies by one number, and divides by another."""
@@ -48,8 +47,7 @@ class ConfusedTrainer(ToyTrainer):
 
     def without_a_row_between(self, rows: Rows) -> None:
         losses = self.losses(rows)
-        middle = len(losses) - 2
-        first, second = losses[:middle], losses[middle + 1 :]
+        first, second = losses[:2], losses[3:]
         self.normalised(torch.cat([first, second]), rows)
 
     def without_rows_at_either_end(self, rows: Rows) -> None:

@@ -60,11 +60,15 @@ def edited(text: str) -> dict[str, str]:
         ("1 + args.eps_low", "with args.eps_high instead of args.eps_low", "1 + args.eps_high"),
         ("torch.where(k, low, high)", "with the arguments low and high swapped", None),
         ("one + other", "with other detached", "one + other.detach()"),
-        ("one.mean(-1)", "with a mean over mask", "(one * mask).sum(-1) / mask.sum(-1)"),
+        (
+            "one.mean(-1)",
+            "with a mean over mask",
+            "(one * mask).sum(-1) / mask.sum(-1).clamp(min=1)",
+        ),
         (
             "(one * mask).sum(-1)",
             "divided by the sum of mask",
-            "(one * mask).sum(-1) / mask.sum(-1)",
+            "(one * mask).sum(-1) / mask.sum(-1).clamp(min=1)",
         ),
         ("one * other", "without * other", "one"),
         ("-one", "without -", "one"),

@@ -118,9 +118,9 @@ def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
         ("of_another_tensor", "(new - shifted)", "with rows['old_log_probs'] instead of shifted"),
         ("of_another_number", "* low / high", "with high instead of low"),
         ("without_the_last_row", "count = len(losses) - 1", "with 0 instead of 1"),
-        ("without_a_row_between", "losses[middle + 1 :]", "with middle one place later"),
+        ("without_a_row_between", "losses[:2], losses[3:]", "with 3 instead of 2"),
         ("mean_of_a_row", "self.losses(rows).mean(-1)", "with sum instead of mean"),
-        ("mean_over_padding", "means = losses.mean(-1)", "with a mean over mask"),
+        ("mean_over_padding", "means = losses.mean(-1)", "with a mean over rows"),
     ],
 )
 def test_the_line_is_proven_with_which_all_findings_conform(

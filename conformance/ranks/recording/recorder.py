@@ -8,6 +8,7 @@ here, every operation is taken down.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from conformance.ranks.recording.collectives import Collectives, is_collective
 from conformance.ranks.recording.frames import Functions, asked
 from conformance.ranks.recording.memory import Memory, Part, part, plain, wraps_others
 from conformance.ranks.recording.returns import Returns
-from conformance.ranks.recording.variables import kinds
+from conformance.ranks.recording.variables import look_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -89,7 +90,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _cuts: dict[int, Cut] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
     _gradients: list[int] = field(default_factory=list)
-    _kinds: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    _kinds: dict[tuple[str, str], dict[str, str | None]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     _looked_at: set[Line] = field(default_factory=set)
     """The lines whose functions' variables are known."""
 
@@ -161,7 +164,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             cuts=dict(self._cuts),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
-            kinds=self._kinds,
+            kinds={
+                function: {text: kind for text, kind in known.items() if kind is not None}
+                for function, known in self._kinds.items()
+            },
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -218,8 +224,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if line not in self._looked_at:
                 self._looked_at.add(line)
                 with _unseen():
-                    known = self._kinds.setdefault((line.file, line.function), {})
-                    known.update(kinds(frame))
+                    look_at(frame, self._kinds[line.file, line.function])
 
     def _completes_collective(self, func: Any, args: Any) -> bool:
         """Whether gloo copies its own result to where a collective is to leave it."""

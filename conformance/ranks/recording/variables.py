@@ -11,32 +11,38 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
 MOST_READABLE = 512
 """The most values of a function that are looked at."""
 
+MOST_PARTS = 64
+"""The most values of a mapping or an object."""
+
 DEEPEST = 2
 """The most steps from a variable to a value, as in ``self.config.clip``."""
 
 
-def kinds(frame: FrameType) -> dict[str, str]:
-    """The kind of each value that a function can read now; values of one kind are exchangeable."""
-    found: dict[str, str] = {}
+def look_at(frame: FrameType, known: dict[str, str | None]) -> None:
+    """Note the kinds of a function's variables that are not known, and of what is in them.
+
+    Values of one kind are exchangeable; None is that of others.
+    """
+    named = frame.f_locals.items()
+    several = [(name, held) for name, held in named if name.isidentifier() and name not in known]
     with suppress(Exception):  # a framework's own mapping may raise anything where it is read
-        for text, held in islice(_readable(frame), MOST_READABLE):
-            if (kind := _kind(held)) is not None:
-                found[text] = kind
-    return found
+        for text, held in islice(_readable(several), MOST_READABLE if several else 0):
+            known[text] = _kind(held)
 
 
-def _readable(frame: FrameType) -> Iterator[tuple[str, object]]:
+def _readable(several: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
     """Yield variables, then what is in them, then what is in that."""
-    several = [(name, held) for name, held in frame.f_locals.items() if name.isidentifier()]
     for _ in range(DEEPEST):
         yield from several
-        several = [one for text, held in several for one in _inside(text, held)]
+        several = [
+            inner for text, held in several for inner in islice(_inside(text, held), MOST_PARTS)
+        ][:MOST_READABLE]
     yield from several
 
 
