@@ -298,7 +298,8 @@ class _Proof:
                 same = {name: each for name, each in of_parts.items() if each in found.values()}
                 found = {**found, **same} if found else of_parts  # it multiplies and divides a sum
         elif one.values is Values.RANKS:
-            found = {ALL_RANKS: _summed(ran.held)}
+            summed = _summed(ran.held)
+            found = {} if summed is None else {ALL_RANKS: summed}
         elif one.values is Values.REWARDS:
             values = rewarded(run.cell.job.objective, run.contexts, run.observations)
             found = _nearest(ran.held, ordered_as(ran.held, values))
@@ -406,8 +407,13 @@ def _flat(held: Entries) -> list[float]:
     return [value for of_rank in held for entries in of_rank for value in entries]
 
 
-def _summed(held: Entries) -> Entries:
-    """The sums over the ranks that have different ones, each time."""
+def _summed(held: Entries) -> Entries | None:
+    """The sums over the ranks that have different ones, each time; None if they have more or fewer.
+
+    A reduction over one rank does not ask whether others have as many entries.
+    """
+    if any(len({*map(len, times)}) > 1 for times in zip(*held, strict=False)):
+        return None
     sums = [
         tuple(sum(each) for each in zip(*dict.fromkeys(times), strict=True))
         for times in zip(*held, strict=False)

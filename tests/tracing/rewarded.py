@@ -90,6 +90,17 @@ class RewardedAdapter(MinimalAdapter):
         alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
         return self.whitened_over(alone, self.divided(rewards, groups, rows), rows)
 
+    def of_tokens_of_a_rank(
+        self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows
+    ) -> torch.Tensor:
+        """Reduces over its own rank a number of each token, of which ranks have more or fewer."""
+        alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+        advantages = self.divided(rewards, groups, rows)
+        own, mask = advantages[rank_rows(rows)], rows["mask"][rank_rows(rows)]
+        kept = own[mask > 0]
+        dist.all_reduce(kept, group=alone)
+        return (advantages - kept.mean()) / kept.std() * rows["mask"]
+
     def divided(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
         spreads = torch.stack([rewards[groups == group].std() for group in groups])
         return (self.centred(rewards, groups) / (spreads + 1e-6))[:, None] * rows["mask"]

@@ -256,6 +256,12 @@ def test_a_value_that_makes_weights_infinite_proves_nothing(jobs: SharedJobs) ->
     assert not trials.conforms(run, replace(at, entries=zeros))
 
 
+def test_ranks_that_reduce_more_numbers_or_fewer_have_no_sum(jobs_of_rewards: SharedJobs) -> None:
+    of_cause = wrong("of_tokens_of_a_rank", jobs_of_rewards, Objective.GROUP_WHITENED)
+
+    assert told(of_cause, jobs_of_rewards)
+
+
 def test_no_line_is_proven_when_the_time_is_over(jobs: SharedJobs) -> None:
     of_cause = wrong("of_a_rank", jobs)
     trace = traced(of_cause[0], jobs)
