@@ -154,9 +154,10 @@ class _Proof:
             edited = edited_lines(self.trials, self.trace, [self.first, *self.others])
             return of_lines([*edited, *self.trace.suspects])
         unused = [*self._unused(shown)]
+        findings = 1 + len(self.others)
         is_alone = len({one.line for one, _ in shown}) == 1 and not of_size
-        is_certain = is_alone or bool(unused)
-        said, findings = _proven if is_certain else _made_good, 1 + len(self.others)
+        is_shown = findings > 1 or not all(map(_is_of_one_number, shown))
+        said = _proven if (is_alone and is_shown) or unused else _made_good
         found = {one.line: said(one, name, findings) for one, name in unused[:1] or shown}
         others = [one for one in self.trace.suspects if one.line not in found]
         return of_lines([*self._unused_factor(), *found.values(), *others])
@@ -419,6 +420,11 @@ def _summed(held: Entries) -> Entries | None:
         for times in zip(*held, strict=False)
     ]
     return tuple(tuple(sums[: len(of_rank)]) for of_rank in held)
+
+
+def _is_of_one_number(named: _Named) -> bool:
+    """Whether one number is all that a line lacks: some other line could have it in one finding."""
+    return named[0].values is Values.COUNTS and named[0].needed is not None
 
 
 def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:
