@@ -1,9 +1,11 @@
-"""Profiles of hypothesis, without deadlines, and markers of tests that run only when asked for."""
+"""Profiles of hypothesis, without deadlines, and markers of frameworks and of slow tests."""
 
 import os
 
 import pytest
 from hypothesis import settings
+
+from adapters.frameworks import LISTED
 
 # Before torch is imported: workers with several threads each keep one another from the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +15,12 @@ pytest_plugins = ["pytester"]
 settings.register_profile("ordinary", deadline=None, max_examples=50)
 settings.register_profile("full", deadline=None)
 settings.load_profile("ordinary")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add a marker for each framework."""
+    for one in LISTED.values():
+        config.addinivalue_line("markers", f"{one.name}: drives {one.title}'s real code")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -110,3 +110,6 @@ def with_verdict(verdict: Verdict, identity: str = A, **fields: str) -> Said:
     """A finding that says nothing of any mistake."""
     finding = Finding.model_validate({"id": identity, "verdict": verdict, **fields})
     return finding, Clues(terms=["policy_loss"])
+
+
+HEAD = 'framework = "native"\nengine = "torch"\n\n'

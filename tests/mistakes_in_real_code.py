@@ -11,12 +11,12 @@ import os
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
+from adapters.frameworks import LISTED
 from adapters.toolkit.source import resolve
 from conformance.comparing.cause_changes import CauseChange, cause_changes
 from conformance.comparing.diff import difference
@@ -25,6 +25,7 @@ from conformance.findings.verdict import Verdict
 from conformance.plan.checks import LAWFUL
 from conformance.runs import registry
 from tests import command
+from tests.tables import table
 from tests.toys import commit
 
 CASES = (
@@ -151,9 +152,9 @@ class Mistake:
 
 def _read(kind: str) -> Iterator[Mistake]:
     """Yields mistakes of the table, each with what the runs of its framework have in common."""
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-    for entry in table[kind]:
-        run, edit = table["run"][entry.pop("run")], entry.pop("edit")
+    all_of_them = table("mistakes_in_real_code.toml")
+    for entry in all_of_them[kind]:
+        run, edit = all_of_them["run"][entry.pop("run")], entry.pop("edit")
         kind_of_edit = Edit if len(edit) == len(fields(Edit)) else Rewording
         yield Mistake(edit=kind_of_edit(*edit), **{**run, **entry})
 
@@ -166,11 +167,11 @@ TRACED = tuple(_read("traced"))
 OF_LAWS = tuple(_read("law"))
 """Others, by the laws that they break; the cause is what these laws call their mistake."""
 
-INSTALLED = ("ms_swift", "skyrl", "trl", "tunix", "verl")
-"""Frameworks that are on the package index."""
+INSTALLED = [name for name, one in LISTED.items() if not one.source]
+"""Frameworks that an extra installs."""
 
-RELEASED = {"areal": "pypi:1.0.4", "openrlhf": "pypi:0.11.2"}
-"""Frameworks that are fetched from it without their dependencies, with the source that is given."""
+RELEASED = {name: one.source for name, one in LISTED.items() if one.source.startswith("pypi:")}
+"""Frameworks that are fetched without their dependencies, with the source that is given."""
 
 
 class OfAnEngine(Protocol):

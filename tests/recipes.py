@@ -16,11 +16,10 @@ import sys
 import tarfile
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).with_name("recipes.toml")
+from tests.tables import table
 
 PAGE = Path(__file__).parents[1] / "reports" / "recipes.md"
 
@@ -100,7 +99,7 @@ def words_of_script(
 def main(names: list[str]) -> int:
     """Run the recipes of some frameworks, or of all, and print what they are answered."""
     wrong = 0
-    for entry in tomllib.loads(TABLE.read_text("utf-8"))["recipe"]:
+    for entry in table("recipes.toml")["recipe"]:
         if not names or entry["adapter"] in names:
             wrong += not _is_as_expected(entry)
     return int(bool(wrong))

@@ -31,36 +31,22 @@ from conformance.views.overview import accusations, committed, frameworks, pages
 from conformance.views.report_formats import as_text
 from reference.aggregation import AuxiliaryAggregation, Conventions
 from tests import command
-from tests.conformance.test_page import unpacked
-
-README = (command.ROOT / "README.md").read_text()
-
-PAGES = {
-    path: path.read_text()
-    for path in [
-        *(command.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-        *sorted((command.ROOT / "docs").glob("*.md")),
-    ]
-}
-
-TEXT = "".join(PAGES.values())
+from tests.conformance.pages import unpacked
+from tests.documents import (
+    BY_PLACE,
+    COMMANDS,
+    FIRST,
+    PAGES,
+    README,
+    TEXT,
+    TINYRL,
+    blocks,
+    commands,
+    write_tinyrl,
+)
+from tests.pools import NEEDS_CLONES
 
 CI = (command.ROOT / ".ci" / "run").read_text()
-
-
-def blocks(language: str, beginning: str = "") -> list[str]:
-    """The blocks of code of all pages that are in a language and begin like this, each once."""
-    found = re.findall(rf"^```{language}\n({beginning}.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
-    return [*dict.fromkeys(found)]
-
-
-FIRST, *OTHERS = blocks("sh")
-
-COMMANDS = [*dict.fromkeys(line for block in OTHERS for line in block.splitlines())]
-
-
-def commands(pattern: str) -> list[str]:
-    return [line for line in COMMANDS if re.match(pattern, line)]
 
 
 NATIVE = commands("pytest --adapter=native ")
@@ -68,7 +54,6 @@ TORCHRUN = commands("torchrun ")
 WITH_SOURCE = commands("pytest .*--source=PATH")
 RELEASES = commands("pytest .*skyrl-0.2.0.json")
 MINE = commands("pytest --adapter=mine ")
-BY_PLACE = commands(".*my_package.conformance:")
 HISTORY = commands("rl-loss-conformance history ")
 ON_REPORTS = commands("rl-loss-conformance (show|issue|diff|html|expect) ")
 IN_OTHER_TESTS = [
@@ -144,9 +129,7 @@ def test_two_releases_are_compared_in_two_commands_as_shown(tmp_path: Path) -> N
 
 @pytest.mark.processes
 @pytest.mark.skyrl
-@pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
-)
+@NEEDS_CLONES
 @pytest.mark.parametrize("line", WITH_SOURCE)
 def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
     adapter = re.search("--adapter=([a-z]+)", line)[1]  # type: ignore[index]
@@ -163,9 +146,7 @@ def test_commands_with_a_source(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
-)
+@NEEDS_CLONES
 @pytest.mark.parametrize("line", HISTORY)
 def test_histories_print_what_is_shown(capsys: pytest.CaptureFixture[str], line: str) -> None:
     arguments = shlex.split(line.replace("PATH", f"{os.environ[command.SOURCES]}/slime"))[1:]
@@ -195,24 +176,11 @@ def test_adapter_in_a_package_conforms_and_its_mistake_is_named_as_shown(tmp_pat
     assert shown in wrong.output
 
 
-TINYRL = (command.ROOT / "tests" / "tinyrl" / "tinyrl.py").read_text()
-
 FSDP_LEFT = TINYRL.replace("(loss * self.world_size).backward()", "loss.backward()")
 
 COUNTED_PER_RANK = TINYRL.replace(
     "        dist.all_reduce(total)\n        return total.cl", "        return total.cl"
 )
-
-
-def write_tinyrl(folder: Path, trainer: str = TINYRL) -> str:
-    """Write the complete adapter and its trainer to a folder; the adapter's place."""
-    [code] = blocks("python", '"""Conformance of tinyrl')
-    place = BY_PLACE[1].partition("--adapter=")[2]
-    module = place.partition(":")[0].replace(".", "/")
-    for name, text in {f"{module}.py": code, "tinyrl.py": trainer}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return place
 
 
 @pytest.mark.parametrize(
@@ -340,9 +308,11 @@ def anchors(page: Path) -> list[str]:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    assert [path for path in PAGES if f"]({path.relative_to(command.ROOT)})" not in README] == [
-        command.ROOT / "README.md"
-    ]
+    table = PAGES[command.ROOT / frameworks.PAGE]
+    linked = {command.ROOT / path for path in re.findall(r"\]\(([\w./-]+)", README)}
+    linked |= {command.ROOT / "docs" / path for path in re.findall(r"\]\(([\w-]+\.md)", table)}
+
+    assert [path for path in PAGES if path not in linked] == [command.ROOT / "README.md"]
 
 
 def test_layers_shown_are_those_of_the_import_contract() -> None:
@@ -358,7 +328,7 @@ def test_layers_shown_are_those_of_the_import_contract() -> None:
     )
 
     assert blocks("text", "plugin ") == [rooms]
-    assert blocks("text", "native ") == [adapters]
+    assert blocks("text", "slime_family\n") == [adapters]
 
 
 def test_readme_is_short() -> None:

@@ -18,7 +18,6 @@ import yaml
 from click.testing import CliRunner
 
 from conformance import cli
-from conformance.runs import registry
 from conformance.views.overview.pages import WEB_PAGE
 from tests import command
 from tests.conformance import test_gpu
@@ -185,34 +184,6 @@ def test_environments_of_tox_exist() -> None:
 
     assert set(named) == {"gpu"}
     assert "[testenv:gpu]" in (command.ROOT / "tox.ini").read_text()
-
-
-def test_devices_are_those_that_the_page_says_adapters_have() -> None:
-    classes = [c for name in registry.known() for c in registry.adapter_classes(name).values()]
-    page = PAGES[GPU_GATE]
-
-    exceptions = (
-        "TRL's, OpenRLHF's, prime-rl's,\nAReaL's, NeMo-RL's, ROLL's, ms-swift's,"
-        " open-instruct's, Megatron-LM's, tunix', RLinf's and those of loss functions"
-    )
-    assert f"on `cpu` and, except for {exceptions}, on `cuda`" in page
-    on_cpu_alone = {adapter.name for adapter in classes if adapter.devices == ("cpu",)}
-    assert on_cpu_alone == {
-        "areal",
-        "trl",
-        "openrlhf",
-        "prime_rl",
-        "nemo_rl",
-        "roll",
-        "ms_swift",
-        "megatron_lm",
-        "open_instruct",
-        "tunix",
-        "rlinf",
-        "liger",
-        "unsloth",
-    }
-    assert {adapter.devices for adapter in classes} == {("cpu",), ("cpu", "cuda")}
 
 
 def test_the_reason_shown_is_that_of_the_tests() -> None:

@@ -152,8 +152,7 @@ class Replacement:
     line that must have called its function, None if any may have. ``entries`` has values by rank
     and by the number of earlier calls of the line; calls that it lacks are left alone. If it is
     None, each entry is multiplied by a mark of its own, or replaced by the mark if it is 0. An
-    operation that is ``moved`` takes entries as many places later instead, and one with another
-    ``instead`` of it is run as that one.
+    operation that is ``moved`` takes entries as many places later instead.
     """
 
     file: str
@@ -165,7 +164,18 @@ class Replacement:
     caller: tuple[str, int] | None = None
     entries: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     moved: int = 0
-    instead: str = ""
+
+
+class Edit(NamedTuple):
+    """Another text of a statement, or of the header of a compound one, in a framework's file.
+
+    ``span`` is that of the text it replaces: its first line and column, and its last ones, as
+    `ast` has them.
+    """
+
+    file: str
+    span: tuple[int, int, int, int]
+    text: str
 
 
 MARKS = 4096
@@ -229,8 +239,8 @@ class Job:
     """The way in which options get their documented defaults; None if all jobs' values are used."""
     painted: Paint | None = None
     """The only entry with a value."""
-    replaced: Replacement | None = None
-    """A tensor that replaces one of the framework's own, in a job of an experiment."""
+    replaced: Replacement | Edit | None = None
+    """A value or statement that replaces one of the framework's own, in a job of an experiment."""
 
     is_recorded: bool = False
     """Whether the operations of all ranks are recorded, for a trace."""

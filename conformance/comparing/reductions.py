@@ -1,7 +1,7 @@
 """The reductions of all frameworks, by their own names, and which of them weigh every token alike.
 
 The conventions of every framework are those of its newest committed report, which
-`conformance.views.overview` writes to ``frameworks.json`` next to this module.
+`conformance.views.overview` writes to ``reductions.json`` next to this module.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-DECLARED = Path(__file__).with_name("frameworks.json")
+DECLARED = Path(__file__).with_name("reductions.json")
 
 
 class Declared(FrozenModel):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
-from pydantic import AfterValidator, PlainSerializer, SerializationInfo, ValidationInfo
+from pydantic import AfterValidator, Field, PlainSerializer, SerializationInfo, ValidationInfo
 
 GIVEN = "given"
 """The name of a tensor that no recorded operation made, such as one made of a numpy array."""
@@ -177,7 +177,8 @@ class RankTrace:
     framework's modules whose functions were called. ``returned`` lists each number of a line once.
     ``handed`` has, for the float objects that a tensor was made of or an operation computed with,
     the first line of plain Python that had them; equal floats are other objects. ``cuts`` has what
-    took the part of a tensor that was read, by the place of the operation that read it.
+    took the part of a tensor that was read, by the place of the operation that read it. ``kinds``
+    are those of the values that functions have in variables, by their files and names.
     """
 
     operations: tuple[Operation, ...] = ()
@@ -186,6 +187,9 @@ class RankTrace:
     cuts: dict[int, Cut] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
+    kinds: Annotated[dict[tuple[str, str], dict[str, str]], Field(exclude=True)] = field(
+        default_factory=dict
+    )
 
     @cached_property
     def collectives(self) -> dict[Collective, tuple[int, ...]]:

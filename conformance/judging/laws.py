@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,36 +17,35 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import LARGEST
 from conformance.findings.finding import Behaviour, Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, final_weights
+from conformance.judging.weights import Judgement, final_weights, unjudged
 from reference.rounding import TERM_OPERATIONS, reported_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from adapters.contract import Description, Job, Observation
     from conformance.laws.law import Law
+    from conformance.ranks.pool import Crashed
 
+    Run = tuple[Job, Sequence[Observation]]
     Changes = dict[str, tuple[float, float]]
     """The numbers of each name before and after."""
 
+
+MASKED_VALUES_CRASH = "masked_values_crash"
 
 MOST_NAMED = 3
 """The most numbers that an explanation names."""
 
 
 def judge_gradient(
-    law: Law,
-    before: tuple[Job, Sequence[Observation]],
-    after: tuple[Job, Sequence[Observation]],
-    description: Description,
-    tolerance: float,
+    law: Law, before: Run, after: Run, description: Description, tolerance: float
 ) -> Judgement | None:
     """Advice if a token has another gradient in each step, though both are right by conventions."""
-    [old, new] = (_gradient_by_name(*run, description) for run in (before, after))
-    common = sorted(old.keys() & new.keys())
-    one, other = (np.array([of[name] for name in common]) for of in (old, new))
-    largest = float(np.abs(one).max(initial=0.0))
-    if np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest):
+    one, other = _gradients(before, after, description)
+    if _is_same_gradient(one, other, tolerance):
         return None
     ratios = other[one != 0] / one[one != 0]
     explanation = (
@@ -56,17 +56,47 @@ def judge_gradient(
     return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis)
 
 
+def changed_gradient(
+    before: Run, after: Run, description: Description, tolerance: float
+) -> Changes:
+    """The gradient of the first token that has another one, before and after."""
+    one, other = _gradients(before, after, description)
+    if _is_same_gradient(one, other, tolerance):
+        return {}
+    first = np.flatnonzero(~np.isclose(one, other, rtol=tolerance, atol=0.0, equal_nan=True))[0]
+    return {"gradient": (one[first], other[first])}
+
+
+def _gradients(
+    before: Run, after: Run, description: Description
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The gradients of each token that both steps have, on each rank that both have."""
+    old, new = (_gradient_by_name(*run, description) for run in (before, after))
+    common = sorted(old.keys() & new.keys())
+    one, other = (np.array([of[name] for name in common]) for of in (old, new))
+    return one, other
+
+
+def _is_same_gradient(
+    one: NDArray[np.float64], other: NDArray[np.float64], tolerance: float
+) -> bool:
+    largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
+    return np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest, equal_nan=True)
+
+
 def _gradient_by_name(
     job: Job, observations: Sequence[Observation], description: Description
-) -> dict[int, float]:
+) -> dict[tuple[int, int], float]:
+    """The gradient of each rank and name of a token, over all steps."""
     names = np.concatenate(ProbedBatch(job.steps).names).tolist()
+    found: defaultdict[tuple[int, int], float] = defaultdict(float)
     of_steps = [
-        final_weights(observations, index, job, description.conventions)[0]
+        final_weights(observations, index, job, description.conventions)
         for index in range(len(job.steps))
     ]
-    found: defaultdict[int, float] = defaultdict(float)
-    for name, weight in zip(names, np.concatenate(of_steps).tolist(), strict=True):
-        found[name] += weight  # a masked token may be of the same name as an active one
+    for rank, weights in enumerate(zip(*of_steps, strict=True)):
+        for name, weight in zip(names, np.concatenate(weights).tolist(), strict=True):
+            found[rank, name] += weight  # a masked token may be of the same name as an active one
     return found
 
 
@@ -113,20 +143,31 @@ def _pairs(
         yield from ((name, one, other) for one, other in pairs)
 
 
-def judge_changed(law: Law, changed: Changes, description: Description) -> Judgement:
+def judge_changed(law: Law, changed: Changes, stated: str | None) -> Judgement:
     """Judge the effect of a law's change: a rule of the framework's is broken, or it is advice."""
     if not changed:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0)
-    stated = description.rules.get(f"laws.{law.name}")
     said = [
         f"`{name}` changes from {one:.6g} to {other:.6g}"
         for name, (one, other) in sorted(changed.items())
     ]
-    words = f"{first_of(said)} when {law.says}"
-    source = f"; see {stated}" if stated else "; no document of the framework says that they stay"
+    return _broken(law, law.mistake, first_of(said), stated)
+
+
+def judge_crash(law: Law, crash: Crashed, stated: str | None) -> Judgement:
+    """Judge a step that crashes after the change alone."""
+    if stated is not None:
+        return unjudged(Verdict.CRASHED, crash.message, crash.place)
+    judged = _broken(law, MASKED_VALUES_CRASH, "the step crashes", stated)
+    return replace(judged, message=crash.message, place=crash.place)
+
+
+def _broken(law: Law, name: str, effect: str, stated: str | None) -> Judgement:
+    source = f"see {stated}" if stated else "no document of the framework says that nothing changes"
+    explanation = f"{effect} when {law.says}; {source}"
     return Judgement(
         verdict=Verdict.ADVICE if stated is None else Verdict.MISMATCH,
-        diagnosis=Diagnosis(name=law.mistake, explanation=f"{words}{source}"),
+        diagnosis=Diagnosis(name=name, explanation=explanation),
     )
 
 

@@ -3,14 +3,14 @@
 A law changes the rows of each step, or the job that trains them. Gradients are held against the
 reference after the change as before it. Every number that is logged must stay what it was, whether
 or not a check knows it, except times and counts, which no value of a batch moves, and rewards where
-these are what changes.
+these are what changes. `conformance.laws.poison` has the laws of values that nothing may depend on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from adapters.contract import Job, Layout
+    from adapters.contract.job import Poison
 
     Rows = Sequence[Row]
     Change = Callable[[Rows], Rows]
@@ -51,12 +52,10 @@ OF_REWARDS = (
 TWIN = 1000
 """The distance of ids of a second copy."""
 
-Given = TypeVar("Given")
 
-
-def unchanged(given: Given) -> Given:
+def unchanged(job: Job) -> Job:
     """No change."""
-    return given
+    return job
 
 
 def _any(layout: Layout) -> bool:
@@ -78,11 +77,11 @@ class Law:
     says: str
     """The change, in words that complete "changes when ..."."""
 
-    change: Change = unchanged
-    """The change of the rows of each step."""
+    after: Callable[[Job], Job] = unchanged
+    """The job after the change, given that of a cell."""
 
-    before: Callable[[Layout], Layout] = unchanged
-    """The layout before the change, given that after it."""
+    before: Callable[[Job], Job] = unchanged
+    """The job before the change."""
 
     fits: Fits = _any
     """The layouts that it can be seen on."""
@@ -99,18 +98,20 @@ class Law:
     is_invariance: bool = True
     """Whether gradients and logged numbers stay; else a formula says how the change moves them."""
 
+    poison: Poison | None = None
+    """The values that the change puts into a column where nothing may depend on them."""
+
     @property
     def is_repetition(self) -> bool:
         """Whether nothing changes but what was trained before."""
-        return self.change is unchanged and self.before is unchanged
+        return self.after is self.before is unchanged
 
-    def changed(self, job: Job) -> Job:
-        """The job after the change."""
-        return job if self.change is unchanged else _with_rows(job, self.change)
 
-    def job_before(self, job: Job) -> Job:
-        """The job before the change."""
-        return replace(job, layout=self.before(job.layout))
+@lru_cache(maxsize=256)  # steps are equal if they are the same
+def _with_rows(job: Job, change: Change) -> Job:
+    is_rejecting = job.rejects
+    changed = [change(rows) for rows in rows_of(job.steps)]
+    return replace(job, steps=tuple(step_of(rows, is_rejecting=is_rejecting) for rows in changed))
 
 
 def with_other_values(job: Job) -> Job:
@@ -147,54 +148,54 @@ def with_other_rewards(job: Job) -> Job:
     return _with_rows(job, _other_rewards)
 
 
-def _of_cuts(
-    name: str, says: str, fits: Fits, before: Callable[[Layout], Layout], *objectives: Objective
-) -> Law:
-    return Law(
+LAWS: dict[str, Law] = {}
+
+
+def _cut(name: str, says: str, fits: Fits, *objectives: Objective, **uncut: Any) -> None:
+    """Record a law of cuts, with the sizes of a layout without its own cut."""
+    LAWS[name] = Law(
         name=name,
         mistake="depends_on_cut",
         says=says,
-        before=before,
+        before=lambda job: replace(job, layout=replace(job.layout, options=(), **uncut)),
         fits=fits,
         objectives=objectives,
     )
 
 
-_of_any_cut = (
-    _of_cuts(
-        "cut",
-        "the step is cut",
-        _is_cut,
-        lambda layout: replace(layout, dp=1, cp=1, tp=1, pp=1, micro_batches=1, options=()),
-        *OF_LOSSES,
-        *OF_ROLLOUTS,
-    ),
-    _of_cuts(
-        "cut_sequences",
-        "sequences are cut",
-        lambda layout: layout.cp > 1,
-        lambda layout: replace(layout, cp=1, options=()),
-        Objective.OFF_POLICY,
-        Objective.SEQUENCE_MASKED,
-    ),
-    _of_cuts(
-        "cut_model",
-        "the model is cut",
-        lambda layout: layout.tp * layout.pp > 1,
-        lambda layout: replace(layout, tp=1, pp=1, options=()),
-        Objective.OFF_POLICY,
-        Objective.COMBINED,
-    ),
+_cut(
+    "cut",
+    "the step is cut",
+    _is_cut,
+    *OF_LOSSES,
+    *OF_ROLLOUTS,
+    **dict.fromkeys(("dp", "cp", "tp", "pp", "micro_batches"), 1),
 )
-LAWS: dict[str, Law] = {law.name: law for law in _of_any_cut}
+_cut(
+    "cut_sequences",
+    "sequences are cut",
+    lambda layout: layout.cp > 1,
+    Objective.OFF_POLICY,
+    Objective.SEQUENCE_MASKED,
+    cp=1,
+)
+_cut(
+    "cut_model",
+    "the model is cut",
+    lambda layout: layout.tp * layout.pp > 1,
+    Objective.OFF_POLICY,
+    Objective.COMBINED,
+    tp=1,
+    pp=1,
+)
 
 
 def _law(mistake: str, says: str, **others: Any) -> Callable[[Change], Change]:
     """Record a change of rows under the name of its function, with what else a law has."""
 
     def record(change: Change) -> Change:
-        name = change.__name__
-        LAWS[name] = Law(name=name, mistake=mistake, says=says, change=change, **others)
+        name, after = change.__name__, partial(_with_rows, change=change)
+        LAWS[name] = Law(name=name, mistake=mistake, says=says, after=after, **others)
         return change
 
     return record
@@ -326,10 +327,3 @@ LAWS["again"] = Law(
     mistake="depends_on_steps_before",
     says="the same step is trained again after others",
 )
-
-
-@lru_cache(maxsize=256)  # steps are equal if they are the same
-def _with_rows(job: Job, change: Change) -> Job:
-    is_rejecting = job.rejects
-    changed = [change(rows) for rows in rows_of(job.steps)]
-    return replace(job, steps=tuple(step_of(rows, is_rejecting=is_rejecting) for rows in changed))

@@ -28,8 +28,8 @@ from conformance.own_trainer.outcome import LEFT_EARLY, Outcome, WrongLossError
 from conformance.own_trainer.step import Step, observation
 from conformance.own_trainer.worlds import Copies, Launched, launched
 from conformance.ranks.pool import Ran
-from conformance.ranks.recording.otherwise import replacing_mode
 from conformance.ranks.recording.recorder import Recorder
+from conformance.ranks.recording.replacing import replacing_mode
 from conformance.ranks.recording.stacks import LIBRARIES
 from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
@@ -69,6 +69,9 @@ MOST_TRACED = 6
 ROUNDED = "float16"
 """The precision by which weights are judged where the trainer rounds its own advantages, and adds
 an ε to what it divides by."""
+
+MOST_EDITED = 0
+"""Edits of statements that are tried: one that raises would end the user's loop."""
 
 PROOF_BROKE = "the trainer is wrong, as the first rank says"
 """Words of another rank whose step broke where values were replaced."""
@@ -238,7 +241,7 @@ class OwnTrainerCheck:
 
     def _proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The suspects of a trace, with those first that runs have proven."""
-        return Prover(SharedJobs(self._as_pool)).proven(trace, cells)
+        return Prover(SharedJobs(self._as_pool), MOST_EDITED).proven(trace, cells)
 
     def _is_around(self, one: Suspect) -> bool:
         """Whether a line is of the user's test, and not of the trainer."""

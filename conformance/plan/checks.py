@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Option
-from adapters.contract.job import OVERFLOWS, Column, Place, Poison
+from adapters.contract.job import OVERFLOWS, Column, Place
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
@@ -27,6 +27,7 @@ from conformance.corpus.rollouts import ROLLOUTS
 from conformance.findings.finding import FindingId, slug
 from conformance.findings.verdict import Check
 from conformance.laws.law import LAWS
+from conformance.laws.poison import POISONS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -159,11 +160,8 @@ class CheckSpec:
 
     cases: tuple[Case, ...] = CORPUS
     modes: tuple[Mode, ...] = tuple(Mode)
-    poisoned: Poison | None = None
-    """The values that stand in a column where nothing may depend on them."""
-
     is_logged: bool = False
-    """Whether all logged numbers of a poisoned column are compared, and not weights."""
+    """Whether all logged numbers are compared where a column is poisoned, and not weights."""
 
     attached: Column | None = None
     """The column that must have no gradient."""
@@ -184,8 +182,7 @@ class CheckSpec:
     @property
     def is_looked_at_once(self) -> bool:
         """Whether it is looked at on one layout or two, and not wherever its objective is."""
-        is_altered = self.poisoned is not None or self.attached is not None
-        return is_altered or self.law is not None or self.is_of_defaults
+        return self.attached is not None or self.law is not None or self.is_of_defaults
 
     @property
     def is_of_gradient(self) -> bool:
@@ -201,7 +198,8 @@ class CheckSpec:
     @property
     def is_seen_in_every_mode(self) -> bool:
         """Whether modes may differ in what it looks at: in how they leave out masked tokens."""
-        is_elsewhere = self.poisoned is not None and self.poisoned.place is not Place.MASKED
+        poison = self.law.poison if self.law else None
+        is_elsewhere = poison is not None and poison.place is not Place.MASKED
         return not (self.is_of_advantages or is_elsewhere)
 
     def is_seen_on(self, layout: Layout) -> bool:
@@ -352,82 +350,20 @@ CHECK_SPECS = (
 """All of them, those of one objective next to each other."""
 
 
-def _poisoned(
-    name: str, objective: Objective, column: Column, place: Place = Place.MASKED
-) -> Iterator[CheckSpec]:
+def _poison_specs(law: Law) -> Iterator[CheckSpec]:
     """Yield the checks of a poisoned column: of gradients, and of logged numbers.
 
     Ratios that overflow where tokens are kept may be logged as they are.
     """
-    is_overflow = place in (Place.REJECTED, Place.CLIPPED)
-    poison = Poison(column=column, place=place)
-    plain = CheckSpec(
-        check=Check.POISON,
-        name=name,
-        objective=objective,
-        cases=_cases("uneven_lengths") if objective in FROM_REWARDS else ONE,
-        poisoned=replace(poison, values=OVERFLOWS) if is_overflow else poison,
-    )
+    assert law.poison is not None
+    [objective] = law.objectives
+    cases = _cases("uneven_lengths") if objective in FROM_REWARDS else ONE
     if objective in WITH_REJECTION:
-        plain = replace(plain, cases=tuple(one for one in REJECTION if one.name == REJECTED_TOKENS))
+        cases = (usual_case(objective),)
+    plain = CheckSpec(check=Check.POISON, name=law.name, objective=objective, cases=cases, law=law)
     yield plain
-    if not is_overflow:
-        yield replace(plain, name=f"logged_{name}", is_logged=True)
-
-
-POISONED = tuple(
-    chain.from_iterable(
-        _poisoned(*words)
-        for words in (
-            ("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
-            ("advantages", Objective.OFF_POLICY, Column.ADVANTAGES),
-            ("log_probs", Objective.OFF_POLICY, Column.LOG_PROBS),
-            ("old_log_probs_of_prompts", Objective.OFF_POLICY, Column.OLD_LOG_PROBS, Place.OUTSIDE),
-            ("overflowing_ratios", Objective.OFF_POLICY, Column.OLD_LOG_PROBS, Place.CLIPPED),
-            ("old_log_probs_of_sequences", Objective.GSPO, Column.OLD_LOG_PROBS),
-            ("rollout_log_probs", Objective.TIS_TOKEN, Column.ROLLOUT_LOG_PROBS),
-            (
-                "overflowing_corrections",
-                Objective.TIS_TOKEN,
-                Column.ROLLOUT_LOG_PROBS,
-                Place.CLIPPED,
-            ),
-            (
-                "overflowing_masked_corrections",
-                Objective.ICEPOP,
-                Column.ROLLOUT_LOG_PROBS,
-                Place.CLIPPED,
-            ),
-            (
-                "overflowing_rejections",
-                Objective.REJECTION,
-                Column.ROLLOUT_LOG_PROBS,
-                Place.REJECTED,
-            ),
-            ("reference_log_probs", Objective.KL, Column.REFERENCE_LOG_PROBS),
-            (
-                "reference_log_probs_of_prompts",
-                Objective.KL,
-                Column.REFERENCE_LOG_PROBS,
-                Place.OUTSIDE,
-            ),
-            ("entropies", Objective.ENTROPY, Column.ENTROPIES),
-            ("reference_log_probs_in_rewards", Objective.REINFORCE_PP, Column.REFERENCE_LOG_PROBS),
-            (
-                "old_log_probs_of_prompts_in_rewards",
-                Objective.REINFORCE_PP,
-                Column.OLD_LOG_PROBS,
-                Place.OUTSIDE,
-            ),
-            ("values", Objective.GAE, Column.VALUES),
-            ("values_of_prompts", Objective.GAE, Column.VALUES, Place.OUTSIDE),
-            ("returns", Objective.VALUE, Column.RETURNS),
-            ("old_values", Objective.VALUE_CLIPPED, Column.OLD_VALUES),
-        )
-    )
-)
-"""Each column where a loss or an estimator reads it, in gradients and in logged numbers: on one
-layout, and on one with context parallelism."""
+    if law.poison.values != OVERFLOWS:
+        yield replace(plain, name=f"logged_{law.name}", is_logged=True)
 
 
 ATTACHED = tuple(
@@ -455,6 +391,11 @@ def usual_case(objective: Objective) -> Case:
     """A batch that every framework can train on."""
     name = REJECTED_TOKENS if objective in WITH_REJECTION else "split_groups"
     return next(case for case in ALL_CASES if case.name == name)
+
+
+POISONED = tuple(chain.from_iterable(map(_poison_specs, POISONS)))
+"""Each poison, in gradients and in logged numbers: on one layout, and on one with context
+parallelism."""
 
 
 LAWFUL = tuple(

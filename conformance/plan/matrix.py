@@ -41,19 +41,19 @@ class MatrixCell:
     def job_id(self) -> str:
         """Names what runs for the cell; cells of one name share a job."""
         plain = f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
-        if self.spec.attached or self.spec.law or self.spec.is_of_defaults:
-            return f"{plain}/{self.spec.slug}"
-        return f"{plain}/{self.spec.poisoned}" if self.spec.poisoned else plain
+        if self.spec.law:
+            return f"{plain}/{self.spec.law.says}"
+        return f"{plain}/{self.spec.slug}" if self.spec.is_looked_at_once else plain
 
     @property
     def job(self) -> Job:
         """The job for the ranks: everything but what to expect."""
-        return self.spec.law.changed(self._job) if self.spec.law else self._job
+        return self.spec.law.after(self._job) if self.spec.law else self._job
 
     @property
     def job_before(self) -> Job:
         """The same before a law's change."""
-        return self.spec.law.job_before(self._job) if self.spec.law else self._job
+        return self.spec.law.before(self._job) if self.spec.law else self._job
 
     @property
     def _job(self) -> Job:
@@ -64,7 +64,6 @@ class MatrixCell:
             depth=self.depth,
             objective=self.spec.objective,
             configuration=Configuration(distils=self.spec.attached is Column.TEACHER_LOG_PROBS),
-            poison=self.spec.poisoned,
             attached=self.spec.attached,
             defaults=Defaults.LEFT_OUT if self.spec.is_of_defaults else None,
         )

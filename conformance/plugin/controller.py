@@ -55,6 +55,8 @@ class Controller:
         self._objection: str | None = None
         self._start = time.time()
         self._first_finding: float | None = None
+        self._unproven = 0
+        """The number of causes whose lines no time was left to prove."""
 
     def recorder(self) -> FindingRecorder:
         """The recorder of this run, made when first needed."""
@@ -82,10 +84,13 @@ class Controller:
 
     def _trace(self, causes: Iterable[Cause], recorder: FindingRecorder, jobs: SharedJobs) -> None:
         from conformance.tracing.finding import traces_of_causes
+        from conformance.tracing.proof import Prover
 
         folder = self._config.getoption("traces")
-        for name, trace in traces_of_causes(causes, recorder.settings, jobs, folder):
+        prover = Prover(jobs, seconds=self._config.getoption("proof_time"))
+        for name, trace in traces_of_causes(causes, recorder.settings, prover, folder):
             recorder.traces[name] = trace
+        self._unproven += prover.given_up
 
     def review(self, side: Side) -> None:
         """Make the findings of one version in a review, and trace what is worse than before."""
@@ -250,6 +255,11 @@ class Controller:
             f"{first - self._start:.1f} s to start, {time.time() - first:.1f} s to run,"
             f" {self._recorder.framework_seconds:.1f} s of it in the framework's own code"
         )
+        if self._unproven:
+            terminalreporter.line(
+                f"no time was left to prove the lines of {self._unproven} causes:"
+                " give more with --proof-time=S"
+            )
         if self._unwritten is None:
             terminalreporter.line(f"report: {self._recorder.settings.report}")
         if os.environ.get(GITHUB_SUMMARY):

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from adapters.contract import Job, Rank, Refused, Unsupported
 from adapters.contract.batch.altered import painting
 from adapters.contract.batch.probed_batch import AlteredBatch
+from adapters.contract.job import Edit
 from adapters.contract.logged import LOGGED
 from adapters.contract.objective import Objective
 from adapters.contract.training import TRAINING
@@ -109,6 +110,10 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
         return Declined("unsupported", sanitize(str(reason), spec.source))
     except Refused as reason:
         return Declined("refused", sanitize(str(reason), spec.source))
+    except Exception as error:
+        if not isinstance(job.replaced, Edit):
+            raise
+        return Declined("refused", sanitize(f"an edit raised {error!r}", spec.source))
     return Observed(observation)
 
 
@@ -143,9 +148,9 @@ def _recorded(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
     return Observed(observation, recorder.trace)
 
 
-def _with_others(spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement) -> Observed:
+def _with_others(spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement | Edit) -> Observed:
     """The adapter's observation where values or operations of the framework's are replaced."""
-    from conformance.ranks.recording.otherwise import replacing_mode
+    from conformance.ranks.recording.replacing import replacing_mode
 
     with replacing_mode(replaced, rank.index, passes_by(spec.adapter)) as replacing:
         observation = _observed(spec.adapter, job, rank)

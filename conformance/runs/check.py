@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from adapters.contract.batch.formulas import estimator_conventions
-from adapters.contract.job import DEFAULT_CONFIGURATION, Column, Defaults, Place
+from adapters.contract.job import DEFAULT_CONFIGURATION, Defaults
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_ROLLOUTS,
@@ -23,12 +22,7 @@ from conformance.judging.advice import (
     judge_by_fixed_mode,
     named_after_option,
 )
-from conformance.judging.altered import (
-    judge_attached,
-    judge_attached_crash,
-    judge_poisoned,
-    judge_poisoned_crash,
-)
+from conformance.judging.attached import judge_attached, judge_attached_crash
 from conformance.judging.conventions import judge_by_conventions
 from conformance.judging.defaults import judge_defaults
 from conformance.judging.gradients import (
@@ -55,13 +49,12 @@ from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 from conformance.runs.jobs import reports
 from conformance.runs.laws import judge_law
-from reference.aggregation import TokenSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from adapters.contract import Description, Job, Observation
-    from adapters.contract.job import Poison, Setting
+    from adapters.contract.job import Setting
     from conformance.judging.advice import Judge
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import AnyMatrixCell
@@ -82,8 +75,6 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
             return unjudged(Verdict.UNSUPPORTED, missing)
         case StartupCell():
             return _check_startup(cell, jobs)
-        case MatrixCell() if cell.spec.poisoned:
-            return judge_poison(cell.spec, cell.job, jobs.outcome(cell), jobs)
         case MatrixCell() if cell.spec.law:
             return judge_law(cell, jobs.outcome(cell), jobs, partial(judge_outcome, jobs=jobs))
         case MatrixCell() if cell.spec.is_of_defaults:
@@ -98,7 +89,7 @@ def job_cells(
 ) -> Iterator[MatrixCell]:
     """Yield cells that are judged by the outcome of their job alone, which may run beforehand."""
     for cell in cells:
-        if type(cell) is not MatrixCell or cell.spec.poisoned or cell.spec.law:
+        if type(cell) is not MatrixCell or cell.spec.law:
             continue
         if _missing(cell, description) is None:
             yield cell
@@ -228,31 +219,6 @@ def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Judgement:
     return judged
 
 
-def judge_poison(
-    spec: CheckSpec, job: Job, outcome: Ran | Declined | Crashed, jobs: SharedJobs
-) -> Judgement:
-    """Whether a job gives what it gives without its poison, if it runs without.
-
-    A framework may refuse poison in an error of its own.
-    """
-    assert job.poison is not None
-    if _counts(job.poison, job.objective, jobs.description):
-        return unjudged(Verdict.UNSUPPORTED, f"by its conventions the {job.poison} count")
-    plain_job = replace(job, poison=None)
-    plain = jobs.remembered(plain_job, plain_job)
-    if not isinstance(plain, Ran):
-        return unjudged(Verdict.UNSUPPORTED, f"without poison: {plain.message}")
-    if isinstance(outcome, Ran):
-        seen, right = outcome.observations, plain.observations
-        steady: frozenset[str] = frozenset()
-        if spec.is_logged:
-            steady = jobs.steady_numbers(plain_job) - jobs.numbers_of_rewards(plain_job)
-        return judge_poisoned(spec, job, seen, right, jobs.description, jobs.observations, steady)
-    if isinstance(outcome, Declined) or outcome.verdict is not Verdict.CRASHED:
-        return unjudged(Verdict(outcome.verdict), outcome.message)
-    return judge_poisoned_crash(spec, outcome, jobs.description)
-
-
 def judge_default_step(cell: MatrixCell, jobs: SharedJobs) -> Judgement:
     """Whether a step without options is that with their documented defaults."""
     left_out = jobs.outcome(cell)
@@ -344,16 +310,6 @@ def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
         tolerance=None,
         message=outcome.message or None,
     )
-
-
-def _counts(poison: Poison, objective: Objective, description: Description) -> bool:
-    """Whether masked tokens of a poisoned column count, by the conventions of an estimator."""
-    if poison.place is not Place.MASKED or objective not in FROM_REWARDS:
-        return False
-    declared = estimator_conventions(objective, description.conventions)
-    if poison.column is Column.VALUES:
-        return TokenSet.ACTIVE not in (declared.valued, declared.transitions)
-    return declared.penalised is not TokenSet.ACTIVE
 
 
 def _missing(cell: MatrixCell, description: Description) -> str | None:

@@ -89,6 +89,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "name no lines to look at for wrong gradients (saves a job for each cause)",
     },
+    "proof-time": {
+        "type": float,
+        "default": 60.0,
+        "metavar": "S",
+        "help": "seconds at the end of a run to prove lines, by running findings again (60)",
+    },
     "traces": {
         "type": Path,
         "metavar": "FOLDER",

@@ -1,4 +1,4 @@
-"""Finds adapters by their entry points, and by loading each framework what they can drive here."""
+"""Finds adapters, and by loading each framework what they can drive here."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.contract import Adapter
+from adapters.frameworks import LISTED
 from adapters.toolkit.source import Source, resolve
 from conformance.findings.errors import (
     AdapterError,
@@ -34,8 +35,10 @@ OUR_PACKAGES = ("adapters", "conformance", "reference")
 
 
 def known() -> dict[str, EntryPoint]:
-    """Every adapter that is installed, by name."""
-    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
+    """Every adapter by name: those that distributions declare, and those of frameworks.toml."""
+    listed = (EntryPoint(one.name, one.adapter, GROUP) for one in LISTED.values())
+    found = {entry.name: entry for entry in (*entry_points(group=GROUP), *listed)}
+    return dict(sorted(found.items()))
 
 
 def create(name: str, engine: str | None = None) -> Adapter:

@@ -74,10 +74,10 @@ COEFFICIENTS = {
 def is_traced(cell: MatrixCell) -> bool:
     """Whether a painted token tells what a cell's weights, or its logged number, are made of."""
     spec, tokens = cell.spec, sum(len(step.mask) for step in cell.case.steps)
-    if tokens > MOST_TOKENS or spec.law or spec.attached:
+    if tokens > MOST_TOKENS or spec.attached:
         return False
-    if spec.poisoned is not None:
-        return traced_metric(cell) is not None
+    if spec.law is not None:
+        return spec.law.poison is not None and traced_metric(cell) is not None
     if spec.check is Check.ADVANTAGES:
         return spec.metric is None and spec.objective is not Objective.OVERLONG
     return spec.check in CHECKED and spec.objective not in UNTRACED
@@ -89,9 +89,9 @@ def traced_metric(cell: MatrixCell) -> Metric | None:
     Of several that may be poisoned it is the one that is made of the column.
     """
     spec = cell.spec
-    if spec.is_logged and spec.poisoned is not None and spec.poisoned.place is Place.MASKED:
-        made = (metric for metric in Metric if COLUMNS.get(metric) is spec.poisoned.column)
-        return next(made, None)
+    poison = spec.law.poison if spec.law else None
+    if spec.is_logged and poison is not None and poison.place is Place.MASKED:
+        return next((metric for metric in Metric if COLUMNS.get(metric) is poison.column), None)
     return None if spec.metric is None else FOLLOWED.get(spec.metric, spec.metric)
 
 

@@ -21,7 +21,6 @@ from conformance.runs.laws import changed_by_law
 from conformance.runs.settings import Settings
 from conformance.tracing import file, tracer
 from conformance.tracing.columns import is_traced, traced_metric
-from conformance.tracing.proof import Prover
 from conformance.tracing.rewards import is_clearly_wrong, trace_advantage
 from conformance.tracing.suspects.numbers import lines_of
 from conformance.tracing.trace import Trace, suspected
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed
     from conformance.runs.jobs import SharedJobs
+    from conformance.tracing.proof import Prover
 
 
 TRACED = (Severity.GRADIENT, Severity.LOGGED)
@@ -79,7 +79,7 @@ def trace_finding(
 
 
 def traces_of_causes(
-    causes: Iterable[Cause], settings: Settings, jobs: SharedJobs, folder: Path | None = None
+    causes: Iterable[Cause], settings: Settings, prover: Prover, folder: Path | None = None
 ) -> Iterator[tuple[str, CauseTrace]]:
     """Yield the traces of wrong gradients and logs with the ids of findings, as they are made.
 
@@ -94,10 +94,11 @@ def traces_of_causes(
         for cell in (*plan.cells(), *plan.chosen_of_cases)  # some are beyond a quick plan
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
-    prover = Prover(jobs)
-    several = [*causes]
+    jobs, several = prover.trials.jobs, [*causes]
     laws = {
-        cell.id: cell for cell in plan.cells() if cell.spec.law and isinstance(cell, MatrixCell)
+        cell.id: cell
+        for cell in plan.cells()
+        if cell.spec.check is Check.LAWS and isinstance(cell, MatrixCell)
     }
     for cause in several:
         broken = next((laws[name] for name in cause.findings if name in laws), None)

@@ -23,7 +23,6 @@ from conformance.findings.trace import (
     VIEWS,
     WRITING,
 )
-from conformance.ranks.recording.otherwise import others, partly_detached
 from conformance.tracing.graph import Node, is_close
 from conformance.tracing.needed import Needed, all_needed
 from conformance.tracing.rewards import TracedAdvantage
@@ -45,12 +44,6 @@ UNSEEN = (GIVEN, OUTSIDE, BUILT, LISTED)
 GATHERING = ("c10d.allgather", "c10d.broadcast")
 """Operations by which wrappers of models compare these over ranks, at the line that wraps one."""
 
-DETACH = "aten.detach.default"
-"""The operation that hands on a value without its derivative."""
-
-ARITHMETIC = tuple(f"aten.{name}" for name in ("mul", "div", "add", "sub", "rsub", "sum"))
-"""Prefixes of arithmetic operations, which almost every line has."""
-
 COPYING = ("aten.empty", *GATHERING)
 """Operations that make no value."""
 
@@ -62,7 +55,6 @@ class Values(Enum):
     MASK = "mask"
     LATER = "later"  # entries from other places
     RANKS = "ranks"  # the sum over all ranks
-    OTHERWISE = "otherwise"  # what another operation makes
     REWARDS = "rewards"  # what advantages are made of, in the order of samples or groups
 
 
@@ -295,56 +287,6 @@ def _of_ranks(trace: Trace) -> Iterator[Hypothesis]:
             chooser = chosen_by(operation.stack, "group")
             found.setdefault(one.replacement, replace(one, line=chooser or one.line))
     yield from found.values()
-
-
-def operated_otherwise(trace: Trace) -> list[Hypothesis]:
-    """Operations on the way to a loss, and others that may have been meant, best first.
-
-    Those of optimizers are none: a step may not survive another one.
-
-    What cuts a value off from its derivative is in no record: where a token is lost, it may be in
-    any line that has its value. Of others those in functions with suspected lines come first, and
-    there what holds the token's value before what does not, what few operands go through before
-    arithmetic, and suspected lines before others.
-    """
-    graph = trace.graph
-    assert graph is not None
-    in_loss = {node for node, in_gradient in graph.painted.items() if not in_gradient}
-    on_way = (graph.before_roots | in_loss) if graph.roots else {*graph.nodes()}
-    suspected = [one.line for one in trace.suspects]
-    functions = {(one.file, one.function) for one in suspected}
-    is_lost = trace.chain is None and not isinstance(trace.job, TracedAdvantage)
-
-    def order(node: Node) -> tuple[bool, bool, bool, bool, int]:
-        operation = graph.operation(node)
-        line = operation.line
-        return (
-            line is None or (line.file, line.function) not in functions,
-            node not in graph.painted,
-            operation.name.startswith(ARITHMETIC),
-            line not in suspected,
-            -node.place,
-        )
-
-    ordered = [
-        (operation, node)
-        for node in sorted(on_way, key=order)
-        if (operation := graph.operation(node)).backward_pass is None and operation.stack
-        if is_own(operation.stack[0], trace.package)
-    ]
-    detached = (
-        (replace(operation, name=DETACH, stack=(replace(line, columns=None), *callers)), node)
-        for operation, node in ordered
-        for line, *callers in [operation.stack]
-        if is_lost and node in graph.painted
-    )
-    return _distinct(
-        replace(at, replacement=replace(at.replacement, instead=other))
-        for meant, operations in ((others, (*detached, *ordered)), (partly_detached, ordered))
-        for operation, node in operations
-        for at in [_at(operation, node, Values.OTHERWISE)]
-        for other in meant(operation.name)
-    )
 
 
 def rewarded_lines(trace: Trace, ordinary: Graph) -> Iterator[tuple[Hypothesis, Sequence[Node]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -10,13 +11,13 @@ import numpy as np
 
 from adapters.contract.batch.formulas import ESTIMATORS
 from adapters.contract.job import Operand
+from conformance.tracing.edited_lines import edited_lines
 from conformance.tracing.graph import Graph
 from conformance.tracing.hypotheses import (
     Hypothesis,
     Values,
     hypotheses,
     operands,
-    operated_otherwise,
     rewarded_lines,
 )
 from conformance.tracing.placed import (
@@ -36,8 +37,8 @@ from conformance.tracing.right_values import (
     ordered_as,
     rewarded,
 )
-from conformance.tracing.suspects.reasons import Suspect, of_lines
-from conformance.tracing.trials import Trials
+from conformance.tracing.suspects.reasons import Suspect, extent, of_lines
+from conformance.tracing.trials import ProofTimeOverError, Trials
 from conformance.tracing.unused import unused_count, unused_product
 
 if TYPE_CHECKING:
@@ -60,8 +61,11 @@ if TYPE_CHECKING:
 MOST_TRIED = 12
 """Hypotheses of a cause that are tried, on lines and on values of rewards."""
 
-MOST_OPERATED = 48
-"""Other operations that are tried where nothing else is proven."""
+SHARE_OF_A_CAUSE = 1 / 3
+"""The part of the time left that the proof of a cause may take."""
+
+MOST_EDITED = 100
+"""Edits of each sort that are tried where no value proves a line."""
 
 MOST_SHOWN = 4
 """Further findings of a cause that a line must make right."""
@@ -76,7 +80,6 @@ UNLESS_PROVEN = {
     Values.LATER: (Values.COUNTS, Values.MASK),
     Values.MASK: (Values.LATER,),
     Values.REWARDS: (*Values,),
-    Values.OTHERWISE: tuple(one for one in Values if one is not Values.OTHERWISE),
 }
 """Values that are tried only as long as none of others is proven."""
 
@@ -87,10 +90,18 @@ ALL_RANKS = "the sum over all ranks"
 
 
 class Prover:
-    """Tries hypotheses about the lines of causes on their findings."""
+    """Tries hypotheses about the lines of causes on their findings, for some ``seconds`` in all.
 
-    def __init__(self, jobs: SharedJobs) -> None:
-        self.trials = Trials(jobs)
+    Each cause may take a part of what is left, so that one alone does not take all of it.
+    """
+
+    def __init__(
+        self, jobs: SharedJobs, most_edited: int = MOST_EDITED, *, seconds: float = math.inf
+    ) -> None:
+        self.trials = Trials(jobs, most_edited, seconds)
+        self._left = seconds
+        self.given_up = 0
+        """The number of traces for whose lines no time was left."""
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
         """The lines of a trace, the one first with which the findings conform.
@@ -99,12 +110,20 @@ class Prover:
         proven. What other values can do elsewhere, independently of it, proves none of them: a
         weight that is off by a number of ranks or micro-batches can be made good at any line. Then
         only suspected lines are tried, unless a line makes the very value and nothing uses it.
+        Where no time is left, no line is proven, as the innermost may not have been tried.
         """
-        first = self.trials.ordinary(cells[0])
-        if first is None or trace.graph is None:
+        allowed = self.trials.seconds = self._left * SHARE_OF_A_CAUSE
+        try:
+            first = self.trials.ordinary(cells[0])
+            if first is None or trace.graph is None:
+                return trace.suspects
+            others = islice(filter(None, map(self.trials.ordinary, cells[1:])), MOST_SHOWN)
+            return _Proof(self.trials, trace, trace.graph, first, [*others]).lines()
+        except ProofTimeOverError:
+            self.given_up += 1
             return trace.suspects
-        others = islice(filter(None, map(self.trials.ordinary, cells[1:])), MOST_SHOWN)
-        return _Proof(self.trials, trace, trace.graph, first, [*others]).lines()
+        finally:
+            self._left -= allowed - self.trials.seconds if allowed < math.inf else 0.0
 
 
 @dataclass
@@ -130,7 +149,10 @@ class _Proof:
     def lines(self) -> list[Suspect]:
         """The lines of the trace, those that are proven first."""
         of_size = is_of_size(self.trace)
-        shown = self._holding() if of_size else [*map(self._placed_at_parts, self._innermost())]
+        shown = self._made_good() if of_size else [*map(self._placed_at_parts, self._innermost())]
+        if not shown and not of_size:
+            edited = edited_lines(self.trials, self.trace, [self.first, *self.others])
+            return of_lines([*edited, *self.trace.suspects])
         unused = [*self._unused(shown)]
         is_alone = len({one.line for one, _ in shown}) == 1 and not of_size
         is_certain = is_alone or bool(unused)
@@ -166,15 +188,13 @@ class _Proof:
         """Yield the hypotheses that are tried, best first."""
         yield from islice(candidates(self.trace), MOST_TRIED)
         yield from islice(self._reward_hypotheses(), MOST_TRIED)
-        if not is_of_size(self.trace):
-            yield from islice(operated_otherwise(self.trace), MOST_OPERATED)
 
     def _reward_hypotheses(self) -> Iterator[Hypothesis]:
         if isinstance(self.trace.job, TracedAdvantage):
             ran = self.trials.ran(self.first, is_recorded=True)
             yield from () if ran is None else _rewarded(self.trace, Graph(ran.traces), self.first)
 
-    def _holding(self) -> list[_Named]:
+    def _made_good(self) -> list[_Named]:
         """The hypotheses that hold, each with the name of its value."""
         return [(one, name) for one in self._tried() if (name := self._name(one)) is not None]
 
@@ -187,8 +207,7 @@ class _Proof:
         plain: dict[Hypothesis, str] = {}
         products: dict[Hypothesis, str] = {}
         for one in self._tried():
-            shown = {**plain, **products} if one.values is Values.OTHERWISE else plain
-            if any(each.values in UNLESS_PROVEN.get(one.values, ()) for each in shown):
+            if any(each.values in UNLESS_PROVEN.get(one.values, ()) for each in plain):
                 break
             outer = (each for each in plain if each not in self._right)
             if any(one.is_made_of(each, self.graph) for each in outer):
@@ -263,8 +282,6 @@ class _Proof:
         """The values that a line needed, by their names."""
         if one.values is Values.LATER:
             return {_elsewhere(one.replacement.moved): one.replacement}
-        if one.values is Values.OTHERWISE:
-            return {one.replacement.instead: one.replacement}
         is_metric = run.cell.spec.metric is not None
         is_marked = one.values is Values.MASK or (one.needed is not None and not is_metric)
         at = one.mask or one.replacement
@@ -402,8 +419,6 @@ def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:
     """A line that is proven."""
     if one.values is Values.COUNTS:
         meant = f"{one.had:.6g} where {_count(one, name)} is meant"
-    elif one.values is Values.OTHERWISE:
-        meant = f"what is right {name}"
     else:
         meant = f"anything but {name}"
     return Suspect(one.line, f"proven: {_shown(one, name, findings)}", meant)
@@ -420,9 +435,7 @@ def _shown(one: Hypothesis, name: str, findings: int) -> str:
         instead = f" where line {one.used.number} has it"
     if one.reason:
         instead = f"{instead}, {one.reason}"
-    shown = f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"
-    changed = name if one.values is Values.OTHERWISE else f"with {_count(one, name)}"
-    return f"{changed}{instead}, {shown}"
+    return f"with {_count(one, name)}{instead}, {extent(findings)}"
 
 
 def _count(one: Hypothesis, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,29 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Observation
-    from adapters.contract.job import Replacement
+    from adapters.contract import Job, Observation
+    from adapters.contract.job import Edit, Replacement
     from conformance.plan.matrix import MatrixCell
+    from conformance.ranks.messages import Declined
+    from conformance.ranks.pool import Crashed
     from conformance.runs.jobs import SharedJobs
 
 
-@dataclass(frozen=True)
+class ProofTimeOverError(Exception):
+    """No time is left to run findings again."""
+
+
+@dataclass
 class Trials:
-    """Runs jobs; the ordinary run of each finding is kept."""
+    """Runs jobs as long as time is left; the ordinary run of each finding is kept."""
 
     jobs: SharedJobs
+    most_edited: int
+    """Edits of each sort that are tried."""
+
+    seconds: float
+    """The seconds that all runs together may still take."""
+
     _ordinary: dict[str, OrdinaryRun | None] = field(default_factory=dict)
 
     def ordinary(self, cell: MatrixCell) -> OrdinaryRun | None:
@@ -38,8 +51,9 @@ class Trials:
             return None
         if cell.job_id not in self._ordinary:
             self._ordinary[cell.job_id] = None
-            ran, job = self.jobs.observations(cell.job), cell.job
-            if ran is not None:
+            outcome, job = self._run(cell.job), cell.job
+            if isinstance(outcome, Ran):
+                ran = outcome.observations
                 steps = range(len(job.steps))
                 contexts = [step_context(job, index, ran, self.jobs.description) for index in steps]
                 found = OrdinaryRun(cell, tuple(contexts), ran, self.weights(cell, ran))
@@ -47,9 +61,22 @@ class Trials:
         kept = self._ordinary[cell.job_id]
         return None if kept is None else replace(kept, cell=cell)
 
+    def _run(self, job: Job) -> Ran | Declined | Crashed:
+        if self.seconds <= 0:
+            raise ProofTimeOverError
+        begin = time.monotonic()
+        try:
+            return self.jobs.run(job)
+        finally:
+            self.seconds -= time.monotonic() - begin
+
     def ran(self, run: OrdinaryRun, **changed: Any) -> Ran | None:
-        """The outcome of a finding's job with other fields; None if it does not run."""
-        ran = self.jobs.run(replace(run.cell.job, **changed))
+        """The outcome of a finding's job with other fields; None if it does not run.
+
+        Raises:
+            ProofTimeOverError: no time is left.
+        """
+        ran = self._run(replace(run.cell.job, **changed))
         return ran if isinstance(ran, Ran) else None
 
     def weights(self, cell: MatrixCell, observations: Sequence[Observation]) -> NDArray[np.float64]:
@@ -61,9 +88,13 @@ class Trials:
         )
         return np.concatenate([*of_steps], axis=1)
 
-    def conforms(self, run: OrdinaryRun, replaced: Replacement) -> bool:
-        """Whether a finding breaks no promise where a line computes with another value."""
-        outcome = self.jobs.run(replace(run.cell.job, replaced=replaced))
+    def conforms(self, run: OrdinaryRun, replaced: Replacement | Edit) -> bool:
+        """Whether a finding breaks no promise where a line computes with another value.
+
+        Raises:
+            ProofTimeOverError: no time is left.
+        """
+        outcome = self._run(replace(run.cell.job, replaced=replaced))
         if isinstance(outcome, Ran):
             weights = self.weights(run.cell, outcome.observations)
             if not np.isfinite(weights).all():

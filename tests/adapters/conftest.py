@@ -6,11 +6,10 @@ from multiprocessing import forkserver
 
 import pytest
 
-OF_FRAMEWORKS = {
-    *("areal", "megatron_lm", "ms_swift", "nemo_rl", "open_instruct", "openrlhf", "prime_rl"),
-    *("rlinf", "roll", "trl", "tunix", "verl"),
-}
-"""Markers of modules whose ranks have a framework in memory."""
+from adapters.frameworks import LISTED
+
+OF_FRAMEWORKS = {*LISTED} - {"skyrl"}
+"""Markers of modules whose ranks have a framework in memory that others' must not have."""
 
 
 @pytest.fixture(autouse=True, scope="module")

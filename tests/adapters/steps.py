@@ -1,50 +1,32 @@
 """Jobs of a framework on cases of the corpus, and how far off its weights are."""
 
 import math
-import os
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from adapters.contract import Adapter, Job, Layout
+from adapters.contract import Job, Layout
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Objective
-from adapters.toolkit.source import WheelError, resolve
+from adapters.frameworks import CLONE, LISTED
 from conformance.corpus.cases import ALL_CASES
 from conformance.judging.weights import largest_error
 from conformance.ranks.pool import Ran
 from reference.aggregation import Conventions, Mode
 from reference.weights import token_weights
-from tests import command
 from tests.jobs import job_of
+from tests.pools import NEEDS_CLONES
 
 CASES = {case.name: case for case in ALL_CASES}
 MASKED = CASES["fully_masked_sample"]
 
-NEEDED = {
-    "areal": "colorlog",
-    "dtensor_v2": "nemo_automodel",
-    "megatron_lm": "wandb",
-    "ms_swift": "swift",
-    "nemo_rl": "ray",
-    "open_instruct": "backoff",
-    "openrlhf": "deepspeed",
-    "prime_rl": "pydantic_config",
-    "rlinf": "hydra",
-    "roll": "dacite",
-    "skyrl": "skyrl",
-    "trl": "trl",
-    "tunix": "tunix",
-    "verl": "verl",
-}
+NEEDED = {name: one.needs for name, one in LISTED.items()} | {"dtensor_v2": "nemo_automodel"}
 """Packages that frameworks or engines need, and that not all environments have."""
 
-NEEDS_CLONES = pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
-)
+LOSS_FUNCTIONS = {"liger", "unsloth"}
+"""Adapters without a train step."""
 
 
 def require(name: str) -> None:
@@ -60,10 +42,9 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 def marks(framework: str) -> list[pytest.MarkDecorator]:
-    """The marker of a framework, if there is one, and what skips its tests without its packages."""
-    marker = {"liger": "trl", "unsloth": "trl"}.get(framework, framework)
-    of_framework = [] if marker in ("miles", "slime") else [getattr(pytest.mark, marker)]
-    return [*of_framework, needs(framework)]
+    """The marker of a framework, and what skips its tests without its packages or clone."""
+    clones = [NEEDS_CLONES] if LISTED[framework].source == CLONE else []
+    return [getattr(pytest.mark, framework), needs(framework), *clones]
 
 
 def job(
@@ -79,16 +60,6 @@ def job(
         layout=Layout.parse(layout),
         objective=objective,
     )
-
-
-def released(adapter: Adapter, text: str) -> Path:
-    """The folder of a release; the test is skipped where no package index has it."""
-    try:
-        path = resolve(adapter, text).path
-    except WheelError as error:
-        pytest.skip(str(error))
-    assert path is not None
-    return path
 
 
 def documented_gradient(loss_type: str, given: Job) -> NDArray[np.float64]:
@@ -124,3 +95,9 @@ def weights_error(outcome: object, given: Job, conventions: Conventions) -> floa
         for rank in outcome.observations
     ]
     return max(math.inf if error is None else error for error in errors)
+
+
+def dealt(outcome: Ran, given: Job) -> list[NDArray[np.int64]]:
+    """The samples of each rank in the first step."""
+    sample = ProbedBatch(given.steps).sample
+    return [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]

@@ -1,7 +1,6 @@
 """AReaL's real code on its FSDP and Megatron engines: what adapters hand over, and read."""
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,27 +10,23 @@ import pytest
 
 from adapters.areal.engines import ArealFsdpAdapter, ArealMegatronAdapter
 from adapters.contract import Job
-from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import Objective
+from adapters.frameworks import LISTED
 from conformance.findings.verdict import Verdict
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import Mode
 from tests import command
 from tests.adapters import steps
-from tests.adapters.steps import MASKED, released
+from tests.adapters.steps import MASKED
+from tests.pools import NEEDS_CLONES, clone, pool_of, released, trained
 
 pytestmark = steps.marks("areal")
 
-CLONE = Path(os.environ.get(command.SOURCES, "nowhere")) / "areal"
-
-RELEASE = "pypi:1.0.4"
+RELEASE = LISTED["areal"].source
 TWO = "dp2-cp1-mb2-thd"
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(ArealFsdpAdapter(), released(ArealFsdpAdapter(), RELEASE), 4) as pool:
-        yield pool
+pool = pool_of(ArealFsdpAdapter, 4, RELEASE)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +77,7 @@ UNEQUAL = {
 }
 
 
-@steps.NEEDS_CLONES
+@NEEDS_CLONES
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("revision", "verdict"),
@@ -95,7 +90,7 @@ def test_prompts_of_unequal_size_were_compared_across_their_bounds(
     """AReaL's pull request 1454: rewards were cut into slices of a fixed size."""
     path = tmp_path / "case.json"
     path.write_text(json.dumps(UNEQUAL))
-    chosen = "--adapter=areal", f"--source={CLONE}@{revision}", "--layout=dp1-cp1-mb2-thd"
+    chosen = "--adapter=areal", f"--source={clone('areal')}@{revision}", "--layout=dp1-cp1-mb2-thd"
     of_groups = "--checks=advantages", "-k", "group_ and not whitened", f"--case-file={path}"
     process = command.start(tmp_path, *chosen, *of_groups)
     report = command.finish(process, tmp_path, "areal").report
@@ -103,12 +98,12 @@ def test_prompts_of_unequal_size_were_compared_across_their_bounds(
     assert report.summary.verdicts == {verdict: 2}
 
 
-@steps.NEEDS_CLONES
+@NEEDS_CLONES
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
 def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path, engine: str) -> None:
     """On Megatron, 2.0.0 reads more of mbridge than 1.0.4 does."""
-    source, layout = f"--source={CLONE}@v2.0.0", "--layout=dp1-cp1-mb2-thd"
+    source, layout = f"--source={clone('areal')}@v2.0.0", "--layout=dp1-cp1-mb2-thd"
     chosen = "--adapter=areal", f"--engine={engine}", source, layout
     process = command.start(tmp_path, *chosen, "--checks=off_policy", "-k", "cispo and token_mean")
     report = command.finish(process, tmp_path, "areal").report
@@ -116,13 +111,13 @@ def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path, engine: str) 
     assert report.summary.verdicts == {Verdict.CONFORMS: 1}
 
 
-@steps.NEEDS_CLONES
+@NEEDS_CLONES
 @pytest.mark.processes
 def test_clipped_tokens_are_those_of_the_mask_that_rejection_does_not_narrow(
     tmp_path: Path,
 ) -> None:
     """AReaL's pull request 1572: 8 of 20 active tokens are clipped, two of them rejected."""
-    chosen = "--adapter=areal", f"--source={CLONE}@cbff54d645", "--layout=dp1-cp1-mb2-thd"
+    chosen = "--adapter=areal", f"--source={clone('areal')}@cbff54d645", "--layout=dp1-cp1-mb2-thd"
     of_five = "--checks=rejection", "-k", "rejection.clip_fraction and rejected_of_five"
     process = command.start(tmp_path, *chosen, *of_five, "--modes=token_mean")
     report = command.finish(process, tmp_path, "areal").report
@@ -133,11 +128,9 @@ def test_clipped_tokens_are_those_of_the_mask_that_rejection_does_not_narrow(
 def test_samples_are_dealt_by_areals_controller(pool: RankPool) -> None:
     """By length: of eight samples, each rank has four, and those of rank 0 are not the first."""
     given = job("uneven_lengths", "dp2-cp1-mb1-thd")
-    outcome = pool.run(given)
+    outcome = trained(pool, given)
 
-    assert isinstance(outcome, Ran), outcome
-    sample = ProbedBatch(given.steps).sample
-    dealt = [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]
+    dealt = steps.dealt(outcome, given)
     assert [len(one) for one in dealt] == [4, 4]
     assert not np.intersect1d(*dealt).size
     assert dealt[0].tolist() != [0, 1, 2, 3]

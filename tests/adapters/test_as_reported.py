@@ -5,8 +5,6 @@ CI makes whole quick plans of SkyRL, verl, AReaL, OpenRLHF and TRL on one engine
 that are no longer made.
 """
 
-import os
-import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,6 +18,8 @@ from conformance.comparing.report_file import load
 from conformance.findings.report import Report
 from tests import command
 from tests.adapters.steps import marks, require
+from tests.pools import clone
+from tests.tables import table
 
 REPORTS = Path(__file__).parents[2] / "reports"
 
@@ -64,7 +64,7 @@ TELLING = (
 
 STARTUP = ("arguments.", "logging")
 
-TABLE = tomllib.loads(Path(__file__).with_name("as_reported.toml").read_text())
+TABLE = table("adapters/as_reported.toml")
 
 NAMED = {"TELLING": TELLING, "STARTUP": STARTUP}
 
@@ -122,13 +122,6 @@ def source(report: Report) -> list[str]:
     if version(distribution) != of.version:
         pytest.skip(f"{distribution} is installed in another version than {of.version}")
     return []
-
-
-def clone(adapter: str) -> Path:
-    """The folder of a framework's clone. Without clones, the test is skipped."""
-    if command.SOURCES not in os.environ:
-        pytest.skip(f"{command.SOURCES} names no folder of clones")
-    return Path(os.environ[command.SOURCES], adapter)
 
 
 def again(folder: Path, adapter: str, *options: str) -> command.Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,24 +20,21 @@ from adapters.engines.transformer_engine import partitioned
 from adapters.megatron_lm.adapter import MegatronLmAdapter
 from adapters.megatron_lm.driving import words
 from adapters.megatron_lm.framework import MEGATRON_LM, PER_TOKEN
-from adapters.toolkit.source import resolve
 from conformance.findings.errors import InvalidRecipeError
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from conformance.recipes.matching import match
 from conformance.recipes.running import read
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
-from tests import command
 from tests.adapters import steps
+from tests.pools import pool_of, trained, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
-needs_megatron_lm = [*steps.marks("megatron_lm"), steps.NEEDS_CLONES]
+needs_megatron_lm = steps.marks("megatron_lm")
 
 COMMIT = "d98e8a64ddf34856e74b24714e3bedb2f5a39553"
-
-CLONE = Path(os.environ.get(command.SOURCES, "")) / "megatron_lm"
 
 ROWS, PACKED = "dp2-cp1-mb2-bshd", "dp2-cp1-mbtokens-thd"
 ONE_BY_ONE = "dp2-cp1-mbtokens-bshd"
@@ -46,31 +42,20 @@ ONE_BY_ONE = "dp2-cp1-mbtokens-bshd"
 weights_error = partial(steps.weights_error, conventions=conventions_of(MEGATRON_LM.conventions))
 
 
-def job(
-    layout: str = ROWS,
-    mode: Mode = Mode.TOKEN_MEAN,
-    case: str = "uneven_lengths",
-    objective: Objective = Objective.POLICY,
-) -> Job:
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, case="uneven_lengths", layout=ROWS)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
-    with RankPool(MegatronLmAdapter(), path, 4) as of_all:
-        yield of_all
+pool = pool_of(MegatronLmAdapter, 4, COMMIT)
 
 
 def weights(pool: RankPool, given: Job) -> np.ndarray:
-    outcome = pool.run(given)
-    assert isinstance(outcome, Ran), outcome
+    outcome = trained(pool, given)
     weighed: np.ndarray = outcome.observations[-1].token_weights[0]
     return weighed
 
 
 def test_a_step_is_filled_up_with_failed_episodes() -> None:
-    settings = MEGATRON_LM.settings(job("dp4-cp1-mb2-bshd", case="nine_samples"))
+    settings = MEGATRON_LM.settings(job(layout="dp4-cp1-mb2-bshd", case="nine_samples"))
 
     assert settings["--global-batch-size"] % (4 * settings["--micro-batch-size"]) == 0
 
@@ -79,7 +64,10 @@ def test_samples_of_a_micro_batch_have_a_mode_with_the_loss_per_token_alone() ->
     with pytest.raises(Unsupported, match="mean of their tokens, which is none of the modes"):
         MEGATRON_LM.settings(job(mode=Mode.SAMPLE_MEAN))
 
-    assert MEGATRON_LM.settings(job(ONE_BY_ONE, Mode.SAMPLE_MEAN))["--micro-batch-size"] == 1
+    assert (
+        MEGATRON_LM.settings(job(layout=ONE_BY_ONE, mode=Mode.SAMPLE_MEAN))["--micro-batch-size"]
+        == 1
+    )
 
 
 def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
@@ -92,8 +80,7 @@ def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
 
 def own_losses(pool: RankPool, given: Job) -> list[float]:
     """The coefficients of the losses of a router, in parts of those that are asked for."""
-    outcome = pool.run(replace(given, objective=Objective.ROUTER))
-    assert isinstance(outcome, Ran), outcome
+    outcome = trained(pool, replace(given, objective=Objective.ROUTER))
     return [one for [one] in outcome.observations[0].own_losses.values()]
 
 
@@ -132,25 +119,24 @@ class TestReal:
         ],
     )
     def test_modes_have_their_weights(self, pool: RankPool, layout: str, mode: Mode) -> None:
-        given = job(layout, mode)
+        given = job(layout=layout, mode=mode)
 
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     def test_bins_without_active_tokens_count_as_one_token(self, pool: RankPool) -> None:
         """The 23 tokens of the case are divided by 25: one bin is masked, and one fills up."""
-        given = job(PACKED, case="fully_masked_sample")
+        given = job(layout=PACKED, case="fully_masked_sample")
 
         mask = given.steps[0].mask
         assert mask.sum() == 23
         assert weights(pool, given)[mask] == pytest.approx(1 / 25, rel=1e-6)
 
     def test_without_the_loss_per_token_micro_batches_are_averaged(self) -> None:
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
-        given = job("dp1-cp1-mb2-bshd")
+        path = version_of(MegatronLmAdapter(), COMMIT)
+        given = job(layout="dp1-cp1-mb2-bshd")
         with RankPool(MicroBatchMeans(), path, 1) as other:
-            outcome = other.run(given)
+            outcome = trained(other, given)
 
-        assert isinstance(outcome, Ran), outcome
         [rank] = outcome.observations
         mask, part = given.steps[0].mask, rank.forward_passes[0]
         tokens = np.bincount(part[mask])
@@ -158,8 +144,8 @@ class TestReal:
         assert rank.token_weights[0][mask] == pytest.approx(0.5 / tokens[part[mask]], rel=1e-6)
 
     def test_gradients_of_experts_that_are_not_scaled_with_the_others_are_seen(self) -> None:
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
-        given = job("dp2-cp1-mb2-bshd+expert_parallel")
+        path = version_of(MegatronLmAdapter(), COMMIT)
+        given = job(layout="dp2-cp1-mb2-bshd+expert_parallel")
         with RankPool(UnscaledExperts(), path, 2) as other:
             weighed = weights(other, given)
 
@@ -173,19 +159,18 @@ class TestReal:
 
         Jobs of the policy loss come before and after, whose models have no such losses.
         """
-        policy = job(ONE_BY_ONE + option, Mode.SAMPLE_MEAN)
+        policy = job(layout=ONE_BY_ONE + option, mode=Mode.SAMPLE_MEAN)
         before = weights(pool, policy)
-        per_sample = own_losses(pool, job(ONE_BY_ONE + option, Mode.SAMPLE_MEAN))
-        per_token = own_losses(pool, job(ONE_BY_ONE + option, Mode.TOKEN_MEAN))
+        per_sample = own_losses(pool, job(layout=ONE_BY_ONE + option, mode=Mode.SAMPLE_MEAN))
+        per_token = own_losses(pool, job(layout=ONE_BY_ONE + option, mode=Mode.TOKEN_MEAN))
 
         assert per_sample == pytest.approx([1.0, 1.0], rel=1e-6)
         assert per_token == pytest.approx([144 / 35, 144 / 35], rel=1e-6)
         assert np.array_equal(weights(pool, policy), before)
 
     def test_logged_numbers_are_means_over_tokens_of_the_step(self, pool: RankPool) -> None:
-        outcome = pool.run(job(objective=Objective.OFF_POLICY))
+        outcome = trained(pool, job(objective=Objective.OFF_POLICY))
 
-        assert isinstance(outcome, Ran), outcome
         logs = [one.reported for one in outcome.observations]
         assert logs[0] == {}, "the last rank alone writes"
         [ratio] = logs[1][Metric.RATIO]
@@ -196,9 +181,9 @@ class TestReal:
         ("layout", "mode"), [(PACKED, Mode.TOKEN_MEAN), (ONE_BY_ONE, Mode.SAMPLE_MEAN)]
     )
     def test_recipe_is_what_megatron_makes_of_words(self, layout: str, mode: Mode) -> None:
-        given = job(layout, mode)
+        given = job(layout=layout, mode=mode)
         typed = Typed(words=tuple(words(MEGATRON_LM.settings(given))), ranks=2)
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+        path = version_of(MegatronLmAdapter(), COMMIT)
 
         recipe = read(MegatronLmAdapter(), path, typed)
 
@@ -206,9 +191,9 @@ class TestReal:
         assert match(MEGATRON_LM, recipe).aggregation == given.aggregation
 
     def test_recipe_without_a_mode_is_refused(self) -> None:
-        packed = words(MEGATRON_LM.settings(job(PACKED)))
+        packed = words(MEGATRON_LM.settings(job(layout=PACKED)))
         typed = Typed(words=tuple(one for one in packed if one != PER_TOKEN), ranks=2)
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{COMMIT}").path
+        path = version_of(MegatronLmAdapter(), COMMIT)
 
         with pytest.raises(InvalidRecipeError, match="have no mode without"):
             read(MegatronLmAdapter(), path, typed)
@@ -227,8 +212,8 @@ class TestMended:
     def test_a_loss_was_multiplied_by_context_parallel_ranks(
         self, other_release: None, ref: str, factor: int
     ) -> None:
-        given = job("dp1-cp2-mb2-bshd")
-        path = resolve(MegatronLmAdapter(), f"{CLONE}@{ref}").path
+        given = job(layout="dp1-cp2-mb2-bshd")
+        path = version_of(MegatronLmAdapter(), ref)
         with RankPool(MegatronLmAdapter(), path, 2) as of_ref:
             weighed = weights(of_ref, given)
 

@@ -1,6 +1,5 @@
 """ms-swift's real trainers, from PyPI: what they are given, and what is read off them."""
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -26,6 +25,7 @@ from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import AuxiliaryAggregation, Mode
 from reference.rounding import weight_bound
 from tests.adapters import steps
+from tests.pools import pool_of, trained, trained_alone
 
 needs_ms_swift = steps.marks("ms_swift")
 
@@ -35,19 +35,10 @@ PADDED, PACKED, SHARED = "dp2-cp1-mb2-bshd", "dp2-cp1-mb2-thd", "dp1-cp2-mb2-thd
 weights_error = partial(steps.weights_error, conventions=conventions_of(MS_SWIFT.conventions))
 
 
-@pytest.fixture(scope="module")
-def ddp() -> Iterator[RankPool]:
-    with RankPool(MsSwiftDdpAdapter(), None, 2) as pool:
-        yield pool
+ddp = pool_of(MsSwiftDdpAdapter, 2)
 
 
-def job(
-    mode: Mode = Mode.TOKEN_MEAN,
-    layout: str = PACKED,
-    objective: Objective = Objective.POLICY,
-    case: str = CASE,
-) -> Job:
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, case=CASE, layout=PACKED)
 
 
 def test_ranks_that_share_sequences_generate_apart_and_train_together() -> None:
@@ -82,20 +73,18 @@ class TestReal:
     def test_default_loss_and_others_have_their_documented_weights(
         self, ddp: RankPool, mode: Mode, layout: str
     ) -> None:
-        given = job(mode, layout)
-        outcome = ddp.run(given)
+        given = job(mode=mode, layout=layout)
+        outcome = trained(ddp, given)
 
-        assert isinstance(outcome, Ran), outcome
         assert weights_error(outcome, given) <= weight_bound("float32")
 
     def test_padded_rows_of_odd_width_are_misaligned_where_ranks_share_them(
         self, ddp: RankPool
     ) -> None:
         """Gathered log-probabilities have the padding of the last rank at their end."""
-        given = job(Mode.SAMPLE_MEAN, "dp1-cp2-mb2-bshd")
-        outcome = ddp.run(given)
+        given = job(mode=Mode.SAMPLE_MEAN, layout="dp1-cp2-mb2-bshd")
+        outcome = trained(ddp, given)
 
-        assert isinstance(outcome, Ran), outcome
         [weights] = outcome.observations[0].token_weights
         batch = ProbedBatch(given.steps)
         widths = [
@@ -117,10 +106,8 @@ class TestReal:
 
     def test_bnpo_is_the_mean_over_tokens_of_each_micro_batch_of_a_process(self) -> None:
         given = job()
-        with RankPool(OtherLossType(loss_type="bnpo"), None, 2) as pool:
-            outcome = pool.run(given)
+        outcome = trained_alone(OtherLossType(loss_type="bnpo"), given)
 
-        assert isinstance(outcome, Ran), outcome
         context = step_context(
             given, 0, outcome.observations, Description(declared=MS_SWIFT.conventions)
         )
@@ -130,10 +117,8 @@ class TestReal:
 
     def test_cispo_has_its_documented_derivative(self) -> None:
         given = job(objective=Objective.OFF_POLICY)
-        with RankPool(OtherLossType(loss_type="cispo", epsilon_high=1.3125), None, 2) as pool:
-            outcome = pool.run(given)
+        outcome = trained_alone(OtherLossType(loss_type="cispo", epsilon_high=1.3125), given)
 
-        assert isinstance(outcome, Ran), outcome
         expected = steps.documented_gradient("cispo", given)
         for rank in outcome.observations:
             [weights] = rank.token_weights
@@ -154,18 +139,16 @@ class TestReal:
     def test_weights_do_not_depend_on_what_shards_the_model(
         self, adapter: type[MsSwiftDdpAdapter], other_release: None
     ) -> None:
-        given = job(Mode.SAMPLE_MEAN)
-        with RankPool(adapter(), None, 2) as pool:
-            outcome = pool.run(given)
+        given = job(mode=Mode.SAMPLE_MEAN)
+        outcome = trained_alone(adapter(), given)
 
-        assert isinstance(outcome, Ran), outcome
         assert weights_error(outcome, given) <= weight_bound("float32")
 
     @pytest.mark.parametrize("layout", [PADDED, PACKED, "dp1-cp2-mb1-thd"])
     def test_weights_on_megatron_are_those_of_the_documents(
         self, layout: str, other_release: None
     ) -> None:
-        given = job(Mode.TOKEN_MEAN, layout)
+        given = job(mode=Mode.TOKEN_MEAN, layout=layout)
         with RankPool(MsSwiftMegatronAdapter(), None, 2) as pool:
             outcome = pool.run(given)
 
@@ -179,7 +162,7 @@ class TestReal:
         self, other_release: None
     ) -> None:
         """Arguments that pass validation fail an assertion in the first step."""
-        given = job(Mode.TOKEN_MEAN, "dp1-cp2-mb1-thd", case="unequal_groups")
+        given = job(mode=Mode.TOKEN_MEAN, layout="dp1-cp2-mb1-thd", case="unequal_groups")
         with RankPool(MsSwiftMegatronAdapter(), None, 2) as pool:
             outcome = pool.run(given)
 

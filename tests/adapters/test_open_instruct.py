@@ -18,17 +18,17 @@ from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.open_instruct.adapter import OpenInstructAdapter
 from adapters.open_instruct.framework import OPEN_INSTRUCT
 from adapters.open_instruct.packing import packing_of
-from adapters.toolkit.source import resolve
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
 from tests import command
 from tests.adapters import steps
+from tests.pools import pool_of, trained, trained_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
-needs_open_instruct = [*steps.marks("open_instruct"), steps.NEEDS_CLONES]
+needs_open_instruct = steps.marks("open_instruct")
 
 COMMIT = "e6c3044aa6201c8bfa4573c1b03142af599e730d"
 
@@ -39,25 +39,10 @@ ONE, TWO, SHARED = "dp1-cp1-mb2-thd", "dp2-cp1-mb2-thd", "dp1-cp2-mb2-thd"
 weights_error = partial(steps.weights_error, conventions=conventions_of(OPEN_INSTRUCT.conventions))
 
 
-def job(
-    layout: str = TWO,
-    case: str = "fully_masked_sample",
-    objective: Objective = Objective.POLICY,
-    mode: Mode = Mode.TOKEN_MEAN,
-) -> Job:
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, layout=TWO)
 
 
-def source() -> Path:
-    path = resolve(OpenInstructAdapter(), f"{CLONE}@{COMMIT}").path
-    assert path is not None
-    return path
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(OpenInstructAdapter(), source(), 4) as of_all:
-        yield of_all
+pool = pool_of(OpenInstructAdapter, 4, COMMIT)
 
 
 def test_constant_is_one_number_for_all_samples_of_a_step() -> None:
@@ -68,7 +53,7 @@ def test_constant_is_one_number_for_all_samples_of_a_step() -> None:
 
 @pytest.mark.parametrize("layout", [ONE, TWO, f"{ONE}+shared_generation"])
 def test_rows_have_the_samples_of_one_step(layout: str) -> None:
-    generations = packing_of(job(layout, "two_steps")).generations
+    generations = packing_of(job(layout=layout, case="two_steps")).generations
 
     assert sorted(sample for one in generations for sample in one) == [*range(16)]
     assert len(generations) == (1 if "shared" in layout else 2)
@@ -76,7 +61,7 @@ def test_rows_have_the_samples_of_one_step(layout: str) -> None:
 
 def test_a_step_that_no_length_of_rows_cuts_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="no pack_length cuts the samples into"):
-        OPEN_INSTRUCT.settings(job("dp4-cp1-mb2-thd", "uneven_lengths"))
+        OPEN_INSTRUCT.settings(job(layout="dp4-cp1-mb2-thd", case="uneven_lengths"))
 
 
 class Cispo(OpenInstructAdapter):
@@ -108,22 +93,20 @@ class TestReal:
     def test_modes_have_their_documented_weights(
         self, pool: RankPool, mode: Mode, layout: str
     ) -> None:
-        given = job(layout, mode=mode)
+        given = job(layout=layout, mode=mode)
 
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     @pytest.mark.parametrize("option", ["shared_generation", "two_epochs"])
     def test_each_step_of_a_batch_has_its_own_count(self, pool: RankPool, option: str) -> None:
-        given = job(f"{TWO}+{option}", "two_steps")
+        given = job(layout=f"{TWO}+{option}", case="two_steps")
 
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     def test_cispo_has_its_documented_derivative(self) -> None:
         given = job(objective=Objective.OFF_POLICY)
-        with RankPool(Cispo(), source(), 2) as other:
-            outcome = other.run(given)
+        outcome = trained_alone(Cispo(), given, COMMIT)
 
-        assert isinstance(outcome, Ran), outcome
         expected = steps.documented_gradient("cispo", given)
         for rank in outcome.observations:
             [weights] = rank.token_weights
@@ -131,10 +114,9 @@ class TestReal:
 
     def test_ranks_that_share_rows_lose_the_first_token_of_a_slice(self, pool: RankPool) -> None:
         """Slices are cut before targets are shifted, and DeepSpeed averages over all ranks."""
-        given = job(SHARED)
-        outcome = pool.run(given)
+        given = job(layout=SHARED)
+        outcome = trained(pool, given)
 
-        assert isinstance(outcome, Ran), outcome
         [weights], mask = outcome.observations[0].token_weights, given.steps[0].mask
         lost = mask & (weights == 0)
         assert lost.sum() == 1
@@ -145,25 +127,22 @@ class TestReal:
 
         In its row ten tokens have a mean log-ratio of -0.175, by which all of them are multiplied.
         """
-        given = job(ONE, objective=Objective.SEQUENCE_MASKED)
-        with RankPool(MaskingSequences(), source(), 1) as other:
-            outcome = other.run(given)
+        given = job(layout=ONE, objective=Objective.SEQUENCE_MASKED)
+        outcome = trained_alone(MaskingSequences(), given, COMMIT)
 
-        assert isinstance(outcome, Ran), outcome
         [weights] = outcome.observations[0].token_weights
         of_sample = (ProbedBatch(given.steps).sample == 2) & given.steps[0].mask
         first = steps.gradient(given, weights)[of_sample][0]
         assert first == pytest.approx(-0.5 * np.exp(-0.175) / 23, rel=1e-5)
 
     def test_rows_that_do_not_divide_by_ranks_are_dropped(self, pool: RankPool) -> None:
-        given = job("dp2-cp1-mbtokens-thd", "split_groups")
-        outcome = pool.run(given)
+        given = job(layout="dp2-cp1-mbtokens-thd", case="split_groups")
+        outcome = trained(pool, given)
 
-        assert isinstance(outcome, Ran), outcome
         [weights], mask = outcome.observations[0].token_weights, given.steps[0].mask
-        trained = mask & (weights != 0)
-        assert 0 < trained.sum() < mask.sum()
-        assert weights[trained] == pytest.approx(1 / trained.sum(), rel=1e-6)
+        kept = mask & (weights != 0)
+        assert 0 < kept.sum() < mask.sum()
+        assert weights[kept] == pytest.approx(1 / kept.sum(), rel=1e-6)
 
     def test_a_step_without_active_tokens_has_no_loss_to_go_back_from(self, pool: RankPool) -> None:
         outcome = pool.run(job(case="no_active_token"))

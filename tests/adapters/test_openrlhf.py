@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from adapters.frameworks import LISTED
 from conformance.findings.verdict import Verdict
 from reference.aggregation import Mode
 from tests import command
 from tests.adapters.steps import marks
-from tests.conformance.test_leftovers import OF_OTHERS, forgotten_memory, names, processes_of
+from tests.leftovers import OF_OTHERS, forgotten_memory, names, processes_of
 from tests.waiting import wait_for
 
 pytestmark = marks("openrlhf")
 
-RELEASE = "pypi:0.11.2"
+RELEASE = LISTED["openrlhf"].source
 
 
 @pytest.mark.processes

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from reference.aggregation import Mode
 from tests import command
 from tests.adapters.steps import MASKED, marks
 from tests.mistakes_in_real_code import INSTALLED, RELEASED, copied
+from tests.tables import table
 
 pytestmark = pytest.mark.usefixtures("other_release")
 
@@ -43,10 +43,7 @@ class Plant:
     layout: str = "dp1-cp1-mb2-thd"
 
 
-PLANTS = [
-    Plant(**one)
-    for one in tomllib.loads(Path(__file__).with_name("planted.toml").read_text())["plant"]
-]
+PLANTS = [Plant(**one) for one in table("adapters/planted.toml")["plant"]]
 
 
 def without_effect(record: Framework, option: str) -> Framework:

@@ -1,7 +1,6 @@
 """prime-rl's real trainer, where a clone is given: what it is sent, and what is read off it."""
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from adapters.contract.description import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.prime_rl.adapter import PrimeRLAdapter
 from adapters.prime_rl.framework import PRIME_RL
-from adapters.toolkit.source import resolve
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.judging.metrics import judge_logged
@@ -25,8 +23,9 @@ from reference.rounding import weight_bound
 from tests import command
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
+from tests.pools import pool_of, trained, trained_alone
 
-pytestmark = [*steps.marks("prime_rl"), steps.NEEDS_CLONES]
+pytestmark = steps.marks("prime_rl")
 
 COMMIT = "559b44772e471d1538537b8805cc77f3824a5e64"
 
@@ -41,11 +40,7 @@ BY_TOKENS = "dp2-cp1-mbtokens-thd"
 weights_error = partial(steps.weights_error, conventions=conventions_of(PRIME_RL.conventions))
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    adapter = PrimeRLAdapter()
-    with RankPool(adapter, resolve(adapter, f"{CLONE}@{COMMIT}").path, 4) as pool:
-        yield pool
+pool = pool_of(PrimeRLAdapter, 4, COMMIT)
 
 
 def description() -> Description:
@@ -63,9 +58,8 @@ def job(
 def test_default_loss_off_policy_has_its_documented_derivative(pool: RankPool) -> None:
     """-A r + 2 kl_tau log r, and probabilities that move too little for the trust region."""
     given = job(objective=Objective.OFF_POLICY)
-    outcome = pool.run(given)
+    outcome = trained(pool, given)
 
-    assert isinstance(outcome, Ran), outcome
     assert judge_off_policy(given, outcome.observations, description()).verdict is Verdict.MISMATCH
     batch = ProbedBatch(given.steps, given.objective)
     tokens = batch.policy_tokens
@@ -93,9 +87,8 @@ def test_copies_that_fill_up_ranks_are_told_from_samples(pool: RankPool) -> None
 def test_rewards_are_compared_by_the_orchestrators_algorithm(pool: RankPool) -> None:
     """MaxRL divides by the mean of a prompt's rewards, without an epsilon."""
     given = job("equal_rewards", objective=Objective.MEAN_NORMALISED)
-    outcome = pool.run(given)
+    outcome = trained(pool, given)
 
-    assert isinstance(outcome, Ran), outcome
     judged = judge_advantages(given, outcome.observations, description())
     assert judged.verdict is Verdict.CONFORMS
 
@@ -106,10 +99,8 @@ def test_orchestrators_of_all_versions_compare_the_rewards_of_rollouts(commit: s
     """Some rollouts have several samples, which count once in the mean of their prompt."""
     given = job("several_samples", "dp1-cp1-mbtokens-thd", Objective.GROUP_CENTRED)
     adapter = PrimeRLAdapter()
-    with RankPool(adapter, resolve(adapter, f"{CLONE}@{commit}").path, 1) as one_rank:
-        outcome = one_rank.run(given)
+    outcome = trained_alone(adapter, given, commit)
 
-    assert isinstance(outcome, Ran), outcome
     judged = judge_advantages(given, outcome.observations, description())
     assert judged.verdict is Verdict.CONFORMS
 

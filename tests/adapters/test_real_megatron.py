@@ -12,10 +12,9 @@ import pytest
 
 from conformance.findings.report import Report
 from tests import command
+from tests.pools import NEEDS_CLONES
 
-pytestmark = pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
-)
+pytestmark = NEEDS_CLONES
 
 LAYOUTS = ("--layout=dp1-cp1-mb1-thd", "--layout=dp2-cp2-mb2-thd", "--layout=dp2-cp1-mbtokens-thd")
 

@@ -1,6 +1,5 @@
 """Recipes of frameworks that are run from clones, read by their own parsers."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,13 +8,12 @@ import pytest
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.recipe import Recipe, Typed
-from adapters.toolkit.source import resolve
 from conformance.findings.errors import InvalidRecipeError
 from conformance.recipes.matching import Match, match
 from conformance.recipes.running import read
 from conformance.runs import registry
-from tests import command
 from tests.adapters import steps
+from tests.pools import NEEDS_CLONES, version_of
 
 COMMITS = {
     "areal": "cbff54d",
@@ -26,7 +24,7 @@ COMMITS = {
 }
 
 AREAL, NEMO_RL, OPEN_INSTRUCT, PRIME_RL, TUNIX = (
-    [*steps.marks(name), steps.NEEDS_CLONES] for name in COMMITS
+    [*steps.marks(name), NEEDS_CLONES] for name in COMMITS
 )
 
 
@@ -35,8 +33,8 @@ def read_from_clone(
 ) -> tuple[Recipe, Match]:
     """The recipe as a framework at its commit reads it, and what of its record that is."""
     adapter = registry.create(name)
-    source = resolve(adapter, f"{os.environ[command.SOURCES]}/{name}@{COMMITS[name]}")
-    recipe = read(adapter, source.path, Typed(file=file, words=tuple(words)))
+    source = version_of(adapter, COMMITS[name])
+    recipe = read(adapter, source, Typed(file=file, words=tuple(words)))
     assert adapter.framework is not None
     return recipe, match(adapter.framework, recipe)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,40 +11,35 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.framework import nested
 from adapters.contract.job import Unsupported
 from adapters.contract.objective import Objective
 from adapters.contract.recipe import Typed
+from adapters.frameworks import LISTED
 from adapters.rlinf import importing
 from adapters.rlinf.adapter import RlinfFsdp2Adapter, RlinfFsdpAdapter
 from adapters.rlinf.framework import RLINF
-from adapters.toolkit.source import resolve
 from conformance.ranks.messages import Declined
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from conformance.recipes.matching import match
 from conformance.recipes.running import read
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
-from tests import command
 from tests.adapters import steps
+from tests.pools import NEEDS_CLONES, pool_of, released, trained, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from adapters.contract import Job
+
+RELEASE = LISTED["rlinf"].source
 
 needs_rlinf = steps.marks("rlinf")
 
 weights_error = partial(steps.weights_error, conventions=conventions_of(RLINF.conventions))
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    adapter = RlinfFsdpAdapter()
-    with RankPool(adapter, steps.released(adapter, "pypi:0.3.0"), 2) as pool:
-        yield pool
+pool = pool_of(RlinfFsdpAdapter, 2, RELEASE)
 
 
 def summed(case: str, layout: str, objective: Objective = Objective.POLICY) -> Job:
@@ -98,11 +92,9 @@ class TestRealActor:
 
     def test_samples_are_dealt_by_rlinfs_balancing(self, pool: RankPool) -> None:
         """By length: of eight samples each rank has four, and those of rank 0 are not the first."""
-        outcome = pool.run(given := summed("uneven_lengths", "dp2-cp1-mb2-bshd+balance_data"))
+        outcome = trained(pool, given := summed("uneven_lengths", "dp2-cp1-mb2-bshd+balance_data"))
 
-        assert isinstance(outcome, Ran), outcome
-        sample = ProbedBatch(given.steps).sample
-        dealt = [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]
+        dealt = steps.dealt(outcome, given)
         assert [len(one) for one in dealt] == [4, 4]
         assert dealt[0].tolist() != [0, 1, 2, 3]
 
@@ -114,7 +106,7 @@ class TestRealActor:
         )
         typed = Typed(file=file, words=("algorithm.kl_beta=0.1",), ranks=2)
 
-        recipe = read(adapter := RlinfFsdpAdapter(), steps.released(adapter, "pypi:0.3.0"), typed)
+        recipe = read(adapter := RlinfFsdpAdapter(), released(adapter, RELEASE), typed)
 
         assert (recipe.engine, recipe.layout, recipe.samples) == ("fsdp", given.layout, 8)
         assert recipe.values["actor.global_batch_size"] == 8, "validation has made it"
@@ -129,11 +121,7 @@ class TestRealActor:
         assert "must be divisible by" in outcome.message
 
 
-@pytest.fixture(scope="module")
-def sharded() -> Iterator[RankPool]:
-    adapter = RlinfFsdp2Adapter()
-    with RankPool(adapter, steps.released(adapter, "pypi:0.3.0"), 2) as pool:
-        yield pool
+sharded = pool_of(RlinfFsdp2Adapter, 2, RELEASE)
 
 
 class TestFsdp2:
@@ -157,12 +145,11 @@ class TestFsdp2:
 
 def norms(pool: RankPool, given: Job) -> list[float | None]:
     """The norm of the gradient that each rank logs of a step, and clips by."""
-    outcome = pool.run(given)
-    assert isinstance(outcome, Ran), outcome
+    outcome = trained(pool, given)
     return [rank.logged["actor/grad_norm"][0] for rank in outcome.observations]
 
 
-@steps.NEEDS_CLONES
+@NEEDS_CLONES
 class TestMended:
     """Commits by which RLinf mended its actor, and those before."""
 
@@ -174,11 +161,10 @@ class TestMended:
     ) -> None:
         """It was from below, and the ratio of the loss was to the policy of the rollouts."""
         adapter = RlinfFsdpAdapter()
-        source = resolve(adapter, f"{Path(os.environ[command.SOURCES]) / 'rlinf'}@{ref}").path
+        source = version_of(adapter, ref)
         given = summed("uneven_lengths", "dp1-cp1-mb1-bshd", Objective.TIS_TOKEN)
         with RankPool(adapter, source, 1) as pool:
-            outcome = pool.run(given)
+            outcome = trained(pool, given)
 
-        assert isinstance(outcome, Ran), outcome
         [weights] = outcome.observations[0].token_weights
         assert np.allclose(weights[weights != 0], 1 / 8) is is_right

@@ -12,23 +12,22 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job
-from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import Objective
 from adapters.roll.engines import RollFsdpAdapter, RollMegatronAdapter
 from adapters.roll.framework import ROLL
-from adapters.toolkit.source import resolve
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
 from tests import command
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
+from tests.pools import pool_of, trained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
-pytestmark = [*steps.marks("roll"), steps.NEEDS_CLONES]
+pytestmark = steps.marks("roll")
 
 COMMIT = "8eb27cc2dc34c4d1310b169d9b86d339004d811a"
 
@@ -39,18 +38,10 @@ TWO = "dp2-cp1-mb2-bshd"
 weights_error = partial(steps.weights_error, conventions=conventions_of(ROLL.conventions))
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    adapter = RollFsdpAdapter()
-    with RankPool(adapter, resolve(adapter, f"{CLONE}@{COMMIT}").path, 4) as pool:
-        yield pool
+pool = pool_of(RollFsdpAdapter, 4, COMMIT)
 
 
-@pytest.fixture(scope="module")
-def megatron() -> Iterator[RankPool]:
-    adapter = RollMegatronAdapter()
-    with RankPool(adapter, resolve(adapter, f"{CLONE}@{COMMIT}").path, 2) as pool:
-        yield pool
+megatron = pool_of(RollMegatronAdapter, 2, COMMIT)
 
 
 def job(case: str = MASKED.name) -> Job:
@@ -70,11 +61,9 @@ def test_sums_of_samples_are_averaged_without_a_divisor(pool: RankPool) -> None:
 
 def test_samples_are_dealt_by_rolls_balancing(pool: RankPool) -> None:
     """By length: of eight samples each rank has four, and those of rank 0 are not the first."""
-    outcome = pool.run(given := job("uneven_lengths"))
+    outcome = trained(pool, given := job("uneven_lengths"))
 
-    assert isinstance(outcome, Ran), outcome
-    sample = ProbedBatch(given.steps).sample
-    dealt = [np.unique(sample[rank.forward_passes[0] >= 0]) for rank in outcome.observations]
+    dealt = steps.dealt(outcome, given)
     assert [len(one) for one in dealt] == [4, 4]
     assert not np.intersect1d(*dealt).size
     assert dealt[0].tolist() != [0, 1, 2, 3]
@@ -82,9 +71,8 @@ def test_samples_are_dealt_by_rolls_balancing(pool: RankPool) -> None:
 
 def test_packed_rows_are_a_call_of_the_loss_for_each_sample(megatron: RankPool) -> None:
     """Logged means of calls are then means over samples."""
-    outcome = megatron.run(steps.job(MASKED.name, Mode.SAMPLE_MEAN, "dp2-cp1-mb2-thd"))
+    outcome = trained(megatron, steps.job(MASKED.name, Mode.SAMPLE_MEAN, "dp2-cp1-mb2-thd"))
 
-    assert isinstance(outcome, Ran), outcome
     calls = [{*rank.forward_passes[0].tolist()} - {-1} for rank in outcome.observations]
     assert [len(one) for one in calls] == [4, 4]
 
@@ -92,7 +80,6 @@ def test_packed_rows_are_a_call_of_the_loss_for_each_sample(megatron: RankPool) 
 def test_dynamic_batches_train_with_the_log_probabilities_of_their_step(megatron: RankPool) -> None:
     """The loss counts all eight samples before it filters two of them out."""
     given = steps.job("rejected_group", Mode.SAMPLE_MEAN, "dp1-cp1-mbtokens-bshd")
-    outcome = megatron.run(replace(given, objective=Objective.REJECTION))
+    outcome = trained(megatron, replace(given, objective=Objective.REJECTION))
 
-    assert isinstance(outcome, Ran), outcome
     assert outcome.observations[0].token_weights[0][0] == pytest.approx(1 / (8 * 3))

@@ -21,6 +21,7 @@ from conformance.findings.report import Provenance
 from reference.aggregation import Mode
 from reference.rounding import weight_bound
 from tests import command
+from tests.pools import NEEDS_CLONES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,9 +117,7 @@ def test_report_says_what_ran(tmp_path: Path) -> None:
     assert report.environment.stubs == ["flash_attn"]
 
 
-@pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
-)
+@NEEDS_CLONES
 @pytest.mark.parametrize(
     ("engine", "ref", "unsupported"),
     [
@@ -146,9 +145,7 @@ def test_other_versions_run_from_a_repository(
     assert result.report.source.kind == "git"
 
 
-@pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of checkouts"
-)
+@NEEDS_CLONES
 def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) -> None:
     """Mended by SkyRL's pull request 1751, which takes cp out of the loss's factor."""
     repository = Path(os.environ[command.SOURCES]) / "SkyRL"

@@ -19,9 +19,9 @@ from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
-from tests.adapters.test_toys import find, verdicts
 from tests.observing import aggregate, observe
 from tests.toys import Edit, checkout
+from tests.toys.running import find, verdicts
 
 [STEP] = next(case.steps for case in CORPUS if case.name == "uneven_lengths")
 """Eight samples in groups of two."""

@@ -11,8 +11,8 @@ import pytest
 
 from adapters.contract.objective import CORRECTIONS, POLICY_LOSSES, Objective
 from conformance.findings.finding import Finding
-from tests import command
 from tests.toys import Edit, checkout
+from tests.toys.running import find, verdicts
 
 TELLING_CASES = "fully_masked_sample or short_responses or unequal_groups or two_steps"
 """Empty samples and slices, groups over several ranks, rollouts of several samples, two steps."""
@@ -22,40 +22,11 @@ WITHOUT_FACTORS = (
     Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens"),
 )
 
-POLICY_LOSS = "[weights/ or [metric/"
-"""Its weights, and itself as it is logged."""
 
 REFUSAL = '    raise ValueError("not on a Sunday")'
 
 
 FACTORS = {"dp2-cp1-mb1-thd": "dp", "dp1-cp2-mb1-thd": "cp", "dp1-cp1-mb2-thd": "micro_batches"}
-
-
-def find(
-    folder: Path,
-    source: Path,
-    layouts: list[str],
-    cases: str,
-    *options: str,
-    subjects: str = POLICY_LOSS,
-) -> list[Finding]:
-    """The findings of a run of the adapter on a checkout.
-
-    It is without laws, which SkyRL's are enough for, and without lines, which tests of traces are.
-    """
-    chosen = [f"--layout={layout}" for layout in layouts]
-    selected = ("-k", f"({subjects}) and ({cases}) and not laws")
-    result = command.run(
-        folder, "slime", f"--source={source}", "--no-trace", *chosen, *selected, *options
-    )
-    assert result.report.complete, result.output
-    found: list[Finding] = result.report.findings
-    assert found, result.output
-    return found
-
-
-def verdicts(found: list[Finding]) -> set[str]:
-    return {finding.verdict for finding in found}
 
 
 def layout_of(finding: Finding) -> str:

@@ -1,6 +1,5 @@
 """TRL's real trainer, from PyPI: what it is given, and what is read off it."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,11 +15,11 @@ from adapters.trl.framework import ESTIMATOR, GRPO
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import step_context
 from conformance.ranks.messages import Declined
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, DivergenceEstimator, Mode
 from reference.rounding import weight_bound
 from tests.adapters import steps
-from tests.adapters.steps import MASKED
+from tests.pools import pool_of, trained, trained_alone
 
 needs_trl = steps.marks("trl")
 
@@ -38,10 +37,7 @@ SHARED, SPLIT = (
 )
 
 
-@pytest.fixture(scope="module")
-def ddp() -> Iterator[RankPool]:
-    with RankPool(TrlDdpAdapter(), None, 2) as pool:
-        yield pool
+ddp = pool_of(TrlDdpAdapter, 2)
 
 
 def description() -> Description:
@@ -49,18 +45,11 @@ def description() -> Description:
     return Description(declared=DECLARED)
 
 
-def job(
-    case: str = MASKED.name,
-    mode: Mode = Mode.TOKEN_MEAN,
-    layout: str = PLAIN,
-    objective: Objective = Objective.POLICY,
-) -> Job:
-    """A job of padded rows, as all of TRL's are."""
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, layout=PLAIN)
 
 
 def test_generation_of_one_step_is_cut_on_each_rank() -> None:
-    schedule = schedule_of(job("two_steps"), iterations=1)
+    schedule = schedule_of(job(case="two_steps"), iterations=1)
 
     assert schedule.generation_size == 8
     assert schedule.generations == schedule.optimizer_steps == 2
@@ -70,7 +59,7 @@ def test_generation_of_one_step_is_cut_on_each_rank() -> None:
 
 
 def test_generation_of_all_steps_has_a_part_of_each_on_every_rank() -> None:
-    schedule = schedule_of(job("two_steps", layout=SHARED), iterations=2)
+    schedule = schedule_of(job(case="two_steps", layout=SHARED), iterations=2)
 
     assert schedule.generation_size == 16
     assert schedule.generations == 1
@@ -80,7 +69,7 @@ def test_generation_of_all_steps_has_a_part_of_each_on_every_rank() -> None:
 
 
 def test_generation_of_a_micro_batch_has_one_of_every_rank() -> None:
-    schedule = schedule_of(job("two_steps", layout=SPLIT), iterations=1)
+    schedule = schedule_of(job(case="two_steps", layout=SPLIT), iterations=1)
 
     assert schedule.generation_size == 4
     assert schedule.generations == 4
@@ -88,7 +77,7 @@ def test_generation_of_a_micro_batch_has_one_of_every_rank() -> None:
 
 
 def test_last_of_two_iterations_is_observed() -> None:
-    assert schedule_of(job("two_steps"), iterations=2).observed == [1, 3]
+    assert schedule_of(job(case="two_steps"), iterations=2).observed == [1, 3]
 
 
 class OtherLossType(TrlDdpAdapter):
@@ -122,18 +111,16 @@ class TestReal:
 
     def test_luspo_adds_the_tokens_of_a_sample_up(self, ddp: RankPool) -> None:
         given = replace(job(), aggregation=Aggregation(Mode.CONSTANT, 1.0))
-        outcome = ddp.run(given)
+        outcome = trained(ddp, given)
 
-        assert isinstance(outcome, Ran), outcome
         assert weights_error(outcome, given) <= weight_bound("float32")
 
     def test_divisor_is_typed_on_the_command_line_or_in_a_file(self, ddp: RankPool) -> None:
-        plain = job("uneven_lengths", Mode.CONSTANT, ONE_RANK)
+        plain = job(case="uneven_lengths", mode=Mode.CONSTANT, layout=ONE_RANK)
         in_file = frozenset({Setting.MODE, Setting.DIVISOR})
         for settings in (Configuration(divisor="80"), Configuration(divisor="80", in_file=in_file)):
-            outcome = ddp.run(replace(plain, configuration=settings))
+            outcome = trained(ddp, replace(plain, configuration=settings))
 
-            assert isinstance(outcome, Ran), outcome
             [weights] = outcome.observations[0].token_weights
             assert weights.max() == pytest.approx(1 / (80 * 8))
 
@@ -142,18 +129,15 @@ class TestReal:
     ) -> None:
         """`dapo` adds up to the mean over micro-batches, and TRL logs their average."""
         given = replace(job(), configuration=Configuration(entropy=True))
-        outcome = ddp.run(given)
+        outcome = trained(ddp, given)
 
-        assert isinstance(outcome, Ran), outcome
         judged = judge_logged(given, outcome.observations, description(), metric=Metric.POLICY_LOSS)
         assert judged.diagnosis.name == "divided_by_dp_or_micro_batches_or_group_size"
 
     def test_bnpo_is_the_mean_over_tokens_of_each_micro_batch_of_a_process(self) -> None:
         given = job()
-        with RankPool(OtherLossType(loss_type="bnpo"), None, 2) as pool:
-            outcome = pool.run(given)
+        outcome = trained_alone(OtherLossType(loss_type="bnpo"), given)
 
-        assert isinstance(outcome, Ran), outcome
         context = step_context(given, 0, outcome.observations, description())
         documented = context.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN).expected
         for rank in outcome.observations:
@@ -168,10 +152,8 @@ class TestReal:
         self, settings: dict[str, object]
     ) -> None:
         given = job(objective=Objective.OFF_POLICY)
-        with RankPool(OtherLossType(**settings), None, 2) as pool:
-            outcome = pool.run(given)
+        outcome = trained_alone(OtherLossType(**settings), given)
 
-        assert isinstance(outcome, Ran), outcome
         expected = steps.documented_gradient(str(settings["loss_type"]), given)
         for rank in outcome.observations:
             [weights] = rank.token_weights

@@ -1,6 +1,5 @@
 """TRL's real `AsyncGRPOTrainer`, from PyPI: what it is given, and what is read off it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,14 @@ from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
 from tests.adapters import steps
+from tests.pools import pool_of, trained
 
 pytestmark = steps.marks("trl")
 
 WHOLE, HALVES = "dp2-cp1-mb1-thd", "dp2-cp1-mb2-thd"
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(TrlAsyncAdapter(), None, 2) as pool:
-        yield pool
+pool = pool_of(TrlAsyncAdapter, 2)
 
 
 def job(
@@ -50,9 +47,8 @@ def active_ids(given: Job) -> list[NDArray[np.int64]]:
 def test_ranks_have_whole_prompts_however_many_samples(pool: RankPool) -> None:
     """The longest of four prompts is as costly for attention as the others together."""
     given = job()
-    outcome = pool.run(given)
+    outcome = trained(pool, given)
 
-    assert isinstance(outcome, Ran), outcome
     ends = np.cumsum([len(ids) for ids in batch_of(given).responses])[:-1]
     held = [
         [int(sample.min()) for sample in np.split(rank.forward_passes[0], ends)]

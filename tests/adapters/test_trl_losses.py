@@ -20,11 +20,12 @@ from conformance.findings.errors import StartError
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
 from conformance.judging.weights import judge_weights, step_context
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from tests import toys
 from tests.adapters import steps
 from tests.adapters.steps import MASKED
+from tests.pools import released, trained
 
 LAYOUT, ONE_RANK = "dp2-cp1-mb2-bshd", "dp1-cp1-mb2-bshd"
 
@@ -81,19 +82,13 @@ def job(
     return replace(steps.job(case, mode, layout, objective), depth=Depth.LOSS)
 
 
-def ran(pool: RankPool, given: Job) -> Ran:
-    outcome = pool.run(given)
-    assert isinstance(outcome, Ran), outcome
-    return outcome
-
-
 @each_library
 def test_bnpo_is_the_mean_over_tokens_of_each_micro_batch(
     adapter: Callable[..., LossAdapter],
 ) -> None:
     given = job(layout=ONE_RANK)
     with RankPool(adapter(loss_type="bnpo"), None, 1) as pool:
-        observations = ran(pool, given).observations
+        observations = trained(pool, given).observations
 
     context = step_context(given, 0, observations, description())
     documented = context.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN).expected
@@ -111,7 +106,7 @@ def test_losses_without_a_formula_in_the_reference_have_their_documented_derivat
 ) -> None:
     given = job(objective=Objective.OFF_POLICY, layout=ONE_RANK)
     with RankPool(adapter(**settings), None, 1) as pool:
-        [rank] = ran(pool, given).observations
+        [rank] = trained(pool, given).observations
 
     found = steps.gradient(given, rank.token_weights[0])
     expected = steps.documented_gradient(settings["loss_type"], given)
@@ -124,7 +119,7 @@ def test_luspo_with_ratios_of_sequences_adds_the_tokens_of_a_sample_up(
 ) -> None:
     of_one = replace(job(objective=Objective.GSPO), aggregation=Aggregation(Mode.CONSTANT, 1.0))
     with RankPool(adapter(loss_type="luspo"), None, 2) as pool:
-        observations = ran(pool, of_one).observations
+        observations = trained(pool, of_one).observations
 
     judged = judge_off_policy(of_one, observations, description())
     assert judged.verdict is Verdict.CONFORMS
@@ -134,12 +129,12 @@ def test_luspo_with_ratios_of_sequences_adds_the_tokens_of_a_sample_up(
 @pytest.mark.usefixtures("other_release")
 def test_liger_that_takes_no_count_of_a_step_averages_its_micro_batches(tmp_path: Path) -> None:
     adapter, given = LigerAdapter(), job(layout=ONE_RANK)
-    release = steps.released(adapter, "pypi:0.8.0")
+    release = released(adapter, "pypi:0.8.0")
     shutil.copytree(release / "liger_kernel", tmp_path / "src" / "liger_kernel")
     toys.commit(tmp_path)
     extracted = resolve(adapter, f"{tmp_path}@HEAD").path
     with RankPool(adapter, resolve(adapter, str(tmp_path)).path, 1) as pool:
-        judged = judge_weights(given, ran(pool, given).observations, pool.description)
+        judged = judge_weights(given, trained(pool, given).observations, pool.description)
 
     assert extracted is not None
     assert (extracted / "src" / "liger_kernel").is_dir()
@@ -156,8 +151,8 @@ def test_liger_that_takes_no_count_of_a_step_averages_its_micro_batches(tmp_path
 )
 def test_trainer_scales_the_loss_of_liger(release: str, mistake: str | None) -> None:
     adapter, given = TrlLigerAdapter(), replace(job(), depth=Depth.STEP)
-    with RankPool(adapter, steps.released(adapter, f"pypi:{release}"), 2) as pool:
-        judged = judge_weights(given, ran(pool, given).observations, pool.description)
+    with RankPool(adapter, released(adapter, f"pypi:{release}"), 2) as pool:
+        judged = judge_weights(given, trained(pool, given).observations, pool.description)
 
     assert (judged.diagnosis and judged.diagnosis.name) == mistake
 

@@ -1,6 +1,6 @@
 """TRL's real `RLOOTrainer`, from PyPI: what it is given, and what is read off it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +18,12 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.metrics import judge_logged
 from conformance.ranks.messages import Declined
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from tests.adapters import steps
 from tests.jobs import job_of
+from tests.pools import pool_of, trained, trained_alone
 
 pytestmark = steps.marks("trl")
 
@@ -31,10 +32,7 @@ PLAIN, ONE_RANK = "dp2-cp1-mb2-bshd", "dp1-cp1-mb2-bshd"
 SPLIT = f"{PLAIN}+{Option.SPLIT_GENERATION}"
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(TrlRlooAdapter(), None, 2) as pool:
-        yield pool
+pool = pool_of(TrlRlooAdapter, 2)
 
 
 class OtherSettings(TrlRlooAdapter):
@@ -94,9 +92,8 @@ def of_samples(given: Job, values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def test_ratios_are_those_of_sequences_and_clipped(pool: RankPool) -> None:
     given = job(objective=Objective.OFF_POLICY)
-    outcome = pool.run(given)
+    outcome = trained(pool, given)
 
-    assert isinstance(outcome, Ran), outcome
     batch = batch_of(given)
     tokens = batch.policy_tokens
     ratios = np.exp(tokens.summed(tokens.log_ratios))
@@ -116,9 +113,8 @@ def test_advantages_leave_one_out(pool: RankPool, layout: str) -> None:
         steps.job("odd_groups", layout=layout, objective=Objective.LEAVE_ONE_OUT),
         aggregation=ADDED_UP,
     )
-    outcome = pool.run(given)
+    outcome = trained(pool, given)
 
-    assert isinstance(outcome, Ran), outcome
     judged = judge_advantages(given, outcome.observations, description())
     assert judged.verdict is Verdict.CONFORMS
     for rank in outcome.observations:
@@ -127,10 +123,8 @@ def test_advantages_leave_one_out(pool: RankPool, layout: str) -> None:
 
 def test_divergence_of_a_sample_is_subtracted_from_its_reward() -> None:
     given = job(objective=Objective.LEAVE_ONE_OUT)
-    with RankPool(OtherSettings(beta=KL_COEFFICIENT), None, 2) as pool:
-        outcome = pool.run(given)
+    outcome = trained_alone(OtherSettings(beta=KL_COEFFICIENT), given)
 
-    assert isinstance(outcome, Ran), outcome
     rollouts = batch_of(given).rollouts
     divergences = np.bincount(rollouts.sample, weights=rollouts.divergences)
     rewards = (rollouts.rewards - KL_COEFFICIENT * divergences).reshape(-1, 2)
@@ -143,10 +137,8 @@ def test_divergence_of_a_sample_is_subtracted_from_its_reward() -> None:
 
 def test_advantages_are_normalised_over_a_generation() -> None:
     given = job(objective=Objective.LEAVE_ONE_OUT)
-    with RankPool(OtherSettings(normalize_advantages=True), None, 2) as pool:
-        outcome = pool.run(given)
+    outcome = trained_alone(OtherSettings(normalize_advantages=True), given)
 
-    assert isinstance(outcome, Ran), outcome
     rewards = batch_of(given).rewards.reshape(-1, 2)
     advantages = (rewards - rewards[:, ::-1]).ravel()
     expected = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-4)
@@ -158,9 +150,8 @@ def test_advantages_are_normalised_over_a_generation() -> None:
 def test_logged_entropy_is_a_mean_of_micro_batches(pool: RankPool) -> None:
     """Each is a mean over the tokens of a micro-batch on all ranks, however many it has."""
     given = job(layout=SPLIT)
-    outcome = pool.run(given)
+    outcome = trained(pool, given)
 
-    assert isinstance(outcome, Ran), outcome
     responses = batch_of(given).responses
     halves = [np.concatenate(responses[half]) for half in (slice(0, 4), slice(4, 8))]
     assert [len(ids) for ids in halves] == [11, 32]

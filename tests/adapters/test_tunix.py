@@ -1,6 +1,5 @@
 """tunix's real learner, from PyPI: what it is given, and what is read off devices."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +17,7 @@ from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import weight_bound
 from tests.adapters import steps
+from tests.pools import pool_of, trained
 
 needs_tunix = steps.marks("tunix")
 
@@ -27,19 +27,10 @@ ONE, TWO, FOUR = (f"dp{devices}-cp1-mb1-bshd" for devices in (1, 2, 4))
 weights_error = partial(steps.weights_error, conventions=CONVENTIONS)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(TunixAdapter(), None, 4) as of_devices:
-        yield of_devices
+pool = pool_of(TunixAdapter, 4)
 
 
-def job(
-    mode: Mode = Mode.SAMPLE_MEAN,
-    layout: str = TWO,
-    objective: Objective = Objective.POLICY,
-    case: str = "fully_masked_sample",
-) -> Job:
-    return steps.job(case, mode, layout, objective)
+job = partial(steps.job, layout=TWO, mode=Mode.SAMPLE_MEAN)
 
 
 def with_divisor(layout: str, divisor: float) -> Job:
@@ -87,7 +78,7 @@ class TestReal:
     def test_modes_have_their_documented_weights(
         self, pool: RankPool, mode: Mode, layout: str
     ) -> None:
-        given = job(mode, layout)
+        given = job(mode=mode, layout=layout)
 
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
@@ -105,19 +96,17 @@ class TestReal:
         assert weights_error(outcome, given) <= weight_bound("float32")
 
     def test_each_device_holds_its_own_rows(self, pool: RankPool) -> None:
-        outcome = pool.run(job(layout=FOUR))
+        outcome = trained(pool, job(layout=FOUR))
 
-        assert isinstance(outcome, Ran), outcome
         held = np.array([rank.forward_passes[0] for rank in outcome.observations]) >= 0
         assert (held.sum(axis=0) == 1).all()
         assert held.any(axis=1).all()
 
     def test_gradient_of_micro_batches_is_the_mean_of_their_means(self, pool: RankPool) -> None:
         """0.1.7 has no `token-mean` of a step that is accumulated."""
-        given = job(Mode.TOKEN_MEAN, "dp1-cp1-mb2-bshd")
-        outcome = pool.run(given)
+        given = job(mode=Mode.TOKEN_MEAN, layout="dp1-cp1-mb2-bshd")
+        outcome = trained(pool, given)
 
-        assert isinstance(outcome, Ran), outcome
         [rank] = outcome.observations
         mask, part = given.steps[0].mask, rank.forward_passes[0]
         tokens = np.bincount(part[mask])

@@ -26,9 +26,8 @@ from reference.aggregation import (
 )
 from reference.step import Sample, Step
 from reference.weights import token_weights
-from tests.conformance import test_combined as combined
-from tests.conformance.given import BY_SAMPLE, REJECTED, SLICED, Given
-from tests.conformance.test_mistakes import FILLED_UP, ROWS
+from tests.conformance import combined
+from tests.conformance.given import BY_SAMPLE, FILLED_UP, REJECTED, ROWS, SLICED, Given
 from tests.jobs import step_of
 
 EMPTY = Sample(prompt_length=1, loss_mask=[0], group=1)

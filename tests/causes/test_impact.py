@@ -8,7 +8,7 @@ import pytest
 
 from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.findings.cause import UNSEEN_BY_ADAM, Impact, Range
-from tests.causes.test_reach import found
+from tests.causes.found import found
 from tests.findings import Said, right, wrong
 
 CUT = "(512 samples, dp 8, 8 micro-batches each)"

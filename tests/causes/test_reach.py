@@ -1,27 +1,14 @@
 """Whom a cause reaches, in the words that users type, and in which order causes are told."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from conformance.explain.causes import causes
-from conformance.findings.cause import EMPTY_SAMPLE, Cause, Harm
-from tests.findings import Said, right, wrong
+from conformance.findings.cause import EMPTY_SAMPLE, Harm
+from tests.causes.found import found
+from tests.findings import right, wrong
 
 EMPTY = "policy_loss/empty_samples_counted"
-CHOSEN_BY = {
-    "token_mean": ("--per-token",),
-    "entropy": ("--entropy",),
-    "allgather_cp": ("--allgather-cp",),
-    "cp": ("--context-parallel-size",),
-    "mb": ("--micro-batch-size",),
-    "mb-bshd": ("--rows-per-micro-batch",),
-}
-
-
-def found(*said: Said, chosen_by: Mapping[str, Sequence[str]] = CHOSEN_BY) -> list[Cause]:
-    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
-    return causes(findings, [clues for _, clues in said], chosen_by)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """Reports for pages: with pictures of mistakes, with hostile words, and with many findings."""
 
+import base64
+import gzip
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from html.parser import HTMLParser
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,3 +219,46 @@ def traced() -> Report:
     )
     causes = [one.model_copy(update=dict(traced)) for one in report.causes]
     return report.model_copy(update={"causes": causes})
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, the text of cells, and what scripts and styles hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[tuple[str, list[str]]] = []
+        self.contents: dict[str, str] = {}
+        self._inside = ""
+        self._in_cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        self._inside = attributes.get("id") or attributes.get("type") or tag
+        if tag == "td":
+            self._in_cell = True
+            self.cells.append((attributes["class"] or "", []))
+
+    def handle_data(self, text: str) -> None:
+        self.contents[self._inside] = self.contents.get(self._inside, "") + text
+        if self._in_cell:
+            self.cells[-1][1].extend(text.split())
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+        self._in_cell = self._in_cell and tag != "td"
+
+    @property
+    def counts(self) -> list[str]:
+        """The counts in cells in which anything was run."""
+        return [" ".join(words) for kind, words in self.cells if kind in ("right", "wrong")]
+
+    def links(self) -> list[str]:
+        return [a["href"] or "" for tag, a in self.elements if tag == "a" and "href" in a]
+
+
+def unpacked(page: str) -> str:
+    """The data of a page, as JSON."""
+    return gzip.decompress(base64.b64decode(Page(page).contents["data"])).decode()

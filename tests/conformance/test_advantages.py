@@ -15,7 +15,6 @@ from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
 from conformance.expected.advantages import BatchPlacement, Estimate
 from conformance.explain.catalogue.advantages import wrong_advantages
-from conformance.explain.catalogue.groups import ANSWERS
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.explain.catalogue.values_of_others import values_of_others
 from conformance.findings.verdict import Verdict
@@ -34,6 +33,7 @@ from reference.aggregation import (
 from reference.rounding import ratio_bound
 from reference.weights import token_weights
 from tests import command
+from tests.conformance.given import OF_IRREGULAR
 from tests.declaring import assumed
 from tests.jobs import job_of
 
@@ -57,16 +57,6 @@ PLACEMENT = BatchPlacement(
 SKIPS_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 SKIPPING = Conventions(of_returns=SKIPS_TOKENS, of_values=SKIPS_TOKENS)
 """Masked tokens are skipped, and the reward may be at one of them."""
-
-
-OF_IRREGULAR = {
-    "equal_rewards_divided",
-    "groups_cut_into_runs",
-    "groups_of_a_fixed_size",
-    "missing_siblings_counted",
-    *(name for names in ANSWERS.values() for name in names.values()),
-}
-"""Mistakes that only irregular rollouts show, in `test_irregular_rollouts`."""
 
 
 def estimate(objective: Objective, conventions: Conventions = DEFAULT_CONVENTIONS) -> Estimate:

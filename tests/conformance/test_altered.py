@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,14 +10,18 @@ import pytest
 from adapters.contract import Job, Layout, Observation
 from adapters.contract.batch.altered import Attached
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.job import OVERFLOWS, Column, Depth, Place, Poison
-from adapters.contract.objective import Metric, Objective
+from adapters.contract.job import Column, Depth, Place, Poison
+from adapters.contract.objective import Objective
 from adapters.native.adapter import NativeAdapter
 from adapters.toolkit.probe import token_table
 from conformance.findings.verdict import Verdict
-from conformance.judging.altered import judge_attached, judge_poisoned
+from conformance.judging.attached import judge_attached
 from conformance.judging.gradients import judge_router
+from conformance.judging.weights import Judgement
 from conformance.plan.checks import POISONED, CheckSpec, check_spec
+from conformance.ranks.pool import Ran
+from conformance.runs.jobs import SharedJobs
+from conformance.runs.laws import judge_poison
 from reference.aggregation import AdvantageUnit, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 
@@ -58,10 +63,11 @@ def test_poison_stands_at_masked_tokens_of_its_column_alone(column: Column) -> N
 @pytest.mark.parametrize("spec", POISONED, ids=lambda spec: spec.slug)
 def test_every_poison_is_in_the_batch_of_its_case(spec: CheckSpec) -> None:
     [case] = spec.cases
-    job = replace(JOB, steps=case.steps, objective=spec.objective, poison=spec.poisoned)
+    assert spec.law is not None
+    assert spec.law.poison is not None
+    job = spec.law.after(replace(JOB, steps=case.steps, objective=spec.objective))
     batch, plain = ProbedBatch.of(job), ProbedBatch.of(replace(job, poison=None))
-    assert spec.poisoned is not None
-    column = spec.poisoned.column
+    column = spec.law.poison.column
     tables = [
         token_table(one, getattr(one, column)).double().numpy()  # of responses and elsewhere
         for one in (batch, plain)
@@ -70,7 +76,7 @@ def test_every_poison_is_in_the_batch_of_its_case(spec: CheckSpec) -> None:
     ids, mask = np.concatenate(batch.responses), np.concatenate(batch.masks)
 
     assert differs.any()
-    match spec.poisoned.place:
+    match spec.law.poison.place:
         case Place.OUTSIDE:
             assert not differs[ids].any()
         case Place.CLIPPED:
@@ -85,30 +91,6 @@ def test_model_outputs_are_poisoned_in_their_tables() -> None:
 
     assert not np.isin(batch.log_prob_table[masked], ProbedBatch.of(JOB).log_prob_table).any()
     assert (batch.entropy_table == ProbedBatch.of(JOB).entropy_table).all()
-
-
-def test_a_column_that_an_adapter_does_not_read_is_not_judged() -> None:
-    unread = replace(observed(0.0), reads_poison=False)
-    spec, job = check_spec("poison.returns"), poisoned(Column.RETURNS)
-    judged = judge_poisoned(spec, job, [unread], [unread], DESCRIPTION, lambda _: None)
-
-    assert judged.verdict is Verdict.UNSUPPORTED
-
-
-def test_an_overflow_has_a_name_of_its_own() -> None:
-    poison = Poison(column=Column.OLD_LOG_PROBS, place=Place.CLIPPED, values=OVERFLOWS)
-    seen = [observed(math.nan)]
-    judged = judge_poisoned(
-        check_spec("poison.overflowing_ratios"),
-        replace(JOB, poison=poison),
-        seen,
-        [observed(0.0)],
-        DESCRIPTION,
-        lambda _: seen,
-    )
-
-    assert judged.diagnosis is not None
-    assert judged.diagnosis.name == "ratios_overflow"
 
 
 def test_what_is_expected_is_that_of_the_plain_batch() -> None:
@@ -135,78 +117,88 @@ def test_a_traced_column_has_the_values_of_the_plain_one() -> None:
     assert all(map(np.array_equal, batch.advantages, ProbedBatch.of(JOB).advantages))
 
 
-def observed(weight: float, logged: float | None = 0.5) -> Observation:
-    weights = np.where(STEP.mask, 0.5, 0.0)
-    weights[1] = weight
-    reported = {Metric.POLICY_LOSS: (logged,)}
-    return Observation(token_weights=(weights,), reported=reported, reads_poison=True)
+def judged(
+    slug: str,
+    weight: float = 0.0,
+    number: float | None = None,
+    *,
+    is_read: bool = True,
+    **described: object,
+) -> Judgement:
+    """The judgement on a trainer in which poison gives a masked token a weight, and logs a number.
+
+    Without poison the number is a mean of entropies, which other values move.
+    """
+
+    def run(job: Job) -> Ran:
+        weights = np.where(np.concatenate([step.mask for step in job.steps]), 0.5, 0.0)
+        right = float(np.concatenate(ProbedBatch.of(replace(job, poison=None)).entropies).mean())
+        logged = right if number is None or job.poison is None else number
+        if job.poison is not None:
+            weights[np.flatnonzero(weights == 0)[0]] = weight
+        seen = Observation(
+            token_weights=(weights,), logged={"its/number": (logged,)}, reads_poison=is_read
+        )
+        return Ran((seen,), 0.0)
+
+    adapter, spec = NativeAdapter(), check_spec(slug)
+    pool = SimpleNamespace(
+        adapter=adapter, description=replace(DESCRIPTION, **described), run=run, is_running=False
+    )
+    assert spec.law is not None
+    job = spec.law.after(replace(JOB, objective=spec.objective))
+    return judge_poison(spec, job, run(job), SharedJobs(pool))  # type: ignore[arg-type]
+
+
+def test_a_column_that_an_adapter_does_not_read_is_not_judged() -> None:
+    assert judged("poison.returns", math.nan, is_read=False).verdict is Verdict.UNSUPPORTED
 
 
 @pytest.mark.parametrize(
-    ("weight", "logged", "is_logged", "verdict"),
+    ("weight", "number", "slug", "verdict"),
     [
-        (0.0, 0.5, False, Verdict.CONFORMS),
-        (math.nan, 0.5, False, Verdict.MISMATCH),
-        (math.nan, 0.5, True, Verdict.CONFORMS),
-        (0.0, math.nan, True, Verdict.MISMATCH),
-        (0.0, None, True, Verdict.MISMATCH),
-        (0.0, math.nan, False, Verdict.CONFORMS),
+        (0.0, None, "poison.old_log_probs", Verdict.CONFORMS),
+        (math.nan, None, "poison.old_log_probs", Verdict.MISMATCH),
+        (math.nan, None, "poison.logged_old_log_probs", Verdict.CONFORMS),
+        (0.0, math.nan, "poison.logged_old_log_probs", Verdict.MISMATCH),
+        (0.0, math.nan, "poison.old_log_probs", Verdict.CONFORMS),
     ],
 )
 def test_poison_may_change_neither_gradients_nor_logs(
-    weight: float, logged: float | None, is_logged: bool, verdict: Verdict
+    weight: float, number: float | None, slug: str, verdict: Verdict
 ) -> None:
-    spec = check_spec(f"poison.{'logged_' if is_logged else ''}old_log_probs")
-    seen = [observed(weight, logged)]
-    judged = judge_poisoned(
-        spec, poisoned(Column.OLD_LOG_PROBS), seen, [observed(0.0)], DESCRIPTION, lambda _: seen
-    )
-
-    assert judged.verdict is verdict
+    assert judged(slug, weight, number).verdict is verdict
 
 
-@pytest.mark.parametrize("steady", [frozenset({"its/number"}), frozenset()])
-def test_poison_may_change_no_logged_number_without_a_formula_either(
-    steady: frozenset[str],
-) -> None:
-    right, wrong = (replace(observed(0.0), logged={"its/number": (of,)}) for of in (0.5, math.nan))
-    spec, job = check_spec("poison.logged_old_log_probs"), poisoned(Column.OLD_LOG_PROBS)
-    judged = judge_poisoned(spec, job, [wrong], [right], DESCRIPTION, lambda _: [wrong], steady)
+def test_a_number_that_poison_changes_is_told_before_and_after() -> None:
+    judgement = judged("poison.logged_old_log_probs", number=math.nan)
 
-    assert judged.verdict is (Verdict.MISMATCH if steady else Verdict.CONFORMS)
-    assert not steady or (judged.diagnosis and "`its/number`" in judged.diagnosis.explanation)
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.explanation.startswith("`its/number` changes from ")
+    assert "to nan when old_log_probs of masked tokens are nan, " in judgement.diagnosis.explanation
+
+
+@pytest.mark.parametrize(
+    ("slug", "weight", "name"),
+    [
+        ("poison.old_log_probs", math.nan, "masked_values_multiplied"),
+        ("poison.advantages", 1e24, "masked_values_read"),
+        ("poison.overflowing_ratios", math.nan, "ratios_overflow"),
+    ],
+)
+def test_a_finite_value_that_changes_a_weight_was_read(slug: str, weight: float, name: str) -> None:
+    judgement = judged(slug, weight)
+
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == name
 
 
 def test_what_a_framework_states_nowhere_is_advice() -> None:
-    silent = replace(DESCRIPTION, rules={})
-    seen = [observed(math.nan)]
-    judged = judge_poisoned(
-        check_spec("poison.old_log_probs"),
-        poisoned(Column.OLD_LOG_PROBS),
-        seen,
-        [observed(0.0)],
-        silent,
-        lambda _: seen,
-    )
+    judgement = judged("poison.old_log_probs", math.nan, rules={})
 
-    assert judged.verdict is Verdict.ADVICE
-    assert judged.diagnosis is not None
-    assert judged.diagnosis.name == "masked_values_multiplied"
-
-
-def test_a_finite_value_that_changes_a_weight_was_read() -> None:
-    seen = [observed(1e24)]
-    judged = judge_poisoned(
-        check_spec("poison.advantages"),
-        poisoned(Column.ADVANTAGES),
-        seen,
-        [observed(0.0)],
-        DESCRIPTION,
-        lambda _: seen,
-    )
-
-    assert judged.diagnosis is not None
-    assert judged.diagnosis.name == "masked_values_read"
+    assert judgement.verdict is Verdict.ADVICE
+    assert judgement.diagnosis is not None
+    assert judgement.diagnosis.name == "masked_values_multiplied"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from conformance.judging.weights import Judgement, judge_weights, largest_error
 from reference.rounding import weight_bound
 from reference.step import Sample, Step
 from reference.weights import token_weights
-from tests.conformance.test_diff import found, wrong
+from tests.conformance.weighed import found, wrong
 from tests.findings import HEADER, finding, mismatch
 from tests.jobs import job_of
 

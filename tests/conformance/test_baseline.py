@@ -16,9 +16,8 @@ from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import MatrixCell
 from reference.aggregation import Aggregation, Mode
 from tests import command
-from tests.conformance.test_diff import found, report
-from tests.conformance.test_expectations import HEAD
-from tests.findings import HEADER, crash, finding, mismatch
+from tests.conformance.weighed import found, report
+from tests.findings import HEAD, HEADER, crash, finding, mismatch
 
 UNKNOWN = "not looked at in old.json, so not known to be wrong"
 

@@ -9,6 +9,7 @@ from conformance import cli
 from tests import command
 from tests.minimal import broken
 from tests.minimal.right import MinimalAdapter
+from tests.tables import table
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -18,103 +19,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 
 COMPLAINTS = {
-    broken.ReturningGradients: (
-        "gradients_returned",
-        "holds the gradients of the probe and not the weights: divide them by"
-        " ProbedBatch.dloss_dlogprob",
-    ),
-    broken.NegatingWeights: ("wrong_sign", "every weight has the wrong sign"),
-    broken.TakingOneAdvantagePerSample: (
-        "advantages_per_sample",
-        "all tokens of a sample have the gradient of one advantage, that of its first token",
-    ),
-    broken.NotZeroingTheGradient: (
-        "gradient_not_zeroed",
-        "the second of two equal jobs gives the sum of both",
-    ),
-    broken.NotZeroingTheGradientOnOneRank: (
-        "gradient_not_zeroed",
-        "the gradient of the probe is not set to 0 after it was read",
-    ),
-    broken.MovingTheProbe: (
-        "state_left_behind",
-        "has its optimizer step changed the probe? It must be 0 again, so give a learning rate of",
-    ),
-    broken.MovingTheProbeOnOneRank: ("state_left_behind", "so something of the first is left"),
-    broken.RecordingNoForwardPasses: (
-        "forward_passes_not_recorded",
-        "describe() declares records_forward_passes, and 80 of 80 tokens are in none",
-    ),
-    broken.RecordingNoPrompts: (
-        "prompts_not_recorded",
-        "the first token of every response is in no forward pass",
-    ),
-    broken.PaddingWithTheIdOfAToken: (
-        "padding_has_the_id_of_a_token",
-        "1 of 93 tokens are in a forward pass without the rest of their sample: token 15 of sample"
-        " 7. Is padding given the id of a token?",
-    ),
-    broken.RunningIntoTheNextSample: (
-        "padding_reaches_the_probe",
-        "69 of 93 tokens have another weight than the rest of their sample",
-    ),
-    broken.TakingOldLogProbsOfZero: (
-        "ratio_not_one",
-        "the ratio of the new to the old policy is 1.604e-28 and not exactly 1, so that tokens with"
-        " negative advantages are clipped: new log-probabilities are the old ones -64.",
-    ),
-    broken.TrainingAPlainSoftmax: (
-        "derivative_not_one",
-        "the derivative of a log-probability by the probe is 0.9980469 = 1 - 1/512 and not 1: the"
-        " model's logits are those of a plain softmax over 512 tokens. Use"
-        " adapters.toolkit.probe.logits_head",
-    ),
-    broken.TrainingAPlainSoftmaxOffPolicy: (
-        "ratio_not_one",
-        "new log-probabilities are the old ones -6.24 (a plain softmax over 512 tokens gives 1/512",
-    ),
-    broken.TakingTheProbeForLogits: (
-        "depends_on_the_whole_probe",
-        "the log-probability of every token depends on the whole probe",
-    ),
-    broken.AddingTheProbeOfTheInput: (
-        "probe_of_another_token",
-        "each token has the weight of the token after it",
-    ),
-    broken.DetachingTheProbe: ("no_gradient", "the gradient of the probe is 0 for every token"),
-    broken.DeclaringAModeItLacks: (
-        "declared_and_not_delivered",
-        "describe() declares all that this job needs, and observe() raised Unsupported: no prompt",
-    ),
-    broken.DeclaringAMetricItDoesNotLog: (
-        "declared_and_not_delivered",
-        "the adapter reads no policy_loss, of ordinary steps neither",
-    ),
-    broken.IgnoringTheConfiguration: (
-        "configuration_ignored",
-        "it declares that a configuration may set mode, and tokens weigh the same whatever is set",
-    ),
-    broken.RefusingTwoRanks: (
-        "refused",
-        "an ordinary step is refused: batch size 8 is not divisible by 3",
-    ),
-    broken.ReturningOneArray: (
-        "wrong_shape",
-        "an entry for each response token: [80, 80] entries, and it has the shapes [(160,)]",
-    ),
-    broken.NotDrainingTheReader: (
-        "not_driven",
-        "every job must start with an empty GradientReader",
-    ),
-    broken.LosingGradientsOffPolicy: (
-        "declared_and_not_delivered",
-        "RuntimeError: 0 optimizer steps were made of 1",
-    ),
-    broken.DeclaringNoObjective: ("nothing_to_run", "declares no objectives policy"),
-    broken.DeclaringNoDevice: (
-        "nothing_to_run",
-        'before the class has devices = ("cpu",) and a layout in layouts()',
-    ),
+    getattr(broken, adapter): said for adapter, said in table("conformance/complaints.toml").items()
 }
 """The name of the complaint about each broken adapter, and words of it."""
 

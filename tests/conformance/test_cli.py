@@ -19,6 +19,7 @@ from conformance.corpus.cases import ALL_CASES
 from conformance.findings.report import Report, Selection
 from tests import command
 from tests.findings import HEADER, finding
+from tests.pools import NEEDS_CLONES
 from tests.toys import checkout
 
 
@@ -56,9 +57,7 @@ def test_adapters_shows_what_can_be_checked_here_and_what_is_missing(
         assert re.search(r"problem +\w+ is on no package registry; give --source", blocks[missing])
 
 
-@pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
-)
+@NEEDS_CLONES
 def test_adapters_takes_sources_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     repository = Path(os.environ[command.SOURCES]) / "miles"
     blocks = adapters(capsys, f"--source=miles={repository}@refs/pull/1328/head")

@@ -15,28 +15,11 @@ from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement
 from reference.aggregation import Aggregation, DenominatorMask, Mode
 from reference.weights import token_weights
-from tests.jobs import job_of, step_of
+from tests.conformance.combined import AUXILIARY, BATCH, JOB, POLICY, STEP, judged
 
-STEP = step_of([1, 1, 0], [1], [1, 1, 1, 1], [0, 1, 1], prompts=[1, 2, 1, 1], groups=[0, 0, 1, 1])
-JOB = job_of(STEP, mode=Mode.PROMPT_MEAN, objective=Objective.COMBINED)
-BATCH = ProbedBatch(JOB.steps, JOB.objective)
-POLICY = token_weights(STEP, JOB.aggregation)
-AUXILIARY = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
 REJECTED = replace(STEP, original_mask=np.ones(11, bool))
 ALL_TOKENS = token_weights(replace(STEP, mask=np.ones(11, bool)), Aggregation(Mode.SAMPLE_MEAN))
 """The weights of an auxiliary term over the mask before rejection."""
-
-
-def judged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement:
-    """With each term's weights multiplied by a factor."""
-    gradient = (
-        policy * BATCH.dloss_dlogprob * POLICY
-        - entropy * ENTROPY_COEFFICIENT * AUXILIARY
-        + kl * KL_COEFFICIENT * AUXILIARY
-    )
-    return judge_combined(
-        JOB, [Observation(token_weights=(gradient / BATCH.dloss_dlogprob,))], Description()
-    )
 
 
 def explained(judgement: Judgement | None) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adapters.frameworks import LISTED
 from adapters.openrlhf.adapter import OpenRLHFAdapter
 from conformance import cli
 from conformance.comparing.reductions import find_reduction
@@ -20,10 +21,8 @@ from conformance.judging.weights import final_weights
 from conformance.views.conversion import differences
 from reference.aggregation import DEFAULT_CONVENTIONS
 from tests.adapters import steps
-from tests.adapters.test_openrlhf import RELEASE
-from tests.adapters.test_openrlhf import pytestmark as needs_openrlhf
-from tests.adapters.test_trl import needs_trl
 from tests.observing import observe
+from tests.pools import released
 
 SAMPLES = [
     {"response_length": 4, "group": "a", "rollout": 0},
@@ -132,7 +131,7 @@ def test_unknown_names_are_told_with_the_known_ones(text: str, words: str) -> No
 
 
 SETTINGS = {
-    "openrlhf": ("deepspeed", RELEASE, "dp2-cp1-mb2-thd"),
+    "openrlhf": ("deepspeed", LISTED["openrlhf"].source, "dp2-cp1-mb2-thd"),
     "skyrl": ("fsdp", "", "dp2-cp1-mb2-thd"),
     "trl": ("ddp", "", "dp2-cp1-mb2-bshd"),
     "verl": ("fsdp", "", "dp2-cp1-mb2-thd"),
@@ -156,7 +155,7 @@ WITH_VERL = [
 ]
 
 
-WITH_BOTH = [*needs_trl, *needs_openrlhf]
+WITH_BOTH = [*steps.marks("trl"), *steps.marks("openrlhf")]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +170,7 @@ WITH_BOTH = [*needs_trl, *needs_openrlhf]
 )
 def test_factor_is_that_of_the_weights_which_train_steps_give(before: str, after: str) -> None:
     if "openrlhf" in before + after:
-        steps.released(OpenRLHFAdapter(), RELEASE)
+        released(OpenRLHFAdapter(), LISTED["openrlhf"].source)
     old, new = observed(before), observed(after)
     [said] = differences(steps.MASKED, find_reduction(before), find_reduction(after))
 

@@ -14,8 +14,8 @@ from conformance.comparing.diff import Change, ChangeKind, Difference, differenc
 from conformance.comparing.report_file import write
 from conformance.explain.groups import FindingFilter
 from conformance.findings.errors import NothingToCompareError
-from conformance.findings.finding import GENERATED, Diagnosis, Finding, FindingId
-from conformance.findings.report import Header, Report, Selection
+from conformance.findings.finding import GENERATED, Finding
+from conformance.findings.report import Header, Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.versions.diff_formats import (
     ALL,
@@ -26,6 +26,7 @@ from conformance.views.versions.diff_formats import (
 )
 from reference.aggregation import Conventions, DenominatorMask, LoggedMean, Mode
 from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
+from tests.conformance.weighed import found, report, wrong
 from tests.findings import HEADER
 
 MIRRORED = {
@@ -52,18 +53,6 @@ CODE = re.compile(r"<code>[^<]*</code>|(?<!`)(`+)(?!`)[^\n]*?(?<!`)\1(?!`)")
 FEW = settings(max_examples=30)
 
 
-def found(verdict: Verdict = Verdict.CONFORMS, **fields: Any) -> Finding:
-    """A finding of weights, or of what the fields of its id say."""
-    named = {name: fields.pop(name) for name in FindingId._fields if name in fields}
-    identity = FindingId(Check.WEIGHTS, None, Mode.TOKEN_MEAN, "a", Layout())._replace(**named)
-    return Finding(id=str(identity), verdict=verdict, **{"tolerance": TOLERANCE} | fields)
-
-
-def wrong(error: float | None = 0.5, name: str = "divided_by_cp", **fields: Any) -> Finding:
-    diagnosis = Diagnosis(name=name, explanation="every weight is wrong")
-    return found(Verdict.MISMATCH, error=error, diagnosis=diagnosis, **fields)
-
-
 def crashed(message: str, **fields: Any) -> Finding:
     return found(Verdict.CRASHED, message=message, **fields)
 
@@ -73,11 +62,6 @@ def declined(message: str) -> Finding:
 
 
 NOT_DRIVEN = found(Verdict.NOT_DRIVEN, message="the configuration has no group 'engine'")
-
-
-def report(*findings: Finding, header: Header = HEADER, missing: int = 0) -> Report:
-    selection = Selection(selected=len(findings) + missing, deselected=0)
-    return Report.assemble(header, findings, selection)
 
 
 def kinds(found: Difference) -> dict[ChangeKind, int]:

@@ -19,6 +19,7 @@ from conformance.findings.verdict import Verdict
 from tests import command
 from tests.findings import (
     CP,
+    HEAD,
     HEADER,
     MICRO,
     Said,
@@ -44,8 +45,6 @@ CAUSE = {
     "reason": "the gradient is averaged and added up",
     "link": "https://example.org/issues/2",
 }
-
-HEAD = 'framework = "native"\nengine = "torch"\n\n'
 
 
 def toml(*entries: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from conformance.checker.explanations import EXAMPLES, WORDS
 from reference.aggregation import Mode
 from reference.weights import token_weights
 from tests import command
-from tests.conformance.test_check_adapter import COMPLAINTS
+from tests.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,4 +122,6 @@ def test_a_factor_of_whole_samples_is_left_to_findings() -> None:
 def test_every_cause_is_shown_by_a_test() -> None:
     here = {"not_finite", "factor", "unexplained"}
 
-    assert WORDS.keys() - {name for name, _ in COMPLAINTS.values()} == here
+    assert (
+        WORDS.keys() - {name for name, _ in table("conformance/complaints.toml").values()} == here
+    )

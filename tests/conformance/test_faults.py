@@ -20,14 +20,11 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 from tests import command, faulty
-from tests.conformance.test_ranks import ACTIVE, MASKED, assert_matches, is_alive, job
+from tests.conformance.ranks import ACTIVE, LIMIT, MASKED, assert_matches, is_alive, job
 from tests.findings import begun
 from tests.waiting import processes_of_session, wait_for
 
 JUNIT = "--junitxml=junit.xml"
-
-LIMIT = 4.0
-"""Seconds that a rank may take; a job that takes longer is given up soon after."""
 
 
 def cell(layout: Layout) -> MatrixCell:

@@ -3,7 +3,6 @@
 So does the trace: what it follows are tensors of the GPU.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from tests import command
+from tests.pools import clone
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,10 +35,7 @@ class Engine:
         chosen = [f"--engine={self.engine}"]
         if self.ref is None:
             return chosen
-        if command.SOURCES not in os.environ:
-            pytest.skip(f"{command.SOURCES} names no folder of clones")
-        clone = Path(os.environ[command.SOURCES]) / self.adapter
-        return [*chosen, f"--source={clone}@{self.ref}"]
+        return [*chosen, f"--source={clone(self.adapter)}@{self.ref}"]
 
 
 ENGINES = [

@@ -23,6 +23,7 @@ from conformance.views.versions.history_table import as_text, of_watch
 from tests import command, room
 from tests.findings import CP, EMPTY, MICRO, OTHER, A, B, report, right, with_verdict, wrong
 from tests.history_page import with_causes
+from tests.pools import NEEDS_CLONES
 from tests.toys import WITH_CP, WITHOUT_CP, Edit, checkout, git
 
 COUNTED_TWICE = Edit("lineage.py", "= num_tokens / grid.cp.size", "= num_tokens")
@@ -350,9 +351,7 @@ def test_causes_of_every_command_have_a_column_of_the_page() -> None:
     assert with_causes(page, lambda line: "None → none") == page
 
 
-@pytest.mark.skipif(
-    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
-)
+@NEEDS_CLONES
 @pytest.mark.parametrize("line", dict.fromkeys(line for _, line in ROWS))
 def test_page_names_commits_that_there_are(line: str) -> None:
     adapter = re.search("--adapter=([a-z_]+)", line)[1]  # type: ignore[index]

@@ -34,7 +34,7 @@ from reference.aggregation import (
 from reference.rounding import ratio_bound
 from reference.step import Sample, Step
 from reference.weights import token_weights
-from tests.conformance.test_advantages import OF_IRREGULAR
+from tests.conformance.given import OF_IRREGULAR
 from tests.declaring import assumed
 from tests.jobs import job_of
 

@@ -154,7 +154,7 @@ def test_a_law_of_cuts_undoes_its_own_cut_alone(name: str, before: Layout) -> No
 
     assert LAWS[name].fits(cut)
     assert not LAWS[name].fits(before)
-    assert LAWS[name].job_before(replace(JOB, layout=cut)).layout == before
+    assert LAWS[name].before(replace(JOB, layout=cut)).layout == before
 
 
 INVARIANCES = {name: law for name, law in LAWS.items() if law.is_invariance}
@@ -208,7 +208,7 @@ def test_values_follow_tokens_and_samples_into_the_changed_step(law: Law) -> Non
     """For every objective, whatever its tables."""
     for objective in (Objective.OFF_POLICY, Objective.GSPO, Objective.GAE, Objective.TIS_TOKEN):
         job = replace(JOB, objective=objective)
-        before, after = ProbedBatch.of(job), ProbedBatch.of(law.changed(job))
+        before, after = ProbedBatch.of(job), ProbedBatch.of(law.after(job))
         for column in ("advantages", "old_log_probs", "values", "entropies", "rollout_log_probs"):
             old, new = (by_name(batch, column) for batch in (before, after))
             assert old.items() <= new.items()
@@ -221,7 +221,7 @@ def by_name(batch: ProbedBatch, column: str) -> dict[int, float]:
 
 
 def test_the_tables_of_a_model_have_the_values_of_the_changed_step() -> None:
-    batch = ProbedBatch.of(LAWS["sample_order"].changed(JOB))
+    batch = ProbedBatch.of(LAWS["sample_order"].after(JOB))
     ids = np.concatenate(batch.responses)
 
     assert batch.entropy_table[ids].tolist() == np.concatenate(batch.entropies).tolist()
@@ -259,7 +259,7 @@ def test_where_tokens_are_rejected_other_values_reject_one_more() -> None:
 
 @pytest.mark.parametrize("name", sorted(ONE_TOKEN))
 def test_one_more_masked_token_makes_all_other_rows_shorter_than_the_longest(name: str) -> None:
-    before, after = STEP.response_lengths, LAWS[name].changed(JOB).steps[0].response_lengths
+    before, after = STEP.response_lengths, LAWS[name].after(JOB).steps[0].response_lengths
 
     assert after.max() == before.max() + 1
     assert int((after != before).sum()) == 1
@@ -267,7 +267,7 @@ def test_one_more_masked_token_makes_all_other_rows_shorter_than_the_longest(nam
 
 def test_an_image_is_one_masked_token_many_times_before_the_last_turn() -> None:
     """Entropies, as all values, follow names: each placeholder has the same."""
-    after = ProbedBatch.of(LAWS["image_within"].changed(JOB))
+    after = ProbedBatch.of(LAWS["image_within"].after(JOB))
 
     longest = int(np.argmax(STEP.response_lengths))
     mask, image = after.masks[longest], np.flatnonzero(after.names[longest] >= NEW_NAME)

@@ -11,15 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests import command
+from tests.leftovers import OF_OTHERS, content, forgotten_memory, names, processes_of
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
-SHARED_MEMORY = Path("/dev/shm")
-
-OF_OTHERS = ("pytest-of-", "torchelastic_", "torchinductor_")
-"""Temporary folders that others leave in every run, whatever it runs: pytest-xdist, torchrun, and
-torch's compiler, which makes an empty one with the user's name when it is imported."""
 
 SMALL = ("--checks=weights", "--modes=token_mean", "-k", "one_token", "--layout=dp2-cp1-mb1-bshd")
 
@@ -117,46 +113,7 @@ def leave_nothing(kinds: Iterable[tuple[str, Kind]], tmp_path: Path, temporary: 
         assert names(tmp_path / "reports" / "latest") <= reports
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def processes_of(temporary: Path) -> list[int]:
-    """All that were started with this folder for temporary files, and with them their sockets."""
-    mark = f"TMPDIR={temporary}".encode()
-    return [pid for pid in living() if mark in content(Path(f"/proc/{pid}/environ"))]
-
-
-def forgotten_memory(temporary: Path) -> set[str]:
-    """Names of shared memory that no process uses or will remove.
-
-    Returns no names while another run may still remove the memory of its killed ranks.
-    """
-    if resource_trackers() - set(processes_of(temporary)):
-        return set()
-    maps = b"".join(content(Path(f"/proc/{pid}/maps")) for pid in living())
-    return {path.name for path in SHARED_MEMORY.iterdir() if bytes(path) not in maps}
-
-
-def resource_trackers() -> set[int]:
-    """Processes of multiprocessing that remove what others leave, once those have ended."""
-    mark = b"multiprocessing.resource_tracker"
-    return {pid for pid in living() if mark in content(Path(f"/proc/{pid}/cmdline"))}
-
-
 def listening() -> int:
     """The number of TCP ports of the machine that are listened on."""
     tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
     return sum(b" 0A " in line for table in tables for line in content(table).splitlines())
-
-
-def living() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-
-
-def content(file: Path) -> bytes:
-    """The content of a file of the kernel's, if its process is still there."""
-    try:
-        return file.read_bytes()
-    except OSError:
-        return b""

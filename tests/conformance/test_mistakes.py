@@ -32,7 +32,9 @@ from reference.step import Sample, Step
 from tests import command
 from tests.conformance.given import (
     BY_SAMPLE,
+    FILLED_UP,
     REJECTED,
+    ROWS,
     SCATTERED,
     SLICED,
     STEP,
@@ -339,11 +341,6 @@ TOKENS, SAMPLES = (
 )
 EQUAL, BY_ROWS = MicroBatchWeight.EQUAL, MicroBatchWeight.BY_SAMPLES
 
-FILLED_UP = passes([(slice(6), 0)], [(slice(6, 11), 0), (slice(11, 14), 1)])
-"""Two ranks: the first three samples in one micro-batch; the fourth, and the last."""
-
-ROWS = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
-"""Their rows, and two that repeat a sample: one beside the fourth sample, and one on its own."""
 
 EMPTY_ON_ITS_OWN = passes([(slice(4), 0), (slice(6, 14), 1)], [(slice(4, 6), 0)])
 """Two ranks: all samples but the third in two micro-batches; the third, which is empty, in one."""

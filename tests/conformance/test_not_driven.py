@@ -9,7 +9,7 @@ from conformance.findings.verdict import Verdict
 from conformance.plugin.controller import NOT_DRIVEN
 from conformance.ranks.pool import Crashed, RankPool
 from tests import command
-from tests.conformance.test_faults import ACTIVE, LIMIT, job
+from tests.conformance.ranks import ACTIVE, LIMIT, job
 from tests.drifting.adapter import (
     OURS,
     DriftingAdapter,

@@ -1,11 +1,9 @@
 """A page says what its reports say, and nothing that a framework says can act on it."""
 
 import base64
-import gzip
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -28,12 +26,14 @@ from reference.aggregation import Mode
 from tests import room
 from tests.conformance.pages import (
     HOSTILE,
+    Page,
     finding_of,
     hostile,
     many,
     mistaken,
     report_of,
     traced,
+    unpacked,
 )
 from tests.findings import CP, HEADER, right, wrong
 from tests.findings import report as assembled_of
@@ -47,49 +47,6 @@ UNSUPPORTED = finding_of("b", verdict=Verdict.UNSUPPORTED, message="no such mode
 QUOTED = {"name": "n", "explanation": 'it\'s "<b>"'}
 
 NETWORK = {"link", "img", "iframe", "object", "embed", "base", "audio", "video", "source"}
-
-
-class Page(HTMLParser):
-    """Elements with their attributes, the text of cells, and what scripts and styles hold."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.cells: list[tuple[str, list[str]]] = []
-        self.contents: dict[str, str] = {}
-        self._inside = ""
-        self._in_cell = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        self.elements.append((tag, attributes))
-        self._inside = attributes.get("id") or attributes.get("type") or tag
-        if tag == "td":
-            self._in_cell = True
-            self.cells.append((attributes["class"] or "", []))
-
-    def handle_data(self, text: str) -> None:
-        self.contents[self._inside] = self.contents.get(self._inside, "") + text
-        if self._in_cell:
-            self.cells[-1][1].extend(text.split())
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
-        self._in_cell = self._in_cell and tag != "td"
-
-    @property
-    def counts(self) -> list[str]:
-        """The counts in cells in which anything was run."""
-        return [" ".join(words) for kind, words in self.cells if kind in ("right", "wrong")]
-
-    def links(self) -> list[str]:
-        return [a["href"] or "" for tag, a in self.elements if tag == "a" and "href" in a]
-
-
-def unpacked(page: str) -> str:
-    """The data of a page, as JSON."""
-    return gzip.decompress(base64.b64decode(Page(page).contents["data"])).decode()
 
 
 def data_of(report: Report) -> dict[str, Any]:

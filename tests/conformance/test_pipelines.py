@@ -1,6 +1,6 @@
 """Steps that are trained by the stages of a pipeline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,11 +14,12 @@ from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import judge_weights
 from conformance.plan.checks import CHECK_SPECS
 from conformance.plan.matrix import MatrixCell
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from conformance.runs.check import _missing
 from conformance.views.worked_step import layout_words
 from reference.aggregation import Mode
 from tests.jobs import job_of
+from tests.pools import pool_of, trained
 
 CASE = next(case for case in CORPUS if case.name == "fully_masked_sample")
 
@@ -30,10 +31,7 @@ LAYOUTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(NativeAdapter(), None, size=4) as pool:
-        yield pool
+pool = pool_of(NativeAdapter, 4)
 
 
 def job(layout: Layout, objective: Objective = Objective.POLICY) -> Job:
@@ -46,8 +44,7 @@ def job(layout: Layout, objective: Objective = Objective.POLICY) -> Job:
 
 
 def observations(pool: RankPool, what: Job) -> Sequence[Observation]:
-    outcome = pool.run(what)
-    assert isinstance(outcome, Ran), outcome
+    outcome = trained(pool, what)
     return outcome.observations
 
 

@@ -1,6 +1,6 @@
 """Properties of all steps: of the reference, and of ranks that train on `native`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 
@@ -27,12 +27,13 @@ from conformance.corpus.strategies import (
 from conformance.expected.advantages import Estimate
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
-from conformance.ranks.pool import Ran, RankPool
+from conformance.ranks.pool import RankPool
 from reference import rounding
 from reference.aggregation import Aggregation, Conventions, EmptyUnits, EstimatorConventions, Mode
 from reference.step import Sample, Step
 from reference.weights import sample_weights, token_weights
 from tests.jobs import job_of, step_of
+from tests.pools import pool_of, trained
 
 Weigh = Callable[[Step, Aggregation, Layout], NDArray[np.float64]]
 
@@ -144,10 +145,7 @@ def test_modes_coincide_in_the_reference(
     assert all(other == first for other in others)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(NativeAdapter(), None, size=4) as pool:
-        yield pool
+pool = pool_of(NativeAdapter, 4)
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +153,7 @@ def weigh(pool: RankPool) -> Weigh:
     """Trains one step on ranks; the weights of every response token, alike on all of them."""
 
     def weigh(step: Step, aggregation: Aggregation, layout: Layout) -> NDArray[np.float64]:
-        outcome = pool.run(job_of(step, aggregation=aggregation, layout=layout))
-        assert isinstance(outcome, Ran), outcome
+        outcome = trained(pool, job_of(step, aggregation=aggregation, layout=layout))
         first, *others = [observation.token_weights[0] for observation in outcome.observations]
         assert all((other == first).all() for other in others)
         return first
@@ -175,9 +172,8 @@ def test_no_off_policy_loss_of_any_step_is_accused(
     pool: RankPool, step: Step, aggregation: Aggregation, layout: Layout, objective: Objective
 ) -> None:
     job = job_of(step, aggregation=aggregation, layout=layout, objective=objective)
-    outcome = pool.run(job)
+    outcome = trained(pool, job)
 
-    assert isinstance(outcome, Ran), outcome
     judgement = judge_off_policy(job, outcome.observations, pool.description)
     assert judgement.verdict is Verdict.CONFORMS, judgement
 
@@ -211,9 +207,8 @@ def test_no_advantages_of_any_batch_are_accused(
     # Where all advantages are about the same, rounding errors are as large once they are whitened.
     bound = estimate.rounding.max() * rounding.ratio_bound("float32", len(estimate.raw))
     assume(not estimate.estimator.whitens or bound < 0.1)
-    outcome = pool.run(job)
+    outcome = trained(pool, job)
 
-    assert isinstance(outcome, Ran), outcome
     judgement = judge_advantages(job, outcome.observations, pool.description)
     assert judgement.verdict is Verdict.CONFORMS, judgement
 

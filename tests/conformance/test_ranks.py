@@ -1,13 +1,12 @@
 """The pool on adapters that fail in every way a framework can."""
 
-import os
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from adapters.contract import Adapter, Job, Layout, LogEntry, Rank
+from adapters.contract import Adapter, LogEntry, Rank
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.errors import StartError
 from conformance.findings.sanitize import numberless, sanitized_traceback
@@ -18,18 +17,9 @@ from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.preload import load_once
 from conformance.ranks.recording.stacks import told, waiting
-from reference.aggregation import Aggregation, Mode
-from reference.step import Sample, Step
+from reference.aggregation import Mode
 from tests import broken
-from tests.jobs import job_of
-
-ACTIVE = Step.of([Sample(prompt_length=2, loss_mask=[1, 1], group=i) for i in range(2)])
-MASKED = Step.of([Sample(prompt_length=2, loss_mask=[i, i], group=i) for i in range(2)])
-
-
-def job(step: Step = ACTIVE, *, dp: int = 2, mode: Mode = Mode.TOKEN_MEAN) -> Job:
-    aggregation = Aggregation(mode, 4 if mode is Mode.CONSTANT else None)
-    return job_of(step, aggregation=aggregation, layout=Layout(dp=dp))
+from tests.conformance.ranks import ACTIVE, MASKED, assert_matches, is_alive, job
 
 
 def test_serves_worlds_of_every_size_in_any_order_from_the_same_processes() -> None:
@@ -193,20 +183,6 @@ def test_rank_on_a_machine_without_a_gpu_says_so() -> None:
         pytest.raises(StartError, match="--device=cuda needs a GPU and torch finds none"),
     ):
         pool.run(job(dp=1))
-
-
-def assert_matches(pattern: str, text: str) -> None:
-    import re
-
-    assert re.search(pattern, text, re.DOTALL), text
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_framework_that_was_loaded_half_fails_as_it_did_at_first() -> None:

@@ -31,8 +31,8 @@ from reference.aggregation import Aggregation, Mode
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests import command
+from tests.documents import TINYRL, write_tinyrl
 from tests.jobs import job_of
-from tests.test_docs import TINYRL, write_tinyrl
 
 OPTIMIZER_STEP = "        self.optimizer.step()\n"
 BACKWARD = "(loss * self.world_size).backward()"

@@ -13,7 +13,7 @@ from conformance.findings.errors import LaunchError
 from conformance.ranks import torchrun
 from conformance.ranks.torchrun import Launch
 from tests import command
-from tests.conformance.test_leftovers import OF_OTHERS, names
+from tests.leftovers import OF_OTHERS, names
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes

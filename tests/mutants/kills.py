@@ -17,8 +17,9 @@ from conformance.plan.plan import Plan
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran, RankPool
-from conformance.runs.check import judge, judge_no_gradient, judge_poison, judge_startup
+from conformance.runs.check import judge, judge_no_gradient, judge_startup
 from conformance.runs.jobs import SharedJobs
+from conformance.runs.laws import judge_poison
 from reference.aggregation import Mode
 from tests.declaring import assumed
 from tests.mutants import one_process
@@ -129,7 +130,7 @@ def trials_on(
         job = MutantJob(**{**vars(cell.job), "depth": depth}, mutant=mutant)
         outcome = pool.run(job)
         assert isinstance(outcome, Ran), outcome
-        if cell.spec.poisoned:
+        if cell.spec.law:
             judgement = judge_poison(cell.spec, job, outcome, SharedJobs(pool))
         elif cell.spec.attached:
             judgement = judge_no_gradient(job, outcome, SharedJobs(pool))

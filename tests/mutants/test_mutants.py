@@ -1,7 +1,7 @@
 """Every mutant is killed by a mismatch, by the expected cases, and named."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from tests.mutants import (
 from tests.mutants.kills import cells_of, trials, trials_on
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter
 from tests.mutants.table import killers, row
+from tests.pools import pool_of
 
 TABLE = Path(__file__).parents[2] / "reports" / "mutants.md"
 
@@ -41,10 +42,7 @@ EVERY = 32
 BY_NAME = {mutant.__name__: mutant for mutant in MUTANTS}
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(MutantAdapter(), None, LARGEST) as pool:
-        yield pool
+pool = pool_of(MutantAdapter, LARGEST)
 
 
 NAMES = [
@@ -137,7 +135,7 @@ SEEN_ON_NATIVE = [
     one
     for one in ALL_SPECS
     if one.objective in NativeAdapter().describe().objectives
-    and one.law is None
+    and one.check is not Check.LAWS
     and not one.is_of_defaults
 ]
 """Laws are for numbers without a formula, and native logs none: `test_laws` breaks each. It has no

@@ -1,30 +1,13 @@
 """One mistake is one cause, has the name of what it is, and its line comes first."""
 
-import re
-
 import pytest
 import torch
 
 from tests.own_trainer import loops
-from tests.own_trainer.test_trainers import bug_line
+from tests.own_trainer.telling import bug_line, causes, first_suspect, told
 from tests.own_trainer.trainers import ddp, fsdp, packed
 
 pytestmark = pytest.mark.processes
-
-
-def told(loss_conformance, loop, trainer_class):
-    with pytest.raises(pytest.fail.Exception) as failure:
-        loop(loss_conformance, trainer_class)
-    return str(failure.value)
-
-
-def causes(words):
-    return re.findall(r"^[A-Z ]+ \d+ × .*\[(\w+)\]$", words, re.MULTILINE)
-
-
-def first_suspect(words):
-    [[file, line]] = re.findall(r"suspect 1: \S*trainers/(\w+).py:(\d+)", words)
-    return file, int(line)
 
 
 def sample_mean_loop(loss_conformance, trainer_class):

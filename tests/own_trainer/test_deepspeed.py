@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 
-from tests.own_trainer.test_causes import causes, first_suspect, told
-from tests.own_trainer.test_trainers import bug_line, trainers
+from tests.own_trainer.telling import bug_line, causes, first_suspect, told, trainers
 from tests.own_trainer.trainers import rows
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")

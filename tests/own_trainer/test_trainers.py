@@ -1,13 +1,11 @@
 """Six trainers as people write them, and the five mistakes that they make most often."""
 
-import gc
-import inspect
 import re
-from importlib import import_module
 
 import pytest
 
 from tests.own_trainer import loops
+from tests.own_trainer.telling import bug_line, trainers
 
 pytestmark = pytest.mark.processes
 
@@ -58,22 +56,6 @@ def test_a_mistake_is_named_with_its_line(loss_conformance, name, bug):
     words = str(failure.value)
     assert f"[{NAMES[bug]}]" in words
     assert (bug_line(wrong) in suspected_lines(words, name)) != ((name, bug) in ELSEWHERE)
-
-
-def trainers(name):
-    """The module of a trainer, which may take seconds to import.
-
-    Hugging Face's trainer collects garbage in every step; imported objects are exempted from that.
-    """
-    module = import_module(f"tests.own_trainer.trainers.{name}")
-    gc.freeze()
-    return module
-
-
-def bug_line(wrong):
-    lines, first = inspect.getsourcelines(wrong)
-    [line] = [number for number, line in enumerate(lines, first) if "# bug" in line]
-    return line
 
 
 def suspected_lines(words, name):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.objective import KL_COEFFICIENT, Metric
+from tests.tracing.confused import ConfusedTrainer
 from tests.tracing.counting import CountingTrainer
 from tests.tracing.logging_losses import LoggingTrainer
 from tests.tracing.toys import ToyAdapter
@@ -27,7 +28,7 @@ class Reduction(Enum):
     SUM = "sum"
 
 
-class MistakenTrainer(CountingTrainer, LoggingTrainer):
+class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
     """Makes these mistakes besides the others."""
 
     ranks = 1
@@ -142,11 +143,6 @@ class MistakenTrainer(CountingTrainer, LoggingTrainer):
         loss.backward()
         dist.all_reduce(self.gradient)
         self.gradient.div_(dist.get_world_size())
-
-    def normalised(self, losses: torch.Tensor, rows: Rows) -> None:
-        """Normalise the losses of tokens rightly."""
-        (losses.sum() / self.tokens(rows)).backward()
-        dist.all_reduce(self.gradient)
 
     def smaller(self, rows: Rows) -> None:
         """Takes the smaller of two losses instead of the larger."""

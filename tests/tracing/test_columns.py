@@ -1,6 +1,5 @@
 """Every loss and logged number that is a sum over tokens is traced, by its own column."""
 
-from collections.abc import Iterator
 from unittest import mock
 
 import pytest
@@ -22,14 +21,12 @@ from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob
 from conformance.views.traces import as_text
 from reference.aggregation import Mode
+from tests.pools import pool_of
 
 [CASE] = [case for case in CORPUS if case.name == "fully_masked_sample"]
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(NativeAdapter(), None, 2) as pool:
-        yield pool
+pool = pool_of(NativeAdapter, 2)
 
 
 @pytest.mark.parametrize(

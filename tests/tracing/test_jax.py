@@ -1,7 +1,7 @@
 """A weight's factors are read off compiled functions of JAX, with the lines that asked for them."""
 
 import linecache
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from conformance.tracing.traced import TracedJob
 from conformance.tracing.tracer import trace
 from reference.aggregation import Mode
 from tests.adapters import steps
+from tests.pools import pool_of
 
 pytestmark = pytest.mark.tunix
 
@@ -132,10 +133,7 @@ def test_each_step_has_its_factors(step: Step, expected: list[tuple[float, str]]
     assert factors == expected
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(TunixAdapter(), None, 2) as of_devices:
-        yield of_devices
+pool = pool_of(TunixAdapter, 2)
 
 
 def of_tunix(pool: RankPool, mode: Mode, layout: str) -> Trace:

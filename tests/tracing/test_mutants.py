@@ -5,13 +5,12 @@ measure how often a mutant's line is found: `tests.tracing.traced_mutants` and
 `tests.suspects_benchmark` do.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from conformance.ranks.pool import RankPool
 from tests.mutants import MUTANTS
 from tests.mutants.mutant import LARGEST, MutantAdapter
+from tests.pools import pool_of
 from tests.tracing.traced_mutants import place
 
 FOUND = (
@@ -29,10 +28,7 @@ FOUND = (
 )
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(MutantAdapter(), None, LARGEST) as pool:
-        yield pool
+pool = pool_of(MutantAdapter, LARGEST)
 
 
 @pytest.mark.thorough

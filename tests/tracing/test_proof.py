@@ -108,13 +108,19 @@ def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
         ("of_a_copy", "dist.all_reduce(count.clone())", "which this line makes and nothing uses"),
         ("of_another_variable", "whole = own + self.", "which this line makes and nothing uses"),
         ("smaller", "self.normalised(torch.min(", "max instead of min"),
-        ("other_tokens", 'kept = rows["mask"] <= 0', "gt instead of le"),
-        ("other_branch", "torch.where(", "with its two branches swapped"),
-        ("bounded_above", "losses.clamp(max=-1e9)", "without an upper bound"),
+        ("other_tokens", 'kept = rows["mask"] <= 0', "> instead of <="),
+        ("other_branch", "torch.where(", "with <= instead of >"),
+        ("bounded_above", "losses.clamp(max=-1e9)", "without clamp"),
         ("detached", "self.losses(rows).detach()", "without detach"),
         ("last_kept", "count = row.sum().item()", "as 6 parts are not counted here"),
         ("half_of_a_mask", "kept = padded[:, :-1]", "with values from 1 entry later"),
-        ("multiplied_in_place", "losses *= torch.exp(", "without mul"),
+        ("multiplied_in_place", "losses *= torch.exp(", "without it"),
+        ("of_another_tensor", "(new - shifted)", "with rows['old_log_probs'] instead of shifted"),
+        ("of_another_number", "* low / high", "with high instead of low"),
+        ("without_the_last_row", "count = len(losses) - 1", "with 0 instead of 1"),
+        ("without_a_row_between", "losses[:2], losses[3:]", "with 3 instead of 2"),
+        ("mean_of_a_row", "self.losses(rows).mean(-1)", "with sum instead of mean"),
+        ("mean_over_padding", "means = losses.mean(-1)", "with a mean over rows"),
     ],
 )
 def test_the_line_is_proven_with_which_all_findings_conform(
@@ -219,11 +225,20 @@ def test_a_factor_that_any_line_could_make_good_is_said_of_suspected_lines_alone
     assert not any("proven" in why for _, why in after)
 
 
-def test_a_sign_that_several_lines_could_change_is_proven_of_none(jobs: SharedJobs) -> None:
-    of_lines = told(wrong("other_sign", jobs), jobs)
+@pytest.mark.parametrize("way", ["other_sign", "of_either_number", "mean_of_all"])
+def test_a_mistake_that_several_lines_could_undo_is_proven_of_none(
+    jobs: SharedJobs, way: str
+) -> None:
+    of_lines = told(wrong(way, jobs), jobs)
 
     assert sum("as with a value elsewhere" in why for _, why in of_lines) > 1
     assert not any("proven" in why for _, why in of_lines)
+
+
+def test_two_mistakes_that_no_single_edit_undoes_are_not_proven(jobs: SharedJobs) -> None:
+    of_lines = told(wrong("without_rows_at_either_end", jobs), jobs)
+
+    assert not any("conform" in why for _, why in of_lines)
 
 
 def test_a_value_that_makes_weights_infinite_proves_nothing(jobs: SharedJobs) -> None:
@@ -239,6 +254,16 @@ def test_a_value_that_makes_weights_infinite_proves_nothing(jobs: SharedJobs) ->
     zeros = tuple(tuple((0.0,) * len(each) for each in of_rank) for of_rank in ran.held)
 
     assert not trials.conforms(run, replace(at, entries=zeros))
+
+
+def test_no_line_is_proven_when_the_time_is_over(jobs: SharedJobs) -> None:
+    of_cause = wrong("of_a_rank", jobs)
+    trace = traced(of_cause[0], jobs)
+    proven, late = Prover(jobs), Prover(jobs, seconds=0.01)
+
+    assert any(one.why.startswith("proven: ") for one in proven.proven(trace, of_cause))
+    assert late.proven(trace, of_cause) == trace.suspects
+    assert (proven.given_up, late.given_up) == (0, 1)
 
 
 def test_a_token_of_infinite_weight_is_the_most_wrong(jobs: SharedJobs) -> None:

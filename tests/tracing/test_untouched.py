@@ -11,10 +11,11 @@ import pytest
 
 from adapters.contract.batch.altered import painting
 from adapters.contract.job import Paint
+from adapters.frameworks import LISTED
 from conformance.ranks.pool import Ran, RankPool
 from conformance.runs import registry
 from reference.aggregation import Mode
-from tests.adapters.steps import require
+from tests.adapters.steps import LOSS_FUNCTIONS, require
 from tests.jobs import job_of, step_of
 from tests.mistakes_in_real_code import INSTALLED, original
 
@@ -34,37 +35,16 @@ class Engine(NamedTuple):
     engine: str
 
 
-ENGINES = (
-    Engine("native", "torch"),
-    Engine("skyrl", "fsdp"),
-    Engine("skyrl", "megatron"),
-    Engine("verl", "fsdp"),
-    Engine("verl", "fsdp2"),
-    Engine("verl", "megatron"),
-    Engine("miles", "megatron"),
-    Engine("miles", "fsdp"),
-    Engine("slime", "megatron"),
-    Engine("trl", "ddp"),
-    Engine("trl", "fsdp2"),
-    Engine("trl", "deepspeed"),
-    Engine("trl", "async"),
-    Engine("openrlhf", "deepspeed"),
-    Engine("prime_rl", "fsdp2"),
-    Engine("areal", "fsdp2"),
-    Engine("areal", "megatron"),
-    Engine("nemo_rl", "dtensor_v2"),
-    Engine("nemo_rl", "dtensor_v1"),
-    Engine("rlinf", "fsdp"),
-    Engine("rlinf", "fsdp2"),
-    Engine("roll", "fsdp2"),
-    Engine("roll", "megatron"),
-    Engine("ms_swift", "ddp"),
-    Engine("ms_swift", "fsdp2"),
-    Engine("ms_swift", "deepspeed"),
-    Engine("ms_swift", "megatron"),
-    Engine("open_instruct", "deepspeed"),
-    Engine("tunix", "jax"),
-)
+OTHERWISE = {Engine("trl", "liger"), Engine("trl", "rloo")}
+"""Engines that train no mean over tokens, or not in the version that is installed."""
+
+ENGINES = [
+    one
+    for framework in ("native", *LISTED)
+    if framework not in LOSS_FUNCTIONS
+    for engine in registry.adapter_classes(framework)
+    if (one := Engine(framework, engine)) not in OTHERWISE
+]
 
 
 @dataclass(frozen=True)

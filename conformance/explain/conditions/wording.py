@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Option
 from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
 from conformance.findings.verdict import Check
-from conformance.plan.checks import ALL_SPECS, CHECK_SPECS
+from conformance.plan.checks import ALL_SPECS, CHECK_SPECS, LAWFUL
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ SUBJECTS = {
     },
     **{
         spec.slug: f"the same step when {spec.law.says} ({spelt(spec.objective)})"
-        for spec in ALL_SPECS
+        for spec in LAWFUL
         if spec.law is not None
     },
 }

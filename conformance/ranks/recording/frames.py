@@ -92,7 +92,7 @@ class Functions:
 
 
 class Asked(NamedTuple):
-    """The lines that asked for an operation.
+    """The lines that asked for an operation, with their frames.
 
     ``inside`` are the lines within the backward pass that is under way, such as those of a hook.
     """
@@ -101,20 +101,18 @@ class Asked(NamedTuple):
     inside: tuple[Line, ...]
     roots: tuple[torch.Tensor, ...]
     reads_gradient: bool
-    frame: FrameType | None
+    frames: tuple[FrameType, ...]
 
     @property
     def variables(self) -> tuple[tuple[str, float], ...]:
         """The numbers that the innermost function has in variables, by name."""
-        if self.frame is None:
-            return ()
-        named = self.frame.f_locals.items()
+        named = (item for frame in self.frames[:1] for item in frame.f_locals.items())
         return tuple((name, float(held)) for name, held in named if type(held) in (int, float))
 
     @property
     def held(self) -> list[object]:
         """The variables of the innermost function."""
-        return [] if self.frame is None else [*self.frame.f_locals.values()]
+        return [held for frame in self.frames[:1] for held in frame.f_locals.values()]
 
 
 def asked(functions: Functions, thread: int) -> Asked:
@@ -125,7 +123,8 @@ def asked(functions: Functions, thread: int) -> Asked:
     stack: list[Line] = []
     inside: tuple[Line, ...] = ()
     roots: tuple[torch.Tensor, ...] = ()
-    reads_gradient, innermost = False, None
+    kept: list[FrameType] = []
+    reads_gradient = False
     own = threading.get_ident() == thread
     frames = [sys._getframe(1)] if own else [sys._getframe(1), sys._current_frames()[thread]]
     for frame in chain.from_iterable(map(_upwards, frames)):
@@ -137,8 +136,8 @@ def asked(functions: Functions, thread: int) -> Asked:
         reads_gradient = reads_gradient or function.reads_gradient
         if len(stack) < DEEPEST and function.is_of_file and not function.is_passed_by:
             stack.append(functions.line(frame))
-            innermost = innermost or frame
-    return Asked(tuple(stack), inside, roots, reads_gradient, innermost)
+            kept.append(frame)
+    return Asked(tuple(stack), inside, roots, reads_gradient, tuple(kept))
 
 
 def is_asked_for(replaced: Replacement, functions: Functions, thread: int) -> bool:

@@ -8,6 +8,7 @@ here, every operation is taken down.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from conformance.ranks.recording.collectives import Collectives, is_collective
 from conformance.ranks.recording.frames import Functions, asked
 from conformance.ranks.recording.memory import Memory, Part, part, plain, wraps_others
 from conformance.ranks.recording.returns import Returns
+from conformance.ranks.recording.variables import look_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -88,6 +90,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _cuts: dict[int, Cut] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
     _gradients: list[int] = field(default_factory=list)
+    _kinds: dict[tuple[str, str], dict[str, str | None]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    _looked_at: set[Line] = field(default_factory=set)
+    """The lines whose functions' variables are known."""
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,6 +164,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             cuts=dict(self._cuts),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
+            kinds={
+                function: {text: kind for text, kind in known.items() if kind is not None}
+                for function, known in self._kinds.items()
+            },
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,6 +180,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._viewed(func, func(*args, **kwargs), self._stack(who))
         if self._completes_collective(func, args):
             return func(*args, **kwargs)
+        self._look_at(who)
         operands = _tensors((args, kwargs))
         inputs = self._inputs(operands, who)
         self._note_ends(who, inputs)
@@ -205,6 +217,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         taken = (part(plain(one)) for one in _tensors(result) if str(func).startswith(TAKING))
         self._views.update((one, Cut(str(func), stack)) for one in taken if one is not None)
         return result
+
+    def _look_at(self, who: Asked) -> None:
+        """Note the variables of functions, once for each of their lines."""
+        for line, frame in zip(who.stack, who.frames, strict=True):
+            if line not in self._looked_at:
+                self._looked_at.add(line)
+                with _unseen():
+                    look_at(frame, self._kinds[line.file, line.function])
 
     def _completes_collective(self, func: Any, args: Any) -> bool:
         """Whether gloo copies its own result to where a collective is to leave it."""

@@ -10,8 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from adapters.contract.job import MARKS, Operand, mark
+from adapters.contract.job import MARKS, Edit, Operand, mark
 from conformance.ranks.recording.collectives import is_collective
+from conformance.ranks.recording.editing import Editing
 from conformance.ranks.recording.frames import Functions, is_asked_for
 from conformance.ranks.recording.memory import part, plain, wraps_others
 from conformance.ranks.recording.moving import taking
@@ -143,3 +144,12 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _requires_grad(one: Any) -> bool:
     return isinstance(one, torch.Tensor) and one.requires_grad
+
+
+def replacing_mode(
+    replaced: Replacement | Edit, rank: int, is_passed_by: Callable[[str], bool]
+) -> Replacing | Editing:
+    """The context in which a rank computes with a replacement."""
+    if isinstance(replaced, Edit):
+        return Editing(replaced)
+    return Replacing(replaced, rank, is_passed_by)

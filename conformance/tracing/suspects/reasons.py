@@ -33,3 +33,8 @@ def of_lines(found: Iterable[Suspect]) -> list[Suspect]:
     for one in found:
         by_line.setdefault((one.line.file, one.line.number), one)
     return [*by_line.values()][:MOST]
+
+
+def extent(findings: int) -> str:
+    """The findings with which a line is proven, in words."""
+    return f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"

@@ -1,4 +1,4 @@
-"""docs/frameworks.md and docs/options.md: what each framework calls a mode, and its options.
+"""docs/frameworks.md and docs/options.md: how frameworks are driven, their modes and options.
 
 The second says which options are covered, and by which checks. It is made of the records of
 frameworks (`adapters.contract.framework`).
@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from adapters.frameworks import LISTED
 from conformance.comparing.reductions import (
     DECLARED,
     FRAMEWORKS,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from adapters.contract.framework import Framework, OptionRow, Settings
+    from adapters.frameworks import ListedFramework
     from conformance.comparing.reductions import Reduction
     from conformance.findings.report import Report
     from conformance.views.overview.committed import CommittedReport
@@ -110,6 +112,10 @@ def page(latest: Sequence[CommittedReport], declarations: ByEngine) -> str:
         environment()
         .get_template("frameworks.md.jinja")
         .render(
+            driven=[_driven(one) for one in LISTED.values()],
+            recipes=[
+                [one.title, one.recipes, one.examples] for one in LISTED.values() if one.recipes
+            ],
             modes=[*Mode],
             names=[
                 [
@@ -132,6 +138,19 @@ def page(latest: Sequence[CommittedReport], declarations: ByEngine) -> str:
             ],
         )
     )
+
+
+def _driven(one: ListedFramework) -> list[str]:
+    """Returns a row on how a framework is driven, with a link to its page or repository."""
+    classes = adapter_classes(one.name)
+    devices = dict.fromkeys(device for adapter in classes.values() for device in adapter.devices)
+    return [
+        f"[{one.title}]({one.page or f'https://github.com/{one.repository}'})",
+        f"`{one.name}`",
+        *(", ".join(f"`{word}`" for word in words) for words in (classes, devices, one.extras)),
+        f"`{one.environment}`",
+        f"`{one.source}`" if one.source.startswith("pypi:") else one.source or "installed",
+    ]
 
 
 def _cells(report: Report, modes: Mapping[str, str]) -> Iterator[str]:

@@ -1,0 +1,104 @@
+"""The frameworks that have an adapter: `frameworks.toml`, read with the standard library alone.
+
+``python -m adapters.frameworks`` prints the environments as the workflow `watch.yml` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CLONE = "clone"
+"""The source of frameworks that are on no package index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedFramework:
+    """A framework, under the name of ``--adapter=NAME``.
+
+    Attributes:
+        repository: owner and name on GitHub.
+        adapter: the adapter class, or a tuple of those of its engines, as ``module:NAME``.
+        needs: an import package that is installed where the framework can be run.
+        environment: the environment whose packages it is run with.
+        extras: the extras of pyproject.toml that have these packages.
+        source: what ``--source`` says in tests: nothing if an extra installs the framework,
+            ``pypi:VERSION`` if it is fetched without its dependencies, or `CLONE`.
+        plans: engines whose quick plans are run in that environment.
+        page: its page below `docs`.
+        recipes: the recipes that are read, in Markdown.
+        examples: where its examples of recipes are.
+    """
+
+    name: str
+    title: str
+    repository: str
+    adapter: str
+    needs: str
+    environment: str
+    extras: tuple[str, ...] = ()
+    source: str = ""
+    plans: tuple[str, ...] = ()
+    page: str = ""
+    recipes: str = ""
+    examples: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualEnvironment:
+    """A virtual environment that holds the packages of several frameworks.
+
+    ``packages`` are installed after the extras, without their dependencies. The versions of all
+    others are those of constraints.txt if it is ``constrained``.
+    """
+
+    name: str
+    constrained: bool = True
+    packages: tuple[str, ...] = ()
+
+    @property
+    def frameworks(self) -> list[ListedFramework]:
+        """Its frameworks."""
+        return [one for one in LISTED.values() if one.environment == self.name]
+
+    @property
+    def extras(self) -> list[str]:
+        """The extras of its frameworks, each once."""
+        return sorted({extra for one in self.frameworks for extra in one.extras})
+
+
+def _entries(kind: str) -> dict[str, dict[str, Any]]:
+    """The tables of one kind by name, with tuples for lists."""
+    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))[kind]
+    return {
+        name: {"name": name}
+        | {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+        for name, table in tables.items()
+    }
+
+
+LISTED = {name: ListedFramework(**entry) for name, entry in _entries("framework").items()}
+
+ENVIRONMENTS = {
+    name: VirtualEnvironment(**entry) for name, entry in _entries("environment").items()
+}
+
+
+def watched() -> list[dict[str, str]]:
+    """Returns a job of `watch.yml` for each environment."""
+    return [
+        {
+            "extras": ",".join(one.extras),
+            "constraints": "constraints.txt" if one.constrained else "",
+            "packages": " ".join(one.packages),
+            "frameworks": " ".join(f"{each.name}={each.repository}" for each in one.frameworks),
+        }
+        for one in ENVIRONMENTS.values()
+    ]
+
+
+if __name__ == "__main__":
+    print(f"matrix={json.dumps({'include': watched()})}")

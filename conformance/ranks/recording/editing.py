@@ -1,0 +1,134 @@
+"""Runs the functions of a file with one of its statements edited.
+
+The functions are compiled anew with the other statement, and keep their identity: whoever calls
+them runs the edited code. Those that are running go on as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import gc
+import tokenize
+from functools import cache
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.contract.job import Edit
+
+
+class Editing:
+    """Functions are edited while it is entered."""
+
+    held: ClassVar[tuple[tuple[float, ...], ...]] = ()
+    """No values are replaced by others."""
+
+    def __init__(self, edit: Edit) -> None:
+        self._edit = edit
+        self._before: list[tuple[FunctionType, CodeType]] = []
+
+    def __enter__(self) -> Editing:
+        codes = {_identity(code): code for code in _codes(_compiled(self._edit))}
+        for function in _functions(self._edit.file):
+            code, own = codes.get(_identity(function.__code__)), function.__code__
+            if code is not None and code != own and code.co_freevars == own.co_freevars:
+                self._before.append((function, own))
+                function.__code__ = code
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._before:
+            function, code = self._before.pop()
+            function.__code__ = code
+
+
+def _identity(code: CodeType) -> tuple[str, int]:
+    return code.co_name, code.co_firstlineno
+
+
+def _compiled(edit: Edit) -> CodeType:
+    """The module's code of the one function or class that is edited."""
+    module = ast.parse(_source(edit.file), edit.file)
+    module.body = [
+        node
+        for node in module.body
+        if (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+        or node.lineno <= edit.span[0] <= (node.end_lineno or 0)
+    ]
+    _Edited(edit).visit(module)
+    code: CodeType = compile(
+        ast.fix_missing_locations(module), edit.file, "exec", dont_inherit=True
+    )
+    return code
+
+
+@cache
+def _source(file: str) -> str:
+    with tokenize.open(file) as opened:
+        return opened.read()
+
+
+class _Edited(ast.NodeTransformer):
+    """Replaces what has the span of an edit; where that raises, its function does as before."""
+
+    def __init__(self, edit: Edit) -> None:
+        self._edit = edit
+        [self._statement] = ast.parse(edit.text).body
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Visit a node, which may be what is replaced, or a function that has it."""
+        if span_of(node) == self._edit.span:
+            return self._other(node)
+        is_replaced_inside = isinstance(node, ast.FunctionDef) and _has(node, self._edit)
+        before = copy.deepcopy(node.body) if is_replaced_inside else []  # type: ignore[attr-defined]
+        self.generic_visit(node)
+        if before and isinstance(node, ast.FunctionDef):
+            otherwise = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, before)
+            node.body = [ast.copy_location(ast.Try(node.body, [otherwise], [], []), before[0])]
+        return node
+
+    def _other(self, node: ast.AST) -> ast.AST:
+        is_expression = isinstance(node, ast.expr) and isinstance(self._statement, ast.Expr)
+        other: ast.AST = self._statement.value if is_expression else self._statement  # type: ignore[attr-defined]
+        for one in ast.walk(other):
+            ast.copy_location(one, node)
+        return other
+
+
+def _has(function: ast.FunctionDef, edit: Edit) -> bool:
+    """Whether a function has what is edited in its own body, and not in a function inside it."""
+    inside = [one for one in ast.walk(function) if isinstance(one, ast.FunctionDef)]
+    having = [one for one in inside if one.lineno <= edit.span[0] <= (one.end_lineno or 0)]
+    return having == [function] and edit.span[0] >= function.body[0].lineno
+
+
+def span_of(node: ast.AST) -> tuple[int, ...]:
+    """The place of a part of the source; empty if it has none."""
+    names = ("lineno", "col_offset", "end_lineno", "end_col_offset")
+    return tuple(getattr(node, name) for name in names if hasattr(node, name))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of all functions in another."""
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _codes(one)
+
+
+_known: dict[str, list[FunctionType]] = {}
+"""The functions of each file that has had some when they were first looked for."""
+
+
+def _functions(file: str) -> list[FunctionType]:
+    if not _known.get(file):
+        is_frozen = gc.get_freeze_count() > 0  # what is frozen is in no list
+        gc.unfreeze()
+        functions = (one for one in gc.get_objects() if type(one) is FunctionType)
+        _known[file] = [one for one in functions if one.__code__.co_filename == file]
+        if is_frozen:
+            gc.freeze()
+    return _known[file]

@@ -1,0 +1,68 @@
+"""The kinds of the values that a function has in variables, by how its source reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from enum import Enum
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
+
+MOST_READABLE = 512
+"""The most values of a function that are looked at."""
+
+MOST_PARTS = 64
+"""The most values of a mapping or an object."""
+
+DEEPEST = 2
+"""The most steps from a variable to a value, as in ``self.config.clip``."""
+
+
+def look_at(frame: FrameType, known: dict[str, str | None]) -> None:
+    """Note the kinds of a function's variables that are not known, and of what is in them.
+
+    Values of one kind are exchangeable; None is that of others.
+    """
+    named = frame.f_locals.items()
+    several = [(name, held) for name, held in named if name.isidentifier() and name not in known]
+    with suppress(Exception):  # a framework's own mapping may raise anything where it is read
+        for text, held in islice(_readable(several), MOST_READABLE if several else 0):
+            known[text] = _kind(held)
+
+
+def _readable(several: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
+    """Yield variables, then what is in them, then what is in that."""
+    for _ in range(DEEPEST):
+        yield from several
+        several = [
+            inner for text, held in several for inner in islice(_inside(text, held), MOST_PARTS)
+        ][:MOST_READABLE]
+    yield from several
+
+
+def _inside(text: str, held: object) -> Iterator[tuple[str, object]]:
+    if isinstance(held, Mapping):
+        keys = [key for key in held if isinstance(key, str)]
+        yield from ((f"{text}[{key!r}]", held[key]) for key in keys)
+        if hasattr(type(held), "__getattr__"):
+            yield from ((f"{text}.{key}", held[key]) for key in keys if key.isidentifier())
+    elif not isinstance(held, (type, torch.Tensor, torch.nn.Module)) and hasattr(held, "__dict__"):
+        yield from ((f"{text}.{name}", one) for name, one in vars(held).items())
+
+
+def _kind(held: object) -> str | None:
+    if isinstance(held, torch.Tensor):
+        kind = "truths" if held.dtype is torch.bool else "integers"
+        return f"{'numbers' if held.is_floating_point() else kind} of {tuple(held.shape)}"
+    if isinstance(held, (list, tuple)) and held and isinstance(held[0], torch.Tensor):
+        return f"{len(held)} tensors"
+    is_value = type(held) in (int, float) or isinstance(
+        held, (Enum, torch.distributed.ProcessGroup)
+    )
+    return type(held).__name__ if is_value else None

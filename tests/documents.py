@@ -1,0 +1,53 @@
+"""The pages of the documentation and their code: commands, and tinyrl with its adapter."""
+
+import re
+from pathlib import Path
+
+from tests import command
+
+README = (command.ROOT / "README.md").read_text()
+
+
+PAGES = {
+    path: path.read_text()
+    for path in [
+        *(command.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *sorted((command.ROOT / "docs").glob("*.md")),
+    ]
+}
+
+
+TEXT = "".join(PAGES.values())
+
+
+def blocks(language: str, beginning: str = "") -> list[str]:
+    """The blocks of code of all pages that are in a language and begin like this, each once."""
+    found = re.findall(rf"^```{language}\n({beginning}.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    return [*dict.fromkeys(found)]
+
+
+FIRST, *OTHERS = blocks("sh")
+
+
+COMMANDS = [*dict.fromkeys(line for block in OTHERS for line in block.splitlines())]
+
+
+def commands(pattern: str) -> list[str]:
+    return [line for line in COMMANDS if re.match(pattern, line)]
+
+
+BY_PLACE = commands(".*my_package.conformance:")
+
+
+TINYRL = (command.ROOT / "tests" / "tinyrl" / "tinyrl.py").read_text()
+
+
+def write_tinyrl(folder: Path, trainer: str = TINYRL) -> str:
+    """Write the complete adapter and its trainer to a folder; the adapter's place."""
+    [code] = blocks("python", '"""Conformance of tinyrl')
+    place = BY_PLACE[1].partition("--adapter=")[2]
+    module = place.partition(":")[0].replace(".", "/")
+    for name, text in {f"{module}.py": code, "tinyrl.py": trainer}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return place

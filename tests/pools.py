@@ -1,0 +1,65 @@
+"""Ranks that a module's tests share, with a version of a framework loaded."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.contract import Adapter, Job
+from adapters.toolkit.source import WheelError, resolve
+from conformance.ranks.pool import Ran, RankPool
+from tests import command
+
+NEEDS_CLONES = pytest.mark.skipif(
+    command.SOURCES not in os.environ, reason=f"{command.SOURCES} names no folder of clones"
+)
+
+
+def pool_of(adapter: type[Adapter], size: int, version: str = "") -> Any:
+    """A fixture of ranks that `version_of` a framework is loaded on."""
+
+    @pytest.fixture(scope="module")
+    def pool() -> Iterator[RankPool]:
+        with RankPool(made := adapter(), version_of(made, version), size) as ranks:
+            yield ranks
+
+    return pool
+
+
+def trained(pool: RankPool, job: Job) -> Ran:
+    """The observations of the ranks of a job, which they ran to its end."""
+    outcome = pool.run(job)
+    assert isinstance(outcome, Ran), outcome
+    return outcome
+
+
+def trained_alone(adapter: Adapter, job: Job, version: str = "") -> Ran:
+    """The same of ranks that an adapter has for one job."""
+    with RankPool(adapter, version_of(adapter, version), job.layout.world_size) as pool:
+        return trained(pool, job)
+
+
+def version_of(adapter: Adapter, version: str) -> Path | None:
+    """The folder of a release, as ``pypi:VERSION``, or of a commit; None of what is installed."""
+    if version.startswith("pypi:"):
+        return released(adapter, version)
+    return resolve(adapter, f"{clone(adapter.name)}@{version}").path if version else None
+
+
+def clone(framework: str) -> Path:
+    """The folder of a framework's clone; the test is skipped where there are no clones."""
+    if command.SOURCES not in os.environ:
+        pytest.skip(f"{command.SOURCES} names no folder of clones")
+    return Path(os.environ[command.SOURCES], framework)
+
+
+def released(adapter: Adapter, text: str) -> Path:
+    """The folder of a release; the test is skipped where no package index has it."""
+    try:
+        path = resolve(adapter, text).path
+    except WheelError as error:
+        pytest.skip(str(error))
+    assert path is not None
+    return path

@@ -1,0 +1,36 @@
+"""Runs of slime's adapter on its toy."""
+
+from pathlib import Path
+
+from conformance.findings.finding import Finding
+from tests import command
+
+POLICY_LOSS = "[weights/ or [metric/"
+"""Its weights, and itself as it is logged."""
+
+
+def find(
+    folder: Path,
+    source: Path,
+    layouts: list[str],
+    cases: str,
+    *options: str,
+    subjects: str = POLICY_LOSS,
+) -> list[Finding]:
+    """The findings of a run of the adapter on a checkout.
+
+    It is without laws, which SkyRL's are enough for, and without lines, which tests of traces are.
+    """
+    chosen = [f"--layout={layout}" for layout in layouts]
+    selected = ("-k", f"({subjects}) and ({cases}) and not laws")
+    result = command.run(
+        folder, "slime", f"--source={source}", "--no-trace", *chosen, *selected, *options
+    )
+    assert result.report.complete, result.output
+    found: list[Finding] = result.report.findings
+    assert found, result.output
+    return found
+
+
+def verdicts(found: list[Finding]) -> set[str]:
+    return {finding.verdict for finding in found}

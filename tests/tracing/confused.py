@@ -1,0 +1,71 @@
+"""Ways to compute wrong losses by a word that is easily confused with the right one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from tests.tracing.toys import ToyTrainer
+
+if TYPE_CHECKING:
+    from tests.minimal.right import Rows
+
+
+class ConfusedTrainer(ToyTrainer):
+    """Each way normalises losses rightly that have been computed wrongly."""
+
+    def normalised(self, losses: torch.Tensor, rows: Rows) -> None:
+        """Normalise the losses of tokens rightly."""
+        (losses.sum() / self.tokens(rows)).backward()
+        dist.all_reduce(self.gradient)
+
+    def of_another_tensor(self, rows: Rows) -> None:
+        """Takes the log-probability of the policy for that of the old one, with a shift."""
+        new = self.log_probs(rows)
+        shifted = new.detach() + 1.0
+        ratios = torch.exp((new - shifted) * rows["mask"])
+        self.normalised(-rows["advantages"] * ratios**2 / 2 * rows["mask"], rows)
+
+    def of_another_number(self, rows: Rows) -> None:
+        """Multiplies by one number, and divides by another."""
+        low, high = 0.3, 0.7
+        self.normalised(self.losses(rows) * low / high, rows)
+
+    def of_either_number(self, rows: Rows) -> None:
+        """Multiplies by one number in a line, and divides by another in the next."""
+        low, high = 0.3, 0.7
+        multiplied = self.losses(rows) * low
+        self.normalised(multiplied / high, rows)
+
+    def without_the_last_row(self, rows: Rows) -> None:
+        losses = self.losses(rows)
+        count = len(losses) - 1
+        kept = [losses[place].sum() for place in range(count)]
+        self.normalised(torch.stack(kept), rows)
+
+    def without_a_row_between(self, rows: Rows) -> None:
+        losses = self.losses(rows)
+        first, second = losses[:2], losses[3:]
+        self.normalised(torch.cat([first, second]), rows)
+
+    def without_rows_at_either_end(self, rows: Rows) -> None:
+        """Two lines leave rows out, neither of which is right alone."""
+        losses = self.losses(rows)
+        begun = losses[1:]
+        self.normalised(begun[:-1], rows)
+
+    def mean_of_a_row(self, rows: Rows) -> None:
+        """Means over the width of rows, where their sums are meant."""
+        self.normalised(self.losses(rows).mean(-1), rows)
+
+    def mean_over_padding(self, rows: Rows) -> None:
+        """Multiplies means of rows by their tokens; the means are over masked ones as well."""
+        losses, mask = self.losses(rows), rows["mask"]
+        means = losses.mean(-1)
+        self.normalised(means * mask.sum(-1), rows)
+
+    def mean_of_all(self, rows: Rows) -> None:
+        """A mean of losses is divided by a sum: either may have been meant as the other."""
+        self.normalised(self.losses(rows).mean(), rows)

@@ -1,0 +1,160 @@
+"""Statements that may have been meant, and functions that run with them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from conformance.ranks.recording.editing import Editing
+from conformance.tracing.edits import Edited, done_otherwise, leaving_out, read_otherwise, units
+
+KINDS = {
+    **dict.fromkeys(("one", "other", "mask", "rows['old']"), "numbers of (2, 2)"),
+    **dict.fromkeys(("low", "high", "args.eps_low", "args.eps_high", "args.seed"), "float"),
+}
+
+FUNCTION = """
+import torch
+
+def computed(one, other, mask, rows, place, low=0.0, high=1.0):
+    return {text}
+"""
+
+
+def edited(text: str) -> dict[str, str]:
+    """The texts that may have been meant, by their words."""
+    [unit] = ast.parse(text).body
+    several = (meant("", unit, KINDS) for meant in (done_otherwise, read_otherwise, leaving_out))
+    return {one.words: one.edit.text for each in several for one in each}
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "meant"),
+    [
+        ("torch.min(one, other)", "with max instead of min", "torch.max(one, other)"),
+        ("dist.all_reduce(one, op=Op.MAX)", "with SUM instead of MAX", None),
+        ("one <= 0", "with < instead of <=", "one < 0"),
+        ("one <= 0", "with > instead of <=", "one > 0"),
+        ("1 - one", "with the operands of - swapped", "one - 1"),
+        ("one * other", "with / instead of *", "one / other"),
+        ("length // (2 * parts)", "with // rounded up", "-(-length // (2 * parts))"),
+        ("one.sum(-1)", "with 0 instead of -1", "one.sum(0)"),
+        ("one.sum(-1)", "with mean instead of sum", "one.mean(-1)"),
+        ("one[:, 1:]", "with a slice 1 entry earlier", "one[:, :-1]"),
+        ("one[:, :-1]", "with a slice 1 entry later", "one[:, 1:]"),
+        ("one[start:end]", "with end one place earlier", "one[start:end - 1]"),
+        ("one[:, t + 1]", "with an operand one place earlier", "one[:, t + 1 - 1]"),
+        ("count += one", "with = instead of +=", "count = one"),
+        ("low = other.sum()", "with += instead of =", "low += other.sum()"),
+        ("one - other", "with rows['old'] instead of other", "one - rows['old']"),
+        ("rows['old'] * one", "with mask instead of rows['old']", "mask * one"),
+        ("one.clamp(1 - low, 1 + low)", "with high instead of low", None),
+        ("1 + args.eps_low", "with args.eps_high instead of args.eps_low", "1 + args.eps_high"),
+        ("torch.where(k, low, high)", "with the arguments low and high swapped", None),
+        ("one + other", "with other detached", "one + other.detach()"),
+        (
+            "one.mean(-1)",
+            "with a mean over mask",
+            "(one * mask).sum(-1) / mask.sum(-1).clamp(min=1)",
+        ),
+        (
+            "(one * mask).sum(-1)",
+            "divided by the sum of mask",
+            "(one * mask).sum(-1) / mask.sum(-1).clamp(min=1)",
+        ),
+        ("one * other", "without * other", "one"),
+        ("-one", "without -", "one"),
+        ("one.detach() * other", "without detach", "one * other"),
+        ("torch.exp(one)", "without exp", "one"),
+        ("one.clamp(low, high)", "without the bound low of clamp", "one.clamp(None, high)"),
+        ("one.clamp(min=0)", "without min= of clamp", "one.clamp()"),
+        ("one *= other", "without it", "pass"),
+        ("one = one / 2", "without it", "pass"),
+        ("dist.all_reduce(one)", "without it", "pass"),
+    ],
+)
+def test_a_statement_may_have_been_meant_otherwise(
+    text: str, words: str, meant: str | None
+) -> None:
+    found = edited(text)
+
+    assert words in found
+    assert meant in (None, found[words])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("one * 2", "with low instead of one"),
+        ("1 + args.eps_low", "with args.seed instead of args.eps_low"),
+        ("x: one = 2", "with other instead of one"),
+        ("low[:]", "with a slice 1 entry later"),
+        ("f(one, low)", "with the arguments one and low swapped"),
+    ],
+)
+def test_what_is_of_another_kind_is_not_meant(text: str, words: str) -> None:
+    assert words not in edited(text)
+
+
+def test_of_a_compound_statement_the_header_is_edited() -> None:
+    [statement] = ast.parse("if count > 1:\n    count = 2").body
+
+    assert [ast.unparse(one) for one in units(statement, 1)] == ["count > 1"]
+    assert [ast.unparse(one) for one in units(statement, 2)] == ["count = 2"]
+
+
+@pytest.fixture
+def framework(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    path = tmp_path / "a_framework.py"
+    path.write_text(FUNCTION.format(text=request.param))
+    spec = importlib.util.spec_from_file_location("a_framework", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["a_framework"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["a_framework"]
+
+
+def edits_of(module: ModuleType) -> dict[str, Edited]:
+    file = str(module.__file__)
+    [unit] = units(ast.parse(Path(file).read_text()), 5)
+    several = (meant(file, unit, KINDS) for meant in (done_otherwise, read_otherwise, leaving_out))
+    return {one.words: one for each in several for one in each}
+
+
+def computed(module: ModuleType, one: torch.Tensor) -> Any:
+    return module.computed(one, torch.full((2, 2), 2.0), None, {}, 0)
+
+
+@pytest.mark.parametrize("framework", ["torch.min(one, other)"], indirect=True)
+def test_a_function_runs_with_an_edit_as_long_as_that_is_entered(framework: ModuleType) -> None:
+    leaf = torch.tensor([[1.0, 3.0], [4.0, 5.0]], requires_grad=True)
+    function = framework.computed
+
+    with Editing(edits_of(framework)["with max instead of min"].edit):
+        computed(framework, leaf).sum().backward()
+
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [[0.0, 1.0], [1.0, 1.0]]
+    assert framework.computed is function
+    assert computed(framework, leaf.detach())[1].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("framework", ["one[:, place] + other[:, 1:].sum(-1)"], indirect=True)
+def test_a_function_whose_edit_raises_does_as_before(framework: ModuleType) -> None:
+    one = torch.tensor([[1.0, 3.0], [4.0, 5.0]])
+    before = computed(framework, one)
+
+    with Editing(edits_of(framework)["with -2 instead of -1"].edit):
+        pass
+    with Editing(edits_of(framework)["with rows['old'] instead of other"].edit):
+        assert torch.equal(computed(framework, one), before)
