@@ -63,6 +63,8 @@ class Experts:
             torch.where(is_own, probe, 0.0), group
         )
         whole: torch.Tensor = mappings.copy_to_tensor_model_parallel_region(summed, group)
+        # Megatron-Core reduces a copy of a gradient that is not contiguous, such as that of a sum.
+        whole.register_hook(torch.Tensor.contiguous)
         return whole
 
     def whole(self, gradient: torch.Tensor) -> torch.Tensor:

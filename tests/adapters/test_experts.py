@@ -33,6 +33,33 @@ def test_a_probe_of_experts_is_one_that_megatron_reduces_by_itself() -> None:
     assert probe.allreduce is False  # type: ignore[attr-defined]
 
 
+def test_an_expert_gets_the_gradients_of_other_ranks_where_its_own_are_not_contiguous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if the other rank's gradients were 1, and this one had no token: its loss is 0."""
+    pytest.importorskip("megatron.core")
+    from megatron.core import mpu
+    from megatron.core.tensor_parallel import mappings
+
+    def reduced(given: torch.Tensor, **_: object) -> None:
+        given.add_(1.0)
+
+    monkeypatch.setattr(
+        mpu, "get_expert_model_parallel_group", lambda: SimpleNamespace(size=lambda: 2)
+    )
+    monkeypatch.setattr(mpu, "get_expert_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(mappings, "get_tensor_model_parallel_group_if_none", lambda group: group)
+    monkeypatch.setattr(torch.distributed, "all_reduce", reduced)
+    monkeypatch.setattr(mappings, "reduce_from_tensor_model_parallel_region", lambda one, _: one)
+    probe = torch.nn.Parameter(torch.zeros(4))
+
+    entries = experts.Experts(SimpleNamespace(expert_model_parallel_size=2)).entries(probe)
+    torch.autograd.backward(0 * entries.sum())
+
+    assert probe.grad is not None
+    assert probe.grad.tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
 def test_experts_are_shared_in_whole_steps_alone() -> None:
     assert [experts.ranks_that_share(layout) for layout in (Layout(dp=2), SHARED)] == [1, 2]
     experts.require_step(Layout(dp=2), Depth.LOSS)
