@@ -43,11 +43,16 @@ def unused_product(graph: Graph, off: float) -> Line | None:
 
 
 def _unused(graph: Graph, rank: int) -> Iterator[Node]:
-    """Yield what a rank's forward pass makes at a line, and no operation reads."""
+    """Yield what a rank makes at a line before its last backward pass, and no operation reads.
+
+    What is made later, such as a number to be logged, was not meant for the weight.
+    """
     read = {place for operation in graph.traces[rank].operations for place in operation.inputs}
     ends = {*graph.traces[rank].roots.values(), *graph.traces[rank].gradients}
+    last = max(graph.traces[rank].roots.values(), default=0)
     for node in graph.nodes():
         operation = graph.operation(node)
         is_made = node.rank == rank and operation.stack and operation.name != READ
-        if is_made and operation.backward_pass is None and node.place not in read | ends:
+        is_before = operation.backward_pass is None and node.place < last
+        if is_made and is_before and node.place not in read | ends:
             yield node

@@ -127,6 +127,13 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
+    def logged_afterwards(self, rows: Rows) -> None:
+        """Divides by the tokens of the rank, and makes those of the step for a log."""
+        count = rows["mask"].sum()
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+        dist.all_reduce(count.clone())
+
     def of_another_variable(self, rows: Rows) -> None:
         """Divides by the tokens of the rank, where those of the step are in another variable."""
         own = rows["mask"].sum()

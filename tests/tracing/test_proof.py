@@ -106,6 +106,7 @@ def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
         ("left_out", "(self.losses(rows) * kept)", "with 1 for active tokens, 0 for others"),
         ("last_left_out", "count += row.sum().item()", "as 2 parts are not counted here"),
         ("of_a_copy", "dist.all_reduce(count.clone())", "which this line makes and nothing uses"),
+        ("logged_afterwards", 'count = rows["mask"].sum()', "active tokens of the step"),
         ("of_another_variable", "whole = own + self.", "which this line makes and nothing uses"),
         ("smaller", "self.normalised(torch.min(", "max instead of min"),
         ("other_tokens", 'kept = rows["mask"] <= 0', "> instead of <="),
