@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from adapters.contract.objective import Metric
 from conformance.ranks.recording.editing import Editing
+from conformance.ranks.recording.variables import look_at
 from conformance.tracing.edits import Edited, done_otherwise, leaving_out, read_otherwise, units
 
 KINDS = {
@@ -158,3 +161,18 @@ def test_a_function_whose_edit_raises_does_as_before(framework: ModuleType) -> N
         pass
     with Editing(edits_of(framework)["with rows['old'] instead of other"].edit):
         assert torch.equal(computed(framework, one), before)
+
+
+def test_what_a_function_can_read_is_named_as_its_source_would() -> None:
+    """A key that is a member of an enum has no literal, and an object may have any attribute."""
+    log, other = {Metric.KL: 1.0, "kl": 2.0}, SimpleNamespace(**{"a b": 1.0, "ab": 2.0})
+    known: dict[str, str | None] = {}
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert log
+    assert other
+
+    look_at(frame, known)
+
+    assert [ast.parse(text, mode="eval") for text in known]
+    assert known["log['kl']"] == known["other.ab"] == "float"

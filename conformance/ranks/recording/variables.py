@@ -48,12 +48,13 @@ def _readable(several: Iterable[tuple[str, object]]) -> Iterator[tuple[str, obje
 
 def _inside(text: str, held: object) -> Iterator[tuple[str, object]]:
     if isinstance(held, Mapping):
-        keys = [key for key in held if isinstance(key, str)]
+        keys = [key for key in held if type(key) is str]  # an enum's member has no literal
         yield from ((f"{text}[{key!r}]", held[key]) for key in keys)
         if hasattr(type(held), "__getattr__"):
             yield from ((f"{text}.{key}", held[key]) for key in keys if key.isidentifier())
     elif not isinstance(held, (type, torch.Tensor, torch.nn.Module)) and hasattr(held, "__dict__"):
-        yield from ((f"{text}.{name}", one) for name, one in vars(held).items())
+        named = vars(held).items()
+        yield from ((f"{text}.{name}", one) for name, one in named if name.isidentifier())
 
 
 def _kind(held: object) -> str | None:
