@@ -16,7 +16,7 @@ its message, which ends with a hint, and exit as for a wrong command line.
    `adapters.toolkit.imports.WrongSourceError` in a rank.
 6. Findings are made: `InconsistentExpectationError` and `UnknownCutError`, each a
    `HarnessFaultError`, which stops the run and is not the user's mistake.
-7. Lines are proven: `conformance.tracing.trials.ProofTimeOverError`, which ends the proof of a cause.
+7. Lines are proven: `conformance.tracing.trials.ProofTimeOverError`, which ends that of a cause.
 8. The report is written: `ReportPathError`.
 
 Commands that read reports raise `ReportFileError`, `UnreliableReportError`,

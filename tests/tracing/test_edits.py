@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,16 +163,20 @@ def test_a_function_whose_edit_raises_does_as_before(framework: ModuleType) -> N
         assert torch.equal(computed(framework, one), before)
 
 
-def test_what_a_function_can_read_is_named_as_its_source_would() -> None:
-    """A key that is a member of an enum has no literal, and an object may have any attribute."""
-    log, other = {Metric.KL: 1.0, "kl": 2.0}, SimpleNamespace(**{"a b": 1.0, "ab": 2.0})
-    known: dict[str, str | None] = {}
-    frame = inspect.currentframe()
-    assert frame is not None
+def reading(log: dict[str, float], other: SimpleNamespace) -> FrameType | None:
+    """The frame of a function with two variables."""
     assert log
     assert other
+    return inspect.currentframe()
+
+
+def test_what_a_function_can_read_is_named_as_its_source_would() -> None:
+    """A key that is a member of an enum has no literal, and an object may have any attribute."""
+    other = SimpleNamespace(**{"a b": 1.0, "ab": 2.0})
+    frame, known = reading({Metric.KL: 1.0, "loss": 2.0}, other), dict[str, str | None]()
+    assert frame is not None
 
     look_at(frame, known)
 
     assert [ast.parse(text, mode="eval") for text in known]
-    assert known["log['kl']"] == known["other.ab"] == "float"
+    assert known["log['loss']"] == known["other.ab"] == "float"
