@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -98,7 +99,7 @@ class Prover:
     def __init__(
         self, jobs: SharedJobs, most_edited: int = MOST_EDITED, *, seconds: float = math.inf
     ) -> None:
-        self.trials = Trials(jobs, most_edited, seconds)
+        self.trials = Trials(jobs, most_edited)
         self._left = seconds
         self.given_up = 0
         """The number of traces for whose lines no time was left."""
@@ -112,7 +113,8 @@ class Prover:
         only suspected lines are tried, unless a line makes the very value and nothing uses it.
         Where no time is left, no line is proven, as the innermost may not have been tried.
         """
-        allowed = self.trials.seconds = self._left * SHARE_OF_A_CAUSE
+        begin = time.monotonic()
+        self.trials.until = begin + self._left * SHARE_OF_A_CAUSE
         try:
             first = self.trials.ordinary(cells[0])
             if first is None or trace.graph is None:
@@ -123,7 +125,7 @@ class Prover:
             self.given_up += 1
             return trace.suspects
         finally:
-            self._left -= allowed - self.trials.seconds if allowed < math.inf else 0.0
+            self._left -= time.monotonic() - begin
 
 
 @dataclass

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from conformance.findings.errors import HarnessFaultError
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from conformance.runs.jobs import SharedJobs
 
 
+NOT_JUDGED = (HarnessFaultError, ArithmeticError, LookupError, ValueError)
+"""Errors of judges that are given what no framework's own step gives, such as another cut."""
+
+
 class ProofTimeOverError(Exception):
     """No time is left to run findings again."""
 
@@ -40,8 +46,8 @@ class Trials:
     most_edited: int
     """Edits of each sort that are tried."""
 
-    seconds: float
-    """The seconds that all runs together may still take."""
+    until: float = math.inf
+    """The time, as of `time.monotonic`, at which no further run begins."""
 
     _ordinary: dict[str, OrdinaryRun | None] = field(default_factory=dict)
 
@@ -62,13 +68,9 @@ class Trials:
         return None if kept is None else replace(kept, cell=cell)
 
     def _run(self, job: Job) -> Ran | Declined | Crashed:
-        if self.seconds <= 0:
+        if time.monotonic() > self.until:
             raise ProofTimeOverError
-        begin = time.monotonic()
-        try:
-            return self.jobs.run(job)
-        finally:
-            self.seconds -= time.monotonic() - begin
+        return self.jobs.run(job)
 
     def ran(self, run: OrdinaryRun, **changed: Any) -> Ran | None:
         """The outcome of a finding's job with other fields; None if it does not run.
@@ -95,11 +97,14 @@ class Trials:
             ProofTimeOverError: no time is left.
         """
         outcome = self._run(replace(run.cell.job, replaced=replaced))
-        if isinstance(outcome, Ran):
-            weights = self.weights(run.cell, outcome.observations)
-            if not np.isfinite(weights).all():
-                return False
-        judged = judge_outcome(run.cell, outcome, self.jobs)
+        try:
+            if isinstance(outcome, Ran):
+                weights = self.weights(run.cell, outcome.observations)
+                if not np.isfinite(weights).all():
+                    return False
+            judged = judge_outcome(run.cell, outcome, self.jobs)
+        except NOT_JUDGED:
+            return False
         return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
 
     def right_in_other_modes(self, cell: MatrixCell) -> Iterator[OrdinaryRun]:

@@ -13,6 +13,7 @@ from adapters.contract import Depth, Job, Layout
 from adapters.contract.job import Configuration
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS, Case
+from conformance.findings.errors import UnknownCutError
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.checks import CHECK_SPECS
 from conformance.plan.matrix import MatrixCell
@@ -261,6 +262,23 @@ def test_ranks_that_reduce_more_numbers_or_fewer_have_no_sum(jobs_of_rewards: Sh
     of_cause = wrong("of_tokens_of_a_rank", jobs_of_rewards, Objective.GROUP_WHITENED)
 
     assert told(of_cause, jobs_of_rewards)
+
+
+def test_a_step_that_no_judge_expects_proves_nothing(
+    jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose tokens are in other forward passes than the framework's."""
+    cell = wrong("of_a_rank", jobs)[0]
+    trials = Prover(jobs).trials
+    run, one = trials.ordinary(cell), candidates(traced(cell, jobs))[0]
+    assert run is not None
+
+    def unknown_cut(*_: object) -> None:
+        raise UnknownCutError("not in which forward pass every token was")
+
+    monkeypatch.setattr("conformance.tracing.trials.judge_outcome", unknown_cut)
+
+    assert not trials.conforms(run, replace(one.replacement, entries=()))
 
 
 def test_no_line_is_proven_when_the_time_is_over(jobs: SharedJobs) -> None:
