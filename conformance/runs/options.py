@@ -91,9 +91,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "proof-time": {
         "type": float,
-        "default": 60.0,
+        "default": 20.0,
         "metavar": "S",
-        "help": "seconds at the end of a run to prove lines, by running findings again (60)",
+        "help": "seconds at the end of a run to prove lines, by running findings again (20)",
     },
     "traces": {
         "type": Path,
