@@ -47,9 +47,11 @@ def _unused(graph: Graph, rank: int) -> Iterator[Node]:
 
     What is made later, such as a number to be logged, was not meant for the weight.
     """
-    read = {place for operation in graph.traces[rank].operations for place in operation.inputs}
+    operations = graph.traces[rank].operations
+    read = {place for operation in operations for place in operation.inputs}
     ends = {*graph.traces[rank].roots.values(), *graph.traces[rank].gradients}
-    last = max(graph.traces[rank].roots.values(), default=0)
+    backward = (at for at, one in enumerate(operations) if one.backward_pass is not None)
+    last = max(backward, default=0)
     for node in graph.nodes():
         operation = graph.operation(node)
         is_made = node.rank == rank and operation.stack and operation.name != READ
