@@ -36,7 +36,7 @@ def trained(pool: RankPool, job: Job) -> Ran:
 
 
 def trained_alone(adapter: Adapter, job: Job, version: str = "") -> Ran:
-    """The same of ranks that an adapter has for one job."""
+    """A pool of the ranks that an adapter has for one job."""
     with RankPool(adapter, version_of(adapter, version), job.layout.world_size) as pool:
         return trained(pool, job)
 

@@ -135,7 +135,7 @@ def _changed_by_poison(
 
 
 def _comparable(observation: Observation, unnamed: Set[str]) -> Observation:
-    """An observation with some of its logged numbers, and all metrics of tokens; None is NaN."""
+    """An observation that logs the unnamed numbers and all metrics of tokens, NaN for None."""
     logged = {name: values for name, values in observation.logged.items() if name in unnamed}
     for metric, values in observation.reported.items():
         if metric not in OF_SAMPLES:

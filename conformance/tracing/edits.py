@@ -45,7 +45,7 @@ BOUNDING = ("clamp", "clip")
 """Functions and methods whose last two arguments are bounds."""
 
 OPTIONAL = ("group", "mask", "max", "min", "op", "reduction", "weights")
-"""Arguments that may have been added where none is meant."""
+"""Keyword arguments that a call may be right without."""
 
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE, ast.Gt),
@@ -70,7 +70,7 @@ COMBINED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
 """Operators that are easily confused."""
 
 UNORDERED = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
-"""Operators whose operands can change places, and either of which may be right alone."""
+"""Operators whose operands can be swapped; each operand may be right without the other."""
 
 SIGNS = {
     getattr(ast, name): sign
@@ -152,7 +152,7 @@ def _each(file: str, unit: Unit, found: Iterable[Other]) -> Iterator[Edited]:
 
 
 def _parts(unit: ast.AST) -> Iterator[ast.AST]:
-    """Yield what a statement is made of, but for texts and annotations."""
+    """Yield all nodes of a statement, except f-strings and annotations."""
     yield unit
     for name, value in () if _integer(unit) is not None else ast.iter_fields(unit):
         several = value if isinstance(value, list) else [value]

@@ -45,7 +45,7 @@ def unused_product(graph: Graph, off: float) -> Line | None:
 def _unused(graph: Graph, rank: int) -> Iterator[Node]:
     """Yield what a rank makes at a line before its last backward pass, and no operation reads.
 
-    What is made later, such as a number to be logged, was not meant for the weight.
+    Later results, such as a number to be logged, cannot enter the gradient.
     """
     operations = graph.traces[rank].operations
     read = {place for operation in operations for place in operation.inputs}

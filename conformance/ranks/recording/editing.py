@@ -125,7 +125,7 @@ _known: dict[str, list[FunctionType]] = {}
 
 def _functions(file: str) -> list[FunctionType]:
     if not _known.get(file):
-        is_frozen = gc.get_freeze_count() > 0  # what is frozen is in no list
+        is_frozen = gc.get_freeze_count() > 0  # get_objects leaves out frozen objects
         gc.unfreeze()
         functions = (one for one in gc.get_objects() if type(one) is FunctionType)
         _known[file] = [one for one in functions if one.__code__.co_filename == file]

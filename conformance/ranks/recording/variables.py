@@ -27,7 +27,7 @@ DEEPEST = 2
 def look_at(frame: FrameType, known: dict[str, str | None]) -> None:
     """Note the kinds of a function's variables that are not known, and of what is in them.
 
-    Values of one kind are exchangeable; None is that of others.
+    Values of one kind can take each other's place. A value that no other can replace has None.
     """
     named = frame.f_locals.items()
     several = [(name, held) for name, held in named if name.isidentifier() and name not in known]
@@ -37,7 +37,7 @@ def look_at(frame: FrameType, known: dict[str, str | None]) -> None:
 
 
 def _readable(several: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
-    """Yield variables, then what is in them, then what is in that."""
+    """Yield variables, then their attributes and entries, then those of these."""
     for _ in range(DEEPEST):
         yield from several
         several = [
