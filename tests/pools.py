@@ -36,7 +36,7 @@ def trained(pool: RankPool, job: Job) -> Ran:
 
 
 def trained_alone(adapter: Adapter, job: Job, version: str = "") -> Ran:
-    """A pool of the ranks that an adapter has for one job."""
+    """The observations of a job on ranks that are started for it alone."""
     with RankPool(adapter, version_of(adapter, version), job.layout.world_size) as pool:
         return trained(pool, job)
 

@@ -56,8 +56,8 @@ class Trials:
         if len(cell.case.steps) > 1 and cell.spec.metric is not None:
             return None
         if cell.job_id not in self._ordinary:
-            self._ordinary[cell.job_id] = None
             outcome, job = self._run(cell.job), cell.job
+            self._ordinary[cell.job_id] = None
             if isinstance(outcome, Ran):
                 ran = outcome.observations
                 steps = range(len(job.steps))

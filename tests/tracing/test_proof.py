@@ -284,11 +284,13 @@ def test_a_step_that_no_judge_expects_proves_nothing(
 def test_no_line_is_proven_when_the_time_is_over(jobs: SharedJobs) -> None:
     of_cause = wrong("of_a_rank", jobs)
     trace = traced(of_cause[0], jobs)
-    proven, late = Prover(jobs), Prover(jobs, seconds=0.01)
+    proven, late = Prover(jobs), Prover(jobs, seconds=0.0)
 
     assert any(one.why.startswith("proven: ") for one in proven.proven(trace, of_cause))
     assert late.proven(trace, of_cause) == trace.suspects
     assert (proven.given_up, late.given_up) == (0, 1)
+    assert late.proven(trace, of_cause) == trace.suspects
+    assert late.given_up == 2  # what was not run for want of time is asked for again
 
 
 def test_a_token_of_infinite_weight_is_the_most_wrong(jobs: SharedJobs) -> None:
