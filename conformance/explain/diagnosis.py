@@ -18,7 +18,7 @@ from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, doub
 from conformance.explain.engine import Explained
 from conformance.explain.measurement import ObservedWeights
 from conformance.findings.cause import UNEXPLAINED
-from conformance.findings.finding import Diagnosis
+from conformance.findings.finding import ALTERNATIVES, Diagnosis
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _first(explanations: list[Diagnosis]) -> Diagnosis:
         return first
     told = ", ".join(also[:MOST_ALTERNATIVES])
     return first.model_copy(
-        update={"explanation": f"{first.explanation}; or it is {told}", "also": also}
+        update={"explanation": f"{first.explanation}{ALTERNATIVES}{told}", "also": also}
     )
 
 

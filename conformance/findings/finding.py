@@ -83,6 +83,10 @@ def first_problem(error: ValidationError) -> tuple[str, str]:
     return ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
 
 
+ALTERNATIVES = "; or it is "
+"""The words before the names of other mistakes that explain a finding as well."""
+
+
 class Diagnosis(FrozenModel):
     """The mistake that explains a mismatch, with its numbers."""
 
@@ -91,6 +95,11 @@ class Diagnosis(FrozenModel):
     numbers: dict[str, float] = {}
     also: list[str] = []
     """Names of other mistakes that explain it as well."""
+
+    @property
+    def first_explanation(self) -> str:
+        """The explanation without the names of other mistakes."""
+        return self.explanation.partition(ALTERNATIVES)[0]
 
 
 class Run(NamedTuple):

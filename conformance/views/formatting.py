@@ -150,6 +150,7 @@ def environment(**filters: Callable[..., str]) -> Environment:
         keep_trailing_newline=True,
     )
     found.filters |= {"md": escape_markdown, "html": escape_html, "code": code, "table": _table}
+    found.filters["with_code"] = _with_code
     found.filters |= filters
     return found
 
@@ -164,6 +165,11 @@ def _escaped_in_html(context: EvalContext, value: object) -> object:
     if not context.autoescape or hasattr(value, "__html__"):
         return value
     return Markup(html.escape(str(value), quote=False).replace('"', "&quot;"))
+
+
+def _with_code(markdown: str) -> Markup:
+    """Returns words as HTML, with what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(markdown, quote=False)))
 
 
 def _table(rows: Iterable[Iterable[str]], header: Sequence[str]) -> str:

@@ -39,9 +39,6 @@ FRAME_AND_CODE = re.compile(r'^(  File "[^\n]*\n)(?: {4}[^\n]*\n)+', re.MULTILIN
 MOST_LINES = 40
 """Last lines of a message that are shown."""
 
-ALTERNATIVES = "; or it is "
-"""The words before other mistakes that explain a finding as well."""
-
 RULES = (Check.ARGUMENTS, Check.LOGGING)
 """Checks of what a framework refuses, which compare no step."""
 
@@ -184,7 +181,7 @@ def _explanation(finding: Finding) -> str:
     """Returns what the diagnosis says of a finding, or else the framework's last words."""
     if finding.diagnosis is None:
         return explain(finding)
-    return finding.diagnosis.explanation.partition(ALTERNATIVES)[0]
+    return finding.diagnosis.first_explanation
 
 
 def _message(finding: Finding) -> str:

@@ -218,7 +218,7 @@ def _diagnosis(diagnosis: Diagnosis | None) -> Hashable:
     if diagnosis is None:
         return None
     numbers = tuple((name, _number(value)) for name, value in diagnosis.numbers.items())
-    return diagnosis.name, diagnosis.explanation, numbers, tuple(diagnosis.also)
+    return diagnosis.name, diagnosis.first_explanation, numbers, tuple(diagnosis.also)
 
 
 def _trace(causes: Sequence[Cause]) -> Hashable:
