@@ -17,18 +17,19 @@ from conformance.expected import loss_terms
 from conformance.expected.term import LossTerm, PolicyDerivative
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
-from conformance.findings.agreement import agreement, direction
+from conformance.findings.agreement import agreement
 from conformance.findings.cause import UNEXPLAINED, TermMistake
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
+    advice,
     final_weights,
     judge_measurements,
     mismatch,
     step_context,
     unjudged,
+    wrong_gradient,
 )
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Mode
 from reference.losses import corrections, policy_losses
@@ -68,7 +69,7 @@ def judge_combined(
             Measurement(terms=terms, observed=weights * dloss_dlogprob, tolerance=tolerance)
             for weights in final_weights(observations, step_index, job, description.conventions)
         )
-    return judging(measurements, _error, _wrong)
+    return judging(measurements, _error, wrong_gradient)
 
 
 def judge_off_policy(
@@ -103,7 +104,7 @@ def judge_off_policy(
             )
             for weights in final_weights(observations, step_index, job, description.conventions)
         )
-    return judging(measurements, _error, _wrong)
+    return judging(measurements, _error, wrong_gradient)
 
 
 def _resolve_ties(
@@ -146,7 +147,7 @@ def judge_advantages(
         for term, of_ranks in zip(terms, of_steps, strict=True)
         for weights in of_ranks
     ]
-    return judging(measurements, _error, _wrong)
+    return judging(measurements, _error, wrong_gradient)
 
 
 MEGATRONS_OWN = "megatron/core/transformer/moe/router.py (apply_z_loss, _apply_aux_loss)"
@@ -288,7 +289,7 @@ def _judge_loss_per_token(job: Job, routed: int, coefficient: float) -> Judgemen
         f" counted tokens; see {MEGATRONS_OWN}"
     )
     diagnosis = Diagnosis(name="router_losses_per_token", explanation=words)
-    return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis)
+    return advice(diagnosis)
 
 
 def _advantages(
@@ -324,16 +325,3 @@ def _error(measurement: Measurement) -> float | None:
     active = measurement.magnitude > 0
     leaked = 1.0 if off[~active].any() else 0.0
     return float(max((off[active] / measurement.magnitude[active]).max(initial=0.0), leaked))
-
-
-def _wrong(explained: Explained) -> Judgement:
-    measurement = explained.measurement
-    scale, cosine = direction(measurement.observed, measurement.expected)
-    return Judgement(
-        verdict=Verdict.MISMATCH,
-        scale=scale,
-        cosine=cosine,
-        agreement=agreement(measurement.observed, measurement.expected, measurement.magnitude),
-        diagnosis=diagnose(explained),
-        picture=picture(measurement.context, measurement.observed, measurement.expected),
-    )

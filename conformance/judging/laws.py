@@ -17,8 +17,8 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import LARGEST
 from conformance.findings.finding import Behaviour, Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, final_weights, unjudged
-from reference.rounding import TERM_OPERATIONS, reported_bound
+from conformance.judging.weights import Judgement, advice, final_weights, not_run
+from reference.rounding import TERM_OPERATIONS, reported_bound, weight_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from conformance.laws.law import Law
     from conformance.ranks.pool import Crashed
 
+    Gradients = NDArray[np.float64]
     Run = tuple[Job, Sequence[Observation]]
     Changes = dict[str, tuple[float, float]]
     """The numbers of each name before and after."""
@@ -44,42 +45,41 @@ def judge_gradient(
     law: Law, before: Run, after: Run, description: Description, tolerance: float
 ) -> Judgement | None:
     """Advice if a token has another gradient in each step, though both are right by conventions."""
-    one, other = _gradients(before, after, description)
-    if _is_same_gradient(one, other, tolerance):
+    pair = differing_gradients(before, after, description, tolerance)
+    if pair is None:
         return None
+    one, other = pair
     ratios = other[one != 0] / one[one != 0]
     explanation = (
         f"by the framework's conventions a token's gradient is {ratios.min():.4g} to"
         f" {ratios.max():.4g} times what it was when {law.says}"
     )
-    diagnosis = Diagnosis(name=law.mistake, explanation=explanation)
-    return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis)
+    return advice(Diagnosis(name=law.mistake, explanation=explanation))
 
 
-def changed_gradient(
-    before: Run, after: Run, description: Description, tolerance: float
-) -> Changes:
+def changed_gradient(before: Run, after: Run, description: Description) -> Changes:
     """The gradient of the first token that has another one, before and after."""
-    one, other = _gradients(before, after, description)
-    if _is_same_gradient(one, other, tolerance):
+    tolerance = weight_bound(description.dtype)
+    pair = differing_gradients(before, after, description, tolerance)
+    if pair is None:
         return {}
-    first = np.flatnonzero(~np.isclose(one, other, rtol=tolerance, atol=0.0, equal_nan=True))[0]
-    return {"gradient": (one[first], other[first])}
+    differs = ~np.isclose(*pair, rtol=tolerance, atol=0.0, equal_nan=True)
+    one, other = (gradients[differs][0] for gradients in pair)
+    return {"gradient": (one, other)}
 
 
-def _gradients(
-    before: Run, after: Run, description: Description
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The gradients of each token that both steps have, on each rank that both have."""
+def differing_gradients(
+    before: Run, after: Run, description: Description, tolerance: float
+) -> tuple[Gradients, Gradients] | None:
+    """The gradients of each token and rank that both steps have; None if they are the same."""
     old, new = (_gradient_by_name(*run, description) for run in (before, after))
     common = sorted(old.keys() & new.keys())
     one, other = (np.array([of[name] for name in common]) for of in (old, new))
-    return one, other
+    return None if is_same_gradient(one, other, tolerance) else (one, other)
 
 
-def _is_same_gradient(
-    one: NDArray[np.float64], other: NDArray[np.float64], tolerance: float
-) -> bool:
+def is_same_gradient(one: Gradients, other: Gradients, tolerance: float) -> bool:
+    """Whether two gradients are the same, within a tolerance of both relative to the largest."""
     largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
     return np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest, equal_nan=True)
 
@@ -157,7 +157,7 @@ def judge_changed(law: Law, changed: Changes, stated: str | None) -> Judgement:
 def judge_crash(law: Law, crash: Crashed, stated: str | None) -> Judgement:
     """Judge a step that crashes after the change alone."""
     if stated is not None:
-        return unjudged(Verdict.CRASHED, crash.message, crash.place)
+        return not_run(crash)
     judged = _broken(law, MASKED_VALUES_CRASH, "the step crashes", stated)
     return replace(judged, message=crash.message, place=crash.place)
 

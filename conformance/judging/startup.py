@@ -22,6 +22,7 @@ from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
+from conformance.judging.laws import differing_gradients
 from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
@@ -44,11 +45,12 @@ if TYPE_CHECKING:
     from adapters.contract.job import Setting
     from conformance.corpus.configurations import LogCase
     from conformance.expected.step_context import StepContext
+    from conformance.judging.laws import Run
     from conformance.ranks.log_process import LogOutcome
+    from conformance.ranks.pool import Crashed
     from reference.step import Step
 
-    Run = Callable[[Job], Sequence[Observation] | None]
-
+    Ask = Callable[[Job], Sequence[Observation] | None]
 
 TERM_KL = ("KL", KL_COEFFICIENT)
 
@@ -91,7 +93,7 @@ def judge_ignored(ignored: Collection[Setting], message: str | None = None) -> J
     return replace(mismatch("configuration_ignored", words), message=message)
 
 
-def ignored_settings(description: Description, layout: Layout, run: Run) -> frozenset[Setting]:
+def ignored_settings(description: Description, layout: Layout, run: Ask) -> frozenset[Setting]:
     """The declared settings that change nothing where they must.
 
     ``run`` returns the observations of a job, or None if it did not run.
@@ -101,24 +103,23 @@ def ignored_settings(description: Description, layout: Layout, run: Run) -> froz
         for setting, trial in TRIALS.items()
         if setting in description.configurations
         and (modes := [mode for mode in trial.modes if mode in description.modes])
-        and all(_is_ignored(trial.job(mode, layout), run) for mode in modes)
+        and all(_is_ignored(trial.job(mode, layout), run, description) for mode in modes)
     )
 
 
-def _is_ignored(job: Job, run: Run) -> bool:
+def _is_ignored(job: Job, run: Ask, description: Description) -> bool:
     """Whether a job's weights are those of the default configuration, bit for bit."""
     configured, default = run(job), run(replace(job, configuration=DEFAULT_CONFIGURATION))
-    return (
-        configured is not None
-        and default is not None
-        and all(np.array_equal(*pair) for pair in _paired_weights(configured, default))
-    )
+    if configured is None or default is None:
+        return False
+    return differing_gradients((job, default), (job, configured), description, 0.0) is None
 
 
-def judge_crash(case: ConfigCase, message: str, place: str | None) -> Judgement:
+def judge_crash(case: ConfigCase, crash: Crashed) -> Judgement:
     """Judge a configuration that the framework accepts at startup and then crashes with."""
-    words = f"{case.says} passes startup validation, and the run fails later: {first_line(message)}"
-    return replace(mismatch("fails_later", words), message=message, place=place)
+    failure = first_line(crash.message)
+    words = f"{case.says} passes startup validation, and the run fails later: {failure}"
+    return replace(mismatch("fails_later", words), message=crash.message, place=crash.place)
 
 
 def judge_refusal(case: ConfigCase, message: str, description: Description) -> Judgement:
@@ -148,7 +149,7 @@ def judge_acceptance(
     if case.demand is Demand.REFUSE:
         return _accepted(case, job, observations, description)
     if case.demand in (Demand.SAME, Demand.DEFAULT):
-        return _same(case, observations, plain)
+        return _same(case, (job, plain), (job, observations), description)
     if case.demand is Demand.ONE_DIVISOR:
         return _divided(case, job, observations, description)
     return _reduced(case, job, observations, description)
@@ -209,27 +210,15 @@ def _term_words(
     return f"of its {name} term, which would be a mean over samples, {found.explanation}"
 
 
-def _same(
-    case: ConfigCase, observations: Sequence[Observation], plain: Sequence[Observation]
-) -> Judgement:
-    pairs = _paired_weights(observations, plain)
-    if all(np.array_equal(mine, other) for mine, other in pairs):
+def _same(case: ConfigCase, plain: Run, configured: Run, description: Description) -> Judgement:
+    """Judge weights by those of the default configuration, bit for bit."""
+    pair = differing_gradients(plain, configured, description, 0.0)
+    if pair is None:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
-    mine, other = (np.concatenate(weights) for weights in zip(*pairs, strict=True))
+    other, mine = pair
     error = largest_error(mine, np.abs(other))
     wrong = mismatch("not_the_same", f"{case.says}, and some weights differ", error)
     return replace(wrong, agreement=agreement(mine, other))
-
-
-def _paired_weights(
-    observations: Sequence[Observation], others: Sequence[Observation]
-) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """The weights of each rank and step in two jobs."""
-    return [
-        (mine, other)
-        for ours, theirs in zip(observations, others, strict=True)
-        for mine, other in zip(ours.token_weights, theirs.token_weights, strict=True)
-    ]
 
 
 def _divided(

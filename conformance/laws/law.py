@@ -3,7 +3,7 @@
 A law changes the rows of each step, or the job that trains them. Gradients are held against the
 reference after the change as before it. Every number that is logged must stay what it was, whether
 or not a check knows it, except times and counts, which no value of a batch moves, and rewards where
-these are what changes. `conformance.laws.poison` has the laws of values that nothing may depend on.
+these are what changes. `conformance.laws.altered` has the laws of columns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.batch.token_values import NEW_NAME
+from adapters.contract.job import Defaults
 from adapters.contract.objective import Objective
 from conformance.laws.rows import Row, rows_of, step_of
 from reference.aggregation import Mode
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from adapters.contract import Job, Layout
-    from adapters.contract.job import Poison
+    from adapters.contract.job import Column, Poison
 
     Rows = Sequence[Row]
     Change = Callable[[Rows], Rows]
@@ -40,6 +41,8 @@ OF_LOSSES = (
 
 OF_ROLLOUTS = (Objective.GROUP_NORMALISED, Objective.REINFORCE_PP, Objective.GAE)
 """Numbers that frameworks log of rewards, advantages and a critic."""
+
+OF_ALL = (*OF_LOSSES, *OF_ROLLOUTS)
 
 OF_REWARDS = (
     Objective.GROUP_NORMALISED,
@@ -86,7 +89,7 @@ class Law:
     fits: Fits = _any
     """The layouts that it can be seen on."""
 
-    objectives: tuple[Objective, ...] = (*OF_LOSSES, *OF_ROLLOUTS)
+    objectives: tuple[Objective, ...] = OF_ALL
     """The objectives that are trained to look at it."""
 
     mode: Mode | None = None
@@ -98,8 +101,14 @@ class Law:
     is_invariance: bool = True
     """Whether gradients and logged numbers stay; else a formula says how the change moves them."""
 
+    has_formula: bool = True
+    """Whether the gradient is held against the reference; else it must stay, right or wrong."""
+
     poison: Poison | None = None
     """The values that the change puts into a column where nothing may depend on them."""
+
+    attached: Column | None = None
+    """The column to which the change gives a gradient, that must stay 0."""
 
     @property
     def is_repetition(self) -> bool:
@@ -109,9 +118,8 @@ class Law:
 
 @lru_cache(maxsize=256)  # steps are equal if they are the same
 def _with_rows(job: Job, change: Change) -> Job:
-    is_rejecting = job.rejects
-    changed = [change(rows) for rows in rows_of(job.steps)]
-    return replace(job, steps=tuple(step_of(rows, is_rejecting=is_rejecting) for rows in changed))
+    changed = (change(rows) for rows in rows_of(job.steps))
+    return replace(job, steps=tuple(step_of(rows, is_rejecting=job.rejects) for rows in changed))
 
 
 def with_other_values(job: Job) -> Job:
@@ -151,7 +159,7 @@ def with_other_rewards(job: Job) -> Job:
 LAWS: dict[str, Law] = {}
 
 
-def _cut(name: str, says: str, fits: Fits, *objectives: Objective, **uncut: Any) -> None:
+def _cut(name: str, says: str, fits: Fits, objectives: tuple[Objective, ...], **uncut: Any) -> None:
     """Record a law of cuts, with the sizes of a layout without its own cut."""
     LAWS[name] = Law(
         name=name,
@@ -163,31 +171,12 @@ def _cut(name: str, says: str, fits: Fits, *objectives: Objective, **uncut: Any)
     )
 
 
-_cut(
-    "cut",
-    "the step is cut",
-    _is_cut,
-    *OF_LOSSES,
-    *OF_ROLLOUTS,
-    **dict.fromkeys(("dp", "cp", "tp", "pp", "micro_batches"), 1),
-)
-_cut(
-    "cut_sequences",
-    "sequences are cut",
-    lambda layout: layout.cp > 1,
-    Objective.OFF_POLICY,
-    Objective.SEQUENCE_MASKED,
-    cp=1,
-)
-_cut(
-    "cut_model",
-    "the model is cut",
-    lambda layout: layout.tp * layout.pp > 1,
-    Objective.OFF_POLICY,
-    Objective.COMBINED,
-    tp=1,
-    pp=1,
-)
+OF_SEQUENCES = (Objective.OFF_POLICY, Objective.SEQUENCE_MASKED)
+OF_MODELS = (Objective.OFF_POLICY, Objective.COMBINED)
+
+_cut("cut", "the step is cut", _is_cut, OF_ALL, dp=1, cp=1, tp=1, pp=1, micro_batches=1)
+_cut("cut_sequences", "sequences are cut", lambda one: one.cp > 1, OF_SEQUENCES, cp=1)
+_cut("cut_model", "the model is cut", lambda one: one.tp * one.pp > 1, OF_MODELS, tp=1, pp=1)
 
 
 def _law(mistake: str, says: str, **others: Any) -> Callable[[Change], Change]:
@@ -291,13 +280,8 @@ def masked_twins(rows: Rows) -> Rows:
 
 def _masked_twin(row: Row) -> Row:
     masked = np.zeros(len(row.mask), dtype=bool)
-    return replace(
-        row,
-        group=row.group + TWIN,
-        rollout=row.rollout + TWIN,
-        mask=masked,
-        original_mask=masked,
-    )
+    group, rollout = row.group + TWIN, row.rollout + TWIN
+    return replace(row, group=group, rollout=rollout, mask=masked, original_mask=masked)
 
 
 @_law(
@@ -321,6 +305,17 @@ def rewards_scaled(rows: Rows) -> Rows:
     """As where rewards are so small that an epsilon in a variance is large beside them."""
     return [replace(row, reward=row.reward / 64.0) for row in rows]
 
+
+DEFAULTS = Law(
+    name="defaults",
+    mistake="another_default",
+    says="documented defaults are left out",
+    before=partial(replace, defaults=Defaults.TYPED),
+    after=partial(replace, defaults=Defaults.LEFT_OUT),
+    objectives=tuple(Objective),
+    has_formula=False,
+)
+"""A law for records of frameworks that document defaults of options."""
 
 LAWS["again"] = Law(
     name="again",
