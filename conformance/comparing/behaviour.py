@@ -29,8 +29,6 @@ TOKENS = 1000
 
 GONE = "no longer logged, or no longer moved by any value"
 NEW = "newly logged, or newly moved by values"
-GRADIENT = "gradient"
-"""The name of the changed number that is not a logged one."""
 
 
 class StepPair(NamedTuple):
@@ -83,7 +81,7 @@ class BehaviourChange:
     def gradient(self) -> ChangedNumber | None:
         """The gradient, if it differs in any step."""
         changed = [pair for pair in self.pairs if not _same_gradient(pair, self.dtype)]
-        return self._number(GRADIENT, changed, self.pairs) if changed else None
+        return self._number("gradient", changed, self.pairs) if changed else None
 
     @cached_property
     def numbers(self) -> list[ChangedNumber]:
@@ -149,11 +147,10 @@ def in_a_clause(found: BehaviourChange) -> Iterator[str]:
     """Yield the end of a sentence about both versions."""
     if not found.pairs:
         return
-    numbers = found.numbers
-    if found.gradient is None and not numbers:
+    names = first_of(f"`{one.name}`" for one in found.numbers)
+    if found.gradient is None and not names:
         yield f"no number changed in {len(found.pairs)} steps"
     elif found.gradient is None:
-        names = first_of(f"`{one.name}`" for one in numbers)
         yield f"gradients are the same, and {names} changed"
 
 

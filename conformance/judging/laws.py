@@ -17,7 +17,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import LARGEST
 from conformance.findings.finding import Behaviour, Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, advice, final_weights, not_run
+from conformance.judging.weights import Judgement, advice, final_weights, mismatch, not_run
 from reference.rounding import TERM_OPERATIONS, reported_bound, weight_bound
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     Changes = dict[str, tuple[float, float]]
     """The numbers of each name before and after."""
 
-
-MASKED_VALUES_CRASH = "masked_values_crash"
 
 MOST_NAMED = 3
 """The most numbers that an explanation names."""
@@ -138,9 +136,18 @@ def _pairs(
     before: Sequence[Observation], after: Sequence[Observation]
 ) -> Iterator[tuple[str, float, float]]:
     """Yield each number that both runs log: of one run alone nothing can be said."""
-    for name in sorted(_logged_names(before) & _logged_names(after)):
-        pairs = zip(_numbers(before, name), _numbers(after, name), strict=False)
-        yield from ((name, one, other) for one, other in pairs)
+    old, new = _logged(before), _logged(after)
+    for name in sorted(old.keys() & new.keys()):
+        yield from ((name, one, other) for one, other in zip(old[name], new[name], strict=False))
+
+
+def _logged(run: Sequence[Observation]) -> dict[str, list[float]]:
+    """The numbers that the ranks log, by name and rank by rank."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for one in run:
+        for name, numbers in one.logged.items():
+            found[name] += [number for number in numbers if number is not None]
+    return found
 
 
 def judge_changed(law: Law, changed: Changes, stated: str | None) -> Judgement:
@@ -151,24 +158,21 @@ def judge_changed(law: Law, changed: Changes, stated: str | None) -> Judgement:
         f"`{name}` changes from {one:.6g} to {other:.6g}"
         for name, (one, other) in sorted(changed.items())
     ]
-    return _broken(law, law.mistake, first_of(said), stated)
+    return _broken(law, first_of(said), stated)
 
 
 def judge_crash(law: Law, crash: Crashed, stated: str | None) -> Judgement:
     """Judge a step that crashes after the change alone."""
     if stated is not None:
         return not_run(crash)
-    judged = _broken(law, MASKED_VALUES_CRASH, "the step crashes", stated)
+    judged = _broken(replace(law, mistake="masked_values_crash"), "the step crashes", stated)
     return replace(judged, message=crash.message, place=crash.place)
 
 
-def _broken(law: Law, name: str, effect: str, stated: str | None) -> Judgement:
+def _broken(law: Law, effect: str, stated: str | None) -> Judgement:
     source = f"see {stated}" if stated else "no document of the framework says that nothing changes"
-    explanation = f"{effect} when {law.says}; {source}"
-    return Judgement(
-        verdict=Verdict.ADVICE if stated is None else Verdict.MISMATCH,
-        diagnosis=Diagnosis(name=name, explanation=explanation),
-    )
+    broken = mismatch(law.mistake, f"{effect} when {law.says}; {source}")
+    return broken if stated else replace(broken, verdict=Verdict.ADVICE)
 
 
 def first_of(said: Iterable[str]) -> str:
@@ -176,11 +180,6 @@ def first_of(said: Iterable[str]) -> str:
     named = [*said]
     more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
     return " and ".join([*named[:MOST_NAMED], *more])
-
-
-def _logged_names(run: Sequence[Observation]) -> set[str]:
-    """The names of all numbers that ranks log."""
-    return {name for one in run for name in one.logged}
 
 
 def behaviour(
@@ -192,17 +191,11 @@ def behaviour(
         weights = final_weights(observations, index, job, description.conventions)[0]
         factors = np.cos(1.0 + np.arange(len(weights)))
         gradients.append((_rounded(np.abs(weights).sum()), _rounded(weights @ factors)))
-    numbers = {name: _numbers(observations, name) for name in sorted(names)}
-    logged = {name: _rounded(of[0]) for name, of in numbers.items() if of}
+    numbers = _logged(observations)
+    logged = {name: _rounded(numbers[name][0]) for name in sorted(names) if numbers.get(name)}
     return Behaviour(gradients=tuple(gradients), logged=logged)
 
 
 def _rounded(value: float) -> float | None:
     """To six digits, as float32 has no more; None if it is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _numbers(run: Sequence[Observation], name: str) -> list[float]:
-    """The numbers that the ranks log under a name, rank by rank."""
-    of_ranks = [one.logged.get(name, ()) for one in run]
-    return [value for numbers in of_ranks for value in numbers if value is not None]

@@ -32,7 +32,6 @@ def _poison(name: str, objective: Objective, column: Column, place: Place = Plac
         before=partial(replace, poison=None),
         after=partial(replace, poison=poison),
         objectives=(objective,),
-        has_formula=False,
         poison=poison,
     )
 

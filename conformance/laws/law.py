@@ -101,19 +101,11 @@ class Law:
     is_invariance: bool = True
     """Whether gradients and logged numbers stay; else a formula says how the change moves them."""
 
-    has_formula: bool = True
-    """Whether the gradient is held against the reference; else it must stay, right or wrong."""
-
     poison: Poison | None = None
     """The values that the change puts into a column where nothing may depend on them."""
 
     attached: Column | None = None
     """The column to which the change gives a gradient, that must stay 0."""
-
-    @property
-    def is_repetition(self) -> bool:
-        """Whether nothing changes but what was trained before."""
-        return self.after is self.before is unchanged
 
 
 @lru_cache(maxsize=256)  # steps are equal if they are the same
@@ -138,13 +130,17 @@ def _other_values(rows: Rows) -> Rows:
 
 def _one_more_rejected(rows: Rows) -> Rows:
     """Rows with one more rejected token, if any are rejected."""
-    kept = [row.mask.sum() > 1 and np.array_equal(row.mask, row.original_mask) for row in rows]
-    if not any(kept) or all(np.array_equal(row.mask, row.original_mask) for row in rows):
+    whole = [one for one in rows if np.array_equal(one.loss_mask, one.original_mask)]
+    row = next((one for one in whole if one.loss_mask.sum() > 1), None)
+    if row is None or len(whole) == len(rows):
         return rows
-    index = kept.index(True)
-    mask = rows[index].mask.copy()
-    mask[np.flatnonzero(mask)[-1]] = False
-    return [*rows[:index], replace(rows[index], mask=mask), *rows[index + 1 :]]
+    mask = row.loss_mask.copy()
+    mask[_last_active(row)] = False
+    return [replace(one, loss_mask=mask) if one is row else one for one in rows]
+
+
+def _last_active(row: Row) -> int:
+    return int(np.flatnonzero(row.loss_mask)[-1])
 
 
 def _other_rewards(rows: Rows) -> Rows:
@@ -218,13 +214,13 @@ def masked_token_first(rows: Rows) -> Rows:
 @_law("depends_on_masked_tokens", "a masked token is put into a response")
 def masked_token_within(rows: Rows) -> Rows:
     """As where a tool answers between two turns."""
-    return _with_masked_token(rows, lambda row: int(np.flatnonzero(row.mask)[-1]))
+    return _with_masked_token(rows, _last_active)
 
 
 @_law("depends_on_masked_tokens", "a masked token is appended to a response")
 def masked_token_last(rows: Rows) -> Rows:
     """As where a sample ends with an answer that is not trained on."""
-    return _with_masked_token(rows, lambda row: len(row.mask))
+    return _with_masked_token(rows, lambda row: len(row.tokens))
 
 
 PLACEHOLDERS = 16
@@ -243,7 +239,7 @@ def image_within(rows: Rows) -> Rows:
     Placeholders are masked, and the policy's log-probabilities of them mean nothing. As the sample
     is much longer then, it would be cut and dealt otherwise where its length decides that.
     """
-    return _with_masked_token(rows, lambda row: int(np.flatnonzero(row.mask)[-1]), PLACEHOLDERS)
+    return _with_masked_token(rows, _last_active, PLACEHOLDERS)
 
 
 def _with_masked_token(rows: Rows, place_in: Callable[[Row], int], times: int = 1) -> Rows:
@@ -252,18 +248,17 @@ def _with_masked_token(rows: Rows, place_in: Callable[[Row], int], times: int = 
     It may be there several ``times`` in a row. Where rows are padded to one width, all others have
     more padding. It has no advantage, which some frameworks are given as its reward.
     """
-    lengths = [len(row.mask) if row.mask.any() else 0 for row in rows]
-    index = int(np.argmax(lengths))
-    if not lengths[index]:
+    row = max(rows, key=lambda one: len(one.tokens) if one.loss_mask.any() else 0)
+    if not row.loss_mask.any():
         return rows
-    row, place = rows[index], place_in(rows[index])
+    place = place_in(row)
     longer = replace(
         row,
-        tokens=np.insert(row.tokens, place, [NEW_NAME + index] * times),
-        mask=np.insert(row.mask, place, [False] * times),
+        tokens=np.insert(row.tokens, place, [NEW_NAME + rows.index(row)] * times),
+        loss_mask=np.insert(row.loss_mask, place, [False] * times),
         original_mask=np.insert(row.original_mask, place, [False] * times),
     )
-    return [*rows[:index], longer, *rows[index + 1 :]]
+    return [longer if one is row else one for one in rows]
 
 
 @_law(
@@ -279,9 +274,9 @@ def masked_twins(rows: Rows) -> Rows:
 
 
 def _masked_twin(row: Row) -> Row:
-    masked = np.zeros(len(row.mask), dtype=bool)
+    masked = np.zeros(len(row.loss_mask), dtype=bool)
     group, rollout = row.group + TWIN, row.rollout + TWIN
-    return replace(row, group=group, rollout=rollout, mask=masked, original_mask=masked)
+    return replace(row, group=group, rollout=rollout, loss_mask=masked, original_mask=masked)
 
 
 @_law(
@@ -313,12 +308,12 @@ DEFAULTS = Law(
     before=partial(replace, defaults=Defaults.TYPED),
     after=partial(replace, defaults=Defaults.LEFT_OUT),
     objectives=tuple(Objective),
-    has_formula=False,
 )
 """A law for records of frameworks that document defaults of options."""
 
-LAWS["again"] = Law(
+AGAIN = Law(
     name="again",
     mistake="depends_on_steps_before",
     says="the same step is trained again after others",
 )
+LAWS[AGAIN.name] = AGAIN

@@ -19,7 +19,7 @@ from conformance.judging.laws import (
     judge_gradient,
 )
 from conformance.judging.weights import mismatch, not_run, unjudged
-from conformance.laws.law import LAWS, with_other_values
+from conformance.laws.law import AGAIN, LAWS, with_other_values
 from conformance.plan.checks import CHECK_SPECS
 from conformance.ranks.pool import Crashed, Ran
 from reference.aggregation import TokenSet
@@ -53,12 +53,12 @@ def judge_law(
     assert law is not None
     if law.attached:
         return judge_attached(cell.job, after, description)
-    if not law.has_formula:
+    if cell.spec.check is not Check.LAWS:
         return judge_same(cell.spec, cell.job, after, jobs)
     before = jobs.remembered(job)
     if not isinstance(before, Ran):
         return unjudged(Verdict.UNSUPPORTED, f"without the change: {before.message}")
-    if law.is_repetition:
+    if law is AGAIN:
         jobs.run(with_other_values(LAWS["longer_prompt"].after(job)))
         after = jobs.run(job)
     # The case has other expected weights than the changed step.
@@ -72,9 +72,8 @@ def judge_law(
     if not isinstance(after, Ran):
         return judged
     runs = (job, before.observations), (cell.job, after.observations)
-    tolerance = judged.tolerance or 0.0
-    if is_right and (advice := judge_gradient(law, *runs, description, tolerance)):
-        return advice
+    if is_right and (found := judge_gradient(law, *runs, description, judged.tolerance or 0.0)):
+        return found
     unknown = _unknown(cell, before, after, jobs)
     found = judge_changed(law, unknown, description.rules.get(f"laws.{law.name}"))
     return replace(found, clues=judged.clues if is_right else None)
@@ -206,7 +205,7 @@ def _unknown(cell: MatrixCell, before: Ran, after: Ran, jobs: SharedJobs) -> Cha
     if law.adds_rewards:
         steady -= jobs.numbers_of_rewards(job)
     unknown = {name: pair for name, pair in changed.items() if name in steady}
-    if unknown and not law.is_repetition:
+    if unknown and law is not AGAIN:
         # What changes without the change as well is not the law's.
         again = jobs.observations(job) or ()
         moved = changed_numbers(job, before.observations, again, description.dtype)
