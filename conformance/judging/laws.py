@@ -17,7 +17,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import LARGEST
 from conformance.findings.finding import Behaviour, Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, advice, final_weights, mismatch, not_run
+from conformance.judging.weights import Judgement, advice, mismatch, not_run, observed_steps
 from reference.rounding import TERM_OPERATIONS, reported_bound, weight_bound
 
 if TYPE_CHECKING:
@@ -88,10 +88,7 @@ def _gradient_by_name(
     """The gradient of each rank and name of a token, over all steps."""
     names = np.concatenate(ProbedBatch(job.steps).names).tolist()
     found: defaultdict[tuple[int, int], float] = defaultdict(float)
-    of_steps = [
-        final_weights(observations, index, job, description.conventions)
-        for index in range(len(job.steps))
-    ]
+    of_steps = [of_ranks for _, _, of_ranks in observed_steps(job, observations, description)]
     for rank, weights in enumerate(zip(*of_steps, strict=True)):
         for name, weight in zip(names, np.concatenate(weights).tolist(), strict=True):
             found[rank, name] += weight  # a masked token may be of the same name as an active one
@@ -187,8 +184,7 @@ def behaviour(
 ) -> Behaviour:
     """The result of a job: its gradients, and the first number logged under each of some names."""
     gradients = []
-    for index in range(len(job.steps)):
-        weights = final_weights(observations, index, job, description.conventions)[0]
+    for _, _, (weights, *_) in observed_steps(job, observations, description):
         factors = np.cos(1.0 + np.arange(len(weights)))
         gradients.append((_rounded(np.abs(weights).sum()), _rounded(weights @ factors)))
     numbers = _logged(observations)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
@@ -26,12 +25,11 @@ from conformance.judging.laws import differing_gradients
 from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
-    final_weights,
     judge_weights,
     largest_error,
     mismatch,
+    observed_steps,
     plain_term,
-    step_context,
 )
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.rounding import weight_bound
@@ -67,20 +65,15 @@ def by_own_rules(
     """
     if judgement.verdict in NOT_BROKEN:
         return judgement
-    stated = description.rules.get(case.rule)
-    if stated is not None:
-        return _extend_explanation(judgement, f"; the rule is stated in {stated}")
-    advice = replace(judgement, verdict=Verdict.ADVICE)
-    return _extend_explanation(
-        advice, f"; the rule is {case.origin}'s, and this framework states none"
-    )
-
-
-def _extend_explanation(judgement: Judgement, words: str) -> Judgement:
     assert judgement.diagnosis is not None
-    explanation = f"{judgement.diagnosis.explanation}{words}"
-    diagnosis = judgement.diagnosis.model_copy(update={"explanation": explanation})
-    return replace(judgement, diagnosis=diagnosis)
+    stated, advised = description.rules.get(case.rule), judgement
+    source = f"the rule is stated in {stated}"
+    if stated is None:
+        source = f"the rule is {case.origin}'s, and this framework states none"
+        advised = replace(judgement, verdict=Verdict.ADVICE)
+    words = f"{judgement.diagnosis.explanation}; {source}"
+    diagnosis = judgement.diagnosis.model_copy(update={"explanation": words})
+    return replace(advised, diagnosis=diagnosis)
 
 
 def judge_ignored(ignored: Collection[Setting], message: str | None = None) -> Judgement:
@@ -190,14 +183,11 @@ def _term_words(
     Its weights are the gradient less that of the policy loss.
     """
     name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if case.configuration.entropy else TERM_KL
-    policy = step_context(job, 0, observations, description)
-    batch = ProbedBatch.of(job, description.conventions)
-    dloss_dlogprob = batch.dloss_dlogprob
-    observed = final_weights(observations, 0, job, description.conventions)[0]
-    left = (observed - policy.expected) * dloss_dlogprob / coefficient
+    policy, derivatives, (observed, *_) = next(observed_steps(job, observations, description))
+    left = (observed - policy.expected) * derivatives / coefficient
     context = policy.of_term(AuxiliaryAggregation.SAMPLE_MEAN)
     active = context.expected > 0
-    amplified = np.abs(dloss_dlogprob / coefficient)[active] * policy.expected[active]
+    amplified = np.abs(derivatives / coefficient)[active] * policy.expected[active]
     tolerance = weight_bound(description.dtype, terms=2) * float(
         1 + (amplified / context.expected[active]).max(initial=0.0)
     )
@@ -227,9 +217,9 @@ def _divided(
     """Judge a divisor that the framework chooses: the same one for all active tokens of a step."""
     tolerance = weight_bound(description.dtype)
     worst = 0.0
-    for step_index, step in enumerate(job.steps):
-        for observed in final_weights(observations, step_index, job, description.conventions):
-            of_sums = observed[step.mask] * step.size
+    for context, _, of_ranks in observed_steps(job, observations, description):
+        for observed in of_ranks:
+            of_sums = observed[context.step.mask] * context.step.size
             smallest, largest = float(of_sums.min()), float(of_sums.max())
             if not smallest > 0:
                 return mismatch("tokens_missing", f"{case.says}, and some active tokens weigh 0")
@@ -238,11 +228,8 @@ def _divided(
                 divisors = f"{1 / largest:.6g} to {1 / smallest:.6g}"
                 words = f"{case.says}, and tokens of one step are divided by {divisors}"
                 middle = Aggregation(Mode.CONSTANT, 1 / float(of_sums.mean()))
-                of_middle = replace(job, aggregation=middle)
-                context = step_context(of_middle, step_index, observations, description)
-                measurement = Measurement(
-                    terms=[plain_term(context)], observed=observed, tolerance=tolerance
-                )
+                term = plain_term(replace(context, aggregation=middle))
+                measurement = Measurement(terms=[term], observed=observed, tolerance=tolerance)
                 return replace(_several_divisors(measurement, words), error=error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=2 * tolerance)
@@ -284,14 +271,13 @@ def _reduced(
     """Judge a custom reducer: its sums, divided by the step's tokens or samples."""
     tolerance = weight_bound(description.dtype)
     worst = 0.0
-    for step_index, step in enumerate(job.steps):
-        expected = reducer_weights(step, job.aggregation.mode)
-        for observed in final_weights(observations, step_index, job, description.conventions):
+    for context, _, of_ranks in observed_steps(job, observations, description):
+        expected = reducer_weights(context.step, job.aggregation.mode)
+        for observed in of_ranks:
             error = largest_error(observed, expected)
             if error is None or error > tolerance:
                 mode = judge_weights(job, observations, description)
                 wrong = _not_reduced(case, mode, observed, expected)
-                context = step_context(job, step_index, observations, description)
                 return replace(_measured_mismatch(wrong, context, observed, expected), error=error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)

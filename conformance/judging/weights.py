@@ -28,7 +28,7 @@ from reference.aggregation import Mode, SampleUnit
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from reference.aggregation import Conventions
     from reference.step import Step
 
+    Array = NDArray[np.float64]
     ErrorOf = Callable[[Measurement], float | None]
     Wrong = Callable[[Explained], "Judgement"]
     Judging = Callable[[Sequence[Measurement], ErrorOf, Wrong], "Judgement"]
@@ -189,18 +190,24 @@ def judge_weights(
     The error of an active token is relative and bounded; an inactive token must weigh exactly 0.
     """
     tolerance = weight_bound(description.dtype)
-    batch = ProbedBatch.of(job, description.conventions)
-    measurements: list[Measurement] = []
-    for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
-        context = step_context(job, step_index, observations, description)
-        term = plain_term(context, loss_terms.trained_term(job.objective))
-        measurements += (
-            Measurement(
-                terms=[term], observed=observed, tolerance=tolerance, derivatives=dloss_dlogprob
-            )
-            for observed in final_weights(observations, step_index, job, description.conventions)
-        )
+    metric = loss_terms.trained_term(job.objective)
+    measurements = [
+        Measurement(terms=[term], observed=weights, tolerance=tolerance, derivatives=derivatives)
+        for context, derivatives, of_ranks in observed_steps(job, observations, description)
+        for term in [plain_term(context, metric)]
+        for weights in of_ranks
+    ]
     return judging(measurements, _error, wrong_gradient)
+
+
+def observed_steps(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Iterator[tuple[StepContext, Array, list[Array]]]:
+    """Yield each step with the derivatives of its losses and the weights on each rank: [tokens]."""
+    batch = ProbedBatch.of(job, description.conventions)
+    for index, derivatives in enumerate(batch.split(batch.dloss_dlogprob)):
+        context = step_context(job, index, observations, description)
+        yield context, derivatives, final_weights(observations, index, job, description.conventions)
 
 
 def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:

@@ -232,16 +232,12 @@ def judge_startup(case: ConfigCase, job: Job, jobs: SharedJobs) -> Judgement:
     return judge_acceptance(case, job, outcome.observations, description, plain)
 
 
-VERDICTS_ON_LOGS = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
-"""The verdicts of outcomes that leave nothing to judge of a log."""
-
-
 def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
     case, description = cell.log_case, jobs.description
     outcome, optimized = jobs.logs.of(case.name)
-    if outcome.kind in VERDICTS_ON_LOGS:
-        return unjudged(VERDICTS_ON_LOGS[outcome.kind], outcome.message)
+    if outcome.kind in (Verdict.UNSUPPORTED, Verdict.CRASHED):
+        return unjudged(Verdict(outcome.kind), outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
     return replace(judgement, tolerance=None, message=outcome.message or None)
 

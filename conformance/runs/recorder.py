@@ -78,7 +78,7 @@ def header(settings: Settings, description: Description) -> Header:
 
 def _environment(adapter: Adapter, description: Description, hardware: Hardware) -> Environment:
     """Versions and machine kind, without a name of the machine, its user or its folders."""
-    versions = {name: _version(name) for name in adapter.dependencies}
+    versions = {name: installed_version(name) for name in adapter.dependencies}
     return Environment(
         python=platform.python_version(),
         torch=version("torch"),
@@ -91,7 +91,8 @@ def _environment(adapter: Adapter, description: Description, hardware: Hardware)
     )
 
 
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
