@@ -82,7 +82,7 @@ def judge_law(
 def judge_same(spec: CheckSpec, job: Job, after: Outcome, jobs: SharedJobs) -> Judgement:
     """Whether a changed job gives what it gives without the change, right or wrong.
 
-    A framework may refuse poison in an error of its own.
+    A framework may refuse poison in an error of its own, and has to train its documented defaults.
     """
     law, description = spec.law, jobs.description
     assert law is not None
@@ -91,7 +91,8 @@ def judge_same(spec: CheckSpec, job: Job, after: Outcome, jobs: SharedJobs) -> J
     plain = law.before(job)
     before = jobs.remembered(plain)
     if not isinstance(before, Ran):
-        return unjudged(Verdict.UNSUPPORTED, f"without the change: {before.message}")
+        words = f"without the change: {before.message}"
+        return unjudged(Verdict.UNSUPPORTED, words) if law.poison else not_run(before)
     if isinstance(after, Crashed) and after.verdict is Verdict.CRASHED:
         return judge_crash(law, after, _rule(spec, description))
     if not isinstance(after, Ran):

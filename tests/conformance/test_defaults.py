@@ -1,5 +1,6 @@
 """Documented defaults are those of the configuration, and those that a step is trained with."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,9 +12,10 @@ from adapters.contract.description import DefaultValue, documented
 from adapters.contract.job import Defaults
 from adapters.contract.objective import Objective
 from conformance.findings.verdict import Check, Verdict
+from conformance.judging.weights import Judgement
 from conformance.plan.checks import check_spec
 from conformance.plan.plan import Plan
-from conformance.ranks.pool import Ran
+from conformance.ranks.pool import Crashed, Ran
 from conformance.runs.jobs import SharedJobs
 from conformance.runs.laws import judge_same
 from reference.step import Sample, Step
@@ -25,6 +27,13 @@ JOB = replace(
 )
 DOCUMENTED = documented("config.mdx", {"cispo.low": 1.0})["cispo.low"]
 RIGHT = np.array([0.5, 0.25])
+
+
+def judged(run: Callable[[Job], Ran | Crashed], description: Description) -> Judgement:
+    """The judgement of a step that leaves its options out."""
+    jobs = SharedJobs(SimpleNamespace(description=description, run=run))  # type: ignore[arg-type]
+    job = replace(JOB, defaults=Defaults.LEFT_OUT)
+    return judge_same(check_spec("defaults.cispo"), job, run(job), jobs)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +58,7 @@ def test_a_default_is_what_is_documented_in_the_configuration_and_in_the_gradien
         trained = gradient if job.defaults is Defaults.LEFT_OUT else RIGHT
         return Ran((Observation(token_weights=(trained,)),), 0.0)
 
-    pool = SimpleNamespace(description=Description(defaults=defaults), run=run)
-    job = replace(JOB, defaults=Defaults.LEFT_OUT)
-    jobs = SharedJobs(pool)  # type: ignore[arg-type]
-    judgement = judge_same(check_spec("defaults.cispo"), job, run(job), jobs)
+    judgement = judged(run, Description(defaults=defaults))
 
     if words is None:
         assert judgement.verdict is Verdict.CONFORMS
@@ -61,6 +67,22 @@ def test_a_default_is_what_is_documented_in_the_configuration_and_in_the_gradien
         assert judgement.diagnosis is not None
         assert judgement.diagnosis.name == "another_default"
         assert words in judgement.diagnosis.explanation
+
+
+@pytest.mark.parametrize("crashing", Defaults)
+def test_a_step_that_crashes_with_or_without_documented_defaults_is_a_crash(
+    crashing: Defaults,
+) -> None:
+    def run(job: Job) -> Ran | Crashed:
+        if job.defaults is crashing:
+            return Crashed("ValueError: no bound", place="loss.py:7 (cispo)")
+        return Ran((Observation(token_weights=(RIGHT,)),), 0.0)
+
+    defaults = {Objective.CISPO: (DefaultValue("cispo.low", DOCUMENTED, 1.0),)}
+    judgement = judged(run, Description(defaults=defaults))
+
+    assert judgement.verdict is Verdict.CRASHED
+    assert judgement.place == "loss.py:7 (cispo)"
 
 
 def test_a_plan_leaves_out_options_with_documented_defaults_on_the_smallest_layout() -> None:
