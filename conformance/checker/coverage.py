@@ -130,7 +130,7 @@ def _tells(cell: MatrixCell, description: Description) -> bool:
     if isinstance(cell, StartupCell):
         case = cell.config_case
         return case.applies(description.conventions) and case.rule not in description.permits
-    return cell.spec.law is None
+    return cell.spec.law is None or cell.spec.law.attached is not None
 
 
 def _shown(cell: MatrixCell) -> set[str]:

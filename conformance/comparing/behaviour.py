@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from conformance.explain.reach import options
-from conformance.judging.laws import first_of, is_same
+from conformance.judging.laws import first_of, is_same, is_same_gradient
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
@@ -29,18 +29,27 @@ TOKENS = 1000
 
 GONE = "no longer logged, or no longer moved by any value"
 NEW = "newly logged, or newly moved by values"
-GRADIENT = "gradient"
-"""The name of the changed number that is not a logged one."""
 
-Pair = tuple["Finding", "Finding"]
+
+class StepPair(NamedTuple):
+    """A finding of the newer version, with the results of its step in both."""
+
+    finding: Finding
+    old: Behaviour
+    new: Behaviour
+
+    def numbers(self, name: str) -> tuple[float, float]:
+        """A logged number before and after; NaN if not finite."""
+        old, new = (logged[name] for logged in (self.old.logged, self.new.logged))
+        return math.nan if old is None else old, math.nan if new is None else new
 
 
 @dataclass(frozen=True)
 class ChangedNumber:
-    """A number that differs in some of the steps that have it, with its values in the first."""
+    """A number that differs in some of the steps that have it."""
 
     name: str
-    changed: tuple[Pair, ...]
+    changed: tuple[StepPair, ...]
     steps: int
     """The number of steps of both versions that have it."""
 
@@ -48,12 +57,10 @@ class ChangedNumber:
     """Options of each of the steps in which it differs, and of no other."""
 
     @property
-    def values(self) -> tuple[float, float]:
-        """The number before and after, in the first step where it differs; NaN if not finite."""
-        old, new = (one.behaviour for one in self.changed[0])
-        assert old is not None
-        assert new is not None
-        return _number(old.logged[self.name]), _number(new.logged[self.name])
+    def extent(self) -> str:
+        """In how many steps it differs, and what these alone have."""
+        extent = f"{len(self.changed)} of {self.steps} steps"
+        return f"{extent}, all with `{' '.join(self.options)}`" if self.options else extent
 
 
 @dataclass(frozen=True)
@@ -64,33 +71,30 @@ class BehaviourChange:
     new: Report
 
     @cached_property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[StepPair]:
         """The findings of both that have what their step gave."""
-        before = {one.id: one for one in self.old.findings if one.behaviour}
-        after = [one for one in self.new.findings if one.behaviour]
-        return [(before[one.id], one) for one in after if one.id in before]
+        before = {one.id: one.behaviour for one in self.old.findings}
+        after = [(one, before.get(one.id), one.behaviour) for one in self.new.findings]
+        return [StepPair(one, old, new) for one, old, new in after if old and new]
 
     @cached_property
     def gradient(self) -> ChangedNumber | None:
         """The gradient, if it differs in any step."""
-        changed = [
-            pair for pair in self.pairs if not _same_gradient(*_behaviours(pair), self.dtype)
-        ]
-        return self._number(GRADIENT, changed, self.pairs) if changed else None
+        changed = [pair for pair in self.pairs if not _same_gradient(pair, self.dtype)]
+        return self._number("gradient", changed, self.pairs) if changed else None
 
     @cached_property
     def numbers(self) -> list[ChangedNumber]:
         """The logged numbers that differ, those first that do in most steps."""
-        having: dict[str, list[Pair]] = defaultdict(list)
-        changed: dict[str, list[Pair]] = defaultdict(list)
+        having: dict[str, list[StepPair]] = defaultdict(list)
         for pair in self.pairs:
-            old, new = _behaviours(pair)
-            for name in old.logged.keys() & new.logged.keys():
+            for name in pair.old.logged.keys() & pair.new.logged.keys():
                 having[name].append(pair)
-                one, other = _number(old.logged[name]), _number(new.logged[name])
-                if not is_same(one, other, TOKENS, self.dtype):
-                    changed[name].append(pair)
-        found = [self._number(name, some, having[name]) for name, some in changed.items()]
+        found = [
+            self._number(name, changed, pairs)
+            for name, pairs in having.items()
+            if (changed := [one for one in pairs if not self._is_same(*one.numbers(name))])
+        ]
         return sorted(found, key=lambda one: (-len(one.changed), one.name))
 
     @property
@@ -99,10 +103,8 @@ class BehaviourChange:
 
         A number that no value of a batch moves is not looked at: it may still be logged.
         """
-        old, new = (
-            {name for pair in self.pairs for name in _behaviours(pair)[side].logged}
-            for side in (0, 1)
-        )
+        old = {name for pair in self.pairs for name in pair.old.logged}
+        new = {name for pair in self.pairs for name in pair.new.logged}
         return sorted(old - new), sorted(new - old)
 
     @property
@@ -110,12 +112,15 @@ class BehaviourChange:
         """The dtype whose rounding errors both may have."""
         return self.new.environment.dtype
 
-    def _number(self, name: str, changed: list[Pair], having: list[Pair]) -> ChangedNumber:
-        typed = [{*options(new, self.new.chosen_by)} for _, new in changed]
-        ids = {new.id for _, new in changed}
-        elsewhere = [options(new, self.new.chosen_by) for _, new in having if new.id not in ids]
-        shared = reduce(set.intersection, typed) - {one for some in elsewhere for one in some}
-        return ChangedNumber(name, tuple(changed), len(having), tuple(sorted(shared)))
+    def _is_same(self, one: float, other: float) -> bool:
+        return is_same(one, other, TOKENS, self.dtype)
+
+    def _number(self, name: str, changed: list[StepPair], having: list[StepPair]) -> ChangedNumber:
+        ids = {pair.finding.id for pair in changed}
+        typed = {pair.finding.id: {*options(pair.finding, self.new.chosen_by)} for pair in having}
+        shared = set.intersection(*(typed[one] for one in ids))
+        elsewhere = set().union(*(typed[one] for one in typed.keys() - ids))
+        return ChangedNumber(name, tuple(changed), len(having), tuple(sorted(shared - elsewhere)))
 
 
 def said(found: BehaviourChange) -> Iterator[str]:
@@ -129,10 +134,10 @@ def said(found: BehaviourChange) -> Iterator[str]:
     elif gradient is None:
         yield f"gradients are the same in all {steps} steps"
     else:
-        yield f"the gradient is another in {_extent(gradient)}"
+        yield f"the gradient is another in {gradient.extent}"
     for one in numbers:
-        old, new = one.values
-        yield f"`{one.name}` is {new:.6g} instead of {old:.6g} in {_extent(one)}"
+        old, new = one.changed[0].numbers(one.name)
+        yield f"`{one.name}` is {new:.6g} instead of {old:.6g} in {one.extent}"
     for words, names in zip((GONE, NEW), found.names, strict=True):
         if names:
             yield f"{words}: {', '.join(names)}"
@@ -142,35 +147,15 @@ def in_a_clause(found: BehaviourChange) -> Iterator[str]:
     """Yield the end of a sentence about both versions."""
     if not found.pairs:
         return
-    numbers = found.numbers
-    if found.gradient is None and not numbers:
+    names = first_of(f"`{one.name}`" for one in found.numbers)
+    if found.gradient is None and not names:
         yield f"no number changed in {len(found.pairs)} steps"
     elif found.gradient is None:
-        names = first_of(f"`{one.name}`" for one in numbers)
         yield f"gradients are the same, and {names} changed"
 
 
-def _extent(changed: ChangedNumber) -> str:
-    """In how many steps a number changed, and what these alone have."""
-    extent = f"{len(changed.changed)} of {changed.steps} steps"
-    return f"{extent}, all with `{' '.join(changed.options)}`" if changed.options else extent
-
-
-def _behaviours(pair: Pair) -> tuple[Behaviour, Behaviour]:
-    old, new = (one.behaviour for one in pair)
-    assert old is not None
-    assert new is not None
-    return old, new
-
-
-def _same_gradient(old: Behaviour, new: Behaviour, dtype: str) -> bool:
-    """Whether the weights of all steps agree; errors are relative to the sum of their sizes."""
-    one, other = (np.array(each.gradients, np.float64) for each in (old, new))
-    if one.shape != other.shape:
-        return False
-    atol = 2 * weight_bound(dtype, terms=1) * np.abs(one[:, :1])
-    return bool((np.abs(one - other) <= atol).all() | np.array_equal(one, other, equal_nan=True))
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+def _same_gradient(pair: StepPair, dtype: str) -> bool:
+    """Whether the weights of all steps agree; errors are relative to the largest sum of sizes."""
+    one, other = (np.array(each.gradients, np.float64) for each in (pair.old, pair.new))
+    tolerance = weight_bound(dtype, terms=1)
+    return one.shape == other.shape and is_same_gradient(one, other, tolerance)

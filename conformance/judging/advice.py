@@ -15,7 +15,7 @@ from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, comm
 from conformance.findings.finding import Diagnosis
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, judge_measurements
+from conformance.judging.weights import Judgement, advice, judge_measurements
 from reference.aggregation import Aggregation
 
 if TYPE_CHECKING:
@@ -53,11 +53,8 @@ def judge_by_fixed_mode(
         f"{job.objective} has the weights of {fixed.mode}, whatever mode is set, as {fixed.place}"
         f" says: {job.aggregation.mode} is ignored"
     )
-    return Judgement(
-        verdict=Verdict.ADVICE,
-        diagnosis=Diagnosis(name=OPTION_IGNORED, explanation=explanation),
-        expected=judgement.expected,
-    )
+    ignored = Diagnosis(name=OPTION_IGNORED, explanation=explanation)
+    return advice(ignored, judgement.expected)
 
 
 def named_after_option(judgement: Judgement, job: Job, description: Description) -> Judgement:
@@ -118,11 +115,7 @@ def advice_on_crash(job: Job, message: str, description: Description) -> Judgeme
                 f"a batch with {found} crashes, which {place} never makes, and code of a user's in"
                 f" its place may: {first_line(message)}"
             )
-            return Judgement(
-                verdict=Verdict.ADVICE,
-                diagnosis=Diagnosis(name="never_made", explanation=words),
-                message=message,
-            )
+            return replace(advice(Diagnosis(name="never_made", explanation=words)), message=message)
     return None
 
 

@@ -8,7 +8,7 @@ advice. So is every answer that a step shows to a question on which frameworks a
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind, doubt
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, judge_measurements, verdict_alone
+from conformance.judging.weights import Judgement, advice, judge_measurements, verdict_alone
 from reference.aggregation import (
     AuxiliaryAggregation,
     ComparedTokens,
@@ -45,7 +45,7 @@ from reference.aggregation import (
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from enum import StrEnum
 
     from numpy.typing import NDArray
@@ -56,9 +56,6 @@ if TYPE_CHECKING:
     from conformance.judging.weights import Judging
     from conformance.plan.checks import CheckSpec
     from reference.aggregation import TokenSet
-
-    Rejudge = Callable[[dict[str, Convention], Judging], Judgement]
-    """Judges with other conventions declared."""
 
 MEAN_OF_MEANS = "mean_of_means"
 
@@ -110,22 +107,19 @@ def judge_by_conventions(
     known versions do not use is advice. An unexplained mismatch may be a mistake of a framework
     whose estimator uses other tokens than the assumed ones.
     """
-
-    def rejudge(declared: dict[str, Convention]) -> Judgement:
-        changed = replace(description, declared={**description.declared, **declared})
-        return _judge_declared(judge, spec, job, observations, changed)
-
-    judgement = rejudge({})
+    declared = _Judged(judge, spec, job, observations, description)
+    judgement = declared.judgement()
     found = [judgement]
     for masks in _other_masks(spec, description):
         if judgement.verdict is not Verdict.MISMATCH:
             break
-        other = rejudge(masks)
+        other = declared.declaring(masks).judgement()
         if other.verdict is not Verdict.MISMATCH:
             return replace(_mask_judgement(other, masks, description), expected=judgement.expected)
         found.append(other)
     if judgement.verdict is Verdict.MISMATCH and _names(judgement.diagnosis) == [UNEXPLAINED]:
-        found += [rejudge(tokens) for _, tokens in _tokens_of_estimators(spec, description)]
+        others = _tokens_of_estimators(spec, description)
+        found += [declared.declaring(tokens).judgement() for _, tokens in others]
     likeliest = min(found, key=_doubt)
     return judgement if likeliest is judgement else replace(likeliest, expected=judgement.expected)
 
@@ -169,37 +163,107 @@ def _answers_of_mask(name: str, description: Description) -> list[dict[str, Conv
     return [{name: Assumed(mask)} for mask in masks]
 
 
-def _judge_declared(
-    judge: Judge,
-    spec: CheckSpec,
-    job: Job,
-    observations: Sequence[Observation],
-    description: Description,
-) -> Judgement:
-    """Judge by the declared conventions of means, and by others that may be right as well."""
+@dataclass(frozen=True)
+class _Judged:
+    """The observations of a job, which are judged by conventions."""
 
-    def rejudge(declared: dict[str, Convention], judging: Judging) -> Judgement:
-        changed = replace(description, declared={**description.declared, **declared})
-        return judge(job, observations, changed, judging)
+    judge: Judge
+    spec: CheckSpec
+    job: Job
+    observations: Sequence[Observation]
+    description: Description
 
-    judgement = judge(job, observations, description, judge_measurements)
-    if judgement.verdict is Verdict.CONFORMS:
-        return (
-            _shown_means(judgement, spec, description, rejudge)
-            or _shown_convention(judgement, spec, job, description)
-            or _shown_selection(judgement, spec, description, rejudge)
-            or judgement
-        )
-    if judgement.verdict is Verdict.MISMATCH:
-        return (
-            _deliberate(judgement, description)
-            or _pooled(judgement, spec, description, rejudge)
-            or _mean_of_means(judgement, spec, description)
-            or _other_answer(judgement, description, rejudge)
-            or _other_tokens(judgement, spec, description, rejudge)
-            or judgement
-        )
-    return judgement
+    def declaring(self, declared: dict[str, Convention]) -> _Judged:
+        """The same observations, with other conventions declared."""
+        return replace(self, description=_declaring(self.description, declared))
+
+    def judged_by(
+        self, declared: dict[str, Convention], judging: Judging = judge_measurements
+    ) -> Judgement:
+        """The judgement by other conventions."""
+        description = _declaring(self.description, declared)
+        return self.judge(self.job, self.observations, description, judging)
+
+    def verdict_by(self, declared: dict[str, Convention]) -> Verdict:
+        """The verdict by other conventions, without an explanation."""
+        return self.judged_by(declared, verdict_alone).verdict
+
+    def is_right_by(self, declared: dict[str, Convention]) -> bool:
+        """Whether everything is right by other conventions."""
+        return self.verdict_by(declared) is Verdict.CONFORMS
+
+    def judgement(self) -> Judgement:
+        """The judgement by the declared conventions, or by others that may be right as well."""
+        judgement = self.judged_by({})
+        if judgement.verdict is Verdict.CONFORMS:
+            shown = self._shown_means() or self._shown_convention() or self._shown_selection()
+            found = shown and replace(judgement, verdict=Verdict.ADVICE, diagnosis=shown)
+            return found or judgement
+        if judgement.verdict is Verdict.MISMATCH:
+            return (
+                _deliberate(judgement, self.description)
+                or self._pooled(judgement)
+                or self._other_answer(judgement)
+                or judgement
+            )
+        return judgement
+
+    def _pooled(self, judgement: Judgement) -> Judgement | None:
+        """The judgement of a pooled number where a mean of micro-batch means is declared."""
+        for pooled in _pooling(self.spec, self.description):
+            if self.is_right_by(pooled):
+                other = self.judged_by(pooled)
+                return replace(other, expected=(*judgement.expected, *other.expected))
+        return None
+
+    def _other_answer(self, judgement: Judgement) -> Judgement | None:
+        """Advice on another answer than the assumed one, if everything is right by it."""
+        found = _mean_of_means(judgement, self.spec, self.description)
+        if found is None:
+            found = next((said for said, other in self._others() if self.is_right_by(other)), None)
+        return None if found is None else advice(found, judgement.expected)
+
+    def _others(self) -> Iterator[tuple[Diagnosis, dict[str, Convention]]]:
+        """Yield answers that are not assumed, then tokens of an estimator that are not."""
+        for name, other in _other_answers(self.description):
+            yield _answer_diagnosis(name, other.value), {name: other}
+        for tokens, declared in _tokens_of_estimators(self.spec, self.description):
+            yield _token_set_diagnosis(tokens), declared
+
+    def _shown_means(self) -> Diagnosis | None:
+        """A logged mean of means that is assumed, if the step tells it from a pooled one."""
+        if not _is_undocumented_log(self.spec, self.description):
+            return None
+        pooling = _pooling(self.spec, self.description)
+        wrong = (one for one in pooling if self.verdict_by(one) is Verdict.MISMATCH)
+        return next((_mean_diagnosis(self.judged_by(one)) for one in wrong), None)
+
+    def _shown_convention(self) -> Diagnosis | None:
+        """An assumed convention that the weights of a policy loss or advantages show."""
+        if self.spec.metric is not None:
+            return None
+        if self.spec.objective in OF_GROUPS:
+            return _shown_of_groups(self.job, self.description)
+        if self.spec.objective not in (Objective.POLICY, Objective.REJECTION):
+            return None
+        for name, other in _other_answers(self.description):
+            ratios = _ratios(self.job, self.description, {name: other})
+            if ratios is not None:
+                return _answer_diagnosis(name, self.description.declared[name].value, ratios)
+        return None
+
+    def _shown_selection(self) -> Diagnosis | None:
+        """Tokens that are assumed to be selected within micro-batches, if a step shows it."""
+        convention = self.description.declared.get("selected")
+        if self.spec.objective not in SELECTING or not isinstance(convention, Assumed):
+            return None
+        if self.is_right_by({"selected": Assumed(ComparedTokens.STEP)}):
+            return None
+        return _answer_diagnosis("selected", convention.value)
+
+
+def _declaring(description: Description, declared: dict[str, Convention]) -> Description:
+    return replace(description, declared={**description.declared, **declared})
 
 
 def _deliberate(judgement: Judgement, description: Description) -> Judgement | None:
@@ -213,21 +277,7 @@ def _deliberate(judgement: Judgement, description: Description) -> Judgement | N
                 source = f"documented in {convention.where}"
             words = f"{diagnosis.explanation}; on purpose, as {convention.value}, which is {source}"
             found = diagnosis.model_copy(update={"name": name, "explanation": words, "also": []})
-            return Judgement(verdict=Verdict.ADVICE, diagnosis=found, expected=judgement.expected)
-    return None
-
-
-def _pooled(
-    judgement: Judgement,
-    spec: CheckSpec,
-    description: Description,
-    rejudge: Rejudge,
-) -> Judgement | None:
-    """The judgement of a pooled number where a mean of micro-batch means is declared."""
-    for pooled in _pooling(spec, description):
-        if rejudge(pooled, verdict_alone).verdict is Verdict.CONFORMS:
-            other = rejudge(pooled, judge_measurements)
-            return replace(other, expected=(*judgement.expected, *other.expected))
+            return advice(found, judgement.expected)
     return None
 
 
@@ -267,8 +317,8 @@ def _is_undocumented_log(spec: CheckSpec, description: Description) -> bool:
 
 def _mean_of_means(
     judgement: Judgement, spec: CheckSpec, description: Description
-) -> Judgement | None:
-    """Advice on a logged mean of means; None if it is another number or documented otherwise.
+) -> Diagnosis | None:
+    """A logged mean of means; None if it is another number or documented otherwise.
 
     Where a mean of means is declared, one that differs from it is another number: padding that is
     averaged in, for example, makes it wrong by either answer.
@@ -278,11 +328,7 @@ def _mean_of_means(
         return None
     if diagnosis is None or not _averages_means(diagnosis):
         return None
-    return Judgement(
-        verdict=Verdict.ADVICE,
-        diagnosis=_mean_diagnosis(judgement),
-        expected=judgement.expected,
-    )
+    return _mean_diagnosis(judgement)
 
 
 def _averages_means(diagnosis: Diagnosis) -> bool:
@@ -296,22 +342,6 @@ def _averages_means(diagnosis: Diagnosis) -> bool:
     return is_of_parts or diagnosis.name in of_units
 
 
-def _shown_means(
-    judgement: Judgement,
-    spec: CheckSpec,
-    description: Description,
-    rejudge: Rejudge,
-) -> Judgement | None:
-    """Advice on a logged mean of means that is assumed, if the step tells it from a pooled one."""
-    if not _is_undocumented_log(spec, description):
-        return None
-    for pooled in _pooling(spec, description):
-        if rejudge(pooled, verdict_alone).verdict is Verdict.MISMATCH:
-            means = _mean_diagnosis(rejudge(pooled, judge_measurements))
-            return replace(judgement, verdict=Verdict.ADVICE, diagnosis=means)
-    return None
-
-
 def _mean_diagnosis(pooled: Judgement) -> Diagnosis:
     """The diagnosis of a number that was held against a pooled one."""
     logged = pooled.logged
@@ -323,72 +353,6 @@ def _mean_diagnosis(pooled: Judgement) -> Diagnosis:
         f" {logged.expected:.7g}: {MISTAKES[MEAN_OF_MEANS].says}",
         numbers={"reported": logged.reported, "pooled": logged.expected},
     )
-
-
-def _shown_convention(
-    judgement: Judgement, spec: CheckSpec, job: Job, description: Description
-) -> Judgement | None:
-    """Advice on an assumed convention that the weights of a policy loss or advantages show."""
-    if spec.objective in OF_GROUPS and spec.metric is None:
-        return _shown_of_groups(judgement, job, description)
-    if spec.metric is not None or spec.objective not in (Objective.POLICY, Objective.REJECTION):
-        return None
-    for name, other in _other_answers(description):
-        ratios = _ratios(job, description, {name: other})
-        if ratios is not None:
-            found = _answer_diagnosis(name, description.declared[name].value, ratios)
-            return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
-    return None
-
-
-def _shown_selection(
-    judgement: Judgement,
-    spec: CheckSpec,
-    description: Description,
-    rejudge: Rejudge,
-) -> Judgement | None:
-    """Advice on tokens that are assumed to be selected within micro-batches, if a step shows it."""
-    convention = description.declared.get("selected")
-    if spec.objective not in SELECTING or not isinstance(convention, Assumed):
-        return None
-    step: dict[str, Convention] = {"selected": Assumed(ComparedTokens.STEP)}
-    if rejudge(step, verdict_alone).verdict is Verdict.CONFORMS:
-        return None
-    found = _answer_diagnosis("selected", convention.value)
-    return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
-
-
-def _other_answer(
-    judgement: Judgement,
-    description: Description,
-    rejudge: Rejudge,
-) -> Judgement | None:
-    """Advice on another answer than the assumed one, if everything is right by it."""
-    for name, other in _other_answers(description):
-        if rejudge({name: other}, verdict_alone).verdict is Verdict.CONFORMS:
-            return Judgement(
-                verdict=Verdict.ADVICE,
-                diagnosis=_answer_diagnosis(name, other.value),
-                expected=judgement.expected,
-            )
-    return None
-
-
-def _other_tokens(
-    judgement: Judgement,
-    spec: CheckSpec,
-    description: Description,
-    rejudge: Rejudge,
-) -> Judgement | None:
-    """Advice on other tokens of an estimator than the assumed ones, if all is right by them."""
-    for others, declared in _tokens_of_estimators(spec, description):
-        if rejudge(declared, verdict_alone).verdict is Verdict.CONFORMS:
-            return Judgement(
-                verdict=Verdict.ADVICE,
-                diagnosis=_token_set_diagnosis(others),
-                expected=judgement.expected,
-            )
-    return None
 
 
 def _tokens_of_estimators(
@@ -421,14 +385,12 @@ def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]
             )
 
 
-def _shown_of_groups(judgement: Judgement, job: Job, description: Description) -> Judgement | None:
-    """Advice on an assumed way to compare rewards, if another one gives other advantages."""
+def _shown_of_groups(job: Job, description: Description) -> Diagnosis | None:
+    """An assumed way to compare rewards, if another one gives other advantages."""
     right = _estimated(job, description)
     for name, other in _other_answers(description):
-        changed = replace(description, declared={**description.declared, name: other})
-        if not np.allclose(_estimated(job, changed), right):
-            found = _answer_diagnosis(name, description.declared[name].value)
-            return replace(judgement, verdict=Verdict.ADVICE, diagnosis=found)
+        if not np.allclose(_estimated(job, _declaring(description, {name: other})), right):
+            return _answer_diagnosis(name, description.declared[name].value)
     return None
 
 
@@ -443,7 +405,7 @@ def _ratios(
     job: Job, description: Description, other: dict[str, Convention]
 ) -> tuple[float, float] | None:
     """The least and largest ratio of a weight to that by another answer; None if all are 1."""
-    changed = replace(description, declared={**description.declared, **other}).conventions
+    changed = _declaring(description, other).conventions
     pairs = [
         [token_weights(step, job.aggregation, one) for one in (description.conventions, changed)]
         for step in job.steps

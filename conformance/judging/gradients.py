@@ -17,18 +17,19 @@ from conformance.expected import loss_terms
 from conformance.expected.term import LossTerm, PolicyDerivative
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.measurement import Measurement
-from conformance.findings.agreement import agreement, direction
+from conformance.findings.agreement import agreement
 from conformance.findings.cause import UNEXPLAINED, TermMistake
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
-    final_weights,
+    advice,
     judge_measurements,
     mismatch,
+    observed_steps,
     step_context,
     unjudged,
+    wrong_gradient,
 )
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Mode
 from reference.losses import corrections, policy_losses
@@ -59,16 +60,13 @@ def judge_combined(
     The error of a token is relative to the sum of its terms' absolute values, as terms may cancel.
     """
     tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
-    batch = ProbedBatch.of(job, description.conventions)
-    measurements: list[Measurement] = []
-    for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
-        context = step_context(job, step_index, observations, description)
-        terms = loss_terms.combined_terms(context, dloss_dlogprob)
-        measurements += (
-            Measurement(terms=terms, observed=weights * dloss_dlogprob, tolerance=tolerance)
-            for weights in final_weights(observations, step_index, job, description.conventions)
-        )
-    return judging(measurements, _error, _wrong)
+    measurements = [
+        Measurement(terms=terms, observed=weights * derivatives, tolerance=tolerance)
+        for context, derivatives, of_ranks in observed_steps(job, observations, description)
+        for terms in [loss_terms.combined_terms(context, derivatives)]
+        for weights in of_ranks
+    ]
+    return judging(measurements, _error, wrong_gradient)
 
 
 def judge_off_policy(
@@ -83,27 +81,26 @@ def judge_off_policy(
     """
     batch = ProbedBatch.of(job, description.conventions)
     measurements: list[Measurement] = []
-    for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
-        context = step_context(job, step_index, observations, description)
+    for context, derivatives, of_ranks in observed_steps(job, observations, description):
         if job.objective is Objective.VALUE_CLIPPED:
             term, condition_number = loss_terms.clipped_value_term(context), 1.0
         else:
-            tokens = batch.policy_tokens_of_step(step_index)
+            tokens = batch.policy_tokens_of_step(context.step_index)
             term = loss_terms.off_policy_term(context, job.objective, tokens)
             condition_number = condition(job.objective, tokens)
         active = context.step.active_tokens
         summed = active.sum() if job.objective in NORMALISED else active.max()
         tolerance = ratio_bound(description.dtype, int(summed), condition_number)
-        divisors = np.where(dloss_dlogprob == 0, 1.0, dloss_dlogprob)
+        divisors = np.where(derivatives == 0, 1.0, derivatives)
         measurements += (
             Measurement(
                 terms=[term],
                 observed=_resolve_ties(term, weights * divisors, tolerance),
                 tolerance=tolerance,
             )
-            for weights in final_weights(observations, step_index, job, description.conventions)
+            for weights in of_ranks
         )
-    return judging(measurements, _error, _wrong)
+    return judging(measurements, _error, wrong_gradient)
 
 
 def _resolve_ties(
@@ -129,24 +126,17 @@ def judge_advantages(
     judging: Judging = judge_measurements,
 ) -> Judgement:
     """Judge the gradient of a policy loss whose advantages the framework computed from rewards."""
-    contexts = [
-        step_context(job, index, observations, description) for index in range(len(job.steps))
-    ]
-    tokens = sum(len(step.mask) for step in job.steps)
-    of_steps = [
-        final_weights(observations, index, job, description.conventions)
-        for index in range(len(job.steps))
-    ]
-    observed = [_advantages(*pair) for pair in zip(contexts, of_steps, strict=True)]
-    terms = loss_terms.advantage_terms(contexts, job.objective, np.concatenate(observed))
+    steps = [*observed_steps(job, observations, description)]
+    contexts = [context for context, _, _ in steps]
+    observed = np.concatenate([_advantages(context, of_ranks) for context, _, of_ranks in steps])
+    terms = loss_terms.advantage_terms(contexts, job.objective, observed)
+    tolerance = ratio_bound(description.dtype, sum(len(step.mask) for step in job.steps))
     measurements = [
-        Measurement(
-            terms=[term], observed=-weights, tolerance=ratio_bound(description.dtype, tokens)
-        )
-        for term, of_ranks in zip(terms, of_steps, strict=True)
+        Measurement(terms=[term], observed=-weights, tolerance=tolerance)
+        for term, (_, _, of_ranks) in zip(terms, steps, strict=True)
         for weights in of_ranks
     ]
-    return judging(measurements, _error, _wrong)
+    return judging(measurements, _error, wrong_gradient)
 
 
 MEGATRONS_OWN = "megatron/core/transformer/moe/router.py (apply_z_loss, _apply_aux_loss)"
@@ -288,7 +278,7 @@ def _judge_loss_per_token(job: Job, routed: int, coefficient: float) -> Judgemen
         f" counted tokens; see {MEGATRONS_OWN}"
     )
     diagnosis = Diagnosis(name="router_losses_per_token", explanation=words)
-    return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis)
+    return advice(diagnosis)
 
 
 def _advantages(
@@ -324,16 +314,3 @@ def _error(measurement: Measurement) -> float | None:
     active = measurement.magnitude > 0
     leaked = 1.0 if off[~active].any() else 0.0
     return float(max((off[active] / measurement.magnitude[active]).max(initial=0.0), leaked))
-
-
-def _wrong(explained: Explained) -> Judgement:
-    measurement = explained.measurement
-    scale, cosine = direction(measurement.observed, measurement.expected)
-    return Judgement(
-        verdict=Verdict.MISMATCH,
-        scale=scale,
-        cosine=cosine,
-        agreement=agreement(measurement.observed, measurement.expected, measurement.magnitude),
-        diagnosis=diagnose(explained),
-        picture=picture(measurement.context, measurement.observed, measurement.expected),
-    )

@@ -17,8 +17,8 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import LARGEST
 from conformance.findings.finding import Behaviour, Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, final_weights, unjudged
-from reference.rounding import TERM_OPERATIONS, reported_bound
+from conformance.judging.weights import Judgement, advice, mismatch, not_run, observed_steps
+from reference.rounding import TERM_OPERATIONS, reported_bound, weight_bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from conformance.laws.law import Law
     from conformance.ranks.pool import Crashed
 
+    Gradients = NDArray[np.float64]
     Run = tuple[Job, Sequence[Observation]]
     Changes = dict[str, tuple[float, float]]
     """The numbers of each name before and after."""
 
-
-MASKED_VALUES_CRASH = "masked_values_crash"
 
 MOST_NAMED = 3
 """The most numbers that an explanation names."""
@@ -44,42 +43,41 @@ def judge_gradient(
     law: Law, before: Run, after: Run, description: Description, tolerance: float
 ) -> Judgement | None:
     """Advice if a token has another gradient in each step, though both are right by conventions."""
-    one, other = _gradients(before, after, description)
-    if _is_same_gradient(one, other, tolerance):
+    pair = differing_gradients(before, after, description, tolerance)
+    if pair is None:
         return None
+    one, other = pair
     ratios = other[one != 0] / one[one != 0]
     explanation = (
         f"by the framework's conventions a token's gradient is {ratios.min():.4g} to"
         f" {ratios.max():.4g} times what it was when {law.says}"
     )
-    diagnosis = Diagnosis(name=law.mistake, explanation=explanation)
-    return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis)
+    return advice(Diagnosis(name=law.mistake, explanation=explanation))
 
 
-def changed_gradient(
-    before: Run, after: Run, description: Description, tolerance: float
-) -> Changes:
+def changed_gradient(before: Run, after: Run, description: Description) -> Changes:
     """The gradient of the first token that has another one, before and after."""
-    one, other = _gradients(before, after, description)
-    if _is_same_gradient(one, other, tolerance):
+    tolerance = weight_bound(description.dtype)
+    pair = differing_gradients(before, after, description, tolerance)
+    if pair is None:
         return {}
-    first = np.flatnonzero(~np.isclose(one, other, rtol=tolerance, atol=0.0, equal_nan=True))[0]
-    return {"gradient": (one[first], other[first])}
+    differs = ~np.isclose(*pair, rtol=tolerance, atol=0.0, equal_nan=True)
+    one, other = (gradients[differs][0] for gradients in pair)
+    return {"gradient": (one, other)}
 
 
-def _gradients(
-    before: Run, after: Run, description: Description
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The gradients of each token that both steps have, on each rank that both have."""
+def differing_gradients(
+    before: Run, after: Run, description: Description, tolerance: float
+) -> tuple[Gradients, Gradients] | None:
+    """The gradients of each token and rank that both steps have; None if they are the same."""
     old, new = (_gradient_by_name(*run, description) for run in (before, after))
     common = sorted(old.keys() & new.keys())
     one, other = (np.array([of[name] for name in common]) for of in (old, new))
-    return one, other
+    return None if is_same_gradient(one, other, tolerance) else (one, other)
 
 
-def _is_same_gradient(
-    one: NDArray[np.float64], other: NDArray[np.float64], tolerance: float
-) -> bool:
+def is_same_gradient(one: Gradients, other: Gradients, tolerance: float) -> bool:
+    """Whether two gradients are the same, within a tolerance of both relative to the largest."""
     largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
     return np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest, equal_nan=True)
 
@@ -90,10 +88,7 @@ def _gradient_by_name(
     """The gradient of each rank and name of a token, over all steps."""
     names = np.concatenate(ProbedBatch(job.steps).names).tolist()
     found: defaultdict[tuple[int, int], float] = defaultdict(float)
-    of_steps = [
-        final_weights(observations, index, job, description.conventions)
-        for index in range(len(job.steps))
-    ]
+    of_steps = [of_ranks for _, _, of_ranks in observed_steps(job, observations, description)]
     for rank, weights in enumerate(zip(*of_steps, strict=True)):
         for name, weight in zip(names, np.concatenate(weights).tolist(), strict=True):
             found[rank, name] += weight  # a masked token may be of the same name as an active one
@@ -138,9 +133,18 @@ def _pairs(
     before: Sequence[Observation], after: Sequence[Observation]
 ) -> Iterator[tuple[str, float, float]]:
     """Yield each number that both runs log: of one run alone nothing can be said."""
-    for name in sorted(_logged_names(before) & _logged_names(after)):
-        pairs = zip(_numbers(before, name), _numbers(after, name), strict=False)
-        yield from ((name, one, other) for one, other in pairs)
+    old, new = _logged(before), _logged(after)
+    for name in sorted(old.keys() & new.keys()):
+        yield from ((name, one, other) for one, other in zip(old[name], new[name], strict=False))
+
+
+def _logged(run: Sequence[Observation]) -> dict[str, list[float]]:
+    """The numbers that the ranks log, by name and rank by rank."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for one in run:
+        for name, numbers in one.logged.items():
+            found[name] += [number for number in numbers if number is not None]
+    return found
 
 
 def judge_changed(law: Law, changed: Changes, stated: str | None) -> Judgement:
@@ -151,24 +155,21 @@ def judge_changed(law: Law, changed: Changes, stated: str | None) -> Judgement:
         f"`{name}` changes from {one:.6g} to {other:.6g}"
         for name, (one, other) in sorted(changed.items())
     ]
-    return _broken(law, law.mistake, first_of(said), stated)
+    return _broken(law, first_of(said), stated)
 
 
 def judge_crash(law: Law, crash: Crashed, stated: str | None) -> Judgement:
     """Judge a step that crashes after the change alone."""
     if stated is not None:
-        return unjudged(Verdict.CRASHED, crash.message, crash.place)
-    judged = _broken(law, MASKED_VALUES_CRASH, "the step crashes", stated)
+        return not_run(crash)
+    judged = _broken(replace(law, mistake="masked_values_crash"), "the step crashes", stated)
     return replace(judged, message=crash.message, place=crash.place)
 
 
-def _broken(law: Law, name: str, effect: str, stated: str | None) -> Judgement:
+def _broken(law: Law, effect: str, stated: str | None) -> Judgement:
     source = f"see {stated}" if stated else "no document of the framework says that nothing changes"
-    explanation = f"{effect} when {law.says}; {source}"
-    return Judgement(
-        verdict=Verdict.ADVICE if stated is None else Verdict.MISMATCH,
-        diagnosis=Diagnosis(name=name, explanation=explanation),
-    )
+    broken = mismatch(law.mistake, f"{effect} when {law.says}; {source}")
+    return broken if stated else replace(broken, verdict=Verdict.ADVICE)
 
 
 def first_of(said: Iterable[str]) -> str:
@@ -178,31 +179,19 @@ def first_of(said: Iterable[str]) -> str:
     return " and ".join([*named[:MOST_NAMED], *more])
 
 
-def _logged_names(run: Sequence[Observation]) -> set[str]:
-    """The names of all numbers that ranks log."""
-    return {name for one in run for name in one.logged}
-
-
 def behaviour(
     job: Job, observations: Sequence[Observation], description: Description, names: Iterable[str]
 ) -> Behaviour:
     """The result of a job: its gradients, and the first number logged under each of some names."""
     gradients = []
-    for index in range(len(job.steps)):
-        weights = final_weights(observations, index, job, description.conventions)[0]
+    for _, _, (weights, *_) in observed_steps(job, observations, description):
         factors = np.cos(1.0 + np.arange(len(weights)))
         gradients.append((_rounded(np.abs(weights).sum()), _rounded(weights @ factors)))
-    numbers = {name: _numbers(observations, name) for name in sorted(names)}
-    logged = {name: _rounded(of[0]) for name, of in numbers.items() if of}
+    numbers = _logged(observations)
+    logged = {name: _rounded(numbers[name][0]) for name in sorted(names) if numbers.get(name)}
     return Behaviour(gradients=tuple(gradients), logged=logged)
 
 
 def _rounded(value: float) -> float | None:
     """To six digits, as float32 has no more; None if it is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _numbers(run: Sequence[Observation], name: str) -> list[float]:
-    """The numbers that the ranks log under a name, rank by rank."""
-    of_ranks = [one.logged.get(name, ()) for one in run]
-    return [value for numbers in of_ranks for value in numbers if value is not None]

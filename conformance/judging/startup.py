@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
@@ -22,15 +21,15 @@ from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
+from conformance.judging.laws import differing_gradients
 from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
-    final_weights,
     judge_weights,
     largest_error,
     mismatch,
+    observed_steps,
     plain_term,
-    step_context,
 )
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.rounding import weight_bound
@@ -44,11 +43,12 @@ if TYPE_CHECKING:
     from adapters.contract.job import Setting
     from conformance.corpus.configurations import LogCase
     from conformance.expected.step_context import StepContext
+    from conformance.judging.laws import Run
     from conformance.ranks.log_process import LogOutcome
+    from conformance.ranks.pool import Crashed
     from reference.step import Step
 
-    Run = Callable[[Job], Sequence[Observation] | None]
-
+    Ask = Callable[[Job], Sequence[Observation] | None]
 
 TERM_KL = ("KL", KL_COEFFICIENT)
 
@@ -65,20 +65,15 @@ def by_own_rules(
     """
     if judgement.verdict in NOT_BROKEN:
         return judgement
-    stated = description.rules.get(case.rule)
-    if stated is not None:
-        return _extend_explanation(judgement, f"; the rule is stated in {stated}")
-    advice = replace(judgement, verdict=Verdict.ADVICE)
-    return _extend_explanation(
-        advice, f"; the rule is {case.origin}'s, and this framework states none"
-    )
-
-
-def _extend_explanation(judgement: Judgement, words: str) -> Judgement:
     assert judgement.diagnosis is not None
-    explanation = f"{judgement.diagnosis.explanation}{words}"
-    diagnosis = judgement.diagnosis.model_copy(update={"explanation": explanation})
-    return replace(judgement, diagnosis=diagnosis)
+    stated, advised = description.rules.get(case.rule), judgement
+    source = f"the rule is stated in {stated}"
+    if stated is None:
+        source = f"the rule is {case.origin}'s, and this framework states none"
+        advised = replace(judgement, verdict=Verdict.ADVICE)
+    words = f"{judgement.diagnosis.explanation}; {source}"
+    diagnosis = judgement.diagnosis.model_copy(update={"explanation": words})
+    return replace(advised, diagnosis=diagnosis)
 
 
 def judge_ignored(ignored: Collection[Setting], message: str | None = None) -> Judgement:
@@ -91,7 +86,7 @@ def judge_ignored(ignored: Collection[Setting], message: str | None = None) -> J
     return replace(mismatch("configuration_ignored", words), message=message)
 
 
-def ignored_settings(description: Description, layout: Layout, run: Run) -> frozenset[Setting]:
+def ignored_settings(description: Description, layout: Layout, run: Ask) -> frozenset[Setting]:
     """The declared settings that change nothing where they must.
 
     ``run`` returns the observations of a job, or None if it did not run.
@@ -101,24 +96,23 @@ def ignored_settings(description: Description, layout: Layout, run: Run) -> froz
         for setting, trial in TRIALS.items()
         if setting in description.configurations
         and (modes := [mode for mode in trial.modes if mode in description.modes])
-        and all(_is_ignored(trial.job(mode, layout), run) for mode in modes)
+        and all(_is_ignored(trial.job(mode, layout), run, description) for mode in modes)
     )
 
 
-def _is_ignored(job: Job, run: Run) -> bool:
+def _is_ignored(job: Job, run: Ask, description: Description) -> bool:
     """Whether a job's weights are those of the default configuration, bit for bit."""
     configured, default = run(job), run(replace(job, configuration=DEFAULT_CONFIGURATION))
-    return (
-        configured is not None
-        and default is not None
-        and all(np.array_equal(*pair) for pair in _paired_weights(configured, default))
-    )
+    if configured is None or default is None:
+        return False
+    return differing_gradients((job, default), (job, configured), description, 0.0) is None
 
 
-def judge_crash(case: ConfigCase, message: str, place: str | None) -> Judgement:
+def judge_crash(case: ConfigCase, crash: Crashed) -> Judgement:
     """Judge a configuration that the framework accepts at startup and then crashes with."""
-    words = f"{case.says} passes startup validation, and the run fails later: {first_line(message)}"
-    return replace(mismatch("fails_later", words), message=message, place=place)
+    failure = first_line(crash.message)
+    words = f"{case.says} passes startup validation, and the run fails later: {failure}"
+    return replace(mismatch("fails_later", words), message=crash.message, place=crash.place)
 
 
 def judge_refusal(case: ConfigCase, message: str, description: Description) -> Judgement:
@@ -148,7 +142,7 @@ def judge_acceptance(
     if case.demand is Demand.REFUSE:
         return _accepted(case, job, observations, description)
     if case.demand in (Demand.SAME, Demand.DEFAULT):
-        return _same(case, observations, plain)
+        return _same(case, (job, plain), (job, observations), description)
     if case.demand is Demand.ONE_DIVISOR:
         return _divided(case, job, observations, description)
     return _reduced(case, job, observations, description)
@@ -189,14 +183,11 @@ def _term_words(
     Its weights are the gradient less that of the policy loss.
     """
     name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if case.configuration.entropy else TERM_KL
-    policy = step_context(job, 0, observations, description)
-    batch = ProbedBatch.of(job, description.conventions)
-    dloss_dlogprob = batch.dloss_dlogprob
-    observed = final_weights(observations, 0, job, description.conventions)[0]
-    left = (observed - policy.expected) * dloss_dlogprob / coefficient
+    policy, derivatives, (observed, *_) = next(observed_steps(job, observations, description))
+    left = (observed - policy.expected) * derivatives / coefficient
     context = policy.of_term(AuxiliaryAggregation.SAMPLE_MEAN)
     active = context.expected > 0
-    amplified = np.abs(dloss_dlogprob / coefficient)[active] * policy.expected[active]
+    amplified = np.abs(derivatives / coefficient)[active] * policy.expected[active]
     tolerance = weight_bound(description.dtype, terms=2) * float(
         1 + (amplified / context.expected[active]).max(initial=0.0)
     )
@@ -209,27 +200,15 @@ def _term_words(
     return f"of its {name} term, which would be a mean over samples, {found.explanation}"
 
 
-def _same(
-    case: ConfigCase, observations: Sequence[Observation], plain: Sequence[Observation]
-) -> Judgement:
-    pairs = _paired_weights(observations, plain)
-    if all(np.array_equal(mine, other) for mine, other in pairs):
+def _same(case: ConfigCase, plain: Run, configured: Run, description: Description) -> Judgement:
+    """Judge weights by those of the default configuration, bit for bit."""
+    pair = differing_gradients(plain, configured, description, 0.0)
+    if pair is None:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
-    mine, other = (np.concatenate(weights) for weights in zip(*pairs, strict=True))
+    other, mine = pair
     error = largest_error(mine, np.abs(other))
     wrong = mismatch("not_the_same", f"{case.says}, and some weights differ", error)
     return replace(wrong, agreement=agreement(mine, other))
-
-
-def _paired_weights(
-    observations: Sequence[Observation], others: Sequence[Observation]
-) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """The weights of each rank and step in two jobs."""
-    return [
-        (mine, other)
-        for ours, theirs in zip(observations, others, strict=True)
-        for mine, other in zip(ours.token_weights, theirs.token_weights, strict=True)
-    ]
 
 
 def _divided(
@@ -238,9 +217,9 @@ def _divided(
     """Judge a divisor that the framework chooses: the same one for all active tokens of a step."""
     tolerance = weight_bound(description.dtype)
     worst = 0.0
-    for step_index, step in enumerate(job.steps):
-        for observed in final_weights(observations, step_index, job, description.conventions):
-            of_sums = observed[step.mask] * step.size
+    for context, _, of_ranks in observed_steps(job, observations, description):
+        for observed in of_ranks:
+            of_sums = observed[context.step.mask] * context.step.size
             smallest, largest = float(of_sums.min()), float(of_sums.max())
             if not smallest > 0:
                 return mismatch("tokens_missing", f"{case.says}, and some active tokens weigh 0")
@@ -249,11 +228,8 @@ def _divided(
                 divisors = f"{1 / largest:.6g} to {1 / smallest:.6g}"
                 words = f"{case.says}, and tokens of one step are divided by {divisors}"
                 middle = Aggregation(Mode.CONSTANT, 1 / float(of_sums.mean()))
-                of_middle = replace(job, aggregation=middle)
-                context = step_context(of_middle, step_index, observations, description)
-                measurement = Measurement(
-                    terms=[plain_term(context)], observed=observed, tolerance=tolerance
-                )
+                term = plain_term(replace(context, aggregation=middle))
+                measurement = Measurement(terms=[term], observed=observed, tolerance=tolerance)
                 return replace(_several_divisors(measurement, words), error=error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=2 * tolerance)
@@ -295,14 +271,13 @@ def _reduced(
     """Judge a custom reducer: its sums, divided by the step's tokens or samples."""
     tolerance = weight_bound(description.dtype)
     worst = 0.0
-    for step_index, step in enumerate(job.steps):
-        expected = reducer_weights(step, job.aggregation.mode)
-        for observed in final_weights(observations, step_index, job, description.conventions):
+    for context, _, of_ranks in observed_steps(job, observations, description):
+        expected = reducer_weights(context.step, job.aggregation.mode)
+        for observed in of_ranks:
             error = largest_error(observed, expected)
             if error is None or error > tolerance:
                 mode = judge_weights(job, observations, description)
                 wrong = _not_reduced(case, mode, observed, expected)
-                context = step_context(job, step_index, observations, description)
                 return replace(_measured_mismatch(wrong, context, observed, expected), error=error)
             worst = max(worst, error)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)

@@ -23,11 +23,12 @@ from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture
 from conformance.judging.rescaling import rescalings
+from conformance.ranks.pool import Crashed
 from reference.aggregation import Mode, SampleUnit
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Behaviour, Logged, Picture
     from conformance.judging.rescaling import Rescaling
+    from conformance.ranks.messages import Declined
     from reference.aggregation import Conventions
     from reference.step import Step
 
+    Array = NDArray[np.float64]
     ErrorOf = Callable[[Measurement], float | None]
     Wrong = Callable[[Explained], "Judgement"]
     Judging = Callable[[Sequence[Measurement], ErrorOf, Wrong], "Judgement"]
@@ -94,10 +97,21 @@ def unjudged(verdict: Verdict, message: str, place: str | None = None) -> Judgem
     return Judgement(verdict=verdict, tolerance=None, message=message, place=place)
 
 
+def not_run(outcome: Declined | Crashed) -> Judgement:
+    """The judgement of a job that did not run, in the framework's own words."""
+    place = outcome.place if isinstance(outcome, Crashed) else None
+    return unjudged(Verdict(outcome.verdict), outcome.message, place)
+
+
 def mismatch(name: str, explanation: str, error: float | None = None) -> Judgement:
     """A mismatch with a diagnosis."""
     diagnosis = Diagnosis(name=name, explanation=explanation)
     return Judgement(verdict=Verdict.MISMATCH, error=error, diagnosis=diagnosis)
+
+
+def advice(diagnosis: Diagnosis, expected: tuple[ExpectedNumber, ...] = ()) -> Judgement:
+    """Advice in place of a mismatch, whose numbers it has no use for."""
+    return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis, expected=expected)
 
 
 def judge_measurements(
@@ -160,7 +174,7 @@ def _worst(
     if worst.verdict is Verdict.CONFORMS and len(judged) < len(measurements):
         words = "the optimizer step is skipped, as its gradient is NaN or infinite; none of its"
         skipped = Diagnosis(name="step_skipped", explanation=f"{words} tokens is active")
-        worst = Judgement(verdict=Verdict.ADVICE, diagnosis=skipped)
+        worst = advice(skipped)
     contexts = dict.fromkeys(term.context for one in measurements for term in one.terms)
     return replace(worst, expected=tuple(context.fingerprint for context in contexts))
 
@@ -176,18 +190,24 @@ def judge_weights(
     The error of an active token is relative and bounded; an inactive token must weigh exactly 0.
     """
     tolerance = weight_bound(description.dtype)
+    metric = loss_terms.trained_term(job.objective)
+    measurements = [
+        Measurement(terms=[term], observed=weights, tolerance=tolerance, derivatives=derivatives)
+        for context, derivatives, of_ranks in observed_steps(job, observations, description)
+        for term in [plain_term(context, metric)]
+        for weights in of_ranks
+    ]
+    return judging(measurements, _error, wrong_gradient)
+
+
+def observed_steps(
+    job: Job, observations: Sequence[Observation], description: Description
+) -> Iterator[tuple[StepContext, Array, list[Array]]]:
+    """Yield each step with the derivatives of its losses and the weights on each rank: [tokens]."""
     batch = ProbedBatch.of(job, description.conventions)
-    measurements: list[Measurement] = []
-    for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
-        context = step_context(job, step_index, observations, description)
-        term = plain_term(context, loss_terms.trained_term(job.objective))
-        measurements += (
-            Measurement(
-                terms=[term], observed=observed, tolerance=tolerance, derivatives=dloss_dlogprob
-            )
-            for observed in final_weights(observations, step_index, job, description.conventions)
-        )
-    return judging(measurements, _error, _wrong)
+    for index, derivatives in enumerate(batch.split(batch.dloss_dlogprob)):
+        context = step_context(job, index, observations, description)
+        yield context, derivatives, final_weights(observations, index, job, description.conventions)
 
 
 def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:
@@ -199,16 +219,18 @@ def _error(measurement: Measurement) -> float | None:
     return largest_error(measurement.observed, measurement.context.expected)
 
 
-def _wrong(explained: Explained) -> Judgement:
-    context, observed = explained.measurement.context, explained.measurement.observed
-    scale, cosine = direction(observed, context.expected)
+def wrong_gradient(explained: Explained) -> Judgement:
+    """The mismatch of a gradient, with its size, its direction and its picture."""
+    measurement = explained.measurement
+    observed, expected = measurement.observed, measurement.expected
+    scale, cosine = direction(observed, expected)
     return Judgement(
         verdict=Verdict.MISMATCH,
-        agreement=agreement(observed, context.expected),
+        agreement=agreement(observed, expected, measurement.magnitude),
         scale=scale,
         cosine=cosine,
         diagnosis=diagnose(explained),
-        picture=picture(context, observed, context.expected),
+        picture=picture(measurement.context, observed, expected),
     )
 
 

@@ -3,7 +3,7 @@
 A law changes the rows of each step, or the job that trains them. Gradients are held against the
 reference after the change as before it. Every number that is logged must stay what it was, whether
 or not a check knows it, except times and counts, which no value of a batch moves, and rewards where
-these are what changes. `conformance.laws.poison` has the laws of values that nothing may depend on.
+these are what changes. `conformance.laws.altered` has the laws of columns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract.batch.token_values import NEW_NAME
+from adapters.contract.job import Defaults
 from adapters.contract.objective import Objective
 from conformance.laws.rows import Row, rows_of, step_of
 from reference.aggregation import Mode
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from adapters.contract import Job, Layout
-    from adapters.contract.job import Poison
+    from adapters.contract.job import Column, Poison
 
     Rows = Sequence[Row]
     Change = Callable[[Rows], Rows]
@@ -40,6 +41,8 @@ OF_LOSSES = (
 
 OF_ROLLOUTS = (Objective.GROUP_NORMALISED, Objective.REINFORCE_PP, Objective.GAE)
 """Numbers that frameworks log of rewards, advantages and a critic."""
+
+OF_ALL = (*OF_LOSSES, *OF_ROLLOUTS)
 
 OF_REWARDS = (
     Objective.GROUP_NORMALISED,
@@ -86,7 +89,7 @@ class Law:
     fits: Fits = _any
     """The layouts that it can be seen on."""
 
-    objectives: tuple[Objective, ...] = (*OF_LOSSES, *OF_ROLLOUTS)
+    objectives: tuple[Objective, ...] = OF_ALL
     """The objectives that are trained to look at it."""
 
     mode: Mode | None = None
@@ -101,17 +104,14 @@ class Law:
     poison: Poison | None = None
     """The values that the change puts into a column where nothing may depend on them."""
 
-    @property
-    def is_repetition(self) -> bool:
-        """Whether nothing changes but what was trained before."""
-        return self.after is self.before is unchanged
+    attached: Column | None = None
+    """The column to which the change gives a gradient, that must stay 0."""
 
 
 @lru_cache(maxsize=256)  # steps are equal if they are the same
 def _with_rows(job: Job, change: Change) -> Job:
-    is_rejecting = job.rejects
-    changed = [change(rows) for rows in rows_of(job.steps)]
-    return replace(job, steps=tuple(step_of(rows, is_rejecting=is_rejecting) for rows in changed))
+    changed = (change(rows) for rows in rows_of(job.steps))
+    return replace(job, steps=tuple(step_of(rows, is_rejecting=job.rejects) for rows in changed))
 
 
 def with_other_values(job: Job) -> Job:
@@ -130,13 +130,17 @@ def _other_values(rows: Rows) -> Rows:
 
 def _one_more_rejected(rows: Rows) -> Rows:
     """Rows with one more rejected token, if any are rejected."""
-    kept = [row.mask.sum() > 1 and np.array_equal(row.mask, row.original_mask) for row in rows]
-    if not any(kept) or all(np.array_equal(row.mask, row.original_mask) for row in rows):
+    whole = [one for one in rows if np.array_equal(one.loss_mask, one.original_mask)]
+    row = next((one for one in whole if one.loss_mask.sum() > 1), None)
+    if row is None or len(whole) == len(rows):
         return rows
-    index = kept.index(True)
-    mask = rows[index].mask.copy()
-    mask[np.flatnonzero(mask)[-1]] = False
-    return [*rows[:index], replace(rows[index], mask=mask), *rows[index + 1 :]]
+    mask = row.loss_mask.copy()
+    mask[_last_active(row)] = False
+    return [replace(one, loss_mask=mask) if one is row else one for one in rows]
+
+
+def _last_active(row: Row) -> int:
+    return int(np.flatnonzero(row.loss_mask)[-1])
 
 
 def _other_rewards(rows: Rows) -> Rows:
@@ -151,7 +155,7 @@ def with_other_rewards(job: Job) -> Job:
 LAWS: dict[str, Law] = {}
 
 
-def _cut(name: str, says: str, fits: Fits, *objectives: Objective, **uncut: Any) -> None:
+def _cut(name: str, says: str, fits: Fits, objectives: tuple[Objective, ...], **uncut: Any) -> None:
     """Record a law of cuts, with the sizes of a layout without its own cut."""
     LAWS[name] = Law(
         name=name,
@@ -163,31 +167,12 @@ def _cut(name: str, says: str, fits: Fits, *objectives: Objective, **uncut: Any)
     )
 
 
-_cut(
-    "cut",
-    "the step is cut",
-    _is_cut,
-    *OF_LOSSES,
-    *OF_ROLLOUTS,
-    **dict.fromkeys(("dp", "cp", "tp", "pp", "micro_batches"), 1),
-)
-_cut(
-    "cut_sequences",
-    "sequences are cut",
-    lambda layout: layout.cp > 1,
-    Objective.OFF_POLICY,
-    Objective.SEQUENCE_MASKED,
-    cp=1,
-)
-_cut(
-    "cut_model",
-    "the model is cut",
-    lambda layout: layout.tp * layout.pp > 1,
-    Objective.OFF_POLICY,
-    Objective.COMBINED,
-    tp=1,
-    pp=1,
-)
+OF_SEQUENCES = (Objective.OFF_POLICY, Objective.SEQUENCE_MASKED)
+OF_MODELS = (Objective.OFF_POLICY, Objective.COMBINED)
+
+_cut("cut", "the step is cut", _is_cut, OF_ALL, dp=1, cp=1, tp=1, pp=1, micro_batches=1)
+_cut("cut_sequences", "sequences are cut", lambda one: one.cp > 1, OF_SEQUENCES, cp=1)
+_cut("cut_model", "the model is cut", lambda one: one.tp * one.pp > 1, OF_MODELS, tp=1, pp=1)
 
 
 def _law(mistake: str, says: str, **others: Any) -> Callable[[Change], Change]:
@@ -229,13 +214,13 @@ def masked_token_first(rows: Rows) -> Rows:
 @_law("depends_on_masked_tokens", "a masked token is put into a response")
 def masked_token_within(rows: Rows) -> Rows:
     """As where a tool answers between two turns."""
-    return _with_masked_token(rows, lambda row: int(np.flatnonzero(row.mask)[-1]))
+    return _with_masked_token(rows, _last_active)
 
 
 @_law("depends_on_masked_tokens", "a masked token is appended to a response")
 def masked_token_last(rows: Rows) -> Rows:
     """As where a sample ends with an answer that is not trained on."""
-    return _with_masked_token(rows, lambda row: len(row.mask))
+    return _with_masked_token(rows, lambda row: len(row.tokens))
 
 
 PLACEHOLDERS = 16
@@ -254,7 +239,7 @@ def image_within(rows: Rows) -> Rows:
     Placeholders are masked, and the policy's log-probabilities of them mean nothing. As the sample
     is much longer then, it would be cut and dealt otherwise where its length decides that.
     """
-    return _with_masked_token(rows, lambda row: int(np.flatnonzero(row.mask)[-1]), PLACEHOLDERS)
+    return _with_masked_token(rows, _last_active, PLACEHOLDERS)
 
 
 def _with_masked_token(rows: Rows, place_in: Callable[[Row], int], times: int = 1) -> Rows:
@@ -263,18 +248,17 @@ def _with_masked_token(rows: Rows, place_in: Callable[[Row], int], times: int = 
     It may be there several ``times`` in a row. Where rows are padded to one width, all others have
     more padding. It has no advantage, which some frameworks are given as its reward.
     """
-    lengths = [len(row.mask) if row.mask.any() else 0 for row in rows]
-    index = int(np.argmax(lengths))
-    if not lengths[index]:
+    row = max(rows, key=lambda one: len(one.tokens) if one.loss_mask.any() else 0)
+    if not row.loss_mask.any():
         return rows
-    row, place = rows[index], place_in(rows[index])
+    place = place_in(row)
     longer = replace(
         row,
-        tokens=np.insert(row.tokens, place, [NEW_NAME + index] * times),
-        mask=np.insert(row.mask, place, [False] * times),
+        tokens=np.insert(row.tokens, place, [NEW_NAME + rows.index(row)] * times),
+        loss_mask=np.insert(row.loss_mask, place, [False] * times),
         original_mask=np.insert(row.original_mask, place, [False] * times),
     )
-    return [*rows[:index], longer, *rows[index + 1 :]]
+    return [longer if one is row else one for one in rows]
 
 
 @_law(
@@ -290,14 +274,9 @@ def masked_twins(rows: Rows) -> Rows:
 
 
 def _masked_twin(row: Row) -> Row:
-    masked = np.zeros(len(row.mask), dtype=bool)
-    return replace(
-        row,
-        group=row.group + TWIN,
-        rollout=row.rollout + TWIN,
-        mask=masked,
-        original_mask=masked,
-    )
+    masked = np.zeros(len(row.loss_mask), dtype=bool)
+    group, rollout = row.group + TWIN, row.rollout + TWIN
+    return replace(row, group=group, rollout=rollout, loss_mask=masked, original_mask=masked)
 
 
 @_law(
@@ -322,8 +301,19 @@ def rewards_scaled(rows: Rows) -> Rows:
     return [replace(row, reward=row.reward / 64.0) for row in rows]
 
 
-LAWS["again"] = Law(
+DEFAULTS = Law(
+    name="defaults",
+    mistake="another_default",
+    says="documented defaults are left out",
+    before=partial(replace, defaults=Defaults.TYPED),
+    after=partial(replace, defaults=Defaults.LEFT_OUT),
+    objectives=tuple(Objective),
+)
+"""A law for records of frameworks that document defaults of options."""
+
+AGAIN = Law(
     name="again",
     mistake="depends_on_steps_before",
     says="the same step is trained again after others",
 )
+LAWS[AGAIN.name] = AGAIN

@@ -5,13 +5,13 @@ Each token and sample is named, so that its values follow it into the changed st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adapters.contract.batch.probed_batch import ProbedBatch
-from reference.step import Step
+from reference.step import Sample, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,17 +20,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Row:
-    """A sample: the names of its response tokens, [T], with their masks, and its own name."""
+class Row(Sample):
+    """A sample, its name, and the names of its response tokens: [T]."""
 
     name: int
-    prompt_length: int
-    group: int
+    tokens: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    original_mask: NDArray[np.bool_]
     rollout: int
     reward: float
-    tokens: NDArray[np.int64]
-    mask: NDArray[np.bool_]
-    original_mask: NDArray[np.bool_]
 
 
 def rows_of(steps: Sequence[Step]) -> list[list[Row]]:
@@ -46,7 +44,7 @@ def rows_of(steps: Sequence[Step]) -> list[list[Row]]:
                 rollout=int(step.rollouts[index]),
                 reward=float(next(rewards)),
                 tokens=next(names),
-                mask=step.mask[response],
+                loss_mask=step.mask[response],
                 original_mask=step.mask_before_rejection[response],
             )
             for index, response in enumerate(step.responses)
@@ -57,15 +55,10 @@ def rows_of(steps: Sequence[Step]) -> list[list[Row]]:
 
 def step_of(rows: Sequence[Row], *, is_rejecting: bool) -> Step:
     """The step that has these rows."""
-    original = np.concatenate([row.original_mask for row in rows])
-    return Step(
-        prompt_lengths=np.array([row.prompt_length for row in rows], np.int64),
-        response_lengths=np.array([len(row.tokens) for row in rows], np.int64),
-        mask=np.concatenate([row.mask for row in rows]),
-        original_mask=original if is_rejecting else None,
-        groups=np.array([row.group for row in rows], np.int64),
-        rollouts=np.array([row.rollout for row in rows], np.int64),
-        rewards=np.array([row.reward for row in rows]),
+    step = Step.of(rows)
+    return replace(
+        step,
+        original_mask=step.original_mask if is_rejecting else None,
         token_names=np.concatenate([row.tokens for row in rows]),
         sample_names=np.array([row.name for row in rows], np.int64),
     )

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, Option
-from adapters.contract.job import OVERFLOWS, Column, Place
+from adapters.contract.job import OVERFLOWS, Place
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
@@ -26,8 +26,8 @@ from conformance.corpus.cases import ALL_CASES, CORPUS, ORDERS, REJECTION
 from conformance.corpus.rollouts import ROLLOUTS
 from conformance.findings.finding import FindingId, slug
 from conformance.findings.verdict import Check
-from conformance.laws.law import LAWS
-from conformance.laws.poison import POISONS
+from conformance.laws.altered import CONSTANTS, POISONS
+from conformance.laws.law import DEFAULTS, LAWS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -163,14 +163,8 @@ class CheckSpec:
     is_logged: bool = False
     """Whether all logged numbers are compared where a column is poisoned, and not weights."""
 
-    attached: Column | None = None
-    """The column that must have no gradient."""
-
     law: Law | None = None
     """The change that must not matter."""
-
-    is_of_defaults: bool = False
-    """Whether options that its objective sets elsewhere have their defaults."""
 
     def takes(self, case: Case) -> bool:
         """Whether a case tells something here; of one that is not of the corpus, its masks say."""
@@ -180,15 +174,9 @@ class CheckSpec:
         return rejected == (self.objective in WITH_REJECTION)
 
     @property
-    def is_looked_at_once(self) -> bool:
-        """Whether it is looked at on one layout or two, and not wherever its objective is."""
-        return self.attached is not None or self.law is not None or self.is_of_defaults
-
-    @property
     def is_of_gradient(self) -> bool:
         """Whether it is of the gradient that its objective's job gives."""
-        is_plain = self.metric is None and not self.is_looked_at_once
-        return is_plain and self.check is not Check.SHARDING
+        return self.metric is None and self.law is None and self.check is not Check.SHARDING
 
     @property
     def is_of_advantages(self) -> bool:
@@ -350,83 +338,51 @@ CHECK_SPECS = (
 """All of them, those of one objective next to each other."""
 
 
-def _poison_specs(law: Law) -> Iterator[CheckSpec]:
-    """Yield the checks of a poisoned column: of gradients, and of logged numbers.
-
-    Ratios that overflow where tokens are kept may be logged as they are.
-    """
-    assert law.poison is not None
-    [objective] = law.objectives
-    cases = _cases("uneven_lengths") if objective in FROM_REWARDS else ONE
-    if objective in WITH_REJECTION:
-        cases = (usual_case(objective),)
-    plain = CheckSpec(check=Check.POISON, name=law.name, objective=objective, cases=cases, law=law)
-    yield plain
-    if law.poison.values != OVERFLOWS:
-        yield replace(plain, name=f"logged_{law.name}", is_logged=True)
-
-
-ATTACHED = tuple(
-    CheckSpec(
-        check=Check.NO_GRADIENT,
-        name=name,
-        objective=objective,
-        cases=_cases("uneven_lengths"),
-        attached=column,
-    )
-    for name, objective, column in (
-        ("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
-        ("advantages", Objective.OFF_POLICY, Column.ADVANTAGES),
-        ("rollout_log_probs", Objective.TIS_TOKEN, Column.ROLLOUT_LOG_PROBS),
-        ("reference_log_probs", Objective.KL, Column.REFERENCE_LOG_PROBS),
-        ("reference_log_probs_in_rewards", Objective.REINFORCE_PP, Column.REFERENCE_LOG_PROBS),
-        ("values", Objective.GAE, Column.VALUES),
-        ("teacher_log_probs", Objective.GROUP_CENTRED, Column.TEACHER_LOG_PROBS),
-    )
-)
-"""Each column that a model computes where a loss or an estimator reads it."""
-
-
 def usual_case(objective: Objective) -> Case:
     """A batch that every framework can train on."""
     name = REJECTED_TOKENS if objective in WITH_REJECTION else "split_groups"
     return next(case for case in ALL_CASES if case.name == name)
 
 
-POISONED = tuple(chain.from_iterable(map(_poison_specs, POISONS)))
-"""Each poison, in gradients and in logged numbers: on one layout, and on one with context
-parallelism."""
+def _specs_of_column(law: Law) -> Iterator[CheckSpec]:
+    """Yield the checks of an altered column: of gradients, and with poison of logged numbers.
+
+    Ratios that overflow where tokens are kept may be logged as they are.
+    """
+    [objective] = law.objectives
+    cases = _cases("uneven_lengths") if law.attached or objective in FROM_REWARDS else ONE
+    if objective in WITH_REJECTION:
+        cases = (usual_case(objective),)
+    check = Check.NO_GRADIENT if law.attached else Check.POISON
+    plain = CheckSpec(check=check, name=law.name, objective=objective, cases=cases, law=law)
+    yield plain
+    if law.poison and law.poison.values != OVERFLOWS:
+        yield replace(plain, name=f"logged_{law.name}", is_logged=True)
+
+
+ALTERED = tuple(chain.from_iterable(map(_specs_of_column, (*POISONS, *CONSTANTS))))
+"""Each altered column, on one layout and on one with context parallelism: poison in gradients and
+in logged numbers, and gradients of constants."""
+
+
+def _usual(check: Check, name: str, objective: Objective, law: Law) -> CheckSpec:
+    return CheckSpec(
+        check=check, name=name, objective=objective, cases=(usual_case(objective),), law=law
+    )
 
 
 LAWFUL = tuple(
-    CheckSpec(
-        check=Check.LAWS,
-        name=f"{law.name}_{objective}",
-        objective=objective,
-        cases=(usual_case(objective),),
-        law=law,
-    )
+    _usual(Check.LAWS, f"{law.name}_{objective}", objective, law)
     for objective in dict.fromkeys(chain(*(law.objectives for law in LAWS.values())))
     for law in LAWS.values()
     if objective in law.objectives
 )
 """Each law with every kind of numbers that it is about; those of one objective share steps."""
 
-
-DEFAULTED = tuple(
-    CheckSpec(
-        check=Check.DEFAULTS,
-        name=objective,
-        objective=objective,
-        cases=(usual_case(objective),),
-        is_of_defaults=True,
-    )
-    for objective in Objective
-)
+DEFAULTED = tuple(_usual(Check.DEFAULTS, one, one, DEFAULTS) for one in DEFAULTS.objectives)
 """Each objective, for records of frameworks that document defaults of its options."""
 
-
-ALL_SPECS = (*CHECK_SPECS, *POISONED, *ATTACHED, *LAWFUL, *DEFAULTED)
+ALL_SPECS = (*CHECK_SPECS, *ALTERED, *LAWFUL, *DEFAULTED)
 
 
 def check_spec(slug: str) -> CheckSpec:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Depth, Job, Layout
-from adapters.contract.job import Column, Configuration, Defaults
 from adapters.contract.objective import WITH_REJECTION, Objective
 from conformance.findings.finding import GENERATED
 from conformance.findings.verdict import Check
@@ -41,9 +40,7 @@ class MatrixCell:
     def job_id(self) -> str:
         """Names what runs for the cell; cells of one name share a job."""
         plain = f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
-        if self.spec.law:
-            return f"{plain}/{self.spec.law.says}"
-        return f"{plain}/{self.spec.slug}" if self.spec.is_looked_at_once else plain
+        return f"{plain}/{self.spec.law.says}" if self.spec.law else plain
 
     @property
     def job(self) -> Job:
@@ -63,9 +60,6 @@ class MatrixCell:
             layout=self.layout,
             depth=self.depth,
             objective=self.spec.objective,
-            configuration=Configuration(distils=self.spec.attached is Column.TEACHER_LOG_PROBS),
-            attached=self.spec.attached,
-            defaults=Defaults.LEFT_OUT if self.spec.is_of_defaults else None,
         )
 
 

@@ -13,14 +13,7 @@ from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Check
-from conformance.plan.checks import (
-    ATTACHED,
-    CHECK_SPECS,
-    DEFAULTED,
-    LAWFUL,
-    POISONED,
-    CheckSpec,
-)
+from conformance.plan.checks import ALTERED, CHECK_SPECS, DEFAULTED, LAWFUL, CheckSpec
 from conformance.plan.matrix import AnyMatrixCell, GeneratedCell, LogCell, MatrixCell, StartupCell
 from conformance.plan.quick import Substitutes, pairwise, quick_jobs
 from reference.aggregation import Aggregation, Mode
@@ -230,7 +223,7 @@ class Plan:
     @property
     def cells_apart(self) -> list[MatrixCell]:
         """The cells that are looked at on one layout or two, whatever the size."""
-        return [*self._altered_cells(), *self._lawful_cells(), *self._default_cells()]
+        return [*self._altered_cells(), *self._lawful_cells()]
 
     def _altered_cells(self) -> list[MatrixCell]:
         """On the first layout, and in a full plan on the first with context parallelism as well."""
@@ -242,7 +235,7 @@ class Plan:
             self._cell(mode, case, layout, spec)
             for layout in layouts
             for mode in self.aggregations
-            for spec in (*POISONED, *ATTACHED)
+            for spec in ALTERED
             if spec.is_seen_in_every_mode or mode is self.mode_of_advantages
             for case in spec.cases
             if self._runs(case, layout)
@@ -253,26 +246,14 @@ class Plan:
         if self.depth is not Depth.STEP:
             return []
         by_size = sorted(self.layouts, key=lambda one: (one.world_size, one.micro_batches != 1))
+        defaulted = [spec for spec in DEFAULTED if spec.objective in self.with_defaults]
         return [
             self._cell(mode, case, layout, spec)
-            for spec in LAWFUL
+            for spec in (*LAWFUL, *defaulted)
             if spec.law
             for mode in [spec.law.mode or self.mode_of_advantages]
             if mode in self.aggregations
             for layout in [*filter(spec.law.fits, by_size)][:1]
-            for case in spec.cases
-            if self._runs(case, layout)
-        ]
-
-    def _default_cells(self) -> list[MatrixCell]:
-        """In one mode, each on the smallest layout."""
-        if self.depth is not Depth.STEP:
-            return []
-        layout = min(self.layouts, key=lambda one: (one.world_size, one.micro_batches != 1))
-        return [
-            self._cell(self.mode_of_advantages, case, layout, spec)
-            for spec in DEFAULTED
-            if spec.objective in self.with_defaults
             for case in spec.cases
             if self._runs(case, layout)
         ]

@@ -117,7 +117,7 @@ class Jobs:
         for cell in sorted(
             cells, key=lambda one: one.aggregation.mode is not plan.mode_of_advantages
         ):
-            if cell.spec.is_looked_at_once or type(cell) is not MatrixCell:
+            if cell.spec.law or type(cell) is not MatrixCell:
                 continue
             is_policy = cell.spec.objective is Objective.POLICY
             what = (cell.aggregation.mode, cell.layout) if is_policy else cell.spec.objective
@@ -290,9 +290,8 @@ def _facts(cell: MatrixCell) -> Iterator[Hashable]:
     if isinstance(cell, StartupCell):
         yield slug
         return
-    if cell.spec.is_looked_at_once:
-        what = cell.spec.law.name if cell.spec.law else slug
-        yield from ((what, cell.spec.check), (what,), (cell.spec.objective, cell.spec.check))
+    if law := cell.spec.law:
+        yield from ((law, cell.spec.check), (law,), (cell.spec.objective, cell.spec.check))
         return
     yield slug, mode, cell.layout
     yield slug, mode, cell.layout.micro_batches

@@ -69,7 +69,7 @@ class Controller:
                 self._recorder = FindingRecorder(settings_of(self._config))
             except ConformanceError as error:
                 raise pytest.UsageError(str(error)) from error
-            self._config.add_cleanup(self._recorder.close)
+            self._config.add_cleanup(self._recorder.journal.close)
         return self._recorder
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -191,7 +191,7 @@ class Controller:
                     self._recorder.finish()
             except ConformanceError as error:
                 self._problem = self._unwritten = str(error)
-            self._report = self._recorder.report
+            self._report = self._recorder.journal.made
         if self._problem is not None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         report = self._report
@@ -233,10 +233,9 @@ class Controller:
         """Show the result, the path of the report and the time that the run took."""
         if self._problem is not None:
             terminalreporter.line(f"ERROR: {self._problem}", red=True)
-        if self._recorder is not None and self._recorder.kept is not None:
-            terminalreporter.line(
-                f"an earlier run was killed; what it had found is kept: {self._recorder.kept}"
-            )
+        kept = None if self._recorder is None else self._recorder.journal.kept
+        if kept is not None:
+            terminalreporter.line(f"an earlier run was killed; what it had found is kept: {kept}")
         if self._report is None or self._recorder is None:
             return
         from conformance.views.report_formats import as_text

@@ -154,7 +154,7 @@ class Side:
         carried = [*carried_over.of_causes(self.new_causes(), self._made_cells, self.jobs)]
         for finding in carried_over.renamed(carried, self.findings):
             self.findings[finding.id] = finding
-            self.recorder.replace(finding)
+            self.recorder.journal.replace(finding)
 
     @property
     def _made_cells(self) -> dict[str, MatrixCell]:

@@ -58,7 +58,7 @@ def of_causes(
         return
     for cause in measured[:MOST]:
         own = (cells[name] for name in cause.findings if name in cells)
-        cell = next((one for one in own if not one.spec.is_looked_at_once), None)
+        cell = next((one for one in own if not one.spec.law), None)
         carried = None if cell is None else _carried(cell, cells.values(), jobs)
         if carried is not None:
             yield cause, carried

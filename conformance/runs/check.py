@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from adapters.contract.job import DEFAULT_CONFIGURATION, Defaults
+from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_ROLLOUTS,
@@ -22,16 +22,13 @@ from conformance.judging.advice import (
     judge_by_fixed_mode,
     named_after_option,
 )
-from conformance.judging.attached import judge_attached, judge_attached_crash
 from conformance.judging.conventions import judge_by_conventions
-from conformance.judging.defaults import judge_defaults
 from conformance.judging.gradients import (
     judge_advantages,
     judge_combined,
     judge_off_policy,
     judge_router,
 )
-from conformance.judging.laws import behaviour
 from conformance.judging.metrics import NOT_LOGGED, judge_logged, judge_logged_of_rollouts
 from conformance.judging.startup import (
     NOT_BROKEN,
@@ -43,7 +40,14 @@ from conformance.judging.startup import (
     judge_log,
     judge_refusal,
 )
-from conformance.judging.weights import Judgement, judge_sharding, judge_weights, unjudged
+from conformance.judging.weights import (
+    Judgement,
+    advice,
+    judge_sharding,
+    judge_weights,
+    not_run,
+    unjudged,
+)
 from conformance.plan.matrix import GeneratedCell, LogCell, MatrixCell, StartupCell, may_decline
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran
@@ -77,10 +81,6 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
             return _check_startup(cell, jobs)
         case MatrixCell() if cell.spec.law:
             return judge_law(cell, jobs.outcome(cell), jobs, partial(judge_outcome, jobs=jobs))
-        case MatrixCell() if cell.spec.is_of_defaults:
-            return judge_default_step(cell, jobs)
-        case MatrixCell() if cell.spec.attached:
-            return judge_no_gradient(cell.job, jobs.outcome(cell), jobs)
     return judge_outcome(cell, jobs.outcome(cell), jobs)
 
 
@@ -89,7 +89,7 @@ def job_cells(
 ) -> Iterator[MatrixCell]:
     """Yield cells that are judged by the outcome of their job alone, which may run beforehand."""
     for cell in cells:
-        if type(cell) is not MatrixCell or cell.spec.law:
+        if type(cell) is not MatrixCell or (cell.spec.law and not cell.spec.law.attached):
             continue
         if _missing(cell, description) is None:
             yield cell
@@ -122,11 +122,8 @@ def judge_outcome(
 ) -> Judgement:
     """Judges a cell by what came of its job, or of one that differs from it in an experiment."""
     description = jobs.description
-    if isinstance(outcome, Crashed):
-        advice = _advice_on(outcome, cell.job, description)
-        return advice or _not_trained(cell, outcome, outcome.place, description)
-    if isinstance(outcome, Declined):
-        return _not_trained(cell, outcome, None, description)
+    if not isinstance(outcome, Ran):
+        return _not_trained(cell, outcome, description)
     judgement = judge_by_conventions(
         partial(judge_by_fixed_mode, judge(cell.spec)),
         cell.spec,
@@ -134,40 +131,25 @@ def judge_outcome(
         outcome.observations,
         description,
     )
-    if _lacks_a_metric(judgement) and not _is_read(cell, outcome.observations, jobs):
-        return unjudged(Verdict.NOT_DRIVEN, _not_read(cell))
+    if _is_never_read(judgement, cell, outcome, jobs):
+        words = (
+            f"the adapter reads no {cell.spec.metric}, of ordinary steps neither: this version logs"
+            " it in another place or under another name, if at all"
+        )
+        return unjudged(Verdict.NOT_DRIVEN, words)
     judgement = named_after_option(judgement, cell.job, description)
     judgement = _but_for_rescaling(judgement, cell.job, jobs)
-    return (
-        _with_behaviour(judgement, cell, outcome, jobs) if cell.spec.is_of_gradient else judgement
-    )
+    if not cell.spec.is_of_gradient:
+        return judgement
+    return replace(judgement, behaviour=jobs.behaviour(cell.job, outcome.observations))
 
 
-def _with_behaviour(
-    judgement: Judgement, cell: MatrixCell, outcome: Ran, jobs: SharedJobs
-) -> Judgement:
-    is_logging = any(one.logged for one in outcome.observations)
-    names = jobs.steady_numbers(cell.job) if is_logging else ()
-    given = behaviour(cell.job, outcome.observations, jobs.description, names)
-    return replace(judgement, behaviour=given)
-
-
-def _lacks_a_metric(judgement: Judgement) -> bool:
-    return judgement.diagnosis is not None and judgement.diagnosis.name == NOT_LOGGED
-
-
-def _is_read(cell: MatrixCell, observations: Sequence[Observation], jobs: SharedJobs) -> bool:
-    """Whether the adapter reads a cell's metric off some step of its job, or off ordinary ones."""
-    metric = cell.spec.metric
-    assert metric is not None
-    return reports(metric, observations) or jobs.reads(metric, cell.job)
-
-
-def _not_read(cell: MatrixCell) -> str:
-    return (
-        f"the adapter reads no {cell.spec.metric}, of ordinary steps neither: this version logs it"
-        " in another place or under another name, if at all"
-    )
+def _is_never_read(judgement: Judgement, cell: MatrixCell, outcome: Ran, jobs: SharedJobs) -> bool:
+    """Whether a cell's metric is missing, and the adapter reads it off no step, ordinary or not."""
+    metric, diagnosis = cell.spec.metric, judgement.diagnosis
+    if metric is None or diagnosis is None or diagnosis.name != NOT_LOGGED:
+        return False
+    return not (reports(metric, outcome.observations) or jobs.reads(metric, cell.job))
 
 
 def _but_for_rescaling(judgement: Judgement, job: Job, jobs: SharedJobs) -> Judgement:
@@ -178,28 +160,25 @@ def _but_for_rescaling(judgement: Judgement, job: Job, jobs: SharedJobs) -> Judg
     shown = jobs.rescaling(job) if judgement.rescalings else None
     if shown is None or not any(map(shown.is_same, judgement.rescalings)):
         return judgement
-    return Judgement(verdict=Verdict.ADVICE, diagnosis=shown.diagnosis, expected=judgement.expected)
-
-
-def _advice_on(crash: Crashed, job: Job, description: Description) -> Judgement | None:
-    """Advice on a crash with a batch that the framework never makes itself."""
-    if crash.verdict is not Verdict.CRASHED:
-        return None
-    return advice_on_crash(job, crash.message, description)
+    return advice(shown.diagnosis, judgement.expected)
 
 
 def _not_trained(
-    cell: MatrixCell, outcome: Crashed | Declined, place: str | None, description: Description
+    cell: MatrixCell, outcome: Crashed | Declined, description: Description
 ) -> Judgement:
     """A step that ended in an exception, a hang or the death of a rank, or was declined.
 
-    A framework may refuse what its documents do not promise, and what the contract allows.
+    A framework may refuse what its documents do not promise, and what the contract allows. A crash
+    with a batch that it never makes itself is advice.
     """
-    verdict = Verdict(outcome.verdict)
+    judgement = not_run(outcome)
+    if judgement.verdict is Verdict.CRASHED:
+        never_made = advice_on_crash(cell.job, outcome.message, description)
+        if never_made is not None:
+            return never_made
     is_promised = cell.aggregation.mode in description.promised and not may_decline(cell)
-    if verdict is Verdict.REFUSED and is_promised:
-        verdict = Verdict.DECLINED
-    judgement = unjudged(verdict, outcome.message, place)
+    if judgement.verdict is Verdict.REFUSED and is_promised:
+        judgement = replace(judgement, verdict=Verdict.DECLINED)
     return replace(judgement, clues=clues_of_failure(cell.job))
 
 
@@ -208,40 +187,10 @@ def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Judgement:
     allowed = _why_allowed(case, description)
     if allowed is not None:
         return unjudged(Verdict.UNSUPPORTED, allowed)
-    judged = judge_startup(case, cell.job, jobs)
-    if isinstance(judged, Declined):
-        return unjudged(Verdict.UNSUPPORTED, judged.message)
-    if isinstance(judged, Crashed):
-        judged = judge_crash(case, judged.message, judged.place)
-    judged = by_own_rules(judged, case, description)
+    judged = by_own_rules(judge_startup(case, cell.job, jobs), case, description)
     if judged.verdict not in NOT_BROKEN and (ignored := _ignored(cell, jobs)):
         judged = judge_ignored(ignored, judged.message)
     return judged
-
-
-def judge_default_step(cell: MatrixCell, jobs: SharedJobs) -> Judgement:
-    """Whether a step without options is that with their documented defaults."""
-    left_out = jobs.outcome(cell)
-    typed = jobs.run(replace(cell.job, defaults=Defaults.TYPED))
-    for outcome in (left_out, typed):
-        if not isinstance(outcome, Ran):
-            place = outcome.place if isinstance(outcome, Crashed) else None
-            return _not_trained(cell, outcome, place, jobs.description)
-    assert isinstance(left_out, Ran)
-    assert isinstance(typed, Ran)
-    judgement = judge_defaults(
-        cell.job, left_out.observations, typed.observations, jobs.description
-    )
-    return _with_behaviour(judgement, cell, left_out, jobs)
-
-
-def judge_no_gradient(job: Job, outcome: Ran | Declined | Crashed, jobs: SharedJobs) -> Judgement:
-    """Whether a column that has a gradient gets none."""
-    if isinstance(outcome, Ran):
-        return judge_attached(job, outcome.observations, jobs.description)
-    if isinstance(outcome, Declined) or outcome.verdict is not Verdict.CRASHED:
-        return unjudged(Verdict(outcome.verdict), outcome.message)
-    return judge_attached_crash(job, outcome, jobs.description)
 
 
 def _ignored(cell: StartupCell, jobs: SharedJobs) -> frozenset[Setting]:
@@ -258,58 +207,39 @@ def _why_allowed(case: ConfigCase, description: Description) -> str | None:
     return None if permitted is None else f"{case.says}: allowed by {permitted}"
 
 
-def judge_startup(case: ConfigCase, job: Job, jobs: SharedJobs) -> Judgement | Crashed | Declined:
+def judge_startup(case: ConfigCase, job: Job, jobs: SharedJobs) -> Judgement:
     """Whether a framework refuses what it must, and trains what it must be the same as.
 
-    A crash, or a lack of what the configuration needs, is handed back as it is. If the default
-    configuration does not run either, its own crash or refusal is the verdict.
+    If the default configuration does not run either, its own crash or refusal is the verdict.
     """
-    outcome = jobs.run(job)
-    if isinstance(outcome, Crashed) and outcome.verdict is Verdict.NOT_DRIVEN:
-        return _ordinary(outcome)
+    description, outcome = jobs.description, jobs.run(job)
     if isinstance(outcome, Crashed):
-        return _beyond_the_ordinary(outcome, job, jobs)
+        if outcome.verdict is Verdict.NOT_DRIVEN:
+            return not_run(outcome)
+        default = jobs.run(replace(job, configuration=DEFAULT_CONFIGURATION))
+        if isinstance(default, Crashed):
+            return not_run(default)
+        return judge_crash(case, outcome)
     if isinstance(outcome, Declined):
-        if outcome.verdict == "refused":
-            return judge_refusal(case, outcome.message, jobs.description)
-        return outcome
+        is_refused = outcome.verdict == "refused"
+        return judge_refusal(case, outcome.message, description) if is_refused else not_run(outcome)
     plain: Sequence[Observation] = ()
     if case.demand in (Demand.SAME, Demand.DEFAULT):
-        compared = jobs.run(compared_with(case, job, jobs.description))
+        compared = jobs.run(compared_with(case, job, description))
         if not isinstance(compared, Ran):
-            return _ordinary(compared)
+            return not_run(compared)
         plain = compared.observations
-    return judge_acceptance(case, job, outcome.observations, jobs.description, plain)
-
-
-def _beyond_the_ordinary(crash: Crashed, job: Job, jobs: SharedJobs) -> Crashed | Judgement:
-    """A crash, or that of the default configuration if it crashes too."""
-    ordinary = jobs.run(replace(job, configuration=DEFAULT_CONFIGURATION))
-    return _ordinary(ordinary) if isinstance(ordinary, Crashed) else crash
-
-
-def _ordinary(outcome: Crashed | Declined) -> Judgement:
-    """The judgement of a default configuration that does not run."""
-    place = outcome.place if isinstance(outcome, Crashed) else None
-    return Judgement(verdict=Verdict(outcome.verdict), message=outcome.message, place=place)
-
-
-VERDICTS_ON_LOGS = {"unsupported": Verdict.UNSUPPORTED, "crashed": Verdict.CRASHED}
-"""The verdicts of outcomes that leave nothing to judge of a log."""
+    return judge_acceptance(case, job, outcome.observations, description, plain)
 
 
 def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
     """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
     case, description = cell.log_case, jobs.description
     outcome, optimized = jobs.logs.of(case.name)
-    if outcome.kind in VERDICTS_ON_LOGS:
-        return unjudged(VERDICTS_ON_LOGS[outcome.kind], outcome.message)
+    if outcome.kind in (Verdict.UNSUPPORTED, Verdict.CRASHED):
+        return unjudged(Verdict(outcome.kind), outcome.message)
     judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
-    return replace(
-        judgement,
-        tolerance=None,
-        message=outcome.message or None,
-    )
+    return replace(judgement, tolerance=None, message=outcome.message or None)
 
 
 def _missing(cell: MatrixCell, description: Description) -> str | None:
@@ -319,8 +249,8 @@ def _missing(cell: MatrixCell, description: Description) -> str | None:
     if cell.aggregation.mode not in description.modes:
         alone = ", and advantages are looked at in no other unless --modes chooses one"
         return f"no mode {cell.aggregation.mode}{alone if cell.spec.is_of_advantages else ''}"
-    attached = cell.spec.attached
-    if attached is not None and f"no_gradient.{attached}" not in description.rules:
+    attached = cell.spec.law and cell.spec.law.attached
+    if attached and f"no_gradient.{attached}" not in description.rules:
         return f"{attached} are given, and no forward pass that computes them is run"
     if cell.depth not in description.depths:
         return f"no depth {cell.depth}"

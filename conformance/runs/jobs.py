@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.objective import FROM_REWARDS
 from conformance.corpus.configurations import LOG_ENTRIES
-from conformance.judging.laws import changed_numbers, steady_numbers
+from conformance.judging.laws import behaviour, changed_numbers, steady_numbers
 from conformance.judging.rescaling import trial
 from conformance.judging.startup import ignored_settings
 from conformance.judging.weights import judge_weights
@@ -24,11 +24,12 @@ from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from adapters.contract import Depth, Description, Job, Layout, Observation
     from adapters.contract.job import Setting
     from adapters.contract.objective import Metric, Objective
+    from conformance.findings.finding import Behaviour
     from conformance.judging.rescaling import Rescaling
     from conformance.plan.matrix import AnyMatrixCell, MatrixCell
     from conformance.ranks.messages import Declined
@@ -53,7 +54,7 @@ class SharedJobs:
         self._rescalings: dict[tuple[Aggregation, Layout, Depth], Rescaling | None] = {}
         self._steady: dict[Objective, frozenset[str]] = {}
         self._of_rewards: frozenset[str] | None = None
-        self._remembered: dict[Hashable, Ran | Declined | Crashed] = {}
+        self._remembered: dict[Job, Ran | Declined | Crashed] = {}
         self._upcoming: Iterable[MatrixCell] = ()
         self._running: str | None = None
         self._resources = ExitStack()
@@ -132,13 +133,19 @@ class SharedJobs:
             self._rescalings[key] = shown[0] if shown else None
         return self._rescalings[key]
 
-    def remembered(self, key: Hashable, job: Job) -> Ran | Declined | Crashed:
+    def remembered(self, job: Job) -> Ran | Declined | Crashed:
         """Runs a job that the next cells share, unless it was run as one of the last few."""
-        if key not in self._remembered:
+        if job not in self._remembered:
             for oldest in [*self._remembered][: 1 - MOST_REMEMBERED]:
                 del self._remembered[oldest]
-            self._remembered[key] = self.run(job)
-        return self._remembered[key]
+            self._remembered[job] = self.run(job)
+        return self._remembered[job]
+
+    def behaviour(self, job: Job, observations: Sequence[Observation]) -> Behaviour:
+        """The result of a job, to compare versions by."""
+        is_logging = any(one.logged for one in observations)
+        names = self.steady_numbers(job) if is_logging else ()
+        return behaviour(job, observations, self.description, names)
 
     def steady_numbers(self, job: Job) -> frozenset[str]:
         """The names of logged numbers that values of a batch move, and nothing else does.

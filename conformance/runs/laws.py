@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from adapters.contract.batch.formulas import estimator_conventions
 from adapters.contract.job import Column, Place
 from adapters.contract.objective import FROM_REWARDS, OF_SAMPLES
-from conformance.findings.verdict import Verdict
+from conformance.findings.verdict import Check, Verdict
+from conformance.judging.attached import judge_attached
 from conformance.judging.laws import (
     changed_gradient,
     changed_numbers,
@@ -17,20 +18,19 @@ from conformance.judging.laws import (
     judge_crash,
     judge_gradient,
 )
-from conformance.judging.weights import unjudged
-from conformance.laws.law import LAWS, with_other_values
+from conformance.judging.weights import mismatch, not_run, unjudged
+from conformance.laws.law import AGAIN, LAWS, with_other_values
 from conformance.plan.checks import CHECK_SPECS
 from conformance.ranks.pool import Crashed, Ran
 from reference.aggregation import TokenSet
-from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Set
+    from collections.abc import Callable, Set
 
     from adapters.contract import Description, Job, Observation
     from adapters.contract.job import Poison
     from adapters.contract.objective import Objective
-    from conformance.judging.laws import Changes
+    from conformance.judging.laws import Changes, Run
     from conformance.judging.weights import Judgement
     from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import MatrixCell
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from conformance.runs.jobs import SharedJobs
 
     Outcome = Ran | Declined | Crashed
+    Runs = tuple[Run, Run]
     OfGradient = Callable[[MatrixCell, Outcome], Judgement]
 
 
@@ -48,14 +49,16 @@ def judge_law(
 
     A gradient that is wrong before the change as well is not the law's.
     """
-    law, job = cell.spec.law, cell.job_before
+    law, job, description = cell.spec.law, cell.job_before, jobs.description
     assert law is not None
-    if law.poison is not None:
-        return judge_poison(cell.spec, cell.job, after, jobs)
-    before = jobs.remembered(job, job)
+    if law.attached:
+        return judge_attached(cell.job, after, description)
+    if cell.spec.check is not Check.LAWS:
+        return judge_same(cell.spec, cell.job, after, jobs)
+    before = jobs.remembered(job)
     if not isinstance(before, Ran):
         return unjudged(Verdict.UNSUPPORTED, f"without the change: {before.message}")
-    if law.is_repetition:
+    if law is AGAIN:
         jobs.run(with_other_values(LAWS["longer_prompt"].after(job)))
         after = jobs.run(job)
     # The case has other expected weights than the changed step.
@@ -69,68 +72,95 @@ def judge_law(
     if not isinstance(after, Ran):
         return judged
     runs = (job, before.observations), (cell.job, after.observations)
-    tolerance = judged.tolerance or 0.0
-    if is_right and (advice := judge_gradient(law, *runs, jobs.description, tolerance)):
-        return advice
-    changed = changed_numbers(*runs[0], after.observations, jobs.description.dtype)
-    return replace(
-        judge_changed(
-            law,
-            _unknown(changed, cell, before, jobs),
-            jobs.description.rules.get(f"laws.{law.name}"),
-        ),
-        clues=judged.clues if is_right else None,
-    )
+    if is_right and (found := judge_gradient(law, *runs, description, judged.tolerance or 0.0)):
+        return found
+    unknown = _unknown(cell, before, after, jobs)
+    found = judge_changed(law, unknown, description.rules.get(f"laws.{law.name}"))
+    return replace(found, clues=judged.clues if is_right else None)
 
 
-def judge_poison(spec: CheckSpec, job: Job, after: Outcome, jobs: SharedJobs) -> Judgement:
-    """Whether a poisoned job gives what it gives without, right or wrong.
+def judge_same(spec: CheckSpec, job: Job, after: Outcome, jobs: SharedJobs) -> Judgement:
+    """Whether a changed job gives what it gives without the change, right or wrong.
 
-    A framework may refuse poison in an error of its own. A finite value that matters was read, as
-    a mask of 0 would have multiplied it to 0.
+    A framework may refuse poison in an error of its own, and has to train its documented defaults.
     """
-    law, description, plain = spec.law, jobs.description, replace(job, poison=None)
+    law, description = spec.law, jobs.description
+    assert law is not None
+    if law.poison and _counts(law.poison, job.objective, description):
+        return unjudged(Verdict.UNSUPPORTED, f"by its conventions the {law.poison} count")
+    plain = law.before(job)
+    before = jobs.remembered(plain)
+    if not isinstance(before, Ran):
+        words = f"without the change: {before.message}"
+        return unjudged(Verdict.UNSUPPORTED, words) if law.poison else not_run(before)
+    if isinstance(after, Crashed) and after.verdict is Verdict.CRASHED:
+        return judge_crash(law, after, _rule(spec, description))
+    if not isinstance(after, Ran):
+        return not_run(after)
+    runs = (plain, before.observations), (job, after.observations)
+    if law.poison:
+        return _judge_poison(spec, runs, jobs)
+    judged = _judge_defaults(spec, runs, description)
+    return replace(judged, behaviour=jobs.behaviour(job, after.observations))
+
+
+def _rule(spec: CheckSpec, description: Description) -> str | None:
+    """The place where the framework states that a change changes nothing."""
+    if spec.check is Check.DEFAULTS:
+        places = (one.documented.where for one in description.defaults[spec.objective])
+        return ", ".join(dict.fromkeys(places))
+    of_all = "poison.logged" if spec.is_logged else "poison"
+    return description.rules.get(spec.slug, description.rules.get(of_all))
+
+
+def _judge_defaults(spec: CheckSpec, runs: Runs, description: Description) -> Judgement:
+    """Judge defaults by the configuration's values, and by the step that leaves the options out."""
+    law, defaults = spec.law, description.defaults[spec.objective]
+    assert law is not None
+    others = [
+        f"`{one.option}` is {one.actual} by default instead of {one.documented.value}; see"
+        f" {one.documented.where}"
+        for one in defaults
+        if one.actual != one.documented.value
+    ]
+    if others:
+        return mismatch(law.mistake, "; ".join(others))
+    names = ", ".join(f"`{one.option}`" for one in defaults)
+    law = replace(law, says=f"the documented default of {names} is left out")
+    return judge_changed(law, changed_gradient(*runs, description), _rule(spec, description))
+
+
+def _judge_poison(spec: CheckSpec, runs: Runs, jobs: SharedJobs) -> Judgement:
+    """Judge a poisoned job by the job without poison.
+
+    A finite value that matters was read, as a mask of 0 would have multiplied it to 0.
+    """
+    (before, (job, observations)), law = runs, spec.law
     assert law is not None
     assert law.poison is not None
-    if _counts(law.poison, job.objective, description):
-        return unjudged(Verdict.UNSUPPORTED, f"by its conventions the {law.poison} count")
-    before = jobs.remembered(plain, plain)
-    if not isinstance(before, Ran):
-        return unjudged(Verdict.UNSUPPORTED, f"without poison: {before.message}")
-    if not isinstance(after, Ran) and Verdict(after.verdict) is not Verdict.CRASHED:
-        return unjudged(Verdict(after.verdict), after.message)
-    of_all = "poison.logged" if spec.is_logged else "poison"
-    stated = description.rules.get(spec.slug, description.rules.get(of_all))
-    if isinstance(after, Crashed):
-        return judge_crash(law, after, stated)
-    assert isinstance(after, Ran)
-    if not any(one.reads_poison for one in after.observations):
+    if not any(one.reads_poison for one in observations):
         return unjudged(Verdict.UNSUPPORTED, f"the adapter gives no {law.poison.column}")
-    changed = _changed_by_poison(spec, plain, (before, after), jobs)
+    changed = _changed_by_poison(spec, runs, jobs)
     if changed and law.poison.place is not Place.CLIPPED:
         finite = replace(law.poison, values=(next(filter(math.isfinite, law.poison.values)),))
-        alone = jobs.run(replace(job, poison=finite))
-        if isinstance(alone, Ran):
-            read = _changed_by_poison(spec, plain, (before, alone), jobs)
+        if alone := jobs.observations(replace(job, poison=finite)):
+            read = _changed_by_poison(spec, (before, (job, alone)), jobs)
             if read and all(math.isfinite(value) for _, value in read.values()):
                 law = replace(law, mistake="masked_values_read")
-    return judge_changed(law, changed, stated)
+    return judge_changed(law, changed, _rule(spec, jobs.description))
 
 
-def _changed_by_poison(
-    spec: CheckSpec, plain: Job, runs: tuple[Ran, Ran], jobs: SharedJobs
-) -> Changes:
+def _changed_by_poison(spec: CheckSpec, runs: Runs, jobs: SharedJobs) -> Changes:
     """The gradients or the logged numbers that poison changes.
 
     Metrics of samples are left out, as a reward may depend on every column of its sample.
     """
-    description = jobs.description
+    description, ((plain, _), _) = jobs.description, runs
     if not spec.is_logged:
-        before, after = ((plain, run.observations) for run in runs)
-        return changed_gradient(before, after, description, weight_bound(description.dtype))
+        return changed_gradient(*runs, description)
     unnamed = jobs.steady_numbers(plain) - jobs.numbers_of_rewards(plain)
     unnamed -= {*description.logged_as.values()}
-    old, new = ([_comparable(one, unnamed) for one in run.observations] for run in runs)
+    old, new = ([_comparable(one, unnamed) for one in seen] for _, seen in runs)
     return changed_numbers(plain, old, new, description.dtype)
 
 
@@ -156,35 +186,32 @@ def _counts(poison: Poison, objective: Objective, description: Description) -> b
 def changed_by_law(cell: MatrixCell, jobs: SharedJobs) -> Changes:
     """The logged numbers that a law's change changes, if both steps run."""
     job = cell.job_before
-    before, after = jobs.remembered(job, job), jobs.run(cell.job)
-    if not (isinstance(before, Ran) and isinstance(after, Ran)):
-        return {}
-    runs = before.observations, after.observations
-    return _unknown(changed_numbers(job, *runs, jobs.description.dtype), cell, before, jobs)
+    before, after = jobs.remembered(job), jobs.run(cell.job)
+    if isinstance(before, Ran) and isinstance(after, Ran):
+        return _unknown(cell, before, after, jobs)
+    return {}
 
 
-def _unknown(changed: Changes, cell: MatrixCell, before: Ran, jobs: SharedJobs) -> Changes:
-    """The numbers that no other check looks at, and that nothing but the law changes."""
-    law, job = cell.spec.law, cell.job_before
+def _unknown(cell: MatrixCell, before: Ran, after: Ran, jobs: SharedJobs) -> Changes:
+    """The numbers that no check has a formula for, and that the law changes and nothing else."""
+    law, job, description = cell.spec.law, cell.job_before, jobs.description
     assert law is not None
-    steady = jobs.steady_numbers(job) - {*_looked_at(cell.spec.objective, jobs.description)}
+    changed = changed_numbers(job, before.observations, after.observations, description.dtype)
+    by_formula = {
+        description.logged_as.get(spec.metric)
+        for spec in CHECK_SPECS
+        if spec.metric and spec.objective is cell.spec.objective
+    }
+    steady = jobs.steady_numbers(job) - by_formula
     if law.adds_rewards:
         steady -= jobs.numbers_of_rewards(job)
     unknown = {name: pair for name, pair in changed.items() if name in steady}
-    if unknown and not law.is_repetition:
+    if unknown and law is not AGAIN:
         # What changes without the change as well is not the law's.
         again = jobs.observations(job) or ()
-        moved = changed_numbers(job, before.observations, again, jobs.description.dtype)
+        moved = changed_numbers(job, before.observations, again, description.dtype)
         unknown = {name: pair for name, pair in unknown.items() if name not in moved}
     return unknown
-
-
-def _looked_at(objective: Objective, description: Description) -> Iterator[str]:
-    """Yield the names of numbers that another check looks at, by a formula."""
-    for spec in CHECK_SPECS:
-        name = description.logged_as.get(spec.metric) if spec.metric else None
-        if name is not None and spec.objective is objective:
-            yield name
 
 
 def _is_right_before(cell: MatrixCell, before: Ran, of_gradient: OfGradient) -> bool:

@@ -21,7 +21,6 @@ from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from adapters.contract import Adapter, Description
     from conformance.findings.report import Report
@@ -78,7 +77,7 @@ def header(settings: Settings, description: Description) -> Header:
 
 def _environment(adapter: Adapter, description: Description, hardware: Hardware) -> Environment:
     """Versions and machine kind, without a name of the machine, its user or its folders."""
-    versions = {name: _version(name) for name in adapter.dependencies}
+    versions = {name: installed_version(name) for name in adapter.dependencies}
     return Environment(
         python=platform.python_version(),
         torch=version("torch"),
@@ -91,7 +90,8 @@ def _environment(adapter: Adapter, description: Description, hardware: Hardware)
     )
 
 
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -171,21 +171,13 @@ class FindingRecorder:
     ran: dict[str, bool] = field(default_factory=dict)
     """Whether the job of each finding ran; of a version that is not driven no other one would."""
 
+    journal: Journal = field(init=False)
+    """The findings in their file, until the report is written."""
+
     _consistency: Consistency = field(default_factory=Consistency)
-    _journal: Journal = field(init=False)
 
     def __post_init__(self) -> None:
-        self._journal = Journal(self.settings.report)
-
-    @property
-    def kept(self) -> Path | None:
-        """The file with the findings of an earlier run that was killed, if there was one."""
-        return self._journal.kept
-
-    @property
-    def report(self) -> Report | None:
-        """The report once the run has come to its end, though it may not be written."""
-        return self._journal.made
+        self.journal = Journal(self.settings.report)
 
     def record(self, finding_message: FindingMessage) -> Finding:
         """Takes in a finding message, perhaps from another process, and returns it.
@@ -200,14 +192,14 @@ class FindingRecorder:
             raise
 
     def _recorded(self, finding_message: FindingMessage) -> Finding:
-        if finding_message["header"] and not self._journal.begun:
-            self._journal.begin(Header.model_validate_json(finding_message["header"]))
+        if finding_message["header"] and not self.journal.begun:
+            self.journal.begin(Header.model_validate_json(finding_message["header"]))
         if finding_message["fault"]:
             raise HarnessFaultError(finding_message["fault"])
         finding = Finding.model_validate_json(finding_message["finding"])
         self._consistency.require(finding.case, finding.id, finding_message["expected"])
         clues = finding_message["clues"]
-        self._journal.add(finding, Clues.model_validate_json(clues) if clues else None)
+        self.journal.add(finding, Clues.model_validate_json(clues) if clues else None)
         self.ran[finding.id] = finding.verdict not in DECLINED
         self.framework_seconds += finding_message["framework_seconds"]
         return finding
@@ -215,7 +207,7 @@ class FindingRecorder:
     @property
     def planned(self) -> Report | None:
         """The report of the whole plan before it is written; None if anything of it is missing."""
-        return self._journal.report(self._selection) if self.is_whole else None
+        return self.journal.report(self._selection) if self.is_whole else None
 
     @property
     def is_whole(self) -> bool:
@@ -233,23 +225,15 @@ class FindingRecorder:
         self.selected += 1
         return self.record(finding_message)
 
-    def replace(self, finding: Finding) -> None:
-        """Records a finding in place of the one with its id."""
-        self._journal.replace(finding)
-
-    def close(self) -> None:
-        """Lets go of the report's path, however the run came to its end."""
-        self._journal.close()
-
     def causes(self) -> list[Cause]:
         """The causes of what was recorded so far."""
-        report = self._journal.report(self._selection)
+        report = self.journal.report(self._selection)
         return [] if report is None else report.causes
 
     def finish(self) -> Report | None:
         """Writes the report of all that was recorded; None if nothing was."""
         watched = self.settings.gate.watched
-        return self._journal.finish(self._selection, watched, self.fault, self.traces)
+        return self.journal.finish(self._selection, watched, self.fault, self.traces)
 
     @cached_property
     def _in_plan(self) -> int:

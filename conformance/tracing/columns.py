@@ -74,7 +74,7 @@ COEFFICIENTS = {
 def is_traced(cell: MatrixCell) -> bool:
     """Whether a painted token tells what a cell's weights, or its logged number, are made of."""
     spec, tokens = cell.spec, sum(len(step.mask) for step in cell.case.steps)
-    if tokens > MOST_TOKENS or spec.attached:
+    if tokens > MOST_TOKENS:
         return False
     if spec.law is not None:
         return spec.law.poison is not None and traced_metric(cell) is not None

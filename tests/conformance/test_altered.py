@@ -18,10 +18,10 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.attached import judge_attached
 from conformance.judging.gradients import judge_router
 from conformance.judging.weights import Judgement
-from conformance.plan.checks import POISONED, CheckSpec, check_spec
+from conformance.plan.checks import ALTERED, CheckSpec, check_spec
 from conformance.ranks.pool import Ran
 from conformance.runs.jobs import SharedJobs
-from conformance.runs.laws import judge_poison
+from conformance.runs.laws import judge_same
 from reference.aggregation import AdvantageUnit, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 
@@ -58,6 +58,9 @@ def test_poison_stands_at_masked_tokens_of_its_column_alone(column: Column) -> N
 
     assert differs[OF_TOKENS.index(column)].tolist() == (~STEP.mask).tolist()
     assert sum(one.any() for one in differs) == 1
+
+
+POISONED = [one for one in ALTERED if one.law and one.law.poison]
 
 
 @pytest.mark.parametrize("spec", POISONED, ids=lambda spec: spec.slug)
@@ -147,7 +150,7 @@ def judged(
     )
     assert spec.law is not None
     job = spec.law.after(replace(JOB, objective=spec.objective))
-    return judge_poison(spec, job, run(job), SharedJobs(pool))  # type: ignore[arg-type]
+    return judge_same(spec, job, run(job), SharedJobs(pool))  # type: ignore[arg-type]
 
 
 def test_a_column_that_an_adapter_does_not_read_is_not_judged() -> None:
@@ -213,7 +216,7 @@ def test_a_traced_column_gets_no_gradient(gradient: np.ndarray | None, verdict: 
     job = replace(JOB, attached=Column.OLD_LOG_PROBS)
     seen = Observation(token_weights=(), attached_gradient=gradient)
 
-    assert judge_attached(job, [seen], DESCRIPTION).verdict is verdict
+    assert judge_attached(job, Ran((seen,), 0.0), DESCRIPTION).verdict is verdict
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """Documented defaults are those of the configuration, and those that a step is trained with."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from adapters.contract import Description, Layout, Observation
+from adapters.contract import Description, Job, Layout, Observation
 from adapters.contract.description import DefaultValue, documented
 from adapters.contract.job import Defaults
 from adapters.contract.objective import Objective
 from conformance.findings.verdict import Check, Verdict
-from conformance.judging.defaults import judge_defaults
+from conformance.judging.weights import Judgement
+from conformance.plan.checks import check_spec
 from conformance.plan.plan import Plan
+from conformance.ranks.pool import Crashed, Ran
+from conformance.runs.jobs import SharedJobs
+from conformance.runs.laws import judge_same
 from reference.step import Sample, Step
 from tests.jobs import job_of
 
@@ -23,8 +29,11 @@ DOCUMENTED = documented("config.mdx", {"cispo.low": 1.0})["cispo.low"]
 RIGHT = np.array([0.5, 0.25])
 
 
-def of(gradient: np.ndarray) -> list[Observation]:
-    return [Observation(token_weights=(gradient,))]
+def judged(run: Callable[[Job], Ran | Crashed], description: Description) -> Judgement:
+    """The judgement of a step that leaves its options out."""
+    jobs = SharedJobs(SimpleNamespace(description=description, run=run))  # type: ignore[arg-type]
+    job = replace(JOB, defaults=Defaults.LEFT_OUT)
+    return judge_same(check_spec("defaults.cispo"), job, run(job), jobs)
 
 
 @pytest.mark.parametrize(
@@ -32,14 +41,24 @@ def of(gradient: np.ndarray) -> list[Observation]:
     [
         (1.0, RIGHT, None),
         (0.0, RIGHT, "`cispo.low` is 0.0 by default instead of 1.0; see config.mdx"),
-        (1.0, 2 * RIGHT, "without `cispo.low` the gradient is another than with documented"),
+        (
+            1.0,
+            2 * RIGHT,
+            "`gradient` changes from 0.5 to 1 when the documented default of `cispo.low` is left"
+            " out; see config.mdx",
+        ),
     ],
 )
 def test_a_default_is_what_is_documented_in_the_configuration_and_in_the_gradient(
     actual: float, gradient: np.ndarray, words: str | None
 ) -> None:
     defaults = {Objective.CISPO: (DefaultValue("cispo.low", DOCUMENTED, actual),)}
-    judgement = judge_defaults(JOB, of(gradient), of(RIGHT), Description(defaults=defaults))
+
+    def run(job: Job) -> Ran:
+        trained = gradient if job.defaults is Defaults.LEFT_OUT else RIGHT
+        return Ran((Observation(token_weights=(trained,)),), 0.0)
+
+    judgement = judged(run, Description(defaults=defaults))
 
     if words is None:
         assert judgement.verdict is Verdict.CONFORMS
@@ -48,6 +67,22 @@ def test_a_default_is_what_is_documented_in_the_configuration_and_in_the_gradien
         assert judgement.diagnosis is not None
         assert judgement.diagnosis.name == "another_default"
         assert words in judgement.diagnosis.explanation
+
+
+@pytest.mark.parametrize("crashing", Defaults)
+def test_a_step_that_crashes_with_or_without_documented_defaults_is_a_crash(
+    crashing: Defaults,
+) -> None:
+    def run(job: Job) -> Ran | Crashed:
+        if job.defaults is crashing:
+            return Crashed("ValueError: no bound", place="loss.py:7 (cispo)")
+        return Ran((Observation(token_weights=(RIGHT,)),), 0.0)
+
+    defaults = {Objective.CISPO: (DefaultValue("cispo.low", DOCUMENTED, 1.0),)}
+    judgement = judged(run, Description(defaults=defaults))
+
+    assert judgement.verdict is Verdict.CRASHED
+    assert judgement.place == "loss.py:7 (cispo)"
 
 
 def test_a_plan_leaves_out_options_with_documented_defaults_on_the_smallest_layout() -> None:

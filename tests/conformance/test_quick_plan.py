@@ -32,7 +32,7 @@ def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
     """The pairs that are looked at together, written anew."""
     found: set[tuple[object, ...]] = set()
     for cell in cells:
-        if type(cell) is not MatrixCell or cell.spec.is_looked_at_once:
+        if type(cell) is not MatrixCell or cell.spec.law:
             continue
         layout = cell.layout
         properties: list[tuple[str, object]] = [

@@ -19,7 +19,7 @@ from conformance.judging.startup import (
     judge_crash,
     judge_refusal,
 )
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, unjudged
 from conformance.ranks.pool import Crashed, Ran
 from conformance.runs.check import judge_startup
 from reference.aggregation import (
@@ -257,7 +257,9 @@ def test_rule_is_held_against_who_states_it_and_is_advice_to_others() -> None:
 
 def test_rule_of_the_command_line_need_not_hold_for_a_file() -> None:
     config_case = BY_NAME["divisor_zero_in_file"]
-    crash = judge_crash(config_case, "TypeError: unsupported operand\nTraceback", PLACE)
+    crash = judge_crash(
+        config_case, Crashed("TypeError: unsupported operand\nTraceback", place=PLACE)
+    )
     of_both = Description(rules={**STATED.rules, config_case.name: "the same validation"})
 
     assert by_own_rules(crash, config_case, STATED).verdict is Verdict.ADVICE
@@ -339,6 +341,8 @@ def test_what_crashes_in_the_ordinary_configuration_is_a_crash_and_breaks_no_rul
 class Crashing:
     """A pool that crashes at everything, or at what deviates from the ordinary."""
 
+    description = Description()
+
     def __init__(self, *, always: bool) -> None:
         self.always = always
 
@@ -355,8 +359,9 @@ def test_crash_is_held_against_a_configuration_that_alone_has_it() -> None:
         for always in (False, True)
     )
 
-    assert own == Crashed("Traceback\nTypeError: no number")
-    assert common == Judgement(verdict=Verdict.CRASHED, message=own.message)
+    assert name_of(own) == "fails_later"
+    assert own.message == "Traceback\nTypeError: no number"
+    assert common == unjudged(Verdict.CRASHED, own.message)
 
 
 def test_nothing_ordinary_is_run_where_nothing_is_compared() -> None:

@@ -9,6 +9,7 @@ from adapters.native.adapter import NativeAdapter
 from conformance.corpus.configurations import LOG_CASES, LOG_ENTRIES
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Verdict
+from conformance.judging.attached import judge_attached
 from conformance.judging.startup import judge_log
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import CheckSpec
@@ -17,9 +18,9 @@ from conformance.plan.plan import Plan
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran, RankPool
-from conformance.runs.check import judge, judge_no_gradient, judge_startup
+from conformance.runs.check import judge, judge_startup
 from conformance.runs.jobs import SharedJobs
-from conformance.runs.laws import judge_poison
+from conformance.runs.laws import judge_same
 from reference.aggregation import Mode
 from tests.declaring import assumed
 from tests.mutants import one_process
@@ -130,10 +131,10 @@ def trials_on(
         job = MutantJob(**{**vars(cell.job), "depth": depth}, mutant=mutant)
         outcome = pool.run(job)
         assert isinstance(outcome, Ran), outcome
-        if cell.spec.law:
-            judgement = judge_poison(cell.spec, job, outcome, SharedJobs(pool))
-        elif cell.spec.attached:
-            judgement = judge_no_gradient(job, outcome, SharedJobs(pool))
+        if job.attached:
+            judgement = judge_attached(job, outcome, description)
+        elif cell.spec.law:
+            judgement = judge_same(cell.spec, job, outcome, SharedJobs(pool))
         else:
             judgement = judge(cell.spec)(job, outcome.observations, description)
         yield Trial(
@@ -156,9 +157,8 @@ def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Tri
                 configuration=config_case.configuration,
                 mutant=mutant,
             )
-            judgement = judge_startup(config_case, job, pool)
-            if isinstance(judgement, Judgement):
-                yield Trial(case=config_case.name, mode=mode, layout=layout, judgement=judgement)
+            judgement = judge_startup(config_case, job, SharedJobs(pool))
+            yield Trial(case=config_case.name, mode=mode, layout=layout, judgement=judgement)
 
 
 def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:

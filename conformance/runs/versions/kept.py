@@ -10,13 +10,13 @@ import hashlib
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Self
 
 from conformance.comparing import report_file
 from conformance.findings import user_cache
 from conformance.findings.errors import ReportFileError
 from conformance.findings.report import Header, Selection
+from conformance.runs.recorder import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,9 @@ class Kept:
     def of(cls, adapter: Adapter, commit: Commit, options: Iterable[str]) -> Self:
         """The place of a commit's report, run with options."""
         digest = hashlib.sha256(user_cache.digest_of_code().encode())
-        installed = [f"{name} {_version(name)}" for name in ("torch", *adapter.dependencies)]
+        installed = [
+            f"{name} {installed_version(name)}" for name in ("torch", *adapter.dependencies)
+        ]
         of_adapter = (type(adapter).__module__, adapter.name, adapter.engine, commit.revision)
         for part in (sys.version, *of_adapter, *installed, *options):
             digest.update(f"{part}\n".encode())
@@ -83,10 +85,3 @@ def merged(former: Report | None, latter: Report | None) -> Report | None:
         [*former.clues, *latter.clues],
         Selection(selected=len(findings), deselected=0),
     )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

@@ -1,17 +1,22 @@
-"""The laws of values that nothing may depend on: those of masked tokens, prompts and padding.
+"""The laws of columns: of values that nothing may depend on, and of constants.
 
-Each column is poisoned where a loss or an estimator reads it. The step must give what it gives
-without poison, right or wrong.
+Each column is poisoned where a loss or an estimator reads it, at masked tokens, in prompts and in
+padding. The step must give what it gives without poison, right or wrong. Each column that a model
+computes is given with a gradient, which must stay 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from adapters.contract.job import OVERFLOWS, Column, Place, Poison
+from adapters.contract.job import OVERFLOWS, Column, Configuration, Place, Poison
 from adapters.contract.objective import Objective
 from conformance.laws.law import Law
+
+if TYPE_CHECKING:
+    from adapters.contract import Job
 
 
 def _poison(name: str, objective: Objective, column: Column, place: Place = Place.MASKED) -> Law:
@@ -24,6 +29,7 @@ def _poison(name: str, objective: Objective, column: Column, place: Place = Plac
         name=name,
         mistake="ratios_overflow" if place is Place.CLIPPED else "masked_values_multiplied",
         says=f"{poison} are {values}",
+        before=partial(replace, poison=None),
         after=partial(replace, poison=poison),
         objectives=(objective,),
         poison=poison,
@@ -65,3 +71,32 @@ POISONS = (
     _poison("old_values", Objective.VALUE_CLIPPED, Column.OLD_VALUES),
 )
 """Each column where a loss or an estimator reads it."""
+
+
+def _constant(name: str, objective: Objective, column: Column) -> Law:
+    """The law of a column that must have no gradient; that of a teacher needs distillation."""
+
+    def attached(job: Job) -> Job:
+        distilling = Configuration(distils=column is Column.TEACHER_LOG_PROBS)
+        return replace(job, attached=column, configuration=distilling)
+
+    return Law(
+        name=name,
+        mistake="gradient_of_constants",
+        says=f"{name} have a gradient",
+        after=attached,
+        objectives=(objective,),
+        attached=column,
+    )
+
+
+CONSTANTS = (
+    _constant("old_log_probs", Objective.OFF_POLICY, Column.OLD_LOG_PROBS),
+    _constant("advantages", Objective.OFF_POLICY, Column.ADVANTAGES),
+    _constant("rollout_log_probs", Objective.TIS_TOKEN, Column.ROLLOUT_LOG_PROBS),
+    _constant("reference_log_probs", Objective.KL, Column.REFERENCE_LOG_PROBS),
+    _constant("reference_log_probs_in_rewards", Objective.REINFORCE_PP, Column.REFERENCE_LOG_PROBS),
+    _constant("values", Objective.GAE, Column.VALUES),
+    _constant("teacher_log_probs", Objective.GROUP_CENTRED, Column.TEACHER_LOG_PROBS),
+)
+"""Each column that a model computes where a loss or an estimator reads it."""
