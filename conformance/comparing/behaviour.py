@@ -1,7 +1,7 @@
-"""The differences in behaviour of two versions, right or wrong, without any expectation.
+"""Differences in behaviour of two versions, compared with each other and not with the reference.
 
-Findings of one id trained the same step. Their gradients and logged numbers are compared within the
-bound of the dtype; a refactoring changes none.
+Findings with the same id trained the same step. Their gradients and logged numbers are compared
+within the bound of the dtype; a refactoring changes none of them.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 TOKENS = 1000
-"""More tokens than a step of the corpus has, for the bound on sums."""
+"""The number of summands for the bound on sums: no step of the corpus has more tokens."""
 
 GONE = "no longer logged, or no longer moved by any value"
 NEW = "newly logged, or newly moved by values"
 GRADIENT = "gradient"
-"""The name of the changed number that is not a logged one."""
+"""The name of a changed gradient, among the names of logged numbers."""
 
 Pair = tuple["Finding", "Finding"]
 
 
 @dataclass(frozen=True)
 class ChangedNumber:
-    """A number that differs in some of the steps that have it, with its values in the first."""
+    """A number that differs between versions in some steps, with its values in the first step."""
 
     name: str
     changed: tuple[Pair, ...]
     steps: int
-    """The number of steps of both versions that have it."""
+    """The number of steps that have the number in both versions."""
 
     options: tuple[str, ...]
-    """Options of each of the steps in which it differs, and of no other."""
+    """Options that all steps in which it differs have, and no other step has."""
 
     @property
     def values(self) -> tuple[float, float]:
@@ -65,14 +65,14 @@ class BehaviourChange:
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """The findings of both that have what their step gave."""
+        """Pairs of findings that both recorded the result of their step."""
         before = {one.id: one for one in self.old.findings if one.behaviour}
         after = [one for one in self.new.findings if one.behaviour]
         return [(before[one.id], one) for one in after if one.id in before]
 
     @cached_property
     def gradient(self) -> ChangedNumber | None:
-        """The gradient, if it differs in any step."""
+        """The change of the gradient; None if it is the same in every step."""
         changed = [
             pair for pair in self.pairs if not _same_gradient(*_behaviours(pair), self.dtype)
         ]
@@ -80,7 +80,7 @@ class BehaviourChange:
 
     @cached_property
     def numbers(self) -> list[ChangedNumber]:
-        """The logged numbers that differ, those first that do in most steps."""
+        """The logged numbers that differ, those that differ in most steps first."""
         having: dict[str, list[Pair]] = defaultdict(list)
         changed: dict[str, list[Pair]] = defaultdict(list)
         for pair in self.pairs:
@@ -95,9 +95,10 @@ class BehaviourChange:
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names that are logged no longer, and those that are new.
+        """The names that are no longer logged, and the names that are new.
 
-        A number that no value of a batch moves is not looked at: it may still be logged.
+        Numbers that do not depend on the batch are not recorded, so such a name may still be
+        logged.
         """
         old, new = (
             {name for pair in self.pairs for name in _behaviours(pair)[side].logged}
@@ -107,7 +108,7 @@ class BehaviourChange:
 
     @property
     def dtype(self) -> str:
-        """The dtype whose rounding errors both may have."""
+        """The dtype whose rounding errors both versions may have."""
         return self.new.environment.dtype
 
     def _number(self, name: str, changed: list[Pair], having: list[Pair]) -> ChangedNumber:
@@ -138,8 +139,8 @@ def said(found: BehaviourChange) -> Iterator[str]:
             yield f"{words}: {', '.join(names)}"
 
 
-def in_a_clause(found: BehaviourChange) -> Iterator[str]:
-    """Yield the end of a sentence about both versions."""
+def final_clause(found: BehaviourChange) -> Iterator[str]:
+    """Yield the end of a sentence on what changed between the versions."""
     if not found.pairs:
         return
     numbers = found.numbers
@@ -151,7 +152,7 @@ def in_a_clause(found: BehaviourChange) -> Iterator[str]:
 
 
 def _extent(changed: ChangedNumber) -> str:
-    """In how many steps a number changed, and what these alone have."""
+    """Words on how many steps a number changed in, and on the options of only these steps."""
     extent = f"{len(changed.changed)} of {changed.steps} steps"
     return f"{extent}, all with `{' '.join(changed.options)}`" if changed.options else extent
 
@@ -164,7 +165,7 @@ def _behaviours(pair: Pair) -> tuple[Behaviour, Behaviour]:
 
 
 def _same_gradient(old: Behaviour, new: Behaviour, dtype: str) -> bool:
-    """Whether the weights of all steps agree; errors are relative to the sum of their sizes."""
+    """Whether weights agree in all steps; errors are relative to the sum of absolute weights."""
     one, other = (np.array(each.gradients, np.float64) for each in (old, new))
     if one.shape != other.shape:
         return False

@@ -12,7 +12,7 @@ from adapters.contract.objective import OF_CRITIC, Metric
 from adapters.toolkit.changes import HUNK
 from adapters.toolkit.source import SHORT
 from conformance.comparing import advised
-from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
+from conformance.comparing.behaviour import BehaviourChange, final_clause, said
 from conformance.comparing.cause_changes import Fate
 from conformance.comparing.refused import no_longer_refused
 from conformance.explain.conditions.findings import NEGATIVE
@@ -199,8 +199,8 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
     fixed = list(dict.fromkeys(_cause(change.old, lines) for change in found.fixed if change.old))
     clauses += [f"fixed: {words}" for words in fixed[:MOST]]
     clauses += _more(fixed[MOST:])
-    clauses += advised.in_clauses(found.difference)
-    clauses += in_a_clause(behaviour(found))
+    clauses += advised.clauses(found.difference)
+    clauses += final_clause(behaviour(found))
     text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}."
 
