@@ -73,7 +73,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     except BaseException as raised:
         error = raised
     for check in pyfuncitem.stash.get(CHECKS, ()):
-        shown = check.left(error)
+        shown = check.leave(error)
         if isinstance(shown, WrongLossError):
             raise pytest.fail.Exception(str(shown), pytrace=False) from None
         if shown is not None and shown is not error:
