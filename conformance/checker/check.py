@@ -123,7 +123,7 @@ def _incomplete_class(adapter: Adapter) -> Complaint | None:
 
 
 def _judged_in_some_mode(cell: MatrixCell, shared: SharedJobs) -> Complaint | None:
-    """The complaint in the first mode that delivers: a loss may be one of a single mode."""
+    """The complaint in the first mode that supports the cell, as some losses have one mode only."""
     first = _judged(cell, shared)
     for other in coverage.other_modes(cell, shared.description):
         if first is None or first.name != NOT_DELIVERED:

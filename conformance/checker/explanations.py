@@ -296,7 +296,7 @@ def _unexplained(weights: StepWeights) -> Flaw:
 
 
 def explain_repetition(first: StepWeights, second: StepWeights) -> Flaw | None:
-    """The difference between the weights of a job that ran twice in the same processes, or None."""
+    """The flaw of a job whose weights change when it runs again in the same processes."""
     if second.are_right:
         return None
     added = factor(second.observed - first.observed, first.expected)

@@ -132,7 +132,7 @@ class Probing:
         raise wrong[0]
 
     def _require_no_rescaling(self, mode: Mode) -> None:
-        """The trainer neither clips nor scales the gradients that the adapter reads."""
+        """Require the trainer not to clip or scale the gradients that the adapter reads."""
         job = trial(jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL))
         outcome = self.pool.run(job)
         if not isinstance(outcome, Ran):
