@@ -122,7 +122,7 @@ def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseC
         since = changes[min(place, len(changes) - 1)] if changes else []
         found = (one for one in since if shared.cause is one.new or shared.cause is one.old)
         change = next(found, None)
-        if change is None and place < len(before):  # advice, which is not among the changes
+        if change is None and place < len(before):  # the cause is advice, which has no change
             change = _missing(shared.cause, differences[place])
         change = change or CauseChange(Fate.SAME, shared.cause, shared.cause)
         if place == len(before) or change.fate is not Fate.CHANGED:

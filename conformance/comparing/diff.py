@@ -166,12 +166,12 @@ class Group(NamedTuple):
 
     @property
     def subjects(self) -> dict[str, int]:
-        """The counts by check, or by the subjects of a check, the largest first."""
+        """The number of changes by check, or by subject of a check, the largest first."""
         return dict(Counter(change.finding.identity.slug for change in self.changes).most_common())
 
     @property
     def modes(self) -> dict[Mode, int]:
-        """The counts by mode."""
+        """The number of changes by mode."""
         counts = Counter(change.finding.mode for change in self.changes)
         return {mode: counts[mode] for mode in Mode if counts[mode]}
 
@@ -195,7 +195,7 @@ class SettingChange(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Two reports and what changed, in the order of the findings' keys."""
+    """Two reports and the changes between them, ordered by the findings' keys."""
 
     old: Report
     new: Report
@@ -276,7 +276,7 @@ def load_difference(old: Path, new: Path, choice: FindingFilter) -> Difference:
         raise NothingToCompareError(
             f"{old} and {new} have nothing in common: no finding of one check, mode, depth, layout"
             " and case is in both",
-            "give reports of one selection, or fewer --checks and --modes",
+            "give reports with the same selection, or fewer --checks and --modes",
         )
     return found
 

@@ -319,7 +319,7 @@ class Expectations:
             return None
         name = None if finding.diagnosis is None else finding.diagnosis.name
         explanations = clues.by_mistake if clues else []
-        # What fits an unexplained finding by chance does not explain it.
+        # Mistakes that fit an unexplained finding by chance do not explain it.
         if name is not None and (name == UNEXPLAINED or not explanations):
             explanations = [*explanations, [{name}]]
         here = [mistake for mistake in self.mistakes if mistake.covers(finding.id)]
@@ -354,7 +354,7 @@ class Expectations:
             raise InvalidExpectationsError(
                 f"{self.path} is of {self.framework} on {' and '.join(self.engines)}, and this run"
                 f" is of {framework} on {engine}",
-                "give a file of that, or mend its lines framework and engine",
+                "give a file for these, or correct its lines framework and engine",
             )
 
     def require_each_to_match_once(self, ids: Sequence[str]) -> None:
@@ -369,7 +369,7 @@ class Expectations:
             if not matched:
                 raise InvalidExpectationsError(
                     f"{self.path}: {pattern!r} matches no finding of this adapter and engine",
-                    "mend or remove it",
+                    "correct or remove it",
                 )
             for name in matched:
                 if listed.setdefault(name, entry) is not entry:
@@ -432,7 +432,7 @@ def read(path: Path, context: dict[str, Any] | None = None) -> Expectations:
     except OSError as error:
         raise InvalidExpectationsError(f"{path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidExpectationsError(f"{path} is no TOML: {error}", "mend it") from error
+        raise InvalidExpectationsError(f"{path} is not TOML: {error}", "correct it") from error
     _require_reasons(path, document)
     try:
         file = _File.model_validate(document, context=context)
@@ -469,4 +469,4 @@ def _require_reasons(path: Path, document: Mapping[str, Any]) -> None:
 def _way_out(place: str) -> str:
     if place.startswith(("framework", "engine")):
         return 'say what the file is of, such as framework = "skyrl" and engine = "fsdp"'
-    return "mend it"
+    return "correct it"

@@ -109,7 +109,7 @@ def _read_journal(lines: Sequence[bytes], path: Path) -> Report:
         raise ReportFileError(f"{path} is no journal of this version", WAY_OUT) from error
     findings: dict[str, Finding] = {}
     clues: list[Clues] = []
-    with suppress(ValidationError):  # the finding in flight
+    with suppress(ValidationError):  # the last line may be cut short
         for line in lines[1:]:
             if line.startswith(b'{"terms":'):
                 clues.append(Clues.model_validate_json(line))

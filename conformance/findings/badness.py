@@ -47,7 +47,7 @@ def _comparable(old: Finding, new: Finding) -> tuple[float, float]:
 
 
 def _excess_agreement(finding: Finding) -> float:
-    """The agreement, if the relative error is that of a number that is too large."""
+    """The agreement 1 / (1 + error), which holds if the number is too large."""
     return 1 / (1 + (finding.error or 0.0))
 
 

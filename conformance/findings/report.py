@@ -204,9 +204,9 @@ class Report(Header):
         ids = [finding.id for finding in self.findings]
         for former, latter in pairwise(ids):
             if former >= latter:
-                raise ValueError(f"finding {latter!r} stands behind {former!r}")
+                raise ValueError(f"finding {latter!r} comes after {former!r}")
         if self.summary != Summary.of(self.findings):
-            raise ValueError("the summary does not count what the findings say")
+            raise ValueError("the summary's counts are not those of the findings")
         if self.complete != (len(ids) == self.selection.selected):
             raise ValueError(
                 f"complete is {self.complete} with {len(ids)} of {self.selection.selected} findings"

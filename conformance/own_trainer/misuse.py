@@ -63,7 +63,7 @@ CLIPPED = (
 )
 OTHER_ESTIMATOR = (
     "gradients have the advantages of {found}, and {stated} is stated; say"
-    " loss_conformance(advantages={found!r}), or mend the trainer"
+    " loss_conformance(advantages={found!r}), or fix the trainer"
 )
 
 

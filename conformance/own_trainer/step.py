@@ -142,7 +142,7 @@ class Step:
         """
         if self._estimator is not None:
             raise WrongUseError(
-                f"the trainer is to make its advantages itself, by {self._estimator}",
+                f"the trainer has to compute its advantages itself, by {self._estimator}",
                 "give it step.rewards, or leave advantages= out",
             )
         if per not in UNITS:
@@ -164,7 +164,7 @@ class Step:
         """
         if self._estimator is None:
             raise WrongUseError(
-                "it is not known what the trainer makes of rewards",
+                "no estimator is stated for the advantages of rewards",
                 f"state it, as loss_conformance(advantages={next(iter(ESTIMATORS))!r})",
             )
         self._unit = AdvantageUnit.SAMPLE

@@ -134,7 +134,7 @@ class Copies:
         self._worlds = count()
         self._children: dict[int, tuple[int, Connection]] = {}
         self._parent: Connection | None = None
-        gc.collect()  # objects that are destroyed now cannot be destroyed in copies
+        gc.collect()  # else copies would destroy these objects
         for rank in range(1, size):
             if self._fork(rank):
                 break
@@ -193,7 +193,7 @@ class Copies:
         try:
             answer, failure = self._children[rank][1].recv()
         except (EOFError, OSError):
-            answer, failure = None, "it died without a word"
+            answer, failure = None, "it died without an error message"
         if failure:
             raise RankFailedError(self._words(rank, failure))
         return answer
@@ -270,7 +270,7 @@ class Copies:
         shown = error
         if error is not None and any(word in str(error) for word in WAITED):
             shown = self._first_failure() or error
-        for pid, _ in self._children.values():  # it may wait for this rank
+        for pid, _ in self._children.values():  # the copy may wait for this rank
             os.kill(pid, signal.SIGKILL)
         return shown
 

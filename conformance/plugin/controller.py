@@ -162,7 +162,7 @@ class Controller:
             if finding is not None and self._progress is not None:
                 self._progress.show(finding)
         elif self._first_finding is None and finding_id(report.nodeid) is None:
-            self._start = report.stop  # another test, which ran before the suite
+            self._start = report.stop  # the report is of a test before the suite
 
     def experiment(self, jobs: SharedJobs) -> None:
         """Make findings beyond the plan, while the ranks still run.
@@ -323,7 +323,7 @@ class ProgressLine:
             auto_refresh=False,
             redirect_stdout=False,  # pytest captures both streams itself
             redirect_stderr=False,
-            speed_estimate_period=math.inf,  # a finding may take long
+            speed_estimate_period=math.inf,  # the speed of slow findings counts too
         )
         self._task = self._line.add_task("", total=total, layout="")
 

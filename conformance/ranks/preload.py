@@ -70,7 +70,7 @@ def die_with_parent(sign: signal.Signals) -> None:
 
 
 def _load_announced() -> None:
-    # torch reads it when imported; else frameworks' compiled losses compile C++ in every rank.
+    # torch reads this on import. Without it, frameworks' compiled losses compile C++ in every rank.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import torch
 

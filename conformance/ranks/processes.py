@@ -256,8 +256,8 @@ def require_room_for_sockets() -> None:
     length = len(os.fsencode(folder))
     if length > LONGEST_TEMPORARY_FOLDER:
         raise TemporaryFolderError(
-            f"the folder for temporary files, {folder}, has a name of {length} bytes, and that of"
-            f" a socket in it leaves room for {LONGEST_TEMPORARY_FOLDER}",
+            f"the folder for temporary files, {folder}, has a path of {length} bytes, and sockets"
+            f" in it need one of at most {LONGEST_TEMPORARY_FOLDER}",
             "set TMPDIR to a shorter one, such as /tmp",
         )
 

@@ -64,7 +64,7 @@ class Launch:
             return None
         if environ["TORCHELASTIC_USE_AGENT_STORE"] != "True":
             raise LaunchError(
-                "torchrun keeps its store from its processes, which find each other there",
+                "torchrun does not share its store, through which ranks find each other",
                 "unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
             )
         return cls(
@@ -154,7 +154,7 @@ class RemoteWorkers:
         for orders in self._orders.values():
             with suppress(OSError):
                 orders.send(Shutdown(status))
-        # torchrun ends the others once we have failed: not before they have cleaned up.
+        # torchrun kills the others once this process has failed; they must clean up before.
         deadline = time.monotonic() + SECONDS_TO_LEAVE
         staying = set(self._orders.values())
         while staying and (leaving := wait(staying, max(deadline - time.monotonic(), 0))):

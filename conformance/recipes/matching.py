@@ -67,7 +67,7 @@ def match(record: Framework, recipe: Recipe) -> Match:
     policy, of_policy = _nearest(record, OF_POLICY, recipe)
     estimator, of_estimator = _nearest(record, _estimators(record, terms), recipe)
     if any(_is_kind(ours) for _, ours in of_estimator.values()):
-        estimator, of_estimator = None, {}  # no check has its formula
+        estimator, of_estimator = None, {}  # no check has this estimator's formula
     return Match(
         reduction=reduction,
         aggregation=aggregation,

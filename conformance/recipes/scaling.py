@@ -70,7 +70,7 @@ def scaled(layout: Layout, ranks: int) -> tuple[Layout, list[str]]:
         InvalidRecipeError: ``ranks`` is less than 1.
     """
     if ranks < 1:
-        raise InvalidRecipeError(f"{ranks} ranks are none", "give 1 or more")
+        raise InvalidRecipeError(f"a recipe needs at least one rank, not {ranks}", "give 1 or more")
     sizes, left = dict.fromkeys(DIMENSIONS, 1), []
     for name in DIMENSIONS:
         if getattr(layout, name) > 1:
@@ -134,7 +134,7 @@ def _facts(cell: MatrixCell) -> set[str]:
 
 
 def _layout(spec: CheckSpec, layout: Layout) -> Layout:
-    """The layout of a check: the jobs of a law train no batch before theirs."""
+    """The layout of a check; for a law, without the short batch that would be trained first."""
     if spec.law is None:
         return layout
     kept = tuple(one for one in layout.options if one is not Option.SHORT_BATCH)
@@ -184,7 +184,7 @@ def _objective(spec: CheckSpec, match: Match) -> Objective | None:
     if spec.metric is None or spec.check is not Check.METRIC:
         return None
     if spec.objective is Objective.OFF_POLICY and match.policy in CORRECTIONS:
-        return match.policy  # it clips the same ratios
+        return match.policy  # a corrected loss clips the same ratios
     if spec.objective in OF_TERMS and spec.metric in (Metric.ENTROPY, Metric.LOSS):
         return Objective.POLICY if Objective.POLICY in chosen else None
     has_kl = Objective.KL in chosen and spec.metric is Metric.KL

@@ -317,7 +317,7 @@ def error_commands(
 
 
 def _data(text: str) -> str:
-    """Escapes a command's text as the runner's own toolkit does."""
+    """Escapes the text of a GitHub runner command, as GitHub's own toolkit does."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
