@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conformance.own_trainer.check import check as check
     from conformance.own_trainer.in_place import watch as watch
-    from conformance.recipes.answer import of_object as recipe
+    from conformance.recipes.answer import answer_for_config as recipe
 
 __all__ = ["check", "recipe", "watch"]
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
         return watch
     if name == "recipe":
-        from conformance.recipes.answer import of_object
+        from conformance.recipes.answer import answer_for_config
 
-        return of_object
+        return answer_for_config
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -99,10 +99,10 @@ class Rollouts:
 class Peers:
     """The rewards that are compared within each group.
 
-    ``rewards`` of each sample, [N]; ``entry``, [N], the index of the sample whose reward it is,
-    which is one for all samples of a rollout if rollouts are compared; ``counted``, [N], whether
-    that reward is one of those that statistics of its ``groups`` are taken over; ``missing``, [N],
-    whether a sample has no reward, and hence an advantage of 0.
+    ``rewards`` of each sample, [N]; ``entry``, [N], the index of the sample that the reward belongs
+    to: all samples of a rollout have the same entry if rollouts are compared; ``counted``, [N],
+    whether the sample's own reward enters the statistics of its group in ``groups``; ``missing``,
+    [N], whether a sample has no reward, and hence an advantage of 0.
     """
 
     rewards: Values
@@ -113,7 +113,7 @@ class Peers:
 
     @classmethod
     def select(cls, rollouts: Rollouts, conventions: EstimatorConventions) -> Peers:
-        """The rewards of rollouts that are compared by conventions."""
+        """Selects the rewards of rollouts that a framework with these conventions compares."""
         entry = _entries(rollouts, conventions.compared)
         rewards = np.nan_to_num(rollouts.rewards)
         if conventions.rejected is Rejected.ZERO:
@@ -150,7 +150,7 @@ class Peers:
 
     @cached_property
     def _groups(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """The samples of each group, and those of them whose rewards count."""
+        """The samples of each group, and those samples of the group whose rewards count."""
         several = [np.flatnonzero(self.groups == group) for group in np.unique(self.groups)]
         return [(samples, samples[self.counted[samples]]) for samples in several]
 
@@ -160,14 +160,14 @@ class Peers:
         return self.of_group(len)
 
     def compared(self, advantages: Values, lone: Lone) -> Values:
-        """Advantages, [N], with those of rewards that are compared with no other, by ``lone``."""
+        """Advantages, [N], where ``lone`` sets that of a reward compared with no other."""
         others = self.of_others(len)
         compared = np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
         return np.where(self.missing, 0.0, compared)
 
 
 def _entries(rollouts: Rollouts, compared: Compared) -> NDArray[np.int64]:
-    """The index of the sample that has the reward of each sample: [N]."""
+    """The index of the sample whose reward each sample is given: [N]."""
     entry = np.arange(len(rollouts.rewards))
     if compared is Compared.SAMPLES:
         return entry

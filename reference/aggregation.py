@@ -45,7 +45,7 @@ class EmptyUnits(StrEnum):
 
 
 class DenominatorMask(StrEnum):
-    """The mask of a term, or of the tokens that are counted, where rejection sampling is used."""
+    """The loss mask, after or before rejection sampling, that a term or a denominator uses."""
 
     MODIFIED = "modified"
     """The mask after rejection sampling."""
@@ -118,7 +118,7 @@ class MicroBatchWeight(StrEnum):
 
 
 class ComparedTokens(StrEnum):
-    """The batch whose tokens a policy loss compares: it selects some, or divides by a mean."""
+    """The batch from which a policy loss selects tokens, or over which it takes a mean."""
 
     STEP = "step"
 
@@ -199,7 +199,7 @@ class Deviation(StrEnum):
 
     @property
     def lost_degrees_of_freedom(self) -> int:
-        """The difference of n and that divisor."""
+        """n minus the divisor."""
         return 1 if self is Deviation.UNBIASED else 0
 
 
@@ -217,8 +217,8 @@ class EstimatorConventions:
     taken over n ``whitened`` tokens; the variance is divided by n - ``lost_degrees_of_freedom``.
     ``std_epsilon`` is added to the standard deviation or mean that a group's rewards are divided
     by. ``penalties`` are subtracted from a centred reward. ``compared``, ``rejected``, ``lone`` and
-    ``missing`` say which rewards of a prompt are compared, and ``deviation`` by which standard
-    deviation.
+    ``missing`` say which rewards of a prompt are compared, and ``deviation`` how their standard
+    deviation is computed.
     """
 
     transitions: TokenSet = TokenSet.RESPONSE
@@ -272,8 +272,8 @@ class Conventions:
     """The choices that the modes leave open and a framework documents. None means the default.
 
     By default samples are the units of `sample_mean` and `constant`, a sample without active tokens
-    adds 0 and still counts, and denominators count the tokens left by rejection sampling (the last
-    by miles' pull request 1498).
+    adds 0 and still counts, and denominators count the tokens left by rejection sampling (a rule of
+    miles' pull request 1498).
 
     Aggregations: ``entropy`` and ``kl`` of these terms in training and in the log; ``diagnostics``
     of logged-only metrics such as the clip fraction; ``rejected`` of the fraction of rejected
@@ -282,16 +282,15 @@ class Conventions:
     (default: as in training); ``logged_advantages`` and ``logged_values`` of the logged means.
     ``entropy_mask``, ``kl_mask`` and ``diagnostics_mask`` are the masks that these are averaged
     over where rejection sampling is used (default: the modified one).
-    ``selected`` are the tokens that clip-cov, kl-cov and M2PO compare to select some of them.
+    ``selected`` is the batch from which clip-cov, kl-cov and M2PO select tokens.
     ``micro_batch_weight`` applies to loss terms that are averaged over micro-batches; the same
     terms are logged as plain means.
 
     ``of_groups``, ``of_returns`` and ``of_values`` are the conventions of advantages from rewards
     of groups, from discounted returns, and from values; ``compared``, ``rejected_rewards``,
     ``lone_reward`` and ``missing_rewards`` say which rewards of a group are compared, and
-    ``deviation`` by which standard deviation.
-    ``whole_groups`` says that `prompt_mean` needs all samples of a prompt on one data-parallel
-    rank.
+    ``deviation`` how their standard deviation is computed. ``whole_groups`` says that `prompt_mean`
+    needs all samples of a prompt on one data-parallel rank.
     """
 
     sample_unit: SampleUnit = SampleUnit.SAMPLE

@@ -17,7 +17,7 @@ LARGEST_ERROR = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveCoefficient:
-    """A coefficient before a batch, with the number that it follows."""
+    """The coefficient for the next batch, of ``samples``, and the constants of its formula."""
 
     coefficient: float
     target: float
@@ -25,6 +25,6 @@ class AdaptiveCoefficient:
     horizon: float
 
     def after(self, divergence: float) -> float:
-        """The coefficient that the next step uses."""
+        """The coefficient for the next step, after a batch with this divergence."""
         error = min(max(divergence / self.target - 1, -LARGEST_ERROR), LARGEST_ERROR)
         return self.coefficient * (1 + error * self.samples / self.horizon)

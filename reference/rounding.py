@@ -93,8 +93,8 @@ def statistic_bound(dtype: str, numbers: int) -> float:
     """Bound on the error of a mean or deviation of some numbers, relative to the largest of them.
 
     The sum (one rounding for each), its division, a difference and the root of a sum of squares
-    (`TERM_OPERATIONS`). A mean of squares minus the square of the mean is no such computation: its
-    error is relative to the squares.
+    (`TERM_OPERATIONS`). The bound does not hold for a mean of squares minus the square of the mean,
+    whose error is relative to the squares.
     """
     return gamma(SAFETY_FACTOR * (numbers + TERM_OPERATIONS), UNIT_ROUNDOFF[_loss_dtype(dtype)])
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class InvalidStepError(ConformanceError):
-    """The samples given do not make up a training step."""
+    """The given samples cannot be a training step."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class Step:
     ``mask`` and ``original_mask``, if tokens were rejected, are bool [sum of response_lengths];
     ``rewards``, if they matter, are float64 [N]. ``token_names`` [sum of response_lengths] and
     ``sample_names`` [N], int64, relate a changed step to the original one: tokens and samples of
-    one name have the same values in both.
+    the same name have the same values in both steps.
 
     Raises:
         InvalidStepError: no samples, a mask of the wrong length or with values other than 0 and 1,

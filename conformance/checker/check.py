@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth
 from adapters.toolkit.source import resolve
 from conformance.checker import coverage
-from conformance.checker.complaint import NOT_DELIVERED, Complaint, of_finding
+from conformance.checker.complaint import NOT_DELIVERED, Complaint, finding_complaint
 from conformance.checker.probing import first_complaint, supported
 from conformance.findings.errors import HarnessFaultError
 from conformance.judging.startup import judge_ignored
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class AdapterCheck:
-    """Makes the complaints about one adapter, and keeps what else is to be told.
+    """Makes the complaints about one adapter, and keeps the numbers for the summary.
 
     ``is_relied_on`` says whether the probe is right, so that further complaints may be about the
     framework. ``conforming`` counts findings without a complaint, ``never_shown`` lists declared
@@ -47,7 +47,7 @@ class AdapterCheck:
         self._source = resolve(self.adapter, source)
 
     def complaints(self) -> Iterator[Complaint]:
-        """The complaints. Nothing is judged before the probe is right.
+        """Yield the complaints. Findings are judged only if the probe is right.
 
         Raises:
             StartError: the framework cannot be loaded.
@@ -61,11 +61,11 @@ class AdapterCheck:
             self.description = pool.description
             usable = supported(pool, layouts)
         self.never_shown = [f"layout {one}" for one in layouts if one not in usable]
-        with self._ranks(usable) as pool:  # new ones, in which nothing of a job is left
+        with self._ranks(usable) as pool:  # new processes, without anything left from a job
             complaint = first_complaint(pool, usable)
             self.is_relied_on = complaint is None
             if complaint is None:
-                yield from self._of_findings(pool, usable)
+                yield from self._finding_complaints(pool, usable)
             else:
                 yield complaint
 
@@ -74,7 +74,7 @@ class AdapterCheck:
         return RankPool(self.adapter, self._source.path, size)
 
     def summary(self) -> Iterator[str]:
-        """Notes besides the complaints, once all have been made."""
+        """Yield notes for after the complaints."""
         if self.conforming:
             yield f"{self.conforming} findings show nothing wrong."
         if self.never_shown:
@@ -84,7 +84,7 @@ class AdapterCheck:
             yield "Not declared, and so never run:"
             yield from (f"  {line}" for line in coverage.not_declared(self.description))
 
-    def _of_findings(self, pool: RankPool, layouts: Sequence[Layout]) -> Iterator[Complaint]:
+    def _finding_complaints(self, pool: RankPool, layouts: Sequence[Layout]) -> Iterator[Complaint]:
         cells, left = coverage.chosen_cells(pool.description, layouts)
         self.never_shown += left
         shared = SharedJobs(pool, cells)
@@ -93,7 +93,7 @@ class AdapterCheck:
             if complaint is None:
                 self.conforming += 1
             elif isinstance(cell, StartupCell) and complaint.name == NOT_DELIVERED:
-                # A setting may be declared and not have every value.
+                # A framework may have a declared setting without all of its values.
                 settings = cell.config_case.configuration.settings
                 self.never_shown += [f"configuration {one}" for one in sorted(settings)]
             else:
@@ -102,7 +102,7 @@ class AdapterCheck:
 
 
 def _ignored(shared: SharedJobs, layouts: Sequence[Layout]) -> Iterator[Complaint]:
-    """The complaint about declared settings that change nothing."""
+    """Yield the complaint about declared settings that change nothing, if there are any."""
     if Depth.STEP not in shared.pool.description.depths or not layouts:
         return
     if ignored := shared.ignored_settings(layouts[0]):
@@ -112,7 +112,7 @@ def _ignored(shared: SharedJobs, layouts: Sequence[Layout]) -> Iterator[Complain
 
 
 def _incomplete_class(adapter: Adapter) -> Complaint | None:
-    """The parts that are missing before ranks can start."""
+    """The complaint about attributes that a class lacks and ranks need; None if it lacks none."""
     lacking = [] if ON_CPU.device in adapter.devices else [f'devices = ("{ON_CPU.device}",)']
     lacking += [] if ON_CPU.dtype in adapter.dtypes else [f'dtypes = ("{ON_CPU.dtype}",)']
     lacking += [] if adapter.layouts() else ["a layout in layouts()"]
@@ -123,9 +123,9 @@ def _incomplete_class(adapter: Adapter) -> Complaint | None:
 
 
 def _judged_in_some_mode(cell: MatrixCell, shared: SharedJobs) -> Complaint | None:
-    """The complaint in the first mode that delivers: a loss may be one of a single mode."""
+    """The complaint in the first mode that supports the cell, as some losses have one mode only."""
     first = _judged(cell, shared)
-    for other in coverage.in_other_modes(cell, shared.description):
+    for other in coverage.other_modes(cell, shared.description):
         if first is None or first.name != NOT_DELIVERED:
             break
         found = _judged(other, shared)
@@ -136,6 +136,6 @@ def _judged_in_some_mode(cell: MatrixCell, shared: SharedJobs) -> Complaint | No
 
 def _judged(cell: MatrixCell, shared: SharedJobs) -> Complaint | None:
     try:
-        return of_finding(make(cell, shared).finding(cell.id, cell.depth))
+        return finding_complaint(make(cell, shared).finding(cell.id, cell.depth))
     except HarnessFaultError as fault:
         return Complaint(name="contradiction", where=cell.id, words=str(fault))

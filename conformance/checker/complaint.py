@@ -1,4 +1,4 @@
-"""Complaints to an author: one mistake of an adapter each, read from an outcome or a finding."""
+"""Complaints to an adapter's author: each is one mistake, read from an outcome or a finding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
 
 LINES_OF_A_CRASH = 6
-"""The number of the last lines of a crash that are quoted."""
+"""The number of last lines that are quoted from a crash."""
 
 NOT_DELIVERED = "declared_and_not_delivered"
 
@@ -24,7 +24,7 @@ FAULTS_OF_THE_ADAPTER = {
     "forward_passes_not_recorded": "forward_passes_not_recorded",
     "configuration_ignored": "configuration_ignored",
 }
-"""Mistakes in findings that only the adapter can have made, and the complaint of each."""
+"""The names of complaints, by the mistakes in findings that only an adapter can make."""
 
 HINTS = {
     "optimizer steps were made of": "every job must start with an empty GradientReader and read"
@@ -36,10 +36,10 @@ HINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Complaint:
-    """One thing that is wrong.
+    """One mistake, probably of the adapter.
 
-    ``where`` is the job or the finding that shows it. ``of_adapter`` is False if the mistake may as
-    well be the framework's.
+    ``where`` is the job or the finding that shows the mistake. ``of_adapter`` is False if the
+    mistake may also be the framework's.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Complaint:
     of_adapter: bool = True
 
 
-def of_outcome(outcome: Declined | Crashed, where: str) -> Complaint:
+def outcome_complaint(outcome: Declined | Crashed, where: str) -> Complaint:
     """The complaint about a job of declared capabilities that did not run."""
     if not isinstance(outcome, Declined):
         return Complaint(name=outcome.verdict.value, where=where, words=_crash(outcome.message))
@@ -59,23 +59,23 @@ def of_outcome(outcome: Declined | Crashed, where: str) -> Complaint:
     return Complaint(name="refused", where=where, words=words)
 
 
-def of_finding(finding: Finding) -> Complaint | None:
+def finding_complaint(finding: Finding) -> Complaint | None:
     """The complaint about a finding of a declared capability; None if nothing is wrong."""
     message = finding.message or ""
     if finding.verdict is Verdict.UNSUPPORTED:
-        return of_outcome(Declined("unsupported", message), finding.id)
+        return outcome_complaint(Declined("unsupported", message), finding.id)
     if finding.verdict is Verdict.NOT_DRIVEN:
         return Complaint(name=NOT_DELIVERED, where=finding.id, words=_crash(message))
     if finding.verdict not in WRONG:
         return None
     if finding.verdict is Verdict.MISMATCH:
-        return _of_mismatch(finding)
+        return _mismatch_complaint(finding)
     declined = finding.verdict is Verdict.DECLINED
     outcome = Declined("refused", message) if declined else Crashed(message)
-    return replace(of_outcome(outcome, finding.id), of_adapter=False)
+    return replace(outcome_complaint(outcome, finding.id), of_adapter=False)
 
 
-def _of_mismatch(finding: Finding) -> Complaint:
+def _mismatch_complaint(finding: Finding) -> Complaint:
     name = finding.diagnosis.name if finding.diagnosis else "unexplained"
     return Complaint(
         name=FAULTS_OF_THE_ADAPTER.get(name, name),
@@ -86,7 +86,7 @@ def _of_mismatch(finding: Finding) -> Complaint:
 
 
 def _crash(message: str) -> str:
-    """The last lines of a crash, with a hint if it is a known one."""
+    """The last lines of a crash, with a hint if the crash is a known one."""
     hints = [hint for words, hint in HINTS.items() if words in message]
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     return "\n".join([*hints, *lines[-LINES_OF_A_CRASH:]]) or first_line(message)

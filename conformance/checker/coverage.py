@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from adapters.contract import Description
 
 FEW_RANKS = 2
-"""Layouts take no more ranks where the adapter has such layouts."""
+"""The largest number of ranks of a layout, if the adapter has such small layouts."""
 
 CAPABILITIES = {
     "modes": ("mode", [*Mode]),
@@ -30,13 +30,13 @@ CAPABILITIES = {
     "options": ("option", [*Option]),
     "configurations": ("configuration", [*Setting, *FaultInjection]),
 }
-"""For each field of a description: what one of its members is called, and all that it may have."""
+"""The word for a member of each field of a description, and all possible members."""
 
 
 def small_layouts(layouts: Sequence[Layout]) -> list[Layout]:
     """Layouts with all pairs of properties on few ranks, the plainest first.
 
-    Besides, the smallest with each option, and one on which configurations can be tried.
+    The smallest layout with each option is added, and one on which configurations can be tried.
     """
     by_size = sorted(layouts, key=lambda one: (one.world_size, one.options, one.micro_batches != 1))
     few = max(FEW_RANKS, by_size[0].world_size)
@@ -59,7 +59,7 @@ def configurable(layouts: Sequence[Layout]) -> list[Layout]:
 
 
 def is_declared(layout: Layout, description: Description) -> bool:
-    """Whether a layout needs nothing that is not declared."""
+    """Whether all capabilities that a layout needs are declared."""
     fits = layout.tp <= description.largest_tp and layout.pp <= description.largest_pp
     return fits and {*layout.options} <= description.options
 
@@ -91,7 +91,7 @@ def not_declared(description: Description) -> list[str]:
 def chosen_cells(
     description: Description, layouts: Sequence[Layout]
 ) -> tuple[list[MatrixCell], list[str]]:
-    """Cells that show each declared capability and layout once, and what none of them shows."""
+    """Cells that show each declared capability and layout once, and capabilities without a cell."""
     left = declared(description) | {str(layout) for layout in layouts}
     allowed = frozenset(left)
     chosen = []
@@ -117,8 +117,8 @@ def _cells(description: Description, layouts: Sequence[Layout]) -> Iterator[Matr
         yield from (cell for cell in cells if _tells(cell, description))
 
 
-def in_other_modes(cell: MatrixCell, description: Description) -> list[MatrixCell]:
-    """The same cell in the other declared modes that its check has; none for the plain loss."""
+def other_modes(cell: MatrixCell, description: Description) -> list[MatrixCell]:
+    """The cell in all other declared modes of its check; empty for the plain policy loss."""
     if cell.spec.objective is Objective.POLICY:
         return []
     others = {*cell.spec.modes} & description.modes - {cell.aggregation.mode}
@@ -126,7 +126,7 @@ def in_other_modes(cell: MatrixCell, description: Description) -> list[MatrixCel
 
 
 def _tells(cell: MatrixCell, description: Description) -> bool:
-    """Whether a cell is about what an adapter declares, and not about a convention."""
+    """Whether a cell tests what the adapter declares, rather than a convention."""
     if isinstance(cell, StartupCell):
         case = cell.config_case
         return case.applies(description.conventions) and case.rule not in description.permits

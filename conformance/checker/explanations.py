@@ -1,7 +1,7 @@
-"""Explains what the probe's gradient shows of an adapter, given samples of equal weight.
+"""Explains mistakes of an adapter by the probe's gradient on samples of equal weight.
 
-The advantages of tokens are known and differ, so that a gradient that was not divided by them, one
-of another token and one of a clipped ratio can be told apart.
+The advantages of tokens are known and differ. This distinguishes a gradient that was not divided by
+the advantages, the gradient of another token, and the gradient of a clipped ratio.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 MEASURED = 2.0**-16
-"""The largest relative difference of numbers that are taken to be equal: float32 after a softmax
-over some thousand tokens."""
+"""The largest relative difference of numbers that count as equal: the rounding of float32 in a
+softmax over some thousand tokens."""
 
 SHOWN = 4
-"""The most tokens that a flaw names."""
+"""The largest number of tokens that a flaw names."""
 
 WORDS = {
     "wrong_shape": (
@@ -118,7 +118,7 @@ WORDS = {
         " (adapters.contract.batch.sequences.PADDING_ID)"
     ),
 }
-"""By name; fields in braces are filled in where the flaw is found."""
+"""The words for each flaw, by name; the numbers of a flaw replace the fields in braces."""
 
 _MODEL = "model = ProbedModel(probe_capacity(batch.probe_size), passes, logits_head)"
 _WEIGHTS = "token_weights=batch.weights_of_steps(gradients.drain()),"
@@ -138,12 +138,12 @@ EXAMPLES = {
     "forward_passes_not_recorded": _PASSES,
     "prompts_not_recorded": _PASSES,
 }
-"""The line of the example in docs/adapters.md that does it right, by the name of the flaw."""
+"""The right line in the example of docs/adapters.md, by the name of the flaw."""
 
 
 @dataclass(frozen=True)
 class Flaw:
-    """A flaw of an adapter: its name in `WORDS`, and the numbers that these need."""
+    """A flaw of an adapter: its name in `WORDS`, and the numbers for the fields in these words."""
 
     name: str
     numbers: Mapping[str, object] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class Flaw:
 
 
 def explain_shapes(job: Job, observation: Observation) -> Flaw | None:
-    """The field of an observation with other arrays than one of every token for each step."""
+    """The flaw of a field that has no array for a step, or not an entry for every token."""
     right = [len(step.mask) for step in job.steps]
     shapes_of = {
         name: [np.shape(array) for array in getattr(observation, name)]
@@ -175,18 +175,18 @@ def explain_weights(weights: StepWeights) -> Flaw | None:
         return None
     divided = replace(weights, observed=weights.observed / weights.dloss_dlogprob)
     if (flaw := _first(weights)) is None and _first(divided) is not None:
-        return Flaw("gradients_returned")  # and something else, which comes to light after it
+        return Flaw("gradients_returned")  # another flaw shows once this one is mended
     return flaw or _unexplained(weights)
 
 
 def _first(weights: StepWeights) -> Flaw | None:
-    """The first explanation that holds."""
+    """The first explanation that fits the weights; None if none fits."""
     found = (flaw for explain in EXPLANATIONS if (flaw := explain(weights)))
     return next(found, None)
 
 
 def factor(observed: Array, expected: Array) -> float | None:
-    """The number by which all expected values were multiplied; None if none was, or 0."""
+    """The common ratio of observed to expected values; None if there is none, or it is 0."""
     used = expected != 0
     ratios = observed[used] / expected[used]
     common = float(np.median(ratios))
@@ -221,7 +221,7 @@ def _scaled(weights: StepWeights) -> Flaw | None:
 
 
 def _shifted(weights: StepWeights) -> Flaw | None:
-    """Gradients of the token after or before."""
+    """Gradients that belong to the token after or before."""
     seen, right = weights.gradient, weights.expected_gradient
     responses = list(weights.step.responses)
     first, last = slice(None, -1), slice(1, None)
@@ -234,7 +234,7 @@ def _shifted(weights: StepWeights) -> Flaw | None:
 
 
 def _per_sample(weights: StepWeights) -> Flaw | None:
-    """Gradients of all tokens of a sample by the advantage of its first or last one."""
+    """Gradients of whole samples that use the advantage of the first or last token."""
     seen, right = weights.gradient, weights.dloss_dlogprob
     for place, token in (("first", 0), ("last", -1)):
         of_sample = [np.full_like(right[one], right[one][token]) for one in weights.step.responses]
@@ -244,7 +244,7 @@ def _per_sample(weights: StepWeights) -> Flaw | None:
 
 
 def _clipped(weights: StepWeights) -> Flaw | None:
-    """Weights of 0 where advantages have one sign, and one factor where they have the other."""
+    """Weights of 0 for one sign of the advantage, and of one factor for the other sign."""
     positive = weights.dloss_dlogprob < 0
     for clipped, trained in (("negative", positive), ("positive", ~positive)):
         common = factor(weights.observed[trained], weights.expected[trained])
@@ -256,7 +256,7 @@ def _clipped(weights: StepWeights) -> Flaw | None:
 
 
 def _softmax_words(slope: float, weights: StepWeights) -> str:
-    """Names the plain softmax with a ratio of 1/V and a derivative of 1 - 1/V, if there is one."""
+    """Words on a plain softmax that would give this slope, with ratio 1/V; empty if none does."""
     if slope >= 1 / 4:
         return ""
     tokens = _whole((1 + math.sqrt(1 - 4 * slope)) / (2 * slope), weights)
@@ -264,14 +264,14 @@ def _softmax_words(slope: float, weights: StepWeights) -> str:
 
 
 def _whole(tokens: float, weights: StepWeights) -> int | None:
-    """The size of a vocabulary, if it is a whole number that can be one of the job's."""
+    """The number as a vocabulary size, if it is whole and large enough for the job's token ids."""
     if not weights.vocabulary <= tokens < 1 / MEASURED:
         return None
     return round(tokens) if abs(tokens - round(tokens)) <= tokens * MEASURED else None
 
 
 def _whole_probe(weights: StepWeights) -> Flaw | None:
-    """A further gradient that is the same for all tokens, active or not."""
+    """An extra gradient that is the same for all tokens, active or not."""
     further = weights.gradient - weights.expected_gradient
     is_equal = np.ptp(further) <= MEASURED * np.abs(weights.expected_gradient).max()
     return Flaw("depends_on_the_whole_probe") if is_equal and further.all() else None
@@ -287,7 +287,7 @@ EXPLANATIONS: Sequence[Callable[[StepWeights], Flaw | None]] = (
     _clipped,
     _whole_probe,
 )
-"""In this order: a later one takes for granted that no earlier one holds."""
+"""Explanations in the order to try: each assumes that no earlier one fits."""
 
 
 def _unexplained(weights: StepWeights) -> Flaw:
@@ -296,7 +296,7 @@ def _unexplained(weights: StepWeights) -> Flaw:
 
 
 def explain_repetition(first: StepWeights, second: StepWeights) -> Flaw | None:
-    """The difference between the weights of a job that ran twice in the same processes, or None."""
+    """The flaw of a job whose weights change when it runs again in the same processes."""
     if second.are_right:
         return None
     added = factor(second.observed - first.observed, first.expected)
@@ -306,9 +306,9 @@ def explain_repetition(first: StepWeights, second: StepWeights) -> Flaw | None:
 
 
 def explain_padding(weights: StepWeights) -> Flaw | None:
-    """The tokens that weigh more or less than others of their sample, if samples are padded.
+    """The flaw of tokens that weigh more or less than others in their sample, if it is padded.
 
-    A factor of all tokens of a sample is left to findings: padding that is counted gives it too.
+    A factor on all tokens of a sample is left to findings, as the framework may count padding.
     """
     wrong = np.concatenate(
         [_differ(weights.observed[one], weights.expected[one]) for one in weights.step.responses]
@@ -317,7 +317,7 @@ def explain_padding(weights: StepWeights) -> Flaw | None:
 
 
 def _differ(observed: Array, expected: Array) -> Chosen:
-    """The tokens of a sample that are no common multiple of what they should be."""
+    """The tokens whose ratio of observed to expected weight differs from the rest of the sample."""
     active = expected > 0
     common = np.median(observed[active] / expected[active])
     differ: Chosen = np.abs(observed - common * expected) > MEASURED * abs(common) * expected
@@ -336,9 +336,9 @@ def explain_forward_passes(step: Step, passes: NDArray[np.int32] | None) -> Flaw
 
 
 def explain_strays(step: Step, passes: NDArray[np.int32]) -> Flaw | None:
-    """The tokens in other forward passes, [ranks, tokens], than the rest of their sample.
+    """The flaw of tokens in other forward passes, [ranks, tokens], than the rest of their sample.
 
-    It holds where a rank has whole samples: without context parallelism.
+    It needs ranks with whole samples, that is, no context parallelism.
     """
     usual = [np.median(passes[:, one], axis=1, keepdims=True) for one in step.responses]
     stray = np.concatenate(

@@ -1,4 +1,4 @@
-"""Jobs in which all active tokens weigh the same in every mode, so that gradients tell much."""
+"""Jobs in which all active tokens weigh the same in every mode, so the right weight is known."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DIVISOR = 64.0
 
 
 def _sample(index: int, prompt_length: int, length: int, active: int) -> Sample:
-    """A sample whose inactive tokens lie in another place than those of the sample before."""
+    """A sample whose inactive tokens have other positions than in the sample before."""
     mask = np.roll(np.arange(length) < active, index + 1)
     return Sample(prompt_length=prompt_length, loss_mask=mask, group=index // 2)
 
 
 EQUAL = Step.of([_sample(index, 3, 10, 8) for index in range(8)])
-"""Samples of equal length, which no batch has to pad."""
+"""Samples of equal length, which need no padding."""
 
 PADDED = Step.of(
     [
@@ -44,17 +44,17 @@ PADDED = Step.of(
         )
     ]
 )
-"""Samples of very different lengths, each with as many active tokens as any other."""
+"""Samples of very different lengths, all with the same number of active tokens."""
 
 
 def job(layout: Layout, depth: Depth, mode: Mode, *steps: Step) -> Job:
-    """The job of some of these steps."""
+    """The job that trains some of these steps."""
     divisor = DIVISOR if mode is Mode.CONSTANT else None
     return Job(steps=steps, aggregation=Aggregation(mode, divisor), layout=layout, depth=depth)
 
 
-def in_words(ran: Job) -> str:
-    """The job as a complaint names it."""
+def described(ran: Job) -> str:
+    """The words by which a complaint names a job."""
     return f"{ran.aggregation.mode}, depth {ran.depth}, {ran.layout}"
 
 
@@ -83,7 +83,7 @@ class StepWeights:
 
     @cached_property
     def gradient(self) -> NDArray[np.float64]:
-        """The gradient that the probe had, if the weights are that divided by its factors."""
+        """The probe's gradient: the observed weights times the derivative that divided them."""
         return self.observed * self.dloss_dlogprob
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Looks at the probe of an adapter in a few jobs, and ends with the first thing that is wrong."""
+"""Tests the probe of an adapter in a few jobs, and ends with the first mistake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import Depth
 from adapters.contract.objective import Objective
 from conformance.checker import coverage, explanations, jobs
-from conformance.checker.complaint import Complaint, of_outcome
+from conformance.checker.complaint import Complaint, outcome_complaint
 from conformance.expected.placement import forward_pass_of_token
 from conformance.judging.rescaling import trial
 from conformance.judging.weights import judge_weights
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 MAY_BE_OF_THE_FRAMEWORK = {"factor", "unexplained", "not_finite"}
-"""Flaws that a mistake of the framework shows as well."""
+"""Flaws that may also come from a mistake of the framework."""
 
 
 class _Complained(Exception):  # noqa: N818 - it carries a complaint, and no error
-    """Something is wrong, and what comes after would not tell more."""
+    """A mistake was found, so later tests would tell nothing more."""
 
     def __init__(self, complaint: Complaint) -> None:
         self.complaint = complaint
 
 
 def supported(pool: RankPool, layouts: Sequence[Layout]) -> list[Layout]:
-    """The layouts that the framework has: adapters may list those of all its versions.
+    """The layouts that this version of the framework supports; adapters may list more.
 
-    If it has none, the first is kept, so that the reason is found.
+    If it supports none, the first is kept, so that its failure tells the reason.
 
     Raises:
         StartError: the framework cannot be imported.
@@ -50,7 +50,7 @@ def supported(pool: RankPool, layouts: Sequence[Layout]) -> list[Layout]:
 
 
 def _has(pool: RankPool, layout: Layout) -> bool:
-    """Whether a step runs in any mode, or fails otherwise than for want of support."""
+    """Whether a step runs in any mode, or fails for another reason than missing support."""
     depths = coverage.depths(pool.description)[:1]
     tried = [jobs.job(layout, depth, mode, jobs.EQUAL) for depth in depths for mode in Mode]
     outcomes = (pool.run(job) for job in tried if job.aggregation.mode in pool.description.modes)
@@ -61,7 +61,7 @@ def _has(pool: RankPool, layout: Layout) -> bool:
 
 
 def first_complaint(pool: RankPool, layouts: Sequence[Layout]) -> Complaint | None:
-    """The first thing that is wrong with the probe; None if all is as it should be.
+    """The complaint about the first mistake of the probe; None if the probe is right.
 
     Raises:
         StartError: the framework cannot be imported.
@@ -94,7 +94,7 @@ class Probing:
         """Require the probe to be right, the most basic property first.
 
         Raises:
-            _Complained: it is not.
+            _Complained: the probe is wrong.
         """
         try:
             mode = self._right_mode(self._depth)
@@ -132,14 +132,14 @@ class Probing:
         raise wrong[0]
 
     def _require_no_rescaling(self, mode: Mode) -> None:
-        """The trainer neither clips nor scales the gradients that the adapter reads."""
+        """Require the trainer not to clip or scale the gradients that the adapter reads."""
         job = trial(jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL))
         outcome = self.pool.run(job)
         if not isinstance(outcome, Ran):
             return
         self._require_shapes(job, outcome)
         for found in judge_weights(job, outcome.observations, self.pool.description).rescalings:
-            words, where = found.diagnosis.explanation, jobs.in_words(job)
+            words, where = found.diagnosis.explanation, jobs.described(job)
             raise _Complained(Complaint(name=found.name, where=where, words=words))
 
     def _require_repetition(self, mode: Mode) -> None:
@@ -148,7 +148,7 @@ class Probing:
         _require(job, explanations.explain_repetition(first, second))
 
     def _require_steps(self, mode: Mode) -> None:
-        """Two steps are right, and all their tokens are in forward passes."""
+        """Require two steps to be right, with all their tokens in forward passes."""
         job = jobs.job(self.layouts[0], self._depth, mode, jobs.EQUAL, jobs.EQUAL)
         observations = self._require_weights(job)
         if self._records_passes:
@@ -157,7 +157,7 @@ class Probing:
                 _require(job, explanations.explain_forward_passes(step, passes))
 
     def _require_padding(self, mode: Mode, layout: Layout) -> None:
-        """Padding has no weight, and no id of a token."""
+        """Require padding to have no weight, and no token's id."""
         job = jobs.job(layout, self._depth, mode, jobs.PADDED)
         observations = self._observations(job)
         [weights] = jobs.weights_of_steps(job, observations, self.pool.description)
@@ -171,7 +171,7 @@ class Probing:
         return self.pool.description.records_forward_passes and self._depth is Depth.STEP
 
     def _require_weights(self, job: Job) -> Sequence[Observation]:
-        """The observations of a job whose weights are right."""
+        """The observations of a job, whose weights are required to be right."""
         observations = self._observations(job)
         steps = jobs.weights_of_steps(job, observations, self.pool.description)
         for number, weights in enumerate(steps, 1):
@@ -183,22 +183,22 @@ class Probing:
         return jobs.weights_of_steps(job, self._observations(job), self.pool.description)
 
     def _observations(self, job: Job) -> Sequence[Observation]:
-        """The observations of the ranks, in arrays of the right shapes."""
+        """The observations of all ranks, whose arrays are required to have the right shapes."""
         outcome = self.pool.run(job)
         if not isinstance(outcome, Ran):
-            raise _Complained(of_outcome(outcome, jobs.in_words(job)))
+            raise _Complained(outcome_complaint(outcome, jobs.described(job)))
         self._require_shapes(job, outcome)
         return outcome.observations
 
     def _require_shapes(self, job: Job, outcome: Ran) -> None:
-        """Every array has an entry for each token."""
+        """Require every array to have an entry for each token."""
         for observation in outcome.observations[job.layout.last_stage]:
             _require(job, explanations.explain_shapes(job, observation))
 
 
 def _require(job: Job, flaw: Flaw | None, step: str = "") -> None:
     if flaw is not None:
-        where = f"{jobs.in_words(job)}{step}"
+        where = f"{jobs.described(job)}{step}"
         of_adapter = flaw.name not in MAY_BE_OF_THE_FRAMEWORK
         raise _Complained(
             Complaint(name=flaw.name, where=where, words=flaw.words, of_adapter=of_adapter)

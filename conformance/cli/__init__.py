@@ -1,6 +1,6 @@
 """The command line: ``rl-loss-conformance COMMAND``.
 
-`parser` has the options of each command, `commands` what it does: a generator of lines.
+`parser` has the options of each command, and `commands` its function, a generator of lines.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rl-loss-conformance: {error}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # threads still wait for what they started
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # threads still wait for their processes
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(typed: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The words for this command, and those after ``--``, which a recipe has for its framework."""
+    """The arguments of this command, and those after ``--``, for a recipe's framework."""
     if typed[:1] != ["recipe"] or "--" not in typed:
         return typed, ()
     place = typed.index("--")
@@ -64,7 +64,7 @@ def _split(typed: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End as by Ctrl-C, with the runs that a terminal would have sent a signal as well."""
+    """End as on Ctrl-C, and interrupt child runs, which a terminal would have signalled as well."""
     from conformance.runs.versions import history
 
     history.end_all()
@@ -72,7 +72,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _print(lines: Iterator[str]) -> int:
-    """Prints the lines as they come and returns what their generator does, or else 0."""
+    """Prints the lines as they come; returns the return value of their generator, or else 0."""
     while True:
         try:
             line = next(lines)

@@ -1,6 +1,6 @@
-"""The commands, each a generator of the lines that it prints, given its options.
+"""The commands: generators that take the options and yield the lines to print.
 
-A command imports what it needs when it runs, so that the quick ones start quickly.
+A command imports its modules when it runs, so that quick commands start quickly.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 WORSE = 1
 
 NOT_RUN = 2
-"""Exit status where a run could not report what it found."""
+"""Exit status if a run could not report its findings."""
 
 OF_EVERY_COMMIT = ("engine", "modes", "checks", "depth", "max-ranks", "time-limit")
-"""Options of a run that a history hands on."""
+"""Options of a run that a history passes on."""
 
 OF_BOTH_VERSIONS = ("device", "backend", "time-limit")
-"""Options of a run that a review hands on."""
+"""Options of a run that a review passes on."""
 
 OR_OF_THE_FRAMEWORK = ", which may be the framework's own mistake"
 
 
 def adapters(options: argparse.Namespace) -> Iterator[str]:
-    """Yields what can be checked here, an engine of an adapter after the other."""
+    """Yields the adapters that can be run here, one engine after the other."""
     from conformance.runs.registry import inventory
 
     for entry in inventory(dict(options.source), options.names):
@@ -54,7 +54,7 @@ def adapters(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
-    """Yields the names and values of what is known about one engine of an adapter."""
+    """Yields the names and values of the properties of one engine of an adapter."""
     from adapters.contract import Depth
     from adapters.contract.description import answers, sources
 
@@ -90,7 +90,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def check_adapter(options: argparse.Namespace) -> Generator[str, None, int]:
-    """Yields every complaint, and returns whether one of them is about the adapter."""
+    """Yields all complaints about an adapter; returns 1 if any is the adapter's fault, else 0."""
     from conformance.checker.check import AdapterCheck
 
     check = AdapterCheck(options.name, options.engine, options.source)
@@ -107,7 +107,7 @@ def check_adapter(options: argparse.Namespace) -> Generator[str, None, int]:
 
 
 def _wrapped(text: str, indent: str = "  ") -> Iterator[str]:
-    """Yields the lines of a text, each wrapped in lines that are indented as it is."""
+    """Yields the lines of a text, wrapped; continuation lines keep a line's own indentation."""
     for line in text.splitlines():
         words = line.lstrip()
         inner = indent + line[: len(line) - len(words)]
@@ -128,7 +128,7 @@ def cases(options: argparse.Namespace) -> Iterator[str]:
 
 
 def plan(options: argparse.Namespace) -> Iterator[str]:
-    """Yields what the quick plan of an adapter looks at."""
+    """Yields the jobs of an adapter's quick plan."""
     from conformance.findings.report import PlanSize
     from conformance.plan.plan import Plan, mode_of_advantages
     from conformance.runs.registry import create, describe
@@ -148,7 +148,7 @@ def plan(options: argparse.Namespace) -> Iterator[str]:
 
 
 def review(options: argparse.Namespace) -> Generator[str, None, int]:
-    """Yields what a version changes, and returns whether anything is worse."""
+    """Yields the changes of a version; returns 1 if anything is worse, else 0."""
     from conformance.comparing.known import expected as expectations_of
     from conformance.comparing.reviewed import Reviewed
     from conformance.plan.matrix import may_decline
@@ -197,7 +197,7 @@ def review(options: argparse.Namespace) -> Generator[str, None, int]:
 def _run_both(
     prepared: Review, options: argparse.Namespace, start: float, is_ended: Callable[[], bool]
 ) -> Ran:
-    """Runs both versions, and shows how far they have come."""
+    """Runs both versions, and shows their progress."""
     from conformance.cli.progress import BudgetBar
     from conformance.runs.versions import review as runs
     from conformance.views.versions import review as view
@@ -216,7 +216,7 @@ def _run_both(
 
 
 def recipe(options: argparse.Namespace) -> Generator[str, None, int]:
-    """Yields what reaches a recipe, and returns whether anything of it is wrong."""
+    """Yields the answer about a recipe; returns 1 if anything in it is wrong, else 0."""
     from adapters.contract.recipe import Typed
     from conformance.recipes.answer import answered
     from conformance.views import recipe as view
@@ -234,13 +234,13 @@ def recipe(options: argparse.Namespace) -> Generator[str, None, int]:
 
 
 def _handed_on(options: argparse.Namespace, names: Iterable[str]) -> tuple[str, ...]:
-    """The options of these names that are set, as typed."""
+    """The options with these names that are set, as typed."""
     given = {name: getattr(options, name.replace("-", "_")) for name in names}
     return tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
 
 
 def history(options: argparse.Namespace) -> Generator[str, None, int]:
-    """Yields the table once all commits have run, and returns whether all runs could report.
+    """Yields the table once all commits have run; returns 0 if all runs could report.
 
     Progress goes to the error stream.
     """
@@ -295,13 +295,13 @@ def trace(options: argparse.Namespace) -> Iterator[str]:
 def watch(options: argparse.Namespace) -> Iterator[str]:
     """Yields the table, a line as soon as its version has run; progress goes to the error stream.
 
-    Each version has the same share of the time that is left, so that what one does not need goes
-    to those after it. A release is compared with the newest reported release, if there is one, all
-    else with the newest report.
+    Each version gets an equal share of the remaining time, so unused time goes to later versions. A
+    release is compared with the newest reported release, if there is one, and any other version
+    with the newest report.
     """
     from conformance.runs.versions import watch as runs
     from conformance.views.overview import committed
-    from conformance.views.versions.history_table import of_watch
+    from conformance.views.versions.history_table import watch_table
 
     targets = runs.targets(options.names, options.sources)
     found = committed.versions(committed.REPORTS)
@@ -319,11 +319,11 @@ def watch(options: argparse.Namespace) -> Iterator[str]:
             report = reported.report if reported else None
             yield target, runs.run(target, report, options.reports, max(seconds, 0)), reported
 
-    return of_watch(rows())
+    return watch_table(rows())
 
 
 def html(options: argparse.Namespace) -> Iterator[str]:
-    """Writes a page and yields where it is."""
+    """Writes a page and yields its path."""
     from conformance.comparing.report_file import load_reliable
     from conformance.views.web import page
 
@@ -332,7 +332,7 @@ def html(options: argparse.Namespace) -> Iterator[str]:
 
 
 def expect(options: argparse.Namespace) -> Iterator[str]:
-    """Yields a file of known faults to be completed."""
+    """Yields the draft of a file of known faults, to be completed."""
     from conformance.comparing.expectations import draft
     from conformance.comparing.report_file import load_reliable
 
@@ -350,7 +350,7 @@ def issue(options: argparse.Namespace) -> Iterator[str]:
 
 
 def convert(options: argparse.Namespace) -> Iterator[str]:
-    """Yields what changes for a step that moves from one framework's reduction to another's."""
+    """Yields the effect on a step of moving from one framework's reduction to another's."""
     from conformance.comparing.reductions import find_reduction
     from conformance.corpus.case_file import load
     from conformance.views import conversion
@@ -366,7 +366,7 @@ def _filter(options: argparse.Namespace) -> FindingFilter:
 
 
 def diff(options: argparse.Namespace) -> Generator[str, None, int]:
-    """Yields what changed between two reports, and returns whether anything is worse."""
+    """Yields the changes between two reports; returns 1 if anything is worse, else 0."""
     from conformance.comparing.diff import load_difference
     from conformance.views.versions import diff_formats
 
@@ -379,7 +379,7 @@ def diff(options: argparse.Namespace) -> Generator[str, None, int]:
 
 
 def show(options: argparse.Namespace) -> Iterator[str]:
-    """Yields a report in short."""
+    """Yields a summary of a report."""
     from conformance.comparing.report_file import last_run, load
     from conformance.views import report_formats
 

@@ -49,7 +49,7 @@ BUDGET = 120.0
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that names the nearest choice to one that does not exist."""
+    """A parser that proposes the nearest valid choice for an invalid one."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -82,13 +82,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _take(parser: argparse.ArgumentParser, *names: str, **changed: Any) -> None:
-    """Options of a run, with what is another here."""
+    """Add options of a run to a command, with some changes."""
     for name in names:
         parser.add_argument(f"--{name}", **{**OPTIONS[name], **changed})
 
 
 def _add_running(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Options of the commands about what can be run here."""
+    """Add the options of the commands that run frameworks or list what can be run."""
     parsers["adapters"].add_argument("names", nargs="*", metavar="NAME", help="these alone")
     parsers["adapters"].add_argument(
         "--source",
@@ -221,7 +221,7 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reading(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Options of the commands that read reports."""
+    """Add the options of the commands that read reports."""
     parsers["show"].add_argument(
         "report", nargs="?", type=Path, metavar="REPORT", help="(that of the last run here)"
     )
@@ -276,7 +276,7 @@ def _add_format(parser: argparse.ArgumentParser, *formats: str) -> None:
 
 
 def _several(names: type[StrEnum]) -> Callable[[str], frozenset[StrEnum]]:
-    """Returns a parser of names with commas between them."""
+    """Returns a parser of comma-separated names."""
 
     def read(text: str) -> frozenset[StrEnum]:
         try:

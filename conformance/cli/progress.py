@@ -1,4 +1,4 @@
-"""The progress of a review on the error stream: a bar on a terminal, else a line now and then."""
+"""The progress of a review on stderr: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from typing import Self
 
 EVERY = 10.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 
 
 class BudgetBar:
-    """Shows how much of a budget is used, and what for."""
+    """Shows how much of a time budget is used, and the current activity."""
 
     def __init__(self, budget: float) -> None:
         self._bar = Progress(
@@ -42,7 +42,7 @@ class BudgetBar:
             self._bar.stop()
 
     def show(self, seconds: float, words: str) -> None:
-        """Show the seconds that have passed, and what is being done."""
+        """Show the elapsed seconds and the current activity."""
         said = f"{seconds:.0f} s: {words}"
         self._bar.update(self._task, completed=seconds, description=said)
         if not self._bar.console.is_terminal and seconds >= self._next:
@@ -50,7 +50,7 @@ class BudgetBar:
             print(said, file=sys.stderr, flush=True)
 
     def say(self, words: str) -> None:
-        """Leave a line that stays."""
+        """Print a line that stays above the bar."""
         if self._bar.console.is_terminal:
             self._bar.console.print(words, markup=False, highlight=False)
         else:

@@ -1,4 +1,4 @@
-"""Advice that comes or goes between two versions, which breaks no promise of theirs."""
+"""Advice that is new or gone in the later of two versions. Advice breaks no promise."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def said(difference: Difference) -> Iterator[str]:
         yield f"{fate}: {first.id}{more}: {first.diagnosis.explanation} [{name}]"
 
 
-def in_clauses(difference: Difference) -> Iterator[str]:
-    """Yield the same in short, by what each mistake does."""
+def clauses(difference: Difference) -> Iterator[str]:
+    """Yield a clause for each mistake that is new or gone in advice, with a number of findings."""
     for fate, name, findings in _changed(difference):
         says = MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
         yield f"{fate}: {says} ({len(findings)} finding{'s' if len(findings) > 1 else ''})"
 
 
 def _changed(difference: Difference) -> Iterator[tuple[str, str, list[Finding]]]:
-    """Yield each mistake that one version alone is advised of, with its findings."""
+    """Yield each mistake that advice on only one of the versions names, with its findings."""
     pairs = [(one.old, one.new) for one in difference.changes if one.old and one.new]
     for fate, several in (
         ("new advice", [(new, old) for old, new in pairs]),
@@ -42,7 +42,7 @@ def _changed(difference: Difference) -> Iterator[tuple[str, str, list[Finding]]]
 
 
 def _alone(pairs: list[tuple[Finding, Finding]]) -> dict[str, list[Finding]]:
-    """Return, by mistake, what the first of a pair is advised of and the second is not."""
+    """Return, by mistake, the findings that are advice in the first of a pair only."""
     alike: dict[str, list[Finding]] = defaultdict(list)
     for advised, other in pairs:
         if advised.verdict is not Verdict.ADVICE:

@@ -1,7 +1,7 @@
-"""The differences in behaviour of two versions, right or wrong, without any expectation.
+"""Differences in behaviour of two versions, compared with each other and not with the reference.
 
-Findings of one id trained the same step. Their gradients and logged numbers are compared within the
-bound of the dtype; a refactoring changes none.
+Findings with the same id trained the same step. Their gradients and logged numbers are compared
+within the bound of the dtype; a refactoring changes none of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 TOKENS = 1000
-"""More tokens than a step of the corpus has, for the bound on sums."""
+"""The number of summands for the bound on sums: no step of the corpus has more tokens."""
 
 GONE = "no longer logged, or no longer moved by any value"
 NEW = "newly logged, or newly moved by values"
@@ -51,10 +51,10 @@ class ChangedNumber:
     name: str
     changed: tuple[StepPair, ...]
     steps: int
-    """The number of steps of both versions that have it."""
+    """The number of steps that have the number in both versions."""
 
     options: tuple[str, ...]
-    """Options of each of the steps in which it differs, and of no other."""
+    """Options that all steps in which it differs have, and no other step has."""
 
     @property
     def extent(self) -> str:
@@ -99,9 +99,10 @@ class BehaviourChange:
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """The names that are logged no longer, and those that are new.
+        """The names that are no longer logged, and the names that are new.
 
-        A number that no value of a batch moves is not looked at: it may still be logged.
+        Numbers that do not depend on the batch are not recorded, so such a name may still be
+        logged.
         """
         old = {name for pair in self.pairs for name in pair.old.logged}
         new = {name for pair in self.pairs for name in pair.new.logged}
@@ -109,7 +110,7 @@ class BehaviourChange:
 
     @property
     def dtype(self) -> str:
-        """The dtype whose rounding errors both may have."""
+        """The dtype whose rounding errors both versions may have."""
         return self.new.environment.dtype
 
     def _is_same(self, one: float, other: float) -> bool:
@@ -143,8 +144,8 @@ def said(found: BehaviourChange) -> Iterator[str]:
             yield f"{words}: {', '.join(names)}"
 
 
-def in_a_clause(found: BehaviourChange) -> Iterator[str]:
-    """Yield the end of a sentence about both versions."""
+def final_clause(found: BehaviourChange) -> Iterator[str]:
+    """Yield the end of a sentence on what changed between the versions."""
     if not found.pairs:
         return
     names = first_of(f"`{one.name}`" for one in found.numbers)

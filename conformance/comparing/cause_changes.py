@@ -1,8 +1,8 @@
-"""The fate in one report of the causes of another.
+"""The fates of causes between two reports.
 
-A cause is gone if each of its findings was looked at again and does not show it, where some are
-right and others may be refused, and new if one of
-its findings was looked at before. Of anything else it is only said what its findings are.
+A cause is gone if each of its findings was made again and does not show it; at least one has to be
+right, and others may be refused. A cause is new if one of its findings was made before. For any
+other cause, only the state of its findings is given.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Fate(StrEnum):
-    """The fate of a cause, in the order of what asks for attention."""
+    """Fates of a cause, the one that needs attention first."""
 
     NEW = "new"
     CHANGED = "changed"
-    """The same mistake under another condition."""
+    """The same mistake occurs under another condition."""
 
     UNSEEN_BEFORE = "not looked at before"
     UNSEEN = "not known to be gone"
@@ -42,29 +42,29 @@ class Fate(StrEnum):
 
 RIGHT = "right"
 WITHOUT_IT = "wrong without it"
-"""Other mistakes explain it, and a cause that keeps steps from being trained is not there."""
+"""Other mistakes explain the finding; if the cause was a failure, the step is trained now."""
 
 OTHERWISE_WRONG = "wrong in another way"
-"""No known mistake explains it, so that the cause may be a part of it."""
+"""No known mistake explains the finding, so the cause may still be a part of what is wrong."""
 
 NOT_RUN = "not run"
 
 LOOKED_AT = (RIGHT, WITHOUT_IT, OTHERWISE_WRONG)
-"""The states of a finding of the other report that was looked at."""
+"""The states of a finding that the other report judged."""
 
 
 class CauseChange(NamedTuple):
-    """A cause of either report, or of both, and what became of it."""
+    """A cause of either report, or of both, and its fate."""
 
     fate: Fate
     old: Cause | None
     new: Cause | None
     became: str = ""
-    """The state of its findings in the report without it, where its fate is open."""
+    """The state of its findings in the report without it, if its fate is open."""
 
     @property
     def statement(self) -> str:
-        """The cause in words, and what it was before."""
+        """The cause in words, and the earlier condition if that changed."""
         one = self.new or self.old
         assert one is not None
         if self.old is None or self.new is None or self.fate is Fate.SAME:
@@ -73,7 +73,7 @@ class CauseChange(NamedTuple):
 
     @property
     def suspects(self) -> list[SuspectedLine]:
-        """The lines to look at, in the report that has it last."""
+        """The lines to look at, from the last report with the cause."""
         one = self.new or self.old
         assert one is not None
         return one.suspects
@@ -86,33 +86,32 @@ class CauseChange(NamedTuple):
 
 
 def cause_changes(found: Difference) -> list[CauseChange]:
-    """The causes of what is wrong in either report; of the same kind in the order of the reports.
+    """The changes of all causes of either report, by fate and then in the order of the reports.
 
-    A cause is the same one if mistake and condition are, whatever findings it explains.
+    Two causes are the same if their mistake and condition are, whatever findings they explain.
     """
     return sorted(_changes(found), key=lambda change: [*Fate].index(change.fate))
 
 
 def difference_in_common(old: Report, new: Report) -> Difference:
-    """Compare what both reports looked at, with the causes that these findings alone show.
+    """Compare the findings that both reports have, with the causes that these findings show.
 
-    A cause that only the other findings of one report show is not among them, and neither is a
-    condition that they alone tell.
+    Causes and conditions that follow only from findings of one report are left out.
     """
     changes = difference(old, new).changes
     both = [(one.old, one.new) for one in changes if one.old and one.new]
     return difference(
-        _with_findings(old, [before for before, _ in both]),
-        _with_findings(new, [after for _, after in both]),
+        _restrict(old, [before for before, _ in both]),
+        _restrict(new, [after for _, after in both]),
     )
 
 
 def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseChange]]:
-    """The causes of several versions, each once, with what became of it.
+    """The causes of several versions, each once, with its fate.
 
-    It is told by the last version and the one before, or the last that has the cause. Those of the
-    last version come first, the worst before others; causes that it does not have follow, except
-    those that it has under another condition.
+    The fate compares the last version with the one before, or with the last version that has the
+    cause. Causes of the last version come first, the worst before others; causes that it lacks
+    follow, except those that it has under another condition.
     """
     *before, last = reports
     differences = [difference(report, last) for report in before]
@@ -123,7 +122,7 @@ def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseC
         since = changes[min(place, len(changes) - 1)] if changes else []
         found = (one for one in since if shared.cause is one.new or shared.cause is one.old)
         change = next(found, None)
-        if change is None and place < len(before):  # advice, which is not among the changes
+        if change is None and place < len(before):  # the cause is advice, which has no change
             change = _missing(shared.cause, differences[place])
         change = change or CauseChange(Fate.SAME, shared.cause, shared.cause)
         if place == len(before) or change.fate is not Fate.CHANGED:
@@ -131,8 +130,8 @@ def cause_histories(reports: Sequence[Report]) -> list[tuple[SharedCause, CauseC
     return histories
 
 
-def _with_findings(report: Report, findings: Sequence[Finding]) -> Report:
-    from conformance.explain.causes import causes  # imports numpy, which other comparisons do not
+def _restrict(report: Report, findings: Sequence[Finding]) -> Report:
+    from conformance.explain.causes import causes  # imports numpy, which is slow
 
     found = {"findings": [*findings], "causes": causes(findings, report.clues, report.chosen_by)}
     return report.model_copy(update=found | {"summary": Summary.of(findings)})
@@ -180,7 +179,7 @@ def _appeared(cause: Cause, found: Difference) -> CauseChange:
 def _verdicts_on(
     cause: Cause, other: Report, pairs: Iterable[tuple[Finding | None, Finding | None]]
 ) -> Counter[str]:
-    """Counts what the findings of a cause are in the other report, given with those of its own."""
+    """Counts the states of a cause's findings in the other report."""
     explained = {*cause.findings}
     return Counter(
         _verdict_on(cause, there, other)
@@ -190,7 +189,7 @@ def _verdicts_on(
 
 
 def _verdict_on(cause: Cause, finding: Finding | None, report: Report) -> str:
-    """Returns what the other report's finding says of a cause; None if it has none."""
+    """Returns the state that the other report's finding shows for a cause."""
     if finding is None:
         return NOT_RUN
     if finding.verdict in (Verdict.CONFORMS, Verdict.ADVICE) or finding.is_rightly_refused:
@@ -202,7 +201,7 @@ def _verdict_on(cause: Cause, finding: Finding | None, report: Report) -> str:
 
 
 def _suspects(finding: Finding, report: Report) -> set[str]:
-    """All mistakes that may be a part of what is wrong with a finding."""
+    """All mistakes that may contribute to a wrong finding."""
     clues = report.clues_of(finding)
     if clues is not None and clues.explanations:
         return clues.suspects

@@ -1,22 +1,23 @@
-"""The changes between two reports: each finding of either is in one `Change`, of one `ChangeKind`.
+"""The changes between two reports: every finding is in exactly one `Change`, of one `ChangeKind`.
 
-Findings are compared one by one, by what they are of (`Key`), never by counts. The order of
-verdicts, from best to worst:
+Findings are compared one by one, by their subject (`Key`), never by counts. The order of verdicts,
+from best to worst:
 
-1. ``conforms`` and ``advice``, which breaks no promise; so is ``refused`` where a refusal is what
-   is looked at (`Finding.is_rightly_refused`).
-2. ``refused`` and ``unsupported``: nothing is trained, and the failure is explicit. It is worse
-   than to conform, and a framework that refuses what it used to reduce wrongly has become better.
-3. ``mismatch``: training goes on with wrong weights. Of two, that off by the larger factor is
-   worse, be it too large or too small (`conformance.findings.badness`).
-4. ``crashed``: nothing is trained, by no decision of the framework's, and whatever is wrong with
-   the weights behind it is hidden.
+1. ``conforms`` and ``advice``, which breaks no promise, and ``refused`` where bad input has to be
+refused (`Finding.is_rightly_refused`).
+2. ``refused`` and ``unsupported``: nothing is trained, and the failure is explicit. A framework
+that refuses a step which it used to reduce wrongly has become better.
+3. ``mismatch``: training goes on with wrong weights. Of two mismatches, the one that is off by the
+larger factor is worse, whether too large or too small (`conformance.findings.badness`).
+4. ``crashed``: nothing is trained, without a decision of the framework, and errors in the weights
+are hidden.
 
 A finding that was wrong and is ``unsupported`` now has not become better, since it was not run
 again. The same holds for a finding that is ``not_driven`` on one of the sides.
 
-What only one side looked at (a check, mode, depth, layout or case) says nothing of the other's
-code. It is kept apart, and so is what was looked at on both sides and still stands on one alone.
+A finding on a check, mode, depth, layout or case that only one report covers says nothing about the
+other's code. Such findings are kept apart, and so are findings that only one report has although
+both cover their check, mode, depth, layout and case.
 """
 
 from __future__ import annotations
@@ -47,30 +48,30 @@ if TYPE_CHECKING:
 
 
 class ChangeKind(StrEnum):
-    """The fate of a finding, in the order of what asks for attention."""
+    """Fates of a finding, the one that needs attention first."""
 
     WORSE = "worse"
     BETTER = "better"
     OTHER_DIAGNOSIS = "other_diagnosis"
-    """As wrong as it was, by another mistake or another crash."""
+    """As wrong as before, by another mistake or another crash."""
 
     CHANGED = "sideways"
-    """Another verdict of the same rank, or wrong on both sides without errors to compare."""
+    """Another verdict of the same rank, or wrong in both reports without errors to compare."""
 
     UNSEEN = "not_looked_at_again"
-    """OLD has a judgement of it, and NEW has none."""
+    """OLD judged it, and NEW did not."""
 
     UNSEEN_BEFORE = "not_looked_at_before"
     """The reverse."""
 
     VANISHED = "vanished"
-    """Only OLD has it, though NEW looked at its check, mode, depth, layout and case."""
+    """Only OLD has it, although NEW covers its check, mode, depth, layout and case."""
 
     APPEARED = "appeared"
     """The reverse."""
 
     ONLY_OLD = "only_old"
-    """It is of a part of the suite that NEW has nothing of."""
+    """It belongs to a part of the suite from which NEW has no finding."""
 
     ONLY_NEW = "only_new"
     """The reverse."""
@@ -87,10 +88,10 @@ class Slice(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The subject of a finding; those of one key are compared.
+    """The subject of a finding; findings with the same key are compared.
 
-    Its values tell apart what one name stands for in two runs: generated cases that follow from
-    other options, `constant` by another divisor.
+    It distinguishes subjects that have the same name in two runs: generated cases made with other
+    options, and `constant` with another divisor.
     """
 
     check: Check
@@ -108,9 +109,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """A finding of one side, or of both, and what became of it.
+    """A finding of one report, or of both, and its fate.
 
-    ``part`` is what the other side has nothing of, where that is why the finding stands alone.
+    ``part`` is the part of the suite that the other report lacks, if the finding is alone for that
+    reason.
     """
 
     old: Finding | None
@@ -128,14 +130,14 @@ class Change:
 
     @property
     def finding(self) -> Finding:
-        """The new one, or the old one if there is no other."""
+        """The new finding, or the old one if there is no new one."""
         finding = self.new or self.old
         assert finding is not None
         return finding
 
 
 class State(NamedTuple):
-    """A verdict and, of what is wrong, the name of the mistake or the words of the failure."""
+    """A verdict, with the name of the mistake or the words of the failure if it is wrong."""
 
     verdict: Verdict
     cause: str
@@ -149,13 +151,13 @@ class State(NamedTuple):
 
     @property
     def form(self) -> State:
-        """The same without the numbers of a failure's words, such as those of lines."""
+        """The state without numbers in the words of a failure, such as line numbers."""
         is_failure = self.verdict in (Verdict.CRASHED, Verdict.DECLINED)
         return self._replace(cause=numberless(self.cause)) if is_failure else self
 
 
 class Group(NamedTuple):
-    """Changes that are alike: from one state to another."""
+    """Changes from the same state to the same other state."""
 
     kind: ChangeKind
     before: State | None
@@ -164,18 +166,18 @@ class Group(NamedTuple):
 
     @property
     def subjects(self) -> dict[str, int]:
-        """The counts by check, or by subject of one, the largest first."""
+        """The number of changes by check, or by subject of a check, the largest first."""
         return dict(Counter(change.finding.identity.slug for change in self.changes).most_common())
 
     @property
     def modes(self) -> dict[Mode, int]:
-        """The counts by mode."""
+        """The number of changes by mode."""
         counts = Counter(change.finding.mode for change in self.changes)
         return {mode: counts[mode] for mode in Mode if counts[mode]}
 
     @property
     def example(self) -> Change:
-        """The one that takes the fewest ranks to look at."""
+        """The change whose finding needs the fewest ranks."""
         return min(
             self.changes,
             key=lambda change: (change.finding.layout.world_size, change.finding.id),
@@ -183,7 +185,7 @@ class Group(NamedTuple):
 
 
 class SettingChange(NamedTuple):
-    """An option, a convention or something of the environment that the sides do not share."""
+    """An option, a convention or a property of the environment that differs."""
 
     section: str
     name: str
@@ -193,7 +195,7 @@ class SettingChange(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Two reports and what changed, in the order of the findings' keys."""
+    """Two reports and the changes between them, ordered by the findings' keys."""
 
     old: Report
     new: Report
@@ -210,19 +212,19 @@ class Difference:
 
     @property
     def compared(self) -> int:
-        """The number of findings that both sides have."""
+        """The number of findings that both reports have."""
         return sum(change.old is not None and change.new is not None for change in self.changes)
 
     @property
     def is_of_one_framework(self) -> bool:
-        """Whether one side can be called the later of the other."""
+        """Whether both reports are about the same framework, so that one may be the later."""
         return (self.old.adapter, self.old.engine) == (self.new.adapter, self.new.engine)
 
     @property
     def same_source(self) -> str | None:
-        """The commit, or the version, that both sides are of; None where it is not one.
+        """The commit, or else the version, that both reports are about; None if they differ.
 
-        A checkout with uncommitted changes is of no commit.
+        A checkout with uncommitted changes counts as no commit.
         """
         old, new = self.old.source, self.new.source
         if not self.is_of_one_framework or old.dirty or new.dirty:
@@ -245,7 +247,7 @@ class Difference:
         return tuple(setting for setting in both if setting.old != setting.new)
 
     def groups(self) -> list[Group]:
-        """All changes but those of parts that one side lacks, by kind, the largest groups first."""
+        """All changes except in parts that one report lacks, by kind, the largest groups first."""
         alike: dict[tuple[ChangeKind, State | None, State | None], list[Change]] = defaultdict(list)
         for change in self.changes:
             if change.kind is not ChangeKind.SAME and change.part is None:
@@ -256,7 +258,7 @@ class Difference:
         return sorted(groups, key=lambda group: (order.index(group.kind), -len(group.changes)))
 
     def parts(self, kind: ChangeKind) -> dict[Slice, int]:
-        """The parts that one side alone looked at, by number of findings, the largest first."""
+        """The parts that only one report covers, with numbers of findings, the largest first."""
         counts = Counter(change.part for change in self.of(kind) if change.part is not None)
         return dict(counts.most_common())
 
@@ -266,15 +268,15 @@ def load_difference(old: Path, new: Path, choice: FindingFilter) -> Difference:
 
     Raises:
         ReportFileError: a file cannot be read.
-        UnreliableReportError: a fault of the harness stopped the run of one.
-        NothingToCompareError: no chosen finding is in both.
+        UnreliableReportError: a fault of the harness stopped the run of a report.
+        NothingToCompareError: no chosen finding is in both reports.
     """
     found = difference(choice.of(load_reliable(old)), choice.of(load_reliable(new)))
     if not found.compared:
         raise NothingToCompareError(
             f"{old} and {new} have nothing in common: no finding of one check, mode, depth, layout"
             " and case is in both",
-            "give reports of one selection, or fewer --checks and --modes",
+            "give reports with the same selection, or fewer --checks and --modes",
         )
     return found
 
@@ -290,7 +292,7 @@ def difference(old: Report, new: Report) -> Difference:
 
 
 class FindingsByKey:
-    """The findings of a report by what they are of."""
+    """The findings of a report by their subjects."""
 
     def __init__(self, report: Report) -> None:
         self.findings = {key(report.request, finding): finding for finding in report.findings}
@@ -298,17 +300,17 @@ class FindingsByKey:
         self._parts = {part for key in self.findings for part in key.parts()}
 
     def missing_part(self, key: Key) -> Slice | None:
-        """The largest part that a key belongs to and the report has nothing of."""
+        """The largest part with a key from which the report has no finding."""
         return next((part for part in key.parts() if part not in self._parts), None)
 
     def lacking(self, key: Key) -> Slice | None:
-        """A part that the report lacks, or has little of by its plan; None if it has the key."""
+        """A part that the report lacks, or its plan covers little of; None if it has the key."""
         little = Slice(key.check, "plan", PlanSize.QUICK) if self._is_quick else None
         return None if key in self.findings else self.missing_part(key) or little
 
 
 def key(request: Request, of: Finding | AnyMatrixCell) -> Key:
-    """The subject of a finding of a run, present or to come, by its id and depth."""
+    """The subject of a finding, or of a cell that will give one."""
     subject, mode, rest = of.id.split("/", 2)
     case, _, layout = rest.rpartition("/")
     if mode == Mode.CONSTANT and request.divisor is not None:
@@ -339,14 +341,14 @@ def _kind(old: Finding, new: Finding) -> ChangeKind:
 
 
 def _says_nothing_of(finding: Finding, other: Finding) -> bool:
-    """Whether a finding was not judged, so that it says nothing about one that was."""
+    """Whether a finding was not judged, so that it cannot be compared with one that was."""
     if other.verdict in UNJUDGED or finding.verdict not in UNJUDGED:
         return False
     return other.verdict in WRONG or finding.verdict is not Verdict.UNSUPPORTED
 
 
 def _rank(finding: Finding) -> int:
-    """The place of a verdict from best to worst; 1 for any that is no judgement."""
+    """The rank of a verdict from best to worst; 1 for verdicts that are no judgement."""
     if finding.is_rightly_refused:
         return 0
     return {
@@ -359,7 +361,7 @@ def _rank(finding: Finding) -> int:
 
 
 def _settings(report: Report) -> dict[str, dict[str, str]]:
-    """Settings by section and name, without those that are not set."""
+    """Settings by section and name, without unset ones."""
     environment = report.environment.model_dump()
     dependencies, stubs = environment.pop("dependencies"), environment.pop("stubs")
     sections = {

@@ -1,7 +1,6 @@
-"""Known faults of a framework: a file that says which causes are expected, and why they are there.
+"""Known faults of a framework: a file of expected causes, each with its reason.
 
-A TOML file says which framework and engine it is of, or which engines, and has an entry for each
-cause::
+A TOML file names a framework and one or several engines, and has an entry for each cause::
 
     framework = "skyrl"
     engine = "fsdp"
@@ -13,12 +12,12 @@ cause::
     link = "https://github.com/owner/framework/issues/1"
 
 An entry covers all findings that its mistake explains. A run fails if it has another cause, or if a
-finding shows that this one is gone. Without ``condition``, any will do.
+finding shows that the mistake of an entry is gone. Without ``condition``, every condition matches.
 
-One mistake of a framework may be several causes of its reports, and several mistakes may have one
-name. ``name`` may therefore be a list. ``suspect`` lists lines: the first suspect of a cause has to
-be one of them. ``check`` lists checks, or beginnings of them: all findings of a cause have to be of
-one of them. If several entries match a cause, it is that which asks for most::
+One mistake of a framework may be several causes in its reports, and several mistakes may share a
+name. ``name`` may therefore be a list. ``suspect`` lists lines, which must include the first
+suspect of a cause. ``check`` lists checks, or prefixes of checks, to which all findings of a cause
+must belong. If several entries match a cause, the entry with most requirements counts::
 
     [[cause]]
     name = ["unexplained", "inactive_tokens_weigh"]
@@ -31,15 +30,17 @@ one of them. If several entries match a cause, it is that which asks for most::
     link = "https://github.com/owner/framework/pull/2"
     looked_up = 2026-09-18
 
-``needs`` lists facts of all batches that show a mistake which ordinary ones do not. ``reach`` says
-whom it reaches, in the framework's own options. ``looked_up`` is the day up to which
-upstream's issues and pull requests were searched. ``deliberate`` is the pull request or document
-that made the behaviour on purpose: the entry is then a convention and not an accusation.
+``needs`` lists facts of all batches that show a mistake which ordinary batches do not show.
+``reach`` says which users meet it, in the framework's own options. ``looked_up`` is the day up to
+which upstream's issues and pull requests were searched. ``deliberate`` is the pull request or
+document that introduced the behaviour on purpose: the entry is then a convention and not an
+accusation.
 
-The condition of a failure only describes it, so that no right finding shows that it is gone. Its
-entry lists the findings that must fail so, by their ids or by patterns in which ``*`` stands for
-any characters, and words of the first line of what they say. Without ``findings``, any finding that
-fails in these words will do, and none shows that it is gone::
+The condition of a failure only describes it, so a right finding does not show that the failure is
+gone. The entry of a failure therefore lists the findings that must fail, by ids or by patterns in
+which ``*`` stands for any characters, and words from the first line of the message. Without
+``findings``, the entry covers any finding that fails with these words, and no finding shows that
+the failure is gone::
 
     [[cause]]
     name = "crashed"
@@ -88,13 +89,13 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 MOST_NAMES = 3
-"""The most known names that are proposed for an unknown one."""
+"""The largest number of known names that are proposed for an unknown one."""
 
 FAILURES = (Verdict.CRASHED, Verdict.DECLINED)
 
 
 def _known(name: str, names: Collection[str]) -> str:
-    """The name, if it is one of those that reports use; the error has the nearest ones."""
+    """The name, if reports use it; otherwise the error has the nearest names."""
     if name not in names:
         nearest = " or ".join(map(repr, get_close_matches(name, sorted(names), n=MOST_NAMES)))
         hint = f"perhaps it is {nearest}" if nearest else "let `expect` draft it from a report"
@@ -106,7 +107,7 @@ Words = Annotated[str, Field(min_length=1)]
 
 
 def _listed(names: Any) -> Any:
-    """Returns one name as a list of one, and anything else as it is."""
+    """Returns a single name as a list, and anything else unchanged."""
     return [names] if isinstance(names, str) else names
 
 
@@ -129,7 +130,7 @@ def _fact(fact: str, info: ValidationInfo) -> str:
 Mistakes = Annotated[
     tuple[Words, ...], Field(min_length=1), BeforeValidator(_listed), AfterValidator(_mistakes)
 ]
-"""Validated with a context: readers of reports take the names of committed files as they are."""
+"""Names are validated only with a context: readers of reports accept committed files as is."""
 
 Fact = Annotated[Words, AfterValidator(_fact)]
 
@@ -150,25 +151,26 @@ class _Entry(FrozenModel):
     """The line in the framework's code, such as ``trl/trainer/grpo_trainer.py:3169``."""
 
     code: Folder | None = None
-    """The address of the folder that the line is below: that of the file, unless it is given."""
+    """The address of the folder that contains the line's file; by default that of the whole
+    file."""
 
     impact: Words | None = None
-    """Its effect in production, where a run cannot tell; it is read after ``In production:``."""
+    """Its effect in production, if a run cannot measure it: the words after ``In production:``."""
 
     reach: Words | None = None
-    """Whom it reaches, in the framework's own options; it is read after ``Who meets it:``."""
+    """The users who meet it, by the framework's options: the words after ``Who meets it:``."""
 
     upstream: Words = "unknown"
-    """Its fate upstream: an issue, a pull request, the version in which it is fixed."""
+    """Its state upstream: an issue, a pull request, or the version in which it is fixed."""
 
     looked_up: date | None = None
     """The day up to which upstream's issues and pull requests were searched for it."""
 
     deliberate: Words | None = None
-    """The pull request or document that made it on purpose. It is a convention then."""
+    """The pull request or document that introduced it on purpose, which makes it a convention."""
 
     engine: tuple[Words, ...] | None = None
-    """The engines that have it, of those that the file is of; all of them if left out."""
+    """The engines that have it, among the engines of the file; all if left out."""
 
     @model_validator(mode="after")
     def _have_evidence(self) -> Self:
@@ -178,7 +180,7 @@ class _Entry(FrozenModel):
 
     @property
     def why(self) -> str:
-        """The reason and where it can be read up."""
+        """The reason and the address of its source."""
         return f"{self.reason} ({self.link or self.line})"
 
     @property
@@ -191,7 +193,7 @@ class _Entry(FrozenModel):
 
 
 class KnownMistake(_Entry):
-    """A mistake of a framework, which reports call by names of the catalogue."""
+    """A mistake of a framework, with the names that reports use for it."""
 
     names: Annotated[Mistakes, Field(alias="name")]
     condition: tuple[Fact, ...] | None = None
@@ -199,7 +201,7 @@ class KnownMistake(_Entry):
     """The first suspect of a cause must be one of these lines, compared by the ends of paths."""
 
     check: Annotated[tuple[Words, ...], Field(min_length=1)] | None = None
-    """Checks, or beginnings of them, that all findings of a cause have to be of."""
+    """Checks, or prefixes of checks, to which all findings of a cause must belong."""
 
     needs: tuple[Fact, ...] = ()
     """Facts of every batch that it shows in: a right finding of another batch does not exclude it.
@@ -207,15 +209,15 @@ class KnownMistake(_Entry):
 
     @property
     def demands(self) -> int:
-        """The number of properties of a cause that it asks for besides its name."""
+        """The number of properties that it requires of a cause, besides the name."""
         return sum(one is not None for one in (self.condition, self.suspect, self.check))
 
     def covers(self, finding_id: str) -> bool:
-        """Whether a finding is of the checks that are expected."""
+        """Whether a finding belongs to one of the expected checks."""
         return self.check is None or finding_id.startswith(self.check)
 
     def allows(self, cause: Cause) -> bool:
-        """Whether condition, checks and, if it was traced, suspect of a cause fit this mistake."""
+        """Whether a cause's condition, checks and first suspect fit; an untraced cause has none."""
         return (
             (self.condition is None or [*self.condition] == cause.condition)
             and (self.suspect is None or not cause.suspects or self._suspects(cause.suspects[0]))
@@ -233,10 +235,10 @@ class KnownMistake(_Entry):
 
 
 class KnownFailure(_Entry):
-    """A crash or an ordinary step that is declined, in certain findings.
+    """A crash, or the refusal of an ordinary step, in certain findings.
 
-    The first line of each must hold the words in ``message``, so that another crash, or a time-out,
-    does not pass for it.
+    The first line of each finding's message must contain the words in ``message``, so that another
+    crash, or a time-out, is not mistaken for it.
     """
 
     name: Literal[Verdict.CRASHED, Verdict.DECLINED]
@@ -244,16 +246,16 @@ class KnownFailure(_Entry):
     message: Words
 
     def is_of(self, cause: Cause) -> bool:
-        """Whether a cause is a failure in these words, or at the place that they name."""
+        """Whether a cause is a failure with these words, or at the place that they name."""
         said = f"{cause.statement} {cause.place or ''}"
         return cause.name == self.name and self.message in said
 
     def explains(self, finding: Finding) -> bool:
-        """Whether a finding fails in these words, or at the place that they name."""
+        """Whether a finding fails with these words, or at the place that they name."""
         return finding.verdict is self.name and self.message in failure(finding)
 
     def objection(self, finding: Finding) -> str | None:
-        """The difference of a finding from what is expected of it; None without one."""
+        """Words on how a finding differs from what is expected; None if it does not."""
         if finding.verdict is Verdict.CONFORMS:
             return "it conforms: fixed; remove it"
         if finding.verdict is not self.name:
@@ -271,7 +273,7 @@ class _File(FrozenModel):
     framework: Words
     engine: Words | Annotated[tuple[Words, ...], Field(min_length=1)]
     code: Folder | None = None
-    """The address of the folder that lines are below."""
+    """The address of the folder that contains the files of all lines."""
 
     cause: tuple[
         Annotated[
@@ -284,7 +286,7 @@ class _File(FrozenModel):
 
 @dataclass(frozen=True)
 class Expectations:
-    """All entries of a file, which is of some engines of a framework."""
+    """All entries of a file for some engines of a framework."""
 
     path: Path
     framework: str
@@ -292,7 +294,7 @@ class Expectations:
     mistakes: tuple[KnownMistake, ...]
     failures: tuple[KnownFailure, ...]
     is_strict: bool = True
-    """Whether a run fails that shows a mistake to be gone."""
+    """Whether a run fails if it shows that a mistake is gone."""
 
     def of_engine(self, engine: str) -> Expectations:
         """The entries of one engine."""
@@ -308,7 +310,7 @@ class Expectations:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of the mistakes that are expected somewhere."""
+        """The names of all expected mistakes."""
         return frozenset(name for mistake in self.mistakes for name in mistake.names)
 
     def mistake_of(self, finding: Finding, clues: Clues | None) -> KnownMistake | None:
@@ -317,7 +319,7 @@ class Expectations:
             return None
         name = None if finding.diagnosis is None else finding.diagnosis.name
         explanations = clues.by_mistake if clues else []
-        # What fits an unexplained finding by chance does not explain it.
+        # Mistakes that fit an unexplained finding by chance do not explain it.
         if name is not None and (name == UNEXPLAINED or not explanations):
             explanations = [*explanations, [{name}]]
         here = [mistake for mistake in self.mistakes if mistake.covers(finding.id)]
@@ -334,29 +336,29 @@ class Expectations:
         return failure or _most_demanding(one for one in self.mistakes if one.is_of(cause))
 
     def known_failure(self, finding: Finding) -> KnownFailure | None:
-        """The failure that a finding shows, of those that list no findings."""
+        """The failure that a finding shows, among the failures that list no findings."""
         unlisted = (one for one in self.failures if one.findings is None)
         return next((one for one in unlisted if one.explains(finding)), None)
 
     def failure_of(self, finding_id: str) -> KnownFailure | None:
-        """The failure that lists a finding, if one does."""
+        """The failure that lists a finding; None if none does."""
         return next((e for p, e in self._patterns() if fnmatchcase(finding_id, p)), None)
 
     def require_framework(self, framework: str, engine: str) -> None:
-        """Require the file to be of what is run.
+        """Require the file to be about the framework and engine of the run.
 
         Raises:
-            InvalidExpectationsError: it is of another framework or engine.
+            InvalidExpectationsError: the file is about another framework or engine.
         """
         if framework != self.framework or engine not in self.engines:
             raise InvalidExpectationsError(
                 f"{self.path} is of {self.framework} on {' and '.join(self.engines)}, and this run"
                 f" is of {framework} on {engine}",
-                "give a file of that, or mend its lines framework and engine",
+                "give a file for these, or correct its lines framework and engine",
             )
 
     def require_each_to_match_once(self, ids: Sequence[str]) -> None:
-        """Hold the patterns against the ids of everything that can be found.
+        """Compare the patterns with the ids of all possible findings.
 
         Raises:
             InvalidExpectationsError: a pattern matches no finding, or a finding has two entries.
@@ -367,7 +369,7 @@ class Expectations:
             if not matched:
                 raise InvalidExpectationsError(
                     f"{self.path}: {pattern!r} matches no finding of this adapter and engine",
-                    "mend or remove it",
+                    "correct or remove it",
                 )
             for name in matched:
                 if listed.setdefault(name, entry) is not entry:
@@ -382,14 +384,15 @@ class Expectations:
 
 
 def _most_demanding(mistakes: Iterable[KnownMistake]) -> KnownMistake | None:
-    """The first of those that ask for most properties of a cause; None of none."""
+    """The first mistake with the most requirements; None if there are no mistakes."""
     return max(mistakes, key=lambda one: one.demands, default=None)
 
 
 def draft(report: Report) -> Iterator[str]:
-    """A draft of a file with an entry for each cause of a report, without reasons and links.
+    """Yield the lines of a draft: an entry for each cause of a report, without reasons and links.
 
-    Without these it cannot be loaded: a fault is known once somebody can say why it is there.
+    A draft cannot be loaded before these are added: a fault is known once somebody can say why it
+    is there.
     """
     yield f"framework = {_quoted(report.adapter)}"
     yield f"engine = {_quoted(report.engine)}"
@@ -409,7 +412,7 @@ def draft(report: Report) -> Iterator[str]:
 
 
 def _quoted(value: str | list[str]) -> str:
-    """As TOML quotes strings and lists of them, which is as JSON does."""
+    """A TOML string or list of strings, which TOML writes as JSON does."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -417,19 +420,19 @@ def load(path: Path) -> Expectations:
     """Read a file of known faults.
 
     Raises:
-        InvalidExpectationsError: it cannot be read, or an entry is wrong.
+        InvalidExpectationsError: the file cannot be read, or an entry is wrong.
     """
     return read(path, context={})
 
 
 def read(path: Path, context: dict[str, Any] | None = None) -> Expectations:
-    """Read a file; with a context, the names of mistakes and facts have to be known."""
+    """Read a file; with a context, names of mistakes and facts must be known ones."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidExpectationsError(f"{path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidExpectationsError(f"{path} is no TOML: {error}", "mend it") from error
+        raise InvalidExpectationsError(f"{path} is not TOML: {error}", "correct it") from error
     _require_reasons(path, document)
     try:
         file = _File.model_validate(document, context=context)
@@ -450,7 +453,7 @@ def _require_reasons(path: Path, document: Mapping[str, Any]) -> None:
     """Require a draft to be filled in.
 
     Raises:
-        InvalidExpectationsError: it has entries without a reason or link.
+        InvalidExpectationsError: an entry has no reason or no link.
     """
     table = document.get("cause")
     entries = [one for one in table if isinstance(one, dict)] if isinstance(table, list) else []
@@ -466,4 +469,4 @@ def _require_reasons(path: Path, document: Mapping[str, Any]) -> None:
 def _way_out(place: str) -> str:
     if place.startswith(("framework", "engine")):
         return 'say what the file is of, such as framework = "skyrl" and engine = "fsdp"'
-    return "mend it"
+    return "correct it"

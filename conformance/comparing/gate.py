@@ -1,4 +1,4 @@
-"""The rules by which a run fails: for all that is wrong, or only for what is not known to be."""
+"""The rules by which a run fails: for everything wrong, or only for unknown mistakes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 MOST_PARTS = 3
-"""The most parts that a complaint names."""
+"""The largest number of parts that a message names."""
 
 
 class Outcome(StrEnum):
@@ -37,28 +37,28 @@ class Outcome(StrEnum):
     PASSES = "passes"
     SKIPPED = "skipped"
     KNOWN = "known"
-    """It is wrong, and was known to be."""
+    """The finding is wrong, as expected."""
 
     FAILS = "fails"
 
 
 @dataclass(frozen=True)
 class GateDecision:
-    """An outcome, and in a line why."""
+    """An outcome, and the reason in one line."""
 
     outcome: Outcome
     words: str = ""
 
 
 class Gate(ABC):
-    """Rules on findings, each by itself."""
+    """Rules that decide which findings fail a run."""
 
     @abstractmethod
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
         """The effect of one finding on the run."""
 
     def lines(self, report: Report) -> Iterator[str]:
-        """Lines on what was known, at the end of a run."""
+        """Lines on known mistakes, for the end of a run."""
         yield from ()
 
     def difference(self, report: Report) -> Difference | None:
@@ -66,7 +66,7 @@ class Gate(ABC):
         return None
 
     def refusal(self, cells: Sequence[AnyMatrixCell]) -> str | None:
-        """The reason why a run's findings can hardly be ruled on, and the way out; or None."""
+        """The reason why the gate cannot judge these cells, with a hint; None if it can."""
         return None
 
     def objection(self, report: Report) -> str | None:
@@ -87,17 +87,17 @@ class Gate(ABC):
         return frozenset()
 
     def failing(self, report: Report) -> Iterator[Finding]:
-        """The findings of a report that fail."""
+        """Yield the findings of a report that fail the run."""
         for finding in report.findings:
             if self.decision(finding, report.clues_of(finding)).outcome is Outcome.FAILS:
                 yield finding
 
 
 class Strict(Gate):
-    """All that is wrong fails."""
+    """Fails every finding that is wrong."""
 
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
-        """By the verdict alone."""
+        """Decides by the verdict only."""
         if finding.verdict in WRONG:
             return GateDecision(Outcome.FAILS, f"{finding.verdict}: {explain(finding)}")
         if finding.verdict in UNJUDGED:
@@ -107,12 +107,12 @@ class Strict(Gate):
 
 @dataclass(frozen=True)
 class Expecting(Gate):
-    """Fails findings that are wrong and not listed, and listed ones that are no longer so wrong."""
+    """Fails wrong findings that are not listed, and listed ones that no longer fail as listed."""
 
     expectations: Expectations
 
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
-        """By the failure that lists the finding, or by a mistake that explains it."""
+        """Decides by the failure that lists the finding, or by a mistake that explains it."""
         failure = self.expectations.failure_of(finding.id)
         if failure is None or finding.verdict is Verdict.NOT_DRIVEN:
             known = self.expectations.mistake_of(finding, clues) or (
@@ -132,7 +132,7 @@ class Expecting(Gate):
         )
 
     def lines(self, report: Report) -> Iterator[str]:
-        """Lines on how many findings were as listed, by reason, and on what the file gets wrong."""
+        """Lines on the number of findings as listed, by reason, and on wrong entries."""
         known: Counter[str] = Counter()
         told = self._reasons(report)
         for finding in report.findings:
@@ -145,17 +145,17 @@ class Expecting(Gate):
             yield f"known ({count}): {words}"
 
     def _reasons(self, report: Report) -> dict[str, str]:
-        """The reasons of findings whose cause has an entry; a cause is told apart by more."""
+        """The reason for each finding whose cause has an entry, by the id of the finding."""
         entered = ((cause, self.expectations.of(cause)) for cause in reversed(report.causes))
         return {name: entry.why for cause, entry in entered if entry for name in cause.findings}
 
     @property
     def watched(self) -> frozenset[str]:
-        """The findings of the expected causes."""
+        """The names of the expected mistakes, whose absence must be recorded."""
         return self.expectations.names
 
     def objection(self, report: Report) -> str | None:
-        """A cause that is not expected though its findings are alike, or one that is gone."""
+        """A message on a cause that no entry describes, or on an expected cause that is gone."""
         path = self.expectations.path
         left = [(one, _left(one, report)) for one in self.expectations.mistakes]
         for cause in report.causes:
@@ -174,10 +174,10 @@ class Expecting(Gate):
 
 
 def _may_be(cause: Cause, expected: KnownMistake, left: frozenset[str], report: Report) -> bool:
-    """Whether a cause is the expected one, or cannot be told from it by the findings of a report.
+    """Whether a cause may be the expected mistake, as far as the findings of a report show.
 
-    A small plan may name a mistake by another that would give the same on all of its layouts:
-    ``left`` are the names that no finding excludes.
+    A small plan may give a mistake the name of another that has the same effect on all of the
+    plan's layouts. ``left`` are the names that no finding excludes.
     """
     if not expected.allows(cause):
         return False
@@ -191,9 +191,10 @@ def _may_be(cause: Cause, expected: KnownMistake, left: frozenset[str], report: 
 
 
 def _left(expected: KnownMistake, report: Report) -> frozenset[str]:
-    """The names of a mistake without those that some finding would show, and does not.
+    """The names of a mistake that no finding excludes.
 
-    A finding would show it if the mistake's condition holds there.
+    A finding excludes a name if it would show that mistake and does not; the mistake's condition
+    must hold there.
     """
     excluding = (
         (finding, clues, name)
@@ -215,8 +216,9 @@ def _left(expected: KnownMistake, report: Report) -> frozenset[str]:
 class Comparing(Gate):
     """Fails findings that are worse than in an earlier report, or wrong and missing there.
 
-    What the report lacks cannot be called known: whoever adds a layout, a case or a check to a run
-    makes the baseline anew. It may hold more than a run looks at, and may not lack most of that.
+    Findings that the report lacks are not known: whoever adds a layout, a case or a check to a run
+    must renew the baseline. The baseline may have more findings than a run, but must have at least
+    half of the run's.
     """
 
     path: Path
@@ -228,7 +230,7 @@ class Comparing(Gate):
         return FindingsByKey(self.baseline)
 
     def refusal(self, cells: Sequence[AnyMatrixCell]) -> str | None:
-        """The baseline has to have at least half of what the run is about to find."""
+        """A message if the baseline has less than half of the findings that the run will make."""
         keys = [key(self.request, cell) for cell in cells]
         lacking = [one for one in keys if one not in self._known.findings]
         if 2 * len(lacking) <= len(keys):
@@ -243,7 +245,7 @@ class Comparing(Gate):
         )
 
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:
-        """By the baseline's finding of the same."""
+        """Decides by the baseline's finding on the same subject."""
         before, name = self._before(finding), self.path.name
         alone = Strict().decision(finding)
         if before is not None and Change(before, finding).kind is ChangeKind.WORSE:
@@ -257,7 +259,7 @@ class Comparing(Gate):
         return GateDecision(Outcome.KNOWN, f"no worse than in {name}: {alone.words}")
 
     def _before(self, finding: Finding) -> Finding | None:
-        """The baseline's finding of the same; None if it says nothing of this one."""
+        """The baseline's finding on the same subject; None if there is none to compare."""
         before = self._known.findings.get(key(self.request, finding))
         if before is None or Change(before, finding).kind is ChangeKind.UNSEEN_BEFORE:
             return None
@@ -268,7 +270,7 @@ class Comparing(Gate):
         return difference(self.baseline, report)
 
     def lines(self, report: Report) -> Iterator[str]:
-        """Lines on how much was compared, and how to renew the baseline if that is due."""
+        """Lines on how much was compared, and on how to renew the baseline if it is outdated."""
         found = self.difference(report)
         yield (
             f"compared with {self.path}, which has {found.compared} of this run's"

@@ -45,7 +45,7 @@ FINDING = re.compile(rb'^\{"id":"([^"]+)"', re.MULTILINE)
 
 
 def made(path: Path) -> list[str]:
-    """The ids of the findings that the run for a report has made so far, in their order."""
+    """The ids of the findings that a run for this report has made so far, in order."""
     try:
         return [found.decode() for found in FINDING.findall(_journal_path(path).read_bytes())]
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def made(path: Path) -> list[str]:
 
 
 def findings(path: Path) -> list[Finding]:
-    """The findings that the run for a report has made so far, or those of its report."""
+    """The findings that a run for this report has made so far, or else those of the report."""
     from conformance.findings.finding import Finding
 
     try:
@@ -66,13 +66,13 @@ def findings(path: Path) -> list[Finding]:
 
 
 def left(path: Path) -> Path | None:
-    """The journal that the run for a report has left, if it did not come to its end."""
+    """The journal of a run for this report that did not end; None if there is none."""
     written = _journal_path(path)
     return written if written.exists() else None
 
 
 def drop(path: Path) -> None:
-    """Remove the journal that the run for a report has left."""
+    """Remove the journal of a run for this report that did not end."""
     _journal_path(path).unlink(missing_ok=True)
 
 
@@ -83,7 +83,7 @@ class Journal:
     ``made`` the report once it is made, though there may be no room to write it.
 
     Raises:
-        ReportPathError: nothing can be written there, or another run is about to.
+        ReportPathError: the path cannot be written, or another run is writing it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,7 +109,7 @@ class Journal:
         self._write(header.model_dump_json())
 
     def add(self, finding: Finding, clues: Clues | None = None) -> None:
-        """Record one finding and what it says about the known mistakes, which many have alike."""
+        """Record one finding and its clues, which many findings share."""
         if clues is not None:
             line = clues.model_dump_json()
             if line not in self._clues:
@@ -131,7 +131,7 @@ class Journal:
         watched: frozenset[str] = frozenset(),
         fault: str | None = None,
     ) -> Report | None:
-        """The report of all that was found so far; None if the run never began."""
+        """The report of all findings so far; None if the run never began."""
         if self._header is None:
             return None
         clues = [clues for _, clues in self._clues.values()]
@@ -146,12 +146,12 @@ class Journal:
     ) -> Report | None:
         """Write the report in one move and drop the journal; None if the run never began.
 
-        It keeps what findings say of ``watched`` mistakes, also if these do not occur. ``fault`` is
-        the fault of the harness that stopped the run, and ``traces`` those of causes, by the
-        ids of their findings.
+        Clues on ``watched`` mistakes are kept even if these do not occur. ``fault`` is
+        the fault of the harness that stopped the run, and ``traces`` has the traces of causes, by
+        the ids of their findings.
 
         Raises:
-            ReportPathError: it cannot be written; the journal keeps the findings.
+            ReportPathError: the report cannot be written; the journal keeps the findings.
         """
         report = self.report(selection, watched, fault)
         if report is not None:
@@ -178,13 +178,13 @@ class Journal:
             ) from error
 
     def close(self) -> None:
-        """Leave nothing where nothing was begun; what was begun stays."""
+        """Close the journal, and remove it if the run never began."""
         if self._header is None:
             _journal_path(self.path).unlink(missing_ok=True)
         self._file.close()
 
     def _write(self, line: str) -> None:
-        """A line, as long as there is room; without, the report may still find some in the end."""
+        """Write a line if there is room; if not, there may be room for the report at the end."""
         if self._is_whole:
             try:
                 data = line.encode() + b"\n"
@@ -194,10 +194,10 @@ class Journal:
 
 
 def destination(path: Path) -> Path:
-    """The file of a report for ``path``: a symbolic link stays, and the file it names is replaced.
+    """The file to write for ``path``: the target, if ``path`` is a symbolic link.
 
     Raises:
-        OSError: neither a report nor a journal can be there.
+        OSError: no report or no journal can be written there.
     """
     require_regular(path)
     resolved = path.resolve()
@@ -207,7 +207,7 @@ def destination(path: Path) -> Path:
 
 @contextmanager
 def _refusals_said(path: Path) -> Iterator[None]:
-    """Turn refusals of the file system before anything is found into errors of usage."""
+    """Turn errors of the file system at the start of a run into errors of usage."""
     try:
         yield
     except OSError as error:
@@ -218,7 +218,7 @@ def _refusals_said(path: Path) -> Iterator[None]:
 
 
 def _try(path: Path) -> None:
-    """Write to a file of as long a name next to the report, as will be done in the end."""
+    """Write to a scratch file next to the report, with a name as long as at the end of the run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
         file.write(b"\n")
@@ -226,7 +226,7 @@ def _try(path: Path) -> None:
 
 
 def _open(path: Path) -> tuple[FileIO, Path | None]:
-    """The journal for a report, empty and locked, and where a killed run's is kept."""
+    """Open the journal for a report, empty and locked; a killed run's journal gets another path."""
     journal, kept = _journal_path(path), None
     while True:
         file = journal.open("a+b", buffering=0)
@@ -243,11 +243,11 @@ def _open(path: Path) -> tuple[FileIO, Path | None]:
                 if not journal.stat().st_size:
                     return file, kept
                 kept = journal.rename(_free_name(path))
-        file.close()  # the journal is another file by now: its run has ended, or was killed
+        file.close()  # another run has replaced, renamed or removed this file
 
 
 def _free_name(path: Path) -> Path:
-    """A free name for the journal of a killed run, next to its report."""
+    """An unused path for the journal of a killed run, next to its report."""
     names = (path.with_name(f"{path.name}.killed-{number}{JOURNAL}") for number in count(1))
     return next(name for name in names if not name.exists())
 

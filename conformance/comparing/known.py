@@ -1,10 +1,10 @@
 """The known mistakes of the newest version of each framework: ``reports/known``.
 
-A file for each, in the form of `expectations`, with one entry for each mistake of the framework. An
-entry may be of some ``engine`` alone. It says whom it reaches, has the ``line`` in the framework's
-code, below the address of ``code`` at a commit or release, and what became of it ``upstream``: an
-issue, a pull request, the version in which it is fixed. It is worked out by hand in
-``reports/audit.md``.
+Each framework has a file in the form of `expectations`, with one entry for each mistake. An entry
+may be limited to an ``engine``. It says which users meet the mistake, and has the ``line`` in the
+framework's code, relative to the address of ``code`` at a commit or release, and the state
+``upstream``: an issue, a pull request, or the version in which it is fixed. ``reports/audit.md``
+works out each mistake by hand.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 KNOWN = Path(__file__).parent / "known_mistakes"
-"""The folder of the files: a link to ``reports/known``, whose files a wheel holds."""
+"""The folder of the files: a link to ``reports/known``, which a wheel replaces by the files."""
 
 NAME = "known"
-"""The name that ``--expect`` has for them."""
+"""The value of ``--expect`` that stands for these files."""
 
 
 @cache
 def known(framework: str, engine: str) -> Expectations | None:
-    """The known causes of an engine's newest version; None if it has no file of them.
+    """The known causes of an engine's newest version; None if there is no file.
 
     Raises:
-        InvalidExpectationsError: its file is wrong.
+        InvalidExpectationsError: the file is wrong.
     """
     path = KNOWN / f"{framework}.toml"
     if not path.exists():
@@ -52,10 +52,10 @@ def entry_of(report: Report, cause: Cause) -> KnownMistake | KnownFailure | None
 
 
 def expected(text: Path, framework: str, engine: str) -> Expectations:
-    """The expectations that ``--expect`` names: of a file, or ``known``.
+    """The expectations that ``--expect`` names: those in a file, or ``known``.
 
     Raises:
-        InvalidExpectationsError: there is no such file, or it is wrong, or of another framework.
+        InvalidExpectationsError: the file does not exist, is wrong, or is about another framework.
     """
     if text.name == NAME and not text.exists():
         found = known(framework, engine)

@@ -1,4 +1,4 @@
-"""The reductions of all frameworks, by their own names, and which of them weigh every token alike.
+"""The reductions of all frameworks, by their own names, and which of them are equivalent.
 
 The conventions of every framework are those of its newest committed report, which
 `conformance.views.overview` writes to ``reductions.json`` next to this module.
@@ -43,11 +43,11 @@ DECLARED = Path(__file__).with_name("reductions.json")
 
 
 class Declared(FrozenModel):
-    """Declarations of a version of a framework that the weights of its policy loss depend on."""
+    """A framework version's declarations that determine the token weights of its policy loss."""
 
     version: str
     modes: dict[str, str]
-    """Its reductions by its own names, as in `adapters.contract.Adapter.mode_names`."""
+    """The framework's reductions by its own names, as `adapters.contract.Adapter.mode_names`."""
 
     sample_unit: SampleUnit
     empty_units: EmptyUnits
@@ -55,22 +55,22 @@ class Declared(FrozenModel):
 
     @property
     def conventions(self) -> Conventions:
-        """These, and the defaults of all others."""
+        """The declared conventions, and the defaults of all others."""
         return Conventions(**self.model_dump(exclude={"version", "modes"}))
 
 
 FRAMEWORKS = TypeAdapter(dict[str, dict[str, Declared]])
-"""By framework and engine, its default engine first."""
+"""Declarations by framework and engine, the default engine first."""
 
 
 def kind(mode: str) -> Mode:
-    """Returns the mode of a text such as `Aggregation.parse` reads, with its divisor or without."""
+    """Returns the mode in a text for `Aggregation.parse`, with or without a divisor."""
     return Mode(mode.partition(":")[0])
 
 
 @cache
 def declared() -> Mapping[str, Mapping[str, Declared]]:
-    """Returns what each framework's newest committed report declares."""
+    """Returns the declarations of each framework's newest committed report."""
     return FRAMEWORKS.validate_json(DECLARED.read_bytes())
 
 
@@ -86,7 +86,7 @@ class Reduction:
 
     @property
     def mode(self) -> str:
-        """As `Aggregation.parse` reads it; ``constant`` alone if users give its divisor."""
+        """The mode as `Aggregation.parse` reads it; just ``constant`` if users give the divisor."""
         return self.declared.modes[self.name]
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Reduction:
 
     @property
     def default_name(self) -> str:
-        """As text, if it is of the default engine."""
+        """The text that names the reduction if its engine is the framework's default."""
         return f"{self.place.partition('/')[0]}:{self.name}"
 
     def aggregation(self, divisor: float) -> Aggregation:
@@ -111,7 +111,7 @@ def find_reduction(text: str) -> Reduction:
     """Returns the reduction that ``FRAMEWORK:NAME`` or ``FRAMEWORK/ENGINE:NAME`` names.
 
     Raises:
-        UnknownReductionError: there is none of that framework, engine or name.
+        UnknownReductionError: the framework, engine or name is unknown.
     """
     place, _, name = text.partition(":")
     framework, _, engine = place.partition("/")
@@ -131,10 +131,10 @@ def _one_of(known: Mapping[str, Value], name: str, kind: str) -> Value:
 
 
 def alike_reductions(declarations: Mapping[str, Mapping[str, Declared]]) -> list[list[Reduction]]:
-    """Returns all reductions; those that weigh every case of the corpus alike are one list.
+    """Returns all reductions, in lists of those with equal weights in every case of the corpus.
 
-    ``declarations`` are by framework and engine. Engines of one framework that are alike are named
-    once.
+    ``declarations`` are by framework and engine. Engines of a framework with equal reductions are
+    named once.
     """
     steps = [(step, case.divisor) for case in (*CORPUS, *REJECTION) for step in case.steps]
     classes: dict[bytes, list[Reduction]] = defaultdict(list)
@@ -146,7 +146,7 @@ def alike_reductions(declarations: Mapping[str, Mapping[str, Declared]]) -> list
 
 
 def alike_elsewhere(here: Reduction, cases: Sequence[Case]) -> list[Reduction]:
-    """Returns the reductions of other frameworks that weigh some cases alike."""
+    """Returns the reductions of other frameworks with equal weights in all of these cases."""
     steps = [(step, case.divisor) for case in cases for step in case.steps]
     others = {name: engines for name, engines in declared().items() if name != here.place}
     found: list[Reduction] = []

@@ -1,4 +1,4 @@
-"""Steps that one of two versions refuses and the other trains, rightly or wrongly."""
+"""Steps that one of two versions refuses, and the other trains, whether correctly or not."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def no_longer_refused(difference: Difference) -> Iterator[str]:
-    """Yield each error by which the old version alone refuses, with its findings."""
+    """Yield each error with which only the old version refuses steps, with its findings."""
     yield from _said("no longer refused", _pairs(difference))
 
 
 def newly_refused(difference: Difference) -> Iterator[str]:
-    """Yield each error by which the new version alone refuses, with its findings."""
+    """Yield each error with which only the new version refuses steps, with its findings."""
     yield from _said("refused now", [(new, old) for old, new in _pairs(difference)])
 
 
@@ -31,7 +31,7 @@ def _pairs(difference: Difference) -> list[tuple[Finding, Finding]]:
 
 
 def _said(fate: str, pairs: list[tuple[Finding, Finding]]) -> Iterator[str]:
-    """Yield the errors of those of the first that are refused, and that the second trains."""
+    """Yield the errors of steps that the first of a pair refuses and the second trains."""
     alike: dict[str, list[Finding]] = defaultdict(list)
     for refused, other in pairs:
         is_trained = other.verdict not in (*UNJUDGED, Verdict.REFUSED)

@@ -1,4 +1,4 @@
-"""Reports: made of findings, written in one move, to regular files alone, and read."""
+"""Makes reports of findings, writes them atomically to regular files, and reads them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 WAY_OUT = "restore it, or run again what made it"
 
 JOURNAL = ".journal"
+"""The suffix of journals, which `conformance.comparing.journal` writes."""
 
 LATEST = Path("reports") / "latest"
-"""The folder of reports of runs that name no file, seen from the folder they are started in."""
-"""The suffix of journals, which `conformance.comparing.journal` writes."""
+"""The folder of reports without ``--report``, relative to the folder that a run starts in."""
 
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -43,19 +43,19 @@ KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
 }
-"""Kinds of files that may be overwritten: a device, a pipe or a socket would be replaced by
-it, or would swallow it."""
+"""Kinds of files that are not overwritten: a report would replace, or vanish in, a device, a pipe
+or a socket."""
 
 
 def load(path: Path) -> Report:
     """Read a report, or the journal of a run that was killed.
 
     Raises:
-        ReportFileError: it cannot be read, is no whole report, or contradicts itself.
+        ReportFileError: the file cannot be read, is no whole report, or contradicts itself.
     """
     content = _read(path)
     if path.suffix == JOURNAL:
-        return _of_journal(content.split(b"\n"), path)
+        return _read_journal(content.split(b"\n"), path)
     try:
         return Report.model_validate_json(content)
     except ValidationError as error:
@@ -63,10 +63,10 @@ def load(path: Path) -> Report:
 
 
 def last_run(folder: Path) -> Path:
-    """The report of the last run from a folder that named no file for it.
+    """The report of the last run that was started in a folder without ``--report``.
 
     Raises:
-        ReportFileError: there is none.
+        ReportFileError: there is no such report.
     """
     found = [*(folder / LATEST).glob("*.json")]
     if not found:
@@ -75,10 +75,10 @@ def last_run(folder: Path) -> Path:
 
 
 def load_reliable(path: Path) -> Report:
-    """Read a report from whose verdicts conclusions are drawn.
+    """Read a report whose verdicts must be reliable.
 
     Raises:
-        ReportFileError: it cannot be read, is no whole report, or contradicts itself.
+        ReportFileError: the file cannot be read, is no whole report, or contradicts itself.
         UnreliableReportError: a fault of the harness stopped its run.
     """
     report = load(path)
@@ -101,29 +101,29 @@ def _read(path: Path) -> bytes:
         raise ReportFileError(f"{path} cannot be read: {words}", "give a report") from error
 
 
-def _of_journal(lines: Sequence[bytes], path: Path) -> Report:
-    """The incomplete report of a journal, up to its last whole line."""
+def _read_journal(lines: Sequence[bytes], path: Path) -> Report:
+    """The incomplete report that a journal contains, up to its last whole line."""
     try:
         header = Header.model_validate_json(lines[0])
     except ValidationError as error:
         raise ReportFileError(f"{path} is no journal of this version", WAY_OUT) from error
     findings: dict[str, Finding] = {}
     clues: list[Clues] = []
-    with suppress(ValidationError):  # the finding in flight
+    with suppress(ValidationError):  # the last line may be cut short
         for line in lines[1:]:
             if line.startswith(b'{"terms":'):
                 clues.append(Clues.model_validate_json(line))
             else:
                 finding = Finding.model_validate_json(line)
-                findings[finding.id] = finding  # the last of one that was recorded anew
+                findings[finding.id] = finding  # a finding may be recorded again
     selection = Selection(selected=len(findings) + 1, deselected=0)
     return assembled(header, [*findings.values()], clues, selection)
 
 
 def write(report: Report, path: Path) -> None:
-    """Put a report at ``path`` in one move, so that no reader ever sees half of it.
+    """Write a report to ``path`` atomically, so that no reader sees a part of it.
 
-    A name that ends in ``.gz`` has it compressed, always to the same bytes.
+    If the name ends in ``.gz``, it is compressed, always to the same bytes.
     """
     content = report.to_json().encode()
     if path.suffix == ".gz":
@@ -132,7 +132,7 @@ def write(report: Report, path: Path) -> None:
 
 
 def _refusal(path: Path, content: bytes, error: ValidationError) -> ReportFileError:
-    """The first thing that is wrong with a file, and where."""
+    """The first error in a file, and its place."""
     problem, (place, words) = error.errors()[0], first_problem(error)
     if problem["type"] == "json_invalid":
         return ReportFileError(f"{path} is no report ({words}): it is cut short or edited", WAY_OUT)
@@ -153,7 +153,7 @@ def _refusal(path: Path, content: bytes, error: ValidationError) -> ReportFileEr
 
 
 def _line(text: str, document: dict[str, Any], place: Sequence[int | str]) -> int | None:
-    """The line of a field or a finding in the file, if its lines are as we write them."""
+    """The line number of a field or a finding, if the file has lines as `write` makes them."""
     match place:
         case ["findings", int(number), *_]:
             found = document["findings"][number]
@@ -167,19 +167,19 @@ def _line(text: str, document: dict[str, Any], place: Sequence[int | str]) -> in
 
 
 def require_regular(path: Path) -> None:
-    """Require that a file can be written at ``path``, or where a symbolic link there leads to.
+    """Require ``path``, or the target of a symbolic link there, to be a regular file or free.
 
     Raises:
-        OSError: something else is there, or it cannot be found out.
+        OSError: something else is there, or the path cannot be examined.
     """
     _require(path, path.stat)
 
 
 def require_regular_itself(path: Path) -> None:
-    """The same for a file whose name we have chosen, so that whoever left a link there chose ours.
+    """Require ``path`` to be a regular file or free; links are refused, as we chose the name.
 
     Raises:
-        OSError: something else is there, or it cannot be found out.
+        OSError: something else is there, or the path cannot be examined.
     """
     _require(path, path.lstat)
 
@@ -203,11 +203,11 @@ def assembled(
     watched: frozenset[str] = frozenset(),
     fault: str | None = None,
 ) -> Report:
-    """The report of findings that arrived in any order, whose clues are numbered as they came.
+    """The report of findings in any order; ``clues`` are in the order of their arrival.
 
-    Of clues only those are kept that bear on what is wrong, and on ``watched`` mistakes.
+    Only clues about wrong findings or ``watched`` mistakes are kept.
     """
-    from conformance.explain.causes import causes  # imports numpy, which readers of reports do not
+    from conformance.explain.causes import causes  # imports numpy, which is slow
 
     by_id = sorted(_credible(findings), key=lambda finding: finding.id)
     ordered, numbered = _numbered(by_id, clues, watched)
@@ -216,9 +216,9 @@ def assembled(
 
 
 def _credible(findings: Sequence[Finding]) -> Sequence[Finding]:
-    """The findings, without verdicts if each of several steps ended in one and the same exception.
+    """The findings, without verdicts if all of several steps ended in the same exception.
 
-    Nothing then shows that the adapter can drive this version at all.
+    In that case nothing shows that the adapter supports this version at all.
     """
     tried = [one for one in findings if not (one.is_of_bad_input or one.verdict in UNJUDGED)]
     failures = {(one.verdict, numberless(failure(one))) for one in tried}
@@ -234,7 +234,7 @@ def _credible(findings: Sequence[Finding]) -> Sequence[Finding]:
 def _numbered(
     findings: Sequence[Finding], clues: Sequence[Clues], watched: frozenset[str]
 ) -> tuple[list[Finding], list[Clues]]:
-    """The findings and the clues that are kept, numbered in their order."""
+    """The findings and the clues to keep, with the clues renumbered."""
     are_kept = watched or any(finding.verdict in WRONG for finding in findings)
     suspected = watched.union(*(one.suspects for one in clues))
     kept = [one.about(suspected) for one in clues]

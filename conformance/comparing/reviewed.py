@@ -1,4 +1,4 @@
-"""The findings that a version makes worse than the one that it is based on, and the better ones."""
+"""The findings in which a version is worse, or better, than the version it is based on."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ BASE = Path("base")
 class Reviewed:
     """Two reports of the same findings, and the findings of the later one that fail its review.
 
-    These are worse than in the earlier report, or wrong and not looked at there, and not expected.
+    A finding fails if it is worse than in the earlier report, or wrong and not judged there, unless
+    it is expected.
     """
 
     difference: Difference
     failing: tuple[Finding, ...]
     declined: tuple[Finding, ...] = ()
-    """Steps that the base trains and the head refuses, as the contract allows it to."""
+    """Steps that the base trains and the head refuses, as the contract allows."""
 
     @classmethod
     def of(
@@ -48,7 +49,7 @@ class Reviewed:
     ) -> Reviewed:
         """Compare the reports of a version and of its base.
 
-        ``may_decline`` are the ids of the findings whose steps the contract lets it refuse.
+        ``may_decline`` are the ids of findings whose steps the contract allows the head to refuse.
         """
         gate = Comparing(BASE, base, head.request)
         found = [*gate.failing(head)]
@@ -70,7 +71,7 @@ class Reviewed:
 
     @property
     def objection(self) -> str | None:
-        """The reason why nothing can be said of the head, None if something can."""
+        """The reason why nothing can be said about the head; None if there is none."""
         return Strict().objection(self.head)
 
     @cached_property
@@ -80,18 +81,18 @@ class Reviewed:
 
     @cached_property
     def worse(self) -> list[FindingGroup]:
-        """The causes of what fails, each with the findings that fail, the worst first."""
+        """The causes of failing findings, each with these findings, the worst first."""
         return finding_groups(self.head, self.failing)
 
     @property
     def no_longer_trained(self) -> list[Finding]:
-        """Failing findings of no cause: of steps that the base trains and the head refuses."""
+        """Failing findings without a cause: steps that the base trains and the head refuses."""
         caused = {finding.id for group in self.worse for finding in group.findings}
         return [finding for finding in self.failing if finding.id not in caused]
 
     @property
     def fixed(self) -> list[CauseChange]:
-        """Causes that are gone, except what only had no explanation."""
+        """Causes that are gone, except unexplained ones."""
         return [
             change
             for change in self.changes
@@ -102,7 +103,7 @@ class Reviewed:
 
 
 def worse(before: Mapping[str, Finding], after: Iterable[Finding]) -> Iterator[Finding]:
-    """Yields the findings that are worse than those of the same id before."""
+    """Yields the findings that are worse than the earlier findings with the same ids."""
     for finding in after:
         former = before.get(finding.id)
         if former is not None and Change(former, finding).kind is ChangeKind.WORSE:

@@ -39,7 +39,7 @@ class Case:
         return min(step.size for step in self.steps)
 
     def is_meant_for(self, layout: Layout) -> bool:
-        """Whether the case is meant for a layout; most are meant for all."""
+        """Whether the case is meant for a layout; most cases are meant for every layout."""
         return not self.layouts or layout in self.layouts
 
     def runs_on(self, layout: Layout) -> bool:

@@ -1,4 +1,4 @@
-"""A case as a JSON file: a user's own, for example dumped by a training run, or a generated one.
+"""JSON files of cases: a user's own, for example dumped by a training run, and generated ones.
 
 Its JSON Schema is ``case.schema.json`` next to this module.
 """
@@ -73,10 +73,10 @@ class CaseFile(FrozenModel):
     steps: Annotated[list[GivenStep], Field(min_length=1)]
 
     def case(self) -> Case:
-        """The case that the file has.
+        """The case that the file describes.
 
         Raises:
-            InvalidStepError: its samples make no step.
+            InvalidStepError: the samples of a step cannot be a training step.
         """
         steps = tuple(_step(step) for step in self.steps)
         return Case(name=self.name, catches=self.catches, steps=steps, divisor=self.divisor)
@@ -127,7 +127,7 @@ def _step(given: GivenStep) -> Step:
 
 
 def text(case: Case, name: str) -> str:
-    """The file of a case under another name, in one line that may be broken at any space."""
+    """The JSON text of a case, given another name: one line that may be broken at any space."""
     steps = [GivenStep(samples=[*_samples(step)]) for step in case.steps]
     file = CaseFile(schema=SCHEMA, name=name, divisor=case.divisor, steps=steps)
     return json.dumps(

@@ -5,7 +5,8 @@ Masks have one digit per response token, with an ``x`` for a token that rejectio
 meaning.
 
 A case does not say how its steps are cut: it runs on every layout for which it has at least one
-sample per micro-batch. Losses and advantages at masked positions are the probe's, never 0.
+sample per micro-batch. Losses and advantages at masked positions come from the probe and are never
+0.
 """
 
 from __future__ import annotations
@@ -345,7 +346,7 @@ ORDERS = (
         steps=(_step(" ".join(sorted(UNEVEN.split(), key=len))),),
     ),
 )
-"""Further orders of samples."""
+"""Cases in which samples come in another order."""
 
 ALL_CASES = (*CORPUS, *REJECTION, *ORDERS, *ROLLOUTS)
 """The cases of all checks."""

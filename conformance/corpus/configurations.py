@@ -1,4 +1,4 @@
-"""Configurations and logs that a framework must refuse, or train or make in a prescribed way.
+"""Configurations and logs of micro-batches, with the way in which a framework must handle each.
 
 The rules on configurations come from the reviews of miles' pull requests 1328, 1350 and 1498,
 slime's 2090 and SkyRL's 1718: each names a combination that would silently train with a wrong
@@ -86,7 +86,7 @@ class ConfigCase:
 
     @property
     def given(self) -> Case:
-        """The case of the corpus that is trained."""
+        """The corpus case that is trained with the configuration."""
         return next(case for case in CORPUS if case.name == self.case)
 
 
@@ -117,7 +117,7 @@ def _faulty(
 
 
 def file_case(case: ConfigCase, *settings: Setting) -> ConfigCase:
-    """The case with these settings in a configuration file read after the command line."""
+    """The same case, with these settings in a configuration file read after the command line."""
     return replace(
         case,
         name=f"{case.name}{IN_FILE}",
@@ -186,7 +186,7 @@ CONFIG_CASES = (
     DIVISOR_OF_ANOTHER,
     file_case(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,
-    # A divisor left on the command line would be refused because the mode is missing there.
+    # With only the divisor on the command line, it would be refused for lack of a mode there.
     file_case(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.DIVISOR, Setting.PER_TOKEN),
     ENTROPY,
     file_case(ENTROPY, Setting.ENTROPY),
@@ -242,7 +242,7 @@ CONFIG_CASES = (
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration that must change the weights of a step in at least one of some modes."""
+    """A configuration that must change the weights of a step in at least one of its modes."""
 
     configuration: Configuration
     modes: tuple[Mode, ...] = (Mode.SAMPLE_MEAN,)

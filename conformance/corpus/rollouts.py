@@ -1,8 +1,8 @@
 """Realistic batches of rollouts, for advantages that a framework computes from rewards.
 
 Samples of a prompt are missing, a rollout has several samples, or rejection sampling has removed
-some. Rewards are missing, all equal, large, or no dyadic numbers. No reward is negative, since
-MaxRL divides by their mean.
+samples. Rewards are missing, all equal, large, or not exact in binary. No reward is negative, since
+MaxRL divides by the mean of the rewards.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ALMOST = 26762 / 32768
-"""A mean of three rewards of this size is exact in float32, and a mean of their squares is not:
-their variance is 0, or 9e-8 as the difference of the two."""
+"""In float32 the mean of three such rewards is exact and the mean of their squares is not, so the
+mean of squares minus the square of the mean is 9e-8, where the variance is 0."""
 
 FAN_OUT = "111 11 101 000 1111 11 1 111 011 11 1 11111"
 """Masks of six rollouts with 1, 3, 1, 2, 1 and 4 samples. One sample has no active token."""
@@ -187,4 +187,4 @@ ROLLOUTS = (
         ),
     ),
 )
-"""Batches with rewards of their own."""
+"""Cases that prescribe the rewards of their samples."""

@@ -152,10 +152,10 @@ def steps(
 
 @st.composite
 def rewarded_steps(draw: DrawFn, *, max_samples: int = 12, max_response: int = 12) -> Step:
-    """Steps with rewards of their own: `steps` with rollouts of one prompt each.
+    """Steps with given rewards, in which each rollout belongs to one prompt.
 
     Rewards are arbitrary, all equal, equal except one, or large. In some steps, rejection sampling
-    has removed whole samples, and samples lack a reward.
+    has removed whole samples, or samples lack a reward.
     """
     step = draw(steps(max_samples=max_samples, max_response=max_response))
     rejected, lacking = draw(st.tuples(_some(step.size), _some(step.size)))
@@ -182,12 +182,12 @@ def _rewards(samples: int) -> SearchStrategy[list[float]]:
 
 
 def _some(samples: int) -> SearchStrategy[list[bool]]:
-    """Some samples, often none."""
+    """Whether each of some samples is chosen; often none is."""
     return st.one_of(st.just([False] * samples), _each(st.booleans(), samples))
 
 
 def _each(values: SearchStrategy[_Drawn], samples: int) -> SearchStrategy[list[_Drawn]]:
-    """One of some values for each sample."""
+    """A value for each sample."""
     return st.lists(values, min_size=samples, max_size=samples)
 
 
@@ -206,7 +206,7 @@ def training_steps(draw: DrawFn, *, multiple: int = 1, max_response: int = 12) -
 def batches(draw: DrawFn, layout: Layout, *, max_response: int = 12) -> tuple[Step, ...]:
     """One or two `training_steps` of one batch of rollouts that a layout can cut.
 
-    They have the same number of prompts and of rollouts of each prompt.
+    The steps have the same number of prompts and the same number of rollouts for each prompt.
     """
     whole = layout.micro_batches if isinstance(layout.micro_batches, int) else 1
     step = draw(_shaped_steps(layout.dp * whole, max_response))
@@ -243,7 +243,7 @@ def layouts(of: Adapter | Sequence[Layout], *, max_ranks: int = 8) -> SearchStra
 
 
 def aggregations() -> SearchStrategy[Aggregation]:
-    """All modes; `constant` with integer and non-integer divisors from 1 to 100,000."""
+    """Aggregations of every mode; `constant` has integer and other divisors from 1 to 100,000."""
     divisors = st.one_of(st.integers(1, 100_000), st.floats(1, 1e5))
     return st.one_of(
         st.sampled_from([mode for mode in Mode if mode is not Mode.CONSTANT]).map(Aggregation),
@@ -267,9 +267,9 @@ def conventions() -> SearchStrategy[Conventions]:
 
 @st.composite
 def _shaped_steps(draw: DrawFn, multiple: int, max_response: int) -> SearchStrategy[Step]:
-    """Steps with fixed numbers of prompts and of rollouts per prompt, and a maximum of turns.
+    """Steps with fixed numbers of prompts, of rollouts per prompt and of turns at most.
 
-    The number of all rollouts is a multiple of ``multiple``.
+    The total number of rollouts is a multiple of ``multiple``.
     """
     most = max(12, 3 * multiple)
     turns_of_rollout = draw(st.sampled_from((1, 1, 3)))

@@ -21,11 +21,12 @@ def agreement(
 ) -> float | None:
     """Returns the least ratio of the smaller to the larger of observed and expected numbers.
 
-    It is in [0, 1], and None where something is not finite. All arguments are of shape [numbers].
-    Rounding errors are relative to ``magnitude``, which for a sum whose terms may cancel is the sum
-    of their absolute values. Such a sum is off by 1 + |observed - expected| / magnitude where it is
-    too large, and by as much where it is too small by the same factor; its sign may be wrong by
-    little. Where 0 is expected, the observed number counts as at least the largest magnitude.
+    The ratio is in [0, 1], or None if a number is not finite. All arguments are of shape [numbers].
+    Rounding errors are relative to ``magnitude``: for a sum whose terms may cancel, the sum of the
+    absolute values of its terms. A sum that is too large agrees by ``magnitude`` / (``magnitude`` +
+    |observed - expected|), and one that is too small by the same factor agrees as much. A small
+    error that changes the sign of a sum counts as small. Where 0 is expected, the observed number
+    counts as at least the largest magnitude.
     """
     if not np.isfinite(observed).all():
         return None
@@ -43,7 +44,7 @@ def agreement(
 def _smaller(
     observed: NDArray[np.float64], expected: NDArray[np.float64], magnitude: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns the smaller of the magnitudes; of the observed terms only the sum is known."""
+    """Returns the smaller of expected and observed magnitude, the latter estimated from the sum."""
     cancelled = magnitude - np.abs(expected)
     cancelled[cancelled < EXACT * magnitude] = 0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -57,8 +58,8 @@ def direction(
 ) -> tuple[float | None, float | None]:
     """Returns the scale and the cosine of an observed gradient to the expected one.
 
-    The scale is that of least squares: the factor on the learning rate. Both arguments are of shape
-    [tokens]; None where a norm is 0 or not finite.
+    The scale is the least-squares factor, which acts like a factor on the learning rate. Both
+    arguments are of shape [tokens]; None if a norm is 0 or not finite.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         product = float(observed @ expected)

@@ -1,9 +1,9 @@
 """The badness of a finding: the factor that its numbers are off by, a key to sort findings.
 
-A relative error is at most 1 if something is too small and unbounded if it is too large: it is
-compared with a bound and does not measure how bad something is. The factor r does, and r is as bad
-as 1 / r. A report contains the smaller of both, the *agreement*, which is 0 if a weight is lost or
-has the wrong sign.
+The relative error of a number that is too small is at most 1, and that of one that is too large is
+unbounded: it is compared with a bound and does not measure badness. The factor r does, and r is as
+bad as 1 / r. A report contains the smaller of r and 1 / r, the *agreement*, which is 0 if a weight
+is lost or has the wrong sign.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LEGEND = (
 def growth(old: Finding, new: Finding) -> float:
     """The loss of agreement from the old finding to the new; 0 if it may be rounding.
 
-    It is also 0 if one of the two has no error. A bound of 0, for checks that ask for equal bits,
-    is replaced by that of float32.
+    The loss is also 0 if one of the findings has no error. A bound of 0, of checks that ask for
+    equal bits, is replaced by the bound of float32.
     """
     if old.error is None or new.error is None:
         return 0.0
@@ -47,12 +47,12 @@ def _comparable(old: Finding, new: Finding) -> tuple[float, float]:
 
 
 def _excess_agreement(finding: Finding) -> float:
-    """The agreement if a relative error is an excess."""
+    """The agreement 1 / (1 + error), which holds if the number is too large."""
     return 1 / (1 + (finding.error or 0.0))
 
 
 def badness(finding: Finding) -> tuple[bool, bool, float, float]:
-    """A sort key: crashed, not finite, the factor it is off by, the relative error."""
+    """A sort key: crashed, not finite, the factor that it is off by, the relative error."""
     measured = bool(finding.tolerance)
     not_finite = finding.error is None and measured
     agreement = _excess_agreement(finding) if finding.agreement is None else finding.agreement

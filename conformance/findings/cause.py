@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
 
 EMPTY_SAMPLE = "where a sample has no active token"
-"""The fact of findings whose step has such a sample."""
+"""The fact of findings whose step has a sample without active tokens."""
 
 UNEXPLAINED = "unexplained"
 """The name of a cause that no mistake of the catalogue explains."""
 
 SAME_DIRECTION = 1 - 1e-6
-"""The cosine above which two gradients have one direction."""
+"""The cosine above which two gradients have the same direction."""
 
 
 TIMES = 2
-"""The factor from which on sizes are given as multiples instead of percent."""
+"""The smallest factor that is given as a multiple instead of a percentage."""
 
 INVISIBLE = 1e-6
-"""A relative error below which a size counts as right, as float32 rounds as much."""
+"""The relative error below which a size counts as right: about the rounding of float32."""
 
 
 class _Frozen(BaseModel):
@@ -39,7 +39,7 @@ class _Frozen(BaseModel):
 
 
 class TermMistake(str):
-    """A known mistake with the term of a loss that has it, such as ``kl/multiplied_by_cp``."""
+    """A known mistake in one term of a loss, such as ``kl/multiplied_by_cp``."""
 
     __slots__ = ()
 
@@ -70,33 +70,33 @@ class Clues(_Frozen):
     """The terms that the finding depends on."""
 
     explanations: list[list[list[TermMistake]]] = []
-    """Explanations of a wrong observation: each is a list of mistakes that occur together, and each
-    of them a list of names that cannot be told apart here."""
+    """Explanations of a wrong observation. Each is a list of mistakes that occur together, and each
+    mistake is a list of names that this observation cannot distinguish."""
 
     excluded: list[TermMistake] = []
-    """Mistakes that would show here and do not."""
+    """Mistakes that would show in this finding and do not."""
 
     conditions: list[str] = []
-    """Plain facts of the step and its cut, such as ``where a sample has no active token``."""
+    """Facts of the step and its cut, such as ``where a sample has no active token``."""
 
     @property
     def by_mistake(self) -> list[list[set[str]]]:
-        """The explanations, by the names of mistakes without those of terms."""
+        """The explanations, with the names of mistakes only and not of terms."""
         return [[{name.mistake for name in part} for part in parts] for parts in self.explanations]
 
     @property
     def suspects(self) -> set[str]:
-        """All mistakes that may be a part of what is wrong."""
+        """All mistakes that occur in any explanation."""
         return set().union(*(part for parts in self.by_mistake for part in parts))
 
     def about(self, mistakes: frozenset[str]) -> Clues:
-        """The same clues, in which no other mistakes than these are excluded."""
+        """The same clues, keeping only these mistakes among the excluded ones."""
         excluded = [name for name in self.excluded if name.mistake in mistakes]
         return self.model_copy(update={"excluded": excluded})
 
 
 class Severity(StrEnum):
-    """The kind of damage that a cause does, the worst first."""
+    """Kinds of damage that a cause does, the worst first."""
 
     GRADIENT = "wrong gradient"
     LOGGED = "wrong logged number"
@@ -106,11 +106,11 @@ class Severity(StrEnum):
 
 
 FAILURES = {"crashed": "crash", "declined": "refusal of an ordinary step"}
-"""The failure of steps that cannot run, by the name of their cause."""
+"""The kind of failure of steps that do not run, by the name of the cause."""
 
 
 class Harm(StrEnum):
-    """The harm that a cause does to users, the worst first."""
+    """Kinds of harm that a cause does to users, the worst first."""
 
     GRADIENT_BY_DEFAULT = "wrong gradient by default"
     GRADIENT_WITH_OPTION = "wrong gradient with an option"
@@ -131,10 +131,10 @@ class Reach(_Frozen):
     """The users who meet a cause: all, or those of options or of batches with rare properties."""
 
     options: list[str] = []
-    """Options, as users type them, that differ from the defaults in all its findings."""
+    """Options, as users type them, that differ from the defaults in all findings of the cause."""
 
     rare: list[str] = []
-    """Facts of all its findings that an ordinary batch does not have."""
+    """Facts of all findings of the cause that an ordinary batch does not have."""
 
     untested: list[str] = []
     """Options and facts for which no otherwise equal finding was made."""
@@ -181,7 +181,7 @@ class Range(NamedTuple):
 
 
 def _off(factor: float) -> tuple[float, str]:
-    """A size, and what it is the size of, for a factor other than 1."""
+    """The size and the unit of the deviation from 1, such as a percentage too small."""
     side = "large" if factor > 1 else "small"
     if factor <= 0:
         return factor, " times the right size"
@@ -191,19 +191,19 @@ def _off(factor: float) -> tuple[float, str]:
 
 
 def _digits(number: float) -> str:
-    """Two significant digits, or three of a number above 100, and no exponent."""
+    """The number with two significant digits, or three above 100, and no exponent."""
     rounded = float(f"{number:.{3 if abs(number) > 100 else 2}g}")
     return f"{rounded:,.10f}".rstrip("0").rstrip(".")
 
 
 UNSEEN_BY_ADAM = "Adam cancels a constant factor, gradient clipping and the logged norm do not"
-"""The consequence of a gradient of the right direction and a wrong size."""
+"""The consequence of a gradient with the right direction and a wrong norm."""
 
 
 class Impact(_Frozen):
     """The effect of a cause on training at the size of a production step; None where it is unknown.
 
-    It is measured on such a step, predicted for one, or a sentence with the formula.
+    The effect is measured on such a step, predicted for it, or a sentence with the formula.
     """
 
     scale: Range | None = None
@@ -213,13 +213,13 @@ class Impact(_Frozen):
     """The cosine of the angle between wrong and right gradient."""
 
     reported: Range | None = None
-    """Logged over right numbers."""
+    """The ratio of logged to right numbers."""
 
     step: str = ""
     """The size of the step and how it is cut, such as ``512 samples, dp 8, cp 1``."""
 
     words: str = ""
-    """Its effect at any size, if no number says it."""
+    """The effect at any size in words, if it is not a number."""
 
     @classmethod
     def of(cls, findings: Sequence[Finding]) -> Self:
@@ -236,7 +236,7 @@ class Impact(_Frozen):
         )
 
     def __str__(self) -> str:
-        """Returns what it means for training; empty if nothing is known."""
+        """Returns the consequence for training in words; empty if nothing is known."""
         said = [self.words] if self.words else []
         size_alone = ""
         turns = self.cosine is not None and self.cosine.lowest < SAME_DIRECTION
@@ -253,20 +253,20 @@ class Impact(_Frozen):
 
 
 NO_FACTOR = "computes the loss of the token, and no factor of the weight looks wrong"
-"""The reason to suspect a line where nothing tells it from others."""
+"""The reason to suspect a line that no evidence distinguishes from others."""
 
 
 class SuspectedLine(_Frozen):
-    """A line to look at because of a cause, in the framework's code or its engine's."""
+    """A line of the framework's or its engine's code that a cause makes suspect."""
 
     file: str
-    """Relative to the folder that holds the package."""
+    """The path relative to the folder that holds the package."""
 
     line: int
     function: str
     why: str
     instead: str = ""
-    """The number that it computes with and the right one, if runs have proven it."""
+    """The number that the line computes with and the right one, if runs have proven it."""
 
     @property
     def place(self) -> str:
@@ -278,10 +278,10 @@ class SuspectedLine(_Frozen):
 
 
 class TracedCount(_Frozen):
-    """A number that a factor was made of, such as ``24 = 8 + 16``."""
+    """A count that a factor was computed from, such as ``24 = 8 + 16``."""
 
     depth: int
-    """The number of counts that it is a part of."""
+    """Its level in the tree of counts: 0 for the divisor itself."""
 
     words: str
     place: str | None = None
@@ -296,14 +296,14 @@ class TracedFactor(_Frozen):
     """The line that applied it, as ``file:line (function)``."""
 
     made_of: list[TracedCount] = []
-    """The divisor unfolded: each count before its parts."""
+    """The counts that the divisor was computed from, each before its own parts."""
 
 
 class TracedToken(_Frozen):
-    """The token whose weight was traced, or what it adds to a logged number."""
+    """The token whose weight, or whose share of a logged number, was traced."""
 
     name: str
-    """Its sample and its place there, such as ``20:0``."""
+    """The token's sample and its position in the response, such as ``20:0``."""
 
     observed: float
     expected: float
@@ -316,10 +316,10 @@ class CauseTrace(_Frozen):
     """The lines to look at, the likeliest first."""
 
     chain: list[TracedFactor] = []
-    """The factors of the weight of a token that has a wrong one, in their order."""
+    """The factors of the weight of one wrong token, in the order of their application."""
 
     token: TracedToken | None = None
-    """This token."""
+    """The token that ``chain`` is about."""
 
 
 class Cause(_Frozen):
@@ -329,13 +329,13 @@ class Cause(_Frozen):
     """The mistake of the catalogue, or how the framework failed."""
 
     also: list[str] = []
-    """Other mistakes of the catalogue that no finding tells it apart from."""
+    """Other mistakes of the catalogue that explain all findings of the cause as well."""
 
     condition: list[str]
-    """Facts that hold in all these findings; without any one of them, the cause does not show."""
+    """Facts of all findings of the cause, each shown to be necessary for it."""
 
     untested: list[str] = []
-    """Further facts that hold in all these findings; no finding shows whether they matter."""
+    """Further facts of all findings of the cause; no finding shows whether they matter."""
 
     severity: Severity
     reach: Reach = Reach()
@@ -347,14 +347,14 @@ class Cause(_Frozen):
     suspects: list[SuspectedLine] = []
     chain: list[TracedFactor] = []
     token: TracedToken | None = None
-    """As in `CauseTrace`, if it was traced."""
+    """The traced token of `CauseTrace`; None if the cause was not traced."""
 
     findings: list[str]
     """Ids of the findings that it explains, the smallest reproduction first."""
 
     @property
     def words(self) -> str:
-        """The statement without the condition, whose facts are written without commas."""
+        """The statement without its condition. Facts of a condition contain no commas."""
         return (
             self.statement.rsplit(", ", len(self.condition))[0]
             if self.condition
@@ -368,14 +368,14 @@ class Cause(_Frozen):
 
     @property
     def rest(self) -> float:
-        """The factor that the chain lacks of the traced token's weight; 1 if none, or unknown."""
+        """The traced token's weight over the product of the chain; 1 if they agree, or unknown."""
         product = math.prod(factor.value for factor in self.chain)
         rest = self.token.observed / product if self.token and product else 1.0
         return 1.0 if abs(rest - 1) < INVISIBLE else rest
 
     @property
     def harm(self) -> Harm:
-        """The harm that it does to users."""
+        """The harm that the cause does to users."""
         if self.severity is Severity.GRADIENT:
             if self.reach.rare:
                 return Harm.GRADIENT_AT_EDGE
@@ -394,22 +394,22 @@ class Cause(_Frozen):
 
     @property
     def loss(self) -> str:
-        """The harm in a few words: a crash is called a crash."""
+        """The harm in a few words; a crash is named as such."""
         return FAILURES.get(self.name, str(self.harm))
 
     @property
     def effect(self) -> str:
-        """The damage, and who meets it."""
+        """The damage in words, with the options or batches that it needs."""
         if self.severity in (Severity.ACCEPTED, Severity.ADVICE):
             return str(self.severity)
         return f"{FAILURES.get(self.name, self.severity)} {self.reach}"
 
     @property
     def mistake(self) -> str:
-        """A key for the mistake, whatever the condition, that is the same in all versions.
+        """A key for the mistake without its condition, the same in all versions.
 
-        It is the name of a mistake of the catalogue. Failures and unexplained causes share a name
-        without having anything in common: their key is the statement, without numbers such as
+        The key is the mistake's name in the catalogue. Failures and unexplained causes share a name
+        without having anything in common, so their key is the statement, without numbers such as
         those of lines.
         """
         is_explained = self.severity in (Severity.GRADIENT, Severity.LOGGED)
@@ -419,5 +419,5 @@ class Cause(_Frozen):
 
     @property
     def key(self) -> tuple[str, tuple[str, ...]]:
-        """Mistake and condition, which tell a framework's causes apart in every version."""
+        """The mistake and its condition, which identify a cause of a framework in every version."""
         return self.mistake, tuple(self.condition)

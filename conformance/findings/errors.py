@@ -16,7 +16,8 @@ its message, which ends with a hint, and exit as for a wrong command line.
    `adapters.toolkit.imports.WrongSourceError` in a rank.
 6. Findings are made: `InconsistentExpectationError` and `UnknownCutError`, each a
    `HarnessFaultError`, which stops the run and is not the user's mistake.
-7. Lines are proven: `conformance.tracing.trials.ProofTimeOverError`, which ends that of a cause.
+7. Lines are proven: `conformance.tracing.trials.ProofTimeOverError`, which ends the proof of a
+cause.
 8. The report is written: `ReportPathError`.
 
 Commands that read reports raise `ReportFileError`, `UnreliableReportError`,
@@ -32,11 +33,11 @@ from reference import ConformanceError as ConformanceError
 
 
 class AdapterError(ConformanceError):
-    """An adapter is unknown, or hidden by another distribution."""
+    """An adapter is unknown, or another distribution takes its name."""
 
 
 class InvalidEngineError(ConformanceError):
-    """An adapter was asked for an engine that it does not drive."""
+    """An adapter does not support the requested engine."""
 
 
 class InvalidSettingsError(ConformanceError):
@@ -48,7 +49,7 @@ class InvalidHardwareError(ConformanceError):
 
 
 class InvalidCaseFileError(ConformanceError):
-    """A file holds no case that can be run."""
+    """A file contains no case that can be run."""
 
 
 class InvalidExpectationsError(ConformanceError):
@@ -56,19 +57,19 @@ class InvalidExpectationsError(ConformanceError):
 
 
 class NotTracedError(ConformanceError):
-    """A finding does not exist, or no trace tells what it is made of."""
+    """A finding does not exist, or it cannot be traced."""
 
 
 class ReportFileError(ConformanceError):
-    """A file holds no report that can be relied on."""
+    """A file contains no report that can be relied on."""
 
 
 class UnreliableReportError(ConformanceError):
-    """A fault of the harness stopped the run of a report, so that no verdict of it is reliable."""
+    """A fault of the harness stopped a report's run, so no verdict in the report is reliable."""
 
 
 class ReportPathError(ConformanceError):
-    """No report can be written where it was asked for."""
+    """No report can be written to the requested path."""
 
 
 class LaunchError(ConformanceError):
@@ -80,7 +81,7 @@ class TemporaryFolderError(ConformanceError):
 
 
 class StartError(ConformanceError):
-    """The framework cannot be imported in a rank; ``details`` are for who writes the adapter."""
+    """The framework cannot be imported in a rank; ``details`` are for the adapter's author."""
 
     def __init__(self, problem: str, hint: str = "", details: str = "") -> None:
         super().__init__(problem, hint)
@@ -88,7 +89,7 @@ class StartError(ConformanceError):
 
 
 class WrongUseError(ConformanceError):
-    """A step was not used as it has to be, so that nothing can be said about a trainer."""
+    """A step was not used as documented, so nothing can be said about the trainer."""
 
 
 class NothingToCompareError(ConformanceError):
@@ -96,11 +97,11 @@ class NothingToCompareError(ConformanceError):
 
 
 class PagePathError(ConformanceError):
-    """No page can be written where it was asked for."""
+    """No page can be written to the requested path."""
 
 
 class InvalidHistoryError(ConformanceError):
-    """A history cannot be run, and no commit of it has been."""
+    """A history cannot be run; none of its commits has been run."""
 
 
 class InvalidSourceError(ConformanceError):
@@ -136,8 +137,8 @@ class InconsistentExpectationError(HarnessFaultError):
 
 
 class UnknownCutError(HarnessFaultError):
-    """The reference depends on how a step was cut, which the adapter does not report."""
+    """The expected weights depend on how a step was cut, which the adapter does not report."""
 
 
 class InvalidRecipeError(ConformanceError):
-    """A recipe cannot be read, or nothing like it can be run."""
+    """A recipe cannot be read, or no check applies to it."""

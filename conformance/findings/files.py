@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writes files whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def put(content: bytes, path: Path) -> None:
-    """Write a file atomically: without room for the new one, the old one stays.
+    """Write a file atomically: if there is no room for the new content, the old file stays.
 
     Raises:
-        OSError: they cannot be put there, with ``path`` as its file.
+        OSError: the content cannot be written; the error's file name is ``path``.
     """
     scratch = None
     try:
@@ -34,10 +34,10 @@ def put(content: bytes, path: Path) -> None:
 
 
 def require_room(folder: Path) -> None:
-    """Make a folder, and require that something can be written there.
+    """Make a folder, and require that files can be written in it.
 
     Raises:
-        OSError: nothing can, with ``folder`` as its file.
+        OSError: no file can be written; the error's file name is ``folder``.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 GENERATED = "generated"
-"""The name that all generated cases share in ids."""
+"""The name of all generated cases in ids."""
 
 PRODUCTION = "production_step"
 """The case of the corpus that is as large as a step in production."""
@@ -68,7 +68,7 @@ def _parse_slug(text: str) -> tuple[Check, str | None]:
 
 
 _parse_layout = cache(Layout.parse)
-"""Ids of thousands of findings have the same few layouts."""
+"""Cached, since thousands of ids have the same few layouts."""
 
 
 class FrozenModel(BaseModel):
@@ -78,7 +78,7 @@ class FrozenModel(BaseModel):
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """The place of the first thing that is wrong with a document, and what is wrong there."""
+    """The place of the first error in a document, and its message."""
     problem = error.errors()[0]
     return ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
 
@@ -94,7 +94,7 @@ class Diagnosis(FrozenModel):
     explanation: str
     numbers: dict[str, float] = {}
     also: list[str] = []
-    """Names of other mistakes that explain it as well."""
+    """Names of other mistakes that explain the mismatch as well."""
 
     @property
     def first_explanation(self) -> str:
@@ -105,8 +105,8 @@ class Diagnosis(FrozenModel):
 class Run(NamedTuple):
     """Adjacent tokens of a sample with equal weight, ranks and micro-batch.
 
-    The weight is the gradient of a token if the loss has several terms, and None if not finite.
-    Ranks and micro-batch are None if the cut of the step is unknown.
+    The weight is the token's gradient if the loss has several terms, and None if not finite. Ranks
+    and micro-batch are None if the cut of the step is unknown.
     """
 
     tokens: int
@@ -142,12 +142,12 @@ class Logged(FrozenModel):
 
 
 class Behaviour(FrozenModel):
-    """The result of a job, right or wrong, in a few numbers to compare versions by.
+    """A few numbers of a job's result, right or wrong, by which two versions are compared.
 
     ``gradients`` has two numbers for each optimizer step: the sum of the sizes of all token
-    weights, and of the weights times fixed factors, so that no two tokens can change places unseen.
-    ``logged`` are the numbers of the framework's log by its own names, the first of each; a
-    number that is not finite is None.
+    weights, and of the weights times fixed factors that differ by token, so that swapped tokens
+    show. ``logged`` has the numbers of the framework's log by its own names, the first value of
+    each; a number that is not finite is None.
     """
 
     gradients: tuple[tuple[float | None, float | None], ...]
@@ -155,15 +155,15 @@ class Behaviour(FrozenModel):
 
 
 class Finding(FrozenModel):
-    """The verdict on one check, mode, case and layout, which its ``id`` names.
+    """The verdict on one check, mode, case and layout; its ``id`` names them.
 
     ``error`` is the largest relative error of a token weight or logged number and ``tolerance`` its
     bound. A mismatch has an ``agreement`` (`conformance.findings.badness`) and, if the mistake
     determines it, the ``place`` in the framework's code as ``file:line (function)``. ``message`` is
     the framework's own if it declined or crashed. Wrong weights have a ``picture``, and the least
     squares ``scale`` and the ``cosine`` of the observed gradient to the right one; a wrong metric
-    has what was ``logged``. ``behaviour`` is the result of its job, for a finding on a gradient.
-    ``clues`` is the index of its clues in the report's list.
+    has the ``logged`` number. A finding on a gradient has the ``behaviour`` of its job. ``clues``
+    is the index of the finding's clues in the report's list.
     """
 
     id: str
@@ -207,7 +207,7 @@ class Finding(FrozenModel):
 
     @property
     def is_of_bad_input(self) -> bool:
-        """Whether it is of a configuration, a log or group boundaries, which may be malformed."""
+        """Whether the input is a configuration, a log or group boundaries, perhaps malformed."""
         malformed = self.check is Check.SHARDING and self.subject is not None
         return malformed or self.check in (Check.ARGUMENTS, Check.LOGGING)
 

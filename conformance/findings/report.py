@@ -97,12 +97,12 @@ class PlanSize(StrEnum):
 
 
 class Request(FrozenModel):
-    """Options of a run that determine its findings and do not appear in them."""
+    """Options that determine the findings of a run, but do not appear in the findings."""
 
     plan: PlanSize = PlanSize.FULL
 
     divisor: float | None = None
-    """L of `constant`, if it replaced that of the cases."""
+    """L of `constant`, if it replaced the cases' own."""
 
     examples: int = 0
     seed: str = "0"
@@ -143,34 +143,34 @@ class Header(FrozenModel):
 
     adapter: str
     adapter_class: str | None = None
-    """The adapter, if it was named as ``module:Class``; else left out of the document."""
+    """The adapter, if it was named as ``module:Class``; otherwise left out of the document."""
 
     engine: str
     source: Provenance
     environment: Environment
     conventions: Conventions
     documented: dict[str, str] = Field(default_factory=dict)
-    """The place where the framework states each convention, by name; the others are assumed."""
+    """The place where the framework states a convention, by name; others are assumed."""
 
     departures: list[Departure] = Field(default_factory=list)
     versions: str = ""
     """Versions of the framework that the adapter drives, in words."""
 
     chosen_by: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Options, as users type them, of each mode, objective and part of layouts that need some."""
+    """Options, as users type them, that choose a mode, an objective or a part of a layout."""
 
     logged_as: dict[str, str] = Field(default_factory=dict)
     """The name of each metric in the framework's own log."""
 
     new_options: list[str] | None = None
     """Options of this version that the adapter does not know, and choices of options as
-    ``name=choice``. No finding is about any of them. None in reports of earlier releases."""
+    ``name=choice``. No finding is about these options. None in reports of earlier releases."""
 
     request: Request = Request()
 
     @property
     def answers(self) -> dict[str, str]:
-        """Each convention in words, with the place where it is stated or that it is assumed."""
+        """Each convention in words, and where it is stated or that it is assumed."""
         return answers(self.conventions, self.documented)
 
     @field_serializer("conventions")
@@ -180,9 +180,10 @@ class Header(FrozenModel):
 
 
 class Report(Header):
-    """One run. ``complete`` is False if it was stopped before its last finding.
+    """One run. ``complete`` is False if the run was stopped before its last finding.
 
-    ``fault`` is the fault of the harness that stopped it, after which no verdict can be relied on.
+    ``fault`` is the fault of the harness that stopped the run, which makes every verdict
+    unreliable.
     """
 
     schema_: Literal["rl-loss-conformance/report/6"] = Field(default=SCHEMA, alias="schema")
@@ -195,16 +196,17 @@ class Report(Header):
     """The causes of all wrong findings, the worst first."""
 
     clues: list[Clues]
-    """The evidence of findings on the known mistakes, each once; empty where nothing is wrong."""
+    """The evidence of findings on the known mistakes, without duplicates; empty if none is
+    wrong."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         ids = [finding.id for finding in self.findings]
         for former, latter in pairwise(ids):
             if former >= latter:
-                raise ValueError(f"finding {latter!r} stands behind {former!r}")
+                raise ValueError(f"finding {latter!r} comes after {former!r}")
         if self.summary != Summary.of(self.findings):
-            raise ValueError("the summary does not count what the findings say")
+            raise ValueError("the summary's counts are not those of the findings")
         if self.complete != (len(ids) == self.selection.selected):
             raise ValueError(
                 f"complete is {self.complete} with {len(ids)} of {self.selection.selected} findings"
@@ -213,7 +215,7 @@ class Report(Header):
 
     @property
     def not_driven(self) -> str | None:
-        """The adapter's most frequent gap, and the versions that it drives; None if it has none."""
+        """The adapter's most frequent gap, and the versions that it supports; None if no gap."""
         reasons = Counter(
             failure(one) for one in self.findings if one.verdict is Verdict.NOT_DRIVEN
         )
@@ -223,7 +225,7 @@ class Report(Header):
         return "; ".join(filter(None, (reason, driven_instead(self.versions, reason))))
 
     def clues_of(self, finding: Finding) -> Clues | None:
-        """The evidence of one of its findings on the known mistakes."""
+        """The evidence of one finding on the known mistakes."""
         return None if finding.clues is None else self.clues[finding.clues]
 
     @classmethod
@@ -250,7 +252,7 @@ class Report(Header):
         )
 
     def to_json(self) -> str:
-        """The document, with a line for each field, cause and finding so that git can compare them.
+        """The JSON text, with a line for each field, cause and finding, so that git can compare it.
 
         Default values of causes, clues and findings are left out, and so is ``fault`` without one.
         """

@@ -35,9 +35,8 @@ _LINE_OF_OURS = re.compile(r'(File "(?:adapters|conformance)/[^"]+"), line \d+,'
 def sanitize(text: str, source: Path | None) -> str:
     """Returns a framework's text as plain text.
 
-    Paths are relative to import folders, as a report must not depend on the folders of a machine,
-    nor on its name.
-    Escape sequences are left out, and other control characters escaped.
+    Paths become relative to import folders, as a report must depend neither on a machine's folders
+    nor on its name. Escape sequences are left out, and other control characters escaped.
     """
     text = _ESCAPE_SEQUENCE.sub("", text)
     folders = [*sys.path, str(source or "")]
@@ -48,9 +47,10 @@ def sanitize(text: str, source: Path | None) -> str:
 
 
 def sanitized_traceback(error: BaseException, source: Path | None) -> str:
-    """The traceback of an exception, without our frames above the framework's.
+    """The traceback of an exception, without our frames that called the framework.
 
-    Our frames below them stay, without line numbers, so that reports do not change with our edits.
+    Our frames that the framework called stay, without line numbers, so that our edits do not change
+    reports.
     """
     described = TracebackException.from_exception(error)
     described.stack[:] = list(dropwhile(_is_ours, described.stack)) or described.stack
@@ -62,15 +62,15 @@ def _is_ours(frame: FrameSummary) -> bool:
 
 
 def first_line(text: str | None) -> str:
-    """The first line that has a letter in it: a message begins with what it has to say."""
+    """The first line that has a letter in it, where messages state what is wrong."""
     lines = (line.strip() for line in (text or "").splitlines())
     return printable(next((line for line in lines if any(map(str.isalpha, line))), ""))
 
 
 def numberless(text: str) -> str:
-    """A text with # for numbers and lists of them: the same for all errors of one form.
+    """A text with # in place of numbers and lists of numbers: the same for all errors of one form.
 
-    How many ranks do something is a number, too.
+    ``rank 1 waits`` and ``ranks 0, 1 wait`` become the same text.
     """
     return _ONE_RANK.sub(
         lambda found: f"ranks # {_SEVERAL[found.group(1)]}", _NUMBERS.sub("#", text)

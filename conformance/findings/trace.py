@@ -1,7 +1,7 @@
-"""The operations of one rank in a job whose painted token alone has an advantage.
+"""The operations of one rank in a job in which only one token has an advantage.
 
-A rank sends this to the controlling process, which joins the operations of all ranks. Everything is
-a number or a name: no line of a framework's source is kept.
+A rank sends this record to the controlling process, which joins the operations of all ranks. It
+contains only numbers and names, and no source code of a framework.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, Field, PlainSerializer, SerializationInfo, ValidationInfo
 
 GIVEN = "given"
-"""The name of a tensor that no recorded operation made, such as one made of a numpy array."""
+"""The name of a tensor that no recorded operation made, such as one from a numpy array."""
 
 OUTSIDE = "outside"
-"""The name of a change that no operation of torch made."""
+"""The name of a change to a tensor that no operation of torch made."""
 
 MULTIPLYING = (
     *("aten.mul", "aten.div", "aten._foreach_mul", "aten._foreach_div"),
@@ -26,44 +26,44 @@ MULTIPLYING = (
 """The beginnings of the names of operations that multiply or divide."""
 
 READ = "aten._local_scalar_dense.default"
-"""The operation that makes a Python number of a tensor."""
+"""The operation that turns a tensor into a Python number."""
 
 ROLL = "aten.roll.default"
 """The operation that moves all entries of a tensor."""
 
 INDEXING = ("aten.index.Tensor", "aten.index_select.default")
-"""The operations that take the entries of a tensor which others index."""
+"""The operations that read a tensor's entries at the indices in another tensor."""
 
 WRITING = "aten.index_put_.default"
-"""The operation that writes the entries of a tensor which others index."""
+"""The operation that writes a tensor's entries at the indices in another tensor."""
 
 VIEWS = {
     "aten.slice_backward.default": "aten.slice.Tensor",
     "aten.select_backward.default": "aten.select.int",
 }
-"""The views that derivatives are of: a record has these alone."""
+"""The view that each derivative belongs to; a record may have the derivative only."""
 
 BUILT = "python.stack"
-"""The operation by which Python makes a tensor of a list of others."""
+"""The operation by which Python makes one tensor of a list of tensors."""
 
 LISTED = "tolist"
-"""The operation that makes a list of Python numbers or a numpy array of a tensor."""
+"""The operation that turns a tensor into a list of Python numbers or a numpy array."""
 
 
 def _elsewhere(file: str, info: SerializationInfo | ValidationInfo) -> str:
-    """The name of a file elsewhere, if that is known."""
+    """The name that a file has on other machines, if it is known."""
     return info.context.get(file, file) if info.context else file
 
 
 File = Annotated[str, AfterValidator(_elsewhere), PlainSerializer(_elsewhere)]
-"""The path of a file on this machine, which documents that are read on others have otherwise."""
+"""The path of a file on this machine; documents contain its name on other machines instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a framework, or of the engine that it trains on, in a file of this machine.
+    """A line of code of a framework or its engine, in a file on this machine.
 
-    ``columns`` are those of what it was evaluating, from the first to behind the last, in bytes.
+    ``columns`` are the start and end, in bytes, of the expression that was being evaluated.
     """
 
     file: File
@@ -88,9 +88,9 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The entries of a tensor: their largest size and their sum, and all of them if it is small.
+    """The entries of a tensor: their largest absolute value, their sum, and all if it is small.
 
-    ``is_measured`` tells numbers and truths from integers, which may be indices.
+    ``is_measured`` is True for floats and booleans, and False for integers, which may be indices.
     """
 
     size: int
@@ -104,18 +104,18 @@ class Contents:
 NOTHING = Contents(0, (), 0.0, 0.0, 0, is_measured=False)
 
 SMALL = 64
-"""Entries of the largest tensor whose entries are kept: it may be a count, or made of some."""
+"""The largest number of entries that are kept of a tensor, which may contain counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
     """An operation of torch or JAX, with the contents of the tensor that it made or changed.
 
-    ``stack`` are the lines of the framework that asked for it, the innermost first; in a backward
-    pass those of the forward operation that it differentiates. ``inputs`` are the places of its
-    operands in `RankTrace.operations`, and ``numbers`` its operands that are Python numbers. Of one
-    that multiplies, ``variables`` are the numbers that the innermost function has, by their names.
-    ``requires_grad`` tells whether one of its operands has a gradient.
+    ``stack`` has the framework's lines that called the operation, the innermost first; in a
+    backward pass, the lines of the forward operation that it differentiates. ``inputs`` are the
+    indices of its operands in `RankTrace.operations`, and ``numbers`` its operands that are Python
+    numbers. For an operation that multiplies, ``variables`` are the numbers in variables of the
+    innermost function, by name. ``requires_grad`` tells whether one of its operands has a gradient.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Operation:
 
 
 class Cut(NamedTuple):
-    """The operation that took the part of a tensor which was read, and the lines that asked."""
+    """The operation that cut out a part of a tensor to be read, and the lines that called it."""
 
     operation: str
     stack: tuple[Line, ...]
@@ -143,12 +143,12 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Numbers that plain Python had in a line, which returned them or gave them to a function.
+    """Numbers that a line of plain Python returned, or passed to a function.
 
-    ``stack`` begins with the line, followed by those that called its function. ``place`` is that of
-    the next operation. The line ``is_shared`` if several others called its function. Numbers that
-    are all floats have been measured. ``name`` is that of the field of a dataclass that the line
-    gave a whole number to; None if it is another line.
+    ``stack`` begins with the line, followed by the lines that called its function. ``place`` is the
+    index of the next operation. The line ``is_shared`` if several lines called its function.
+    Numbers are ``is_measured`` if all are floats. ``name`` is the field of a dataclass that the
+    line set to a whole number; None for other lines.
     """
 
     stack: tuple[Line, ...]
@@ -164,21 +164,21 @@ class Returned:
         return all(one.is_integer() for one in self.numbers)
 
     def has(self, number: float) -> bool:
-        """Whether it is one of the numbers, up to rounding in float32."""
+        """Whether a number is one of these, up to rounding in float32."""
         return any(math.isclose(one, number, rel_tol=1e-6) for one in self.numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
-    """The operations of one rank in their order.
+    """The operations of one rank in the order of their execution.
 
-    ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
-    of the tensors that adapters read the probe's gradient from. ``files`` are those of the
-    framework's modules whose functions were called. ``returned`` lists each number of a line once.
-    ``handed`` has, for the float objects that a tensor was made of or an operation computed with,
-    the first line of plain Python that had them; equal floats are other objects. ``cuts`` has what
-    took the part of a tensor that was read, by the place of the operation that read it. ``kinds``
-    are those of the values that functions have in variables, by their files and names.
+    ``roots`` are the indices of the tensors that backward passes began with, and ``gradients``
+    those of the tensors from which adapters read the probe's gradient. ``files`` are the files of
+    the framework's modules whose functions were called. ``returned`` lists each number of a line
+    once. ``handed`` has the first line of plain Python that had a float object from which a tensor
+    was made or with which an operation computed; equal floats are distinct objects. ``cuts`` has
+    the `Cut` of each part of a tensor that was read, by the index of the operation that read it.
+    ``kinds`` are the kinds of values in the variables of functions, by file and function name.
     """
 
     operations: tuple[Operation, ...] = ()
@@ -193,7 +193,7 @@ class RankTrace:
 
     @cached_property
     def collectives(self) -> dict[Collective, tuple[int, ...]]:
-        """The places of each collective's results on this rank."""
+        """The indices of the operations that hold each collective's results on this rank."""
         found: dict[Collective, tuple[int, ...]] = {}
         for place, operation in enumerate(self.operations):
             if operation.collective is not None:

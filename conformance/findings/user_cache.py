@@ -1,4 +1,4 @@
-"""The user's cache, and what depends on our code alone and is made once on a machine."""
+"""The user's cache of numbers that depend on our code only, computed once on a machine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ROOT = Path(__file__).parents[2]
 OURS = ("adapters", "conformance", "reference")
 
 MOST = 4
-"""Versions of the code whose numbers are kept; the oldest goes."""
+"""The number of versions of the code whose numbers are kept; the oldest are removed."""
 
 
 def folder(name: str) -> Path:
-    """A folder of the cache, which need not be there."""
+    """The path of a folder of the cache, which may not exist."""
     return platformdirs.user_cache_path("rl-loss-conformance") / name
 
 
@@ -42,10 +42,10 @@ def digest_of_code() -> str:
 
 
 def made_once(name: str, key: str, make: Callable[[], Any]) -> Any:
-    """Return what ``make`` returns, as JSON has it, from the cache where it is there.
+    """Return the value of ``make``, converted by JSON, from the cache if it is there.
 
-    It must depend on the key, this project's code and NumPy alone. Without a cache that can be
-    written it is made each time.
+    The value must depend only on the key, this project's code and NumPy. If the cache cannot be
+    written, the value is computed each time.
     """
     of_code = folder(name) / f"{digest_of_code()[:16]}-{version('numpy')}"
     path = of_code / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -59,7 +59,7 @@ def made_once(name: str, key: str, make: Callable[[], Any]) -> Any:
 
 
 def _forget(several: Path) -> None:
-    """Remove what other versions of the code have made, except of the latest ones."""
+    """Remove the values of all but the latest versions of the code."""
     oldest_first = sorted(several.iterdir(), key=lambda one: one.stat().st_mtime)
     for one in oldest_first[:-MOST]:
         shutil.rmtree(one, ignore_errors=True)

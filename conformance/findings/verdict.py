@@ -13,7 +13,8 @@ class Verdict(StrEnum):
     """Numbers are wrong."""
 
     REFUSED = "refused"
-    """The framework declined, in an error of its own, what its documents do not promise."""
+    """The framework declined, with an error of its own, a step that its documents do not
+    promise."""
 
     UNSUPPORTED = "unsupported"
     """The framework has no such mode, layout or metric, by its adapter's declaration."""
@@ -25,7 +26,7 @@ class Verdict(StrEnum):
     """A rank hung, died or raised, and the adapter is not at fault."""
 
     ADVICE = "advice"
-    """The framework keeps its promises, but a user should know this."""
+    """The framework keeps its promises, but users should know about this behaviour."""
 
     NOT_DRIVEN = "not_driven"
     """The adapter lacks something that this version needs, or time is too short: no verdict."""
@@ -36,11 +37,11 @@ WRONG = (Verdict.MISMATCH, Verdict.DECLINED, Verdict.CRASHED)
 UNJUDGED = (Verdict.UNSUPPORTED, Verdict.NOT_DRIVEN)
 
 JUDGED = (Verdict.CONFORMS, Verdict.REFUSED, *WRONG)
-"""Verdicts on whether the framework keeps a promise; totals count these only."""
+"""Verdicts on a promise of the framework, kept or not; totals count only these."""
 
 
 def driven_instead(versions: str, reason: str) -> str:
-    """The versions that an adapter drives; empty if the reason is not the version."""
+    """Words on the versions that an adapter supports; empty if the reason is not the version."""
     is_of_environment = "ModuleNotFoundError: " in reason or " requires Python " in reason
     return f"the adapter drives {versions}" if versions and not is_of_environment else ""
 
@@ -76,7 +77,8 @@ class Check(StrEnum):
     """Gradients and logged numbers where masked tokens hold NaN, infinity or large values."""
 
     NO_GRADIENT = "no_gradient"
-    """Gradients of what a loss must take as constants: other policies, advantages, values."""
+    """Gradients of inputs that a loss must treat as constants: other policies, advantages,
+    values."""
 
     LAWS = "laws"
     """Gradients and all logged numbers of two steps that differ in what must not matter."""

@@ -1,8 +1,8 @@
 """The check of one trainer: a generator of steps, which the user's loop trains.
 
-Judges and traces ask for jobs as they do of a pool of ranks. Here a job's ranks are the user's
-loop, which cannot be called: so a judge that asks for a job which has not been run is stopped, the
-loop runs it, and the judge begins anew, with all that was run before at hand.
+Judges and traces ask for jobs as they ask a pool of ranks. Here the user's loop runs the jobs, and
+it cannot be called. So a judge that asks for a job that has not run yet is stopped by an exception;
+the loop runs the job, and the judge starts again, with the outcomes of all earlier jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from conformance.explain.causes import causes
 from conformance.findings.cause import Severity
 from conformance.findings.errors import RankFailedError, WrongUseError
-from conformance.own_trainer.divisors import with_divisor
+from conformance.own_trainer.divisors import put_divisor_first
 from conformance.own_trainer.jobs import METRIC_SPECS, TELLING, Asked, asked
 from conformance.own_trainer.misuse import clipped, misuse
 from conformance.own_trainer.model import SCALE
@@ -64,24 +64,24 @@ class _Answer(NamedTuple):
 
 
 MOST_TRACED = 6
-"""Causes that are traced."""
+"""The largest number of causes that are traced."""
 
 ROUNDED = "float16"
-"""The precision by which weights are judged where the trainer rounds its own advantages, and adds
-an ε to what it divides by."""
+"""The dtype whose bound weights must keep if the trainer computes advantages itself, which it
+rounds and whose divisor has an ε of its own."""
 
 MOST_EDITED = 0
-"""Edits of statements that are tried: one that raises would end the user's loop."""
+"""The number of edits of statements to try: none, as an edit that raises would end the loop."""
 
 PROOF_BROKE = "the trainer is wrong, as the first rank says"
-"""Words of another rank whose step broke where values were replaced."""
+"""The message of a rank other than the first whose step failed while a proof replaced values."""
 
 RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "IPython", "ipykernel"})
-"""Packages below the user's frames."""
+"""Packages of programs that run the user's code."""
 
 
-def without_scale(trace: Trace) -> Trace:
-    """The trace without the factor of the stand-in model, which reading its gradient undoes."""
+def remove_scale(trace: Trace) -> Trace:
+    """Remove the stand-in model's factor from a trace; reading the gradient divides it out."""
     if trace.chain is None:
         return trace
     kept = [one for one in trace.chain.factors if one.value not in (SCALE, 1 / SCALE)]
@@ -97,7 +97,7 @@ class _JobWanted(BaseException):
 
 @dataclass
 class _LoopRanks:
-    """The jobs that the loop has run, with the methods of a pool that judges and traces use."""
+    """The outcomes of jobs that the loop has run, with the methods of a pool that judges call."""
 
     description: Description
     outcomes: dict[Job, Ran] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class _LoopRanks:
 
 
 class OwnTrainerCheck:
-    """Yields the steps of a check, and knows its outcome when the loop has come to its end.
+    """Yields the steps of a check, and has the outcome once the loop has ended.
 
     ``root`` is the folder whose lines are suspected first, and ``time_limit`` the seconds that a
     rank may wait for another.
@@ -121,14 +121,14 @@ class OwnTrainerCheck:
         self.outcome: Outcome | None = None
         self.is_first_rank = True
         self.is_unfinished = True
-        """Whether the loop was not told the outcome, or what to change."""
+        """Whether the loop has ended neither with an outcome nor with an error."""
 
         self._asked, self._root, self._time_limit = asked, root, time_limit
         self._ranks: Copies | Launched | None = None
         self._unit: AdvantageUnit | None = None
         self._is_proving = False
         self._around: set[tuple[str, str]] = set()
-        """The functions around the loop, by file and name, which all of its calls are below."""
+        """The functions that called the loop, by file and name."""
 
         self._loop = _LoopRanks(asked.description(AdvantageUnit.TOKEN, "float32"))
 
@@ -137,7 +137,7 @@ class OwnTrainerCheck:
 
         Raises:
             WrongLossError: the trainer does not weigh tokens as its mode says.
-            WrongUseError: a step was not used as it has to be.
+            WrongUseError: a step was not used as documented.
         """
         self._around = {(one.filename, one.name) for one in traceback.extract_stack()}
         if (size := launched()) is not None:
@@ -159,22 +159,22 @@ class OwnTrainerCheck:
             raise WrongLossError(words)
 
     def _end(self, words: str) -> str:
-        """End the loop on all ranks; returns the words on what is wrong."""
+        """End the loop on all ranks; returns the message on what is wrong."""
         self.is_unfinished = False
         ranks, self._ranks = self._ranks, None
         assert ranks is not None
         ranks.close(words)
         return words or ranks.words
 
-    def left(self, error: BaseException | None) -> BaseException | None:
-        """The loop was left, perhaps by an exception: returns the one to be shown.
+    def leave(self, error: BaseException | None) -> BaseException | None:
+        """End the check after the loop was left, perhaps by an error; returns the error to raise.
 
-        A copy of the process that was forked for another rank ends here.
+        In a process that was forked for another rank, this does not return.
         """
         ranks, self._ranks = self._ranks, None
         if ranks is None:
             return error
-        shown = ranks.left(error)
+        shown = ranks.leave(error)
         ranks.drop()
         if isinstance(error, Exception) and self._is_proving:
             self.is_unfinished = False
@@ -191,7 +191,7 @@ class OwnTrainerCheck:
         ran = ((cell.job, self._loop.outcomes[cell.job].observations) for cell in cells)
         if (words := clipped(ran, self._loop.description)) is not None:
             raise WrongUseError(words)
-        for cell in self._with_metrics(cells):
+        for cell in self._add_metrics(cells):
             judgement = yield from self._answered(partial(self._judged, cell))
             finding = judgement.finding(cell.id, cell.depth)
             if judgement.clues is not None:
@@ -200,15 +200,15 @@ class OwnTrainerCheck:
             findings.append(finding)
         found = causes(findings, clues, {})
         traced = yield from self._traces(found, {cell.id: cell for cell in cells})
-        told = partial(Outcome.of, tuple(cells), findings, found)
-        self.outcome = told([trace for trace, _ in traced])
+        outcome_for = partial(Outcome.of, tuple(cells), findings, found)
+        self.outcome = outcome_for([trace for trace, _ in traced])
         for worst, of_cause in traced[:1]:
-            with suppress(RankFailedError):  # values that a proof replaces may break a step
+            with suppress(RankFailedError):  # a replaced value may break a step
                 proven = yield from self._answered(partial(self._proven, worst, of_cause))
                 others = [trace for trace, _ in traced[1:]]
-                self.outcome = told([replace(worst, suspects=proven), *others])
+                self.outcome = outcome_for([replace(worst, suspects=proven), *others])
 
-    def _with_metrics(self, cells: list[MatrixCell]) -> Iterator[MatrixCell]:
+    def _add_metrics(self, cells: list[MatrixCell]) -> Iterator[MatrixCell]:
         yield from cells
         for cell in cells:
             reported = self._loop.outcomes[cell.job].observations[0].reported
@@ -219,12 +219,12 @@ class OwnTrainerCheck:
     def _traces(
         self, found: list[Cause], cells: dict[str, MatrixCell]
     ) -> Generator[Step, None, list[tuple[Trace, list[MatrixCell]]]]:
-        """A trace for each cause of wrong gradients, of its smallest step, with all its findings.
+        """Traces of the smallest step of each cause of wrong gradients, with the cause's cells.
 
         The worst cause comes first.
         """
         traces: list[tuple[Trace, list[MatrixCell]]] = []
-        if self._asked.advantages is not None:  # no token alone can have one
+        if self._asked.advantages is not None:  # they cannot be given to a single token
             return traces
         for cause in (one for one in found if one.severity is Severity.GRADIENT):
             of_cause = [cells[one] for one in cause.findings if one in cells]
@@ -233,18 +233,18 @@ class OwnTrainerCheck:
                 if isinstance(traced, TracedJob):
                     trace = Trace.of(cell.id, traced, self._package, self._root)
                     others = [one for one in of_cause if one is not cell]
-                    trace = with_divisor(without_scale(trace), self._package)
+                    trace = put_divisor_first(remove_scale(trace), self._package)
                     ordered = sorted(trace.suspects, key=self._is_around)
                     traces.append((replace(trace, suspects=ordered), [cell, *others]))
                     break
         return traces
 
     def _proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
-        """The suspects of a trace, with those first that runs have proven."""
+        """The suspects of a trace, proven ones first."""
         return Prover(SharedJobs(self._as_pool), MOST_EDITED).proven(trace, cells)
 
     def _is_around(self, one: Suspect) -> bool:
-        """Whether a line is of the user's test, and not of the trainer."""
+        """Whether a line belongs to the user's test around the loop, and not to the trainer."""
         return (one.line.file, one.line.function) in self._around
 
     @property
@@ -257,11 +257,11 @@ class OwnTrainerCheck:
 
     @property
     def _as_pool(self) -> RankPool:
-        """The loop as what a judge takes it for."""
+        """The loop, typed as the pool of ranks that judges expect."""
         return cast("RankPool", self._loop)
 
     def _answered(self, asks: Callable[[], _Made]) -> Generator[Step, None, _Made]:
-        """The answer of a judge, once the loop has run all jobs that it asks for."""
+        """The return value of ``asks``, after the loop has run all jobs that it needs."""
         while True:
             try:
                 return asks()
@@ -286,11 +286,11 @@ class OwnTrainerCheck:
         self._loop.outcomes[job] = Ran(observations, traces, tuple(one.held for one in answers))
 
     def _serve(self) -> Generator[Step, None, None]:
-        """On another rank than the first: train what that one says, until it ends."""
+        """On ranks other than the first: train the jobs that the first rank sends, to the end."""
         ranks = self._ranks
         assert ranks is not None
-        while (told := ranks.told()) is not None:
-            job, self._unit = told
+        while (sent := ranks.next_job()) is not None:
+            job, self._unit = sent
             answer = yield from self._train(job)
             ranks.gather(job.layout.dp, answer)
 
@@ -315,10 +315,10 @@ class OwnTrainerCheck:
         )
 
     def _require_use_of(self, job: Job, shown: list[Shown]) -> None:
-        """Require all ranks to have used their steps as they have to.
+        """Require all ranks to have used their steps as documented.
 
         Raises:
-            WrongUseError: one has not.
+            WrongUseError: a rank has not.
         """
         for one in shown:
             if one.misuse is not None:
@@ -335,10 +335,10 @@ class OwnTrainerCheck:
         self._loop.description = self._asked.description(unit, dtype)
 
     def _require_use(self, job: Job) -> None:
-        """Require a job to show that what it was given was used.
+        """Require a job's gradients to show that the given samples and advantages were used.
 
         Raises:
-            WrongUseError: it was not.
+            WrongUseError: they were not used.
         """
         observations = self._loop.outcomes[job].observations
         words = misuse(job, observations, self._loop.description, self._asked.advantages)
@@ -347,7 +347,7 @@ class OwnTrainerCheck:
 
     @cached_property
     def _passes_by(self) -> Callable[[str], bool]:
-        """Whether frames of a module are none of the trainer's."""
+        """Returns a function that says whether frames of a module do not belong to the trainer."""
         passed = LIBRARIES | RUNNERS | {"adapters", "conformance"}
         passed |= {"__main__"} if "_pytest" in sys.modules else set()
         return lambda module: module.partition(".")[0] in passed
@@ -364,42 +364,42 @@ def check(
     time_limit: float = 60.0,
     advantages: str | None = None,
 ) -> Iterator[Steps]:
-    """Yields steps to train in a script or a notebook, and prints what a failing test would.
+    """Yields steps to train in a script or a notebook, and prints the message of a failing test.
 
-    The arguments are those of the fixture `loss_conformance`. Several data-parallel ranks are those
-    that torchrun started.
+    The arguments are those of the fixture `loss_conformance`. For several data-parallel ranks,
+    start the script with torchrun.
     """
     what = asked(mode, divisor, 1, micro_batches, packed, cases, advantages)
     steps = Steps(OwnTrainerCheck(what, Path.cwd(), time_limit))
     try:
         yield steps
     except (WrongLossError, WrongUseError) as error:
-        steps.told = str(error)
-        steps.check.left(error)
+        steps.message = str(error)
+        steps.check.leave(error)
     except BaseException as error:
-        shown = steps.check.left(error)
+        shown = steps.check.leave(error)
         if not isinstance(shown, WrongLossError):
             raise
-        steps.told = str(shown)
+        steps.message = str(shown)
     if steps.check.is_unfinished:
-        steps.told = LEFT_EARLY
-        steps.check.left(None)
+        steps.message = LEFT_EARLY
+        steps.check.leave(None)
     if steps.check.is_first_rank:
-        print(steps.told or steps.check.outcome)
+        print(steps.message or steps.check.outcome)
 
 
 @dataclass
 class Steps:
-    """The steps of a check, to be gone through once."""
+    """The steps of a check, to iterate over once."""
 
     check: OwnTrainerCheck
-    told: str = ""
-    """The words that say what is wrong."""
+    message: str = ""
+    """The message on what is wrong; empty if nothing is."""
 
     def __iter__(self) -> Iterator[Step]:
         return self.check.steps()
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the trainer is wrong, or was not given its steps."""
-        return bool(self.told)
+        """Whether the trainer is wrong, or did not train all steps."""
+        return bool(self.message)

@@ -1,6 +1,6 @@
-"""Names the line that divides by a count of all ranks where a wrapper averages over ranks as well.
+"""Finds the line that divides by a count over all ranks, if a wrapper also averages over ranks.
 
-A trace sees that the average is too much, whose line is a call of `backward`. What a user changes
+A trace blames the average, whose line is a call of `backward`. The line that a user has to change
 is the division.
 """
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from conformance.tracing.trace import Trace
 
 
-def with_divisor(trace: Trace, package: str) -> Trace:
-    """The trace, with the dividing line first if the average over ranks is one too many."""
+def put_divisor_first(trace: Trace, package: str) -> Trace:
+    """Put the dividing line first in a trace if the average over ranks is an extra factor."""
     return replace(trace, suspects=of_lines([*_divisor(trace, package), *trace.suspects]))
 
 
 def _divisor(trace: Trace, package: str) -> Iterator[Suspect]:
-    """Yield the last line of the user's own that divides before gradients are averaged."""
+    """Yield the last line of the user's code that divides before gradients are averaged."""
     dp = trace.job.job.layout.dp
     if trace.chain is None or dp == 1:
         return

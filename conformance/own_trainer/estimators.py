@@ -1,4 +1,4 @@
-"""The advantages that a trainer may make of rewards itself, by the reference's estimators."""
+"""The advantages that a trainer may compute from rewards itself, by the reference's estimators."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _NONE = AdvantageConstants(discount=1.0, trace=1.0, penalty=0.0, buffer=1, overl
 
 
 def require_known(estimator: str | None) -> None:
-    """Require an estimator to be one of those, if one is stated.
+    """Require a stated estimator to be one of `ESTIMATORS`.
 
     Raises:
-        WrongUseError: it is not.
+        WrongUseError: the estimator is unknown.
     """
     if estimator not in (None, *ESTIMATORS):
         raise WrongUseError(
@@ -63,10 +63,10 @@ def estimated(estimator: str, rewards: Values, groups: NDArray[np.int64]) -> Val
 
 
 def rewards_over_advantages(estimator: str, rewards: Values, groups: NDArray[np.int64]) -> Values:
-    """The ratios of rewards to advantages, [N], by which weights are multiplied for the judge.
+    """The ratios of rewards to advantages, [N], which turn weights into those of given advantages.
 
     Raises:
-        WrongUseError: a sample has no advantage, so that nothing is seen of it.
+        WrongUseError: the advantage of a sample is 0, so the sample has no gradient.
     """
     made = estimated(estimator, rewards, groups)
     if not made.all():

@@ -1,7 +1,7 @@
 """Watches one step of a real run: the weight of each token by the gradient of its log-probability.
 
-Nothing of the run is replaced. What a trainer does after `backward`, such as clipping, is not
-seen. The reduction over ranks is assumed to be that of the model's wrapper.
+Nothing in the run is replaced. Operations after `backward`, such as clipping, are not seen. The
+reduction over ranks is assumed to be that of the model's wrapper.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ AVERAGING = (DistributedDataParallel, FSDPModule)
 """Wrappers of models that average gradients over ranks."""
 
 DTYPE = "float16"
-"""The precision by which weights are judged: that of a real run's ratios, which are not exactly 1
-where old log-probabilities come from another forward pass."""
+"""The dtype whose bound weights must keep: in a real run ratios are not exactly 1 if old
+log-probabilities come from another forward pass."""
 
 MOST_SAMPLES = 32
-"""Rows of the table that are printed."""
+"""The largest number of rows of the printed table."""
 
 UNSEEN = (
     "What the trainer does behind backward is not seen here: {reduction}; clipping and the"
@@ -58,10 +58,10 @@ REDUCTIONS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Rows:
-    """The rows that one rank trains: masks, groups, and gradients over negative advantages.
+    """The rows that one rank trains: masks, groups, and gradients divided by minus the advantages.
 
-    ``passes`` has the forward pass of each row. Arrays of a row have an entry for each of its
-    columns from the first active one on.
+    ``passes`` has the forward pass of each row. Arrays of a row have an entry for each column, from
+    the first active column on.
     """
 
     masks: list[NDArray[np.bool_]]
@@ -74,8 +74,8 @@ class _Rows:
 class Seen:
     """The observation of a step, once its context has been left.
 
-    ``weights`` has the effective weight of every token of all ranks, with the reduction over ranks
-    that is assumed, and ``expected`` that of the mode.
+    ``weights`` has the effective weight of every token of all ranks, after the assumed reduction
+    over ranks; ``expected`` has the weights of the mode. Both are [tokens].
     """
 
     judgement: Judgement | None = None
@@ -102,14 +102,14 @@ def watch(
     """Watch the train step in the context, and print what its tokens weigh.
 
     ``log_probs`` names the function whose result is [rows, columns] or [columns], such as
-    ``(trainer, "log_probs")``; it may be in a tuple or dict with others, such as entropies. Its
-    rows are those of ``masks`` and ``advantages``, in the order in which this rank trains them:
-    masks are bool with an entry for each column, and advantages numbers, or arrays of the same
-    form. Packed rows have ``cu_seqlens``, the ends of the sequences in each after a 0, and
-    advantages may have a number for each sequence. ``groups`` name the prompt of each sequence.
+    ``(trainer, "log_probs")``; the function may return it in a tuple or dict with others, such as
+    entropies. Its rows are those of ``masks`` and ``advantages``, in the order in which this rank
+    trains them. Masks are bool [columns]; advantages are a number, or [columns]. Packed rows have
+    ``cu_seqlens``, a 0 followed by the end of each sequence, and advantages may have a number for
+    each sequence. ``groups`` name the prompt of each sequence.
 
     Raises:
-        WrongUseError: the function was not called, or with other rows.
+        WrongUseError: the function was not called, or returned other rows.
     """
     owner, name = log_probs
     recorded: list[torch.Tensor] = []
@@ -122,13 +122,13 @@ def watch(
         setattr(owner, name, original)
     mine = _rows(recorded, masks, advantages, groups, cu_seqlens)
     aggregation = Aggregation(mode, divisor)  # type: ignore[arg-type]  # which it checks
-    _judge(seen, _of_all_ranks(mine), aggregation, _reduction(model))
+    _judge(seen, _gather(mine), aggregation, _reduction(model))
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(seen)
 
 
 def _recording(function: Callable[..., Any], recorded: list[torch.Tensor]) -> Callable[..., Any]:
-    """The function, whose results that are trained keep their gradients."""
+    """Wrap a function so that its results with gradients are recorded and retain them."""
 
     @wraps(function)
     def recording(*arguments: Any, **named: Any) -> Any:
@@ -142,7 +142,7 @@ def _recording(function: Callable[..., Any], recorded: list[torch.Tensor]) -> Ca
 
 
 def _may_be_log_probs(one: Any) -> bool:
-    """Whether it is a tensor that is trained, and has no value that entropies alone have."""
+    """Whether a value may be log-probabilities: a tensor with gradients and no positive entry."""
     return isinstance(one, torch.Tensor) and one.requires_grad and not bool((one > 0).any())
 
 
@@ -206,7 +206,7 @@ def _ends(cu_seqlens: Sequence[Any], row: int) -> list[int]:
 
 
 def _parts(ends: Sequence[int], width: int) -> Iterator[slice]:
-    """The columns of each sequence of a row; log-probabilities may lack that of the first token."""
+    """The columns of each sequence of a row; the first token may have no log-probability."""
     shift = int(width == ends[-1] - 1)
     for start, end in pairwise(ends):
         is_last = end == ends[-1]
@@ -214,7 +214,7 @@ def _parts(ends: Sequence[int], width: int) -> Iterator[slice]:
 
 
 def _advantages(given: Any, parts: Sequence[slice], width: int) -> NDArray[np.float64]:
-    """The advantages of a row's columns, given for these, for its sequences, or for all of it."""
+    """The advantages of a row's columns, given for each column, each sequence, or the whole row."""
     several = _as_array(given)
     if several.shape != (len(parts),) or len(parts) == width:
         return _as_wide(several, width)
@@ -222,7 +222,7 @@ def _advantages(given: Any, parts: Sequence[slice], width: int) -> NDArray[np.fl
 
 
 def _as_wide(values: Any, width: int) -> NDArray[np.float64]:
-    """Values of a row in a number of columns: one value for all, or the first ones, and then 0."""
+    """Values of a row, [width]: a single value is repeated, missing last columns are 0."""
     given = _as_array(values)
     if given.ndim == 0:
         return np.full(width, given)
@@ -236,11 +236,11 @@ def _as_array(values: Any) -> NDArray[np.float64]:
 
 
 def _weights(gradient: NDArray[np.float64], advantages: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The weights of tokens; one without an advantage weighs its gradient, which should be 0."""
+    """The weights of tokens; where the advantage is 0, the gradient itself, which should be 0."""
     return -gradient / np.where(advantages == 0, -1.0, advantages)
 
 
-def _of_all_ranks(mine: _Rows) -> list[_Rows]:
+def _gather(mine: _Rows) -> list[_Rows]:
     if not dist.is_initialized():
         return [mine]
     found: list[Any] = [None] * dist.get_world_size()
@@ -281,7 +281,7 @@ def _judge(
 
 
 def _observation(ranks: list[_Rows], index: int, reduction: PendingReduction) -> Observation:
-    """The observation of one rank, with entries for the tokens of all."""
+    """The observation of one rank, with entries for the tokens of all ranks."""
 
     def flat(elsewhere: float, of_row: Callable[[_Rows, int], Any]) -> NDArray[Any]:
         parts = [

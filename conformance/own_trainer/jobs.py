@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TELLING = ("uneven_lengths", "fully_masked_sample", "unequal_shards", "padded_widths")
-"""Cases that tell the mistakes of trainers apart: lengths that differ within and between ranks and
+"""Cases that distinguish the mistakes of trainers: lengths that differ within and between ranks and
 micro-batches, masks with holes, a sample without active tokens. All have eight samples."""
 
 METRIC_SPECS = {
@@ -45,10 +45,11 @@ class Asked:
     packed: bool = False
     cases: tuple[str, ...] = TELLING
     advantages: str | None = None
-    """The estimator by which the trainer makes advantages of rewards; None if it is given them."""
+    """The estimator by which the trainer computes advantages from rewards; None if they are
+    given."""
 
     def cells(self) -> list[MatrixCell]:
-        """The cells of the quick plan, those on few ranks first.
+        """The cells of the quick plan, those on the fewest ranks first.
 
         Raises:
             WrongUseError: a case is unknown, has samples without an advantage, or every case has
@@ -87,7 +88,7 @@ class Asked:
         ]
 
     def description(self, unit: AdvantageUnit, dtype: str) -> Description:
-        """The trainer, as a judge sees it."""
+        """The description of the trainer for judges."""
         return Description(
             modes=frozenset({self.aggregation.mode}),
             depths=frozenset({Depth.STEP}),
@@ -109,10 +110,10 @@ def asked(
     cases: Sequence[str],
     advantages: str | None = None,
 ) -> Asked:
-    """The options of a check, whose numbers are given alone or in sequences.
+    """The options of a check, where numbers may be single or in sequences.
 
     Raises:
-        InvalidAggregationError: the mode is unknown, or its divisor is missing or too much.
+        InvalidAggregationError: the mode is unknown, or its divisor is missing or superfluous.
         WrongUseError: the estimator of advantages is unknown.
     """
     require_known(advantages)

@@ -1,4 +1,4 @@
-"""Tells a trainer that trained on something else than its step from one that counts wrong."""
+"""Distinguishes a trainer that did not train on its step as given from one that counts wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAME = 1e-3
 """The largest relative difference of numbers that count as equal here."""
 
 ROUGH = 1e-2
-"""The same for advantages that a trainer computes, with an ε of its own."""
+"""The same bound for advantages that a trainer computes with an ε of its own."""
 
 CLIPPING_EPSILON = 1e-6
 """The number that torch adds to a norm before it divides by it."""
@@ -63,7 +63,7 @@ CLIPPED = (
 )
 OTHER_ESTIMATOR = (
     "gradients have the advantages of {found}, and {stated} is stated; say"
-    " loss_conformance(advantages={found!r}), or mend the trainer"
+    " loss_conformance(advantages={found!r}), or fix the trainer"
 )
 
 
@@ -75,7 +75,7 @@ def misuse(
 ) -> str | None:
     """The change to make if a step was not trained as it was given; None if it may have been.
 
-    ``estimator`` is that of a trainer which makes its advantages itself.
+    ``estimator`` is given if the trainer computes its advantages itself.
     """
     held = np.any([one.forward_passes[0] >= 0 for one in observations], axis=0)
     active = job.steps[0].mask
@@ -104,7 +104,7 @@ def clipped(
 ) -> str | None:
     """The change to make if the gradients of steps of different norms are clipped to one norm.
 
-    Those of the stand-in model are so small that few bounds do.
+    The gradients of the stand-in model are so small that few clipping bounds reach them.
     """
     norms, left, bounds = [], [0.0], []
     for job, observations in ran:
@@ -147,7 +147,7 @@ class _OfSamples:
         sample: NDArray[np.int64],
         groups: NDArray[np.int64],
     ) -> Self:
-        """Take the active tokens of a step."""
+        """Compare the active tokens of a step: all arrays are [tokens]."""
         active = expected > 0
         given, of_active = advantages[active], sample[active]
         trained = weights[active] * given / expected[active]
@@ -165,7 +165,7 @@ class _OfSamples:
         )
 
     def changes(self) -> Iterator[str]:
-        """Yield how a trainer changes given advantages within groups, with one factor for all."""
+        """Yield the change of given advantages within groups, up to a common factor."""
         if not self.is_whole:
             return
         for name in ESTIMATORS:
@@ -189,7 +189,7 @@ class _OfSamples:
         return estimated(estimator, self.given, self.groups)[self.names]
 
     def _are_alike(self, made: Array) -> bool:
-        """Whether advantages are those that were trained, times a number that is not 0."""
+        """Whether the trained advantages are these times one positive number."""
         ratios = self.trained / np.where(made, made, np.inf)
         return bool(ratios[0] > 0 and np.ptp(ratios) <= ROUGH * ratios[0])
 
@@ -197,9 +197,9 @@ class _OfSamples:
 def _other_advantages(
     weights: Array, expected: Array, advantages: Array, sample: NDArray[np.int64]
 ) -> Iterator[str]:
-    """Yield what to change where gradients are those of other advantages: [tokens] each.
+    """Yield the change to make if gradients are those of other advantages; arrays are [tokens].
 
-    A wrong count leaves the sign of every gradient, and adds nothing to advantages.
+    A wrong count changes neither the sign of a gradient nor adds anything to advantages.
     """
     active = expected > 0
     gradients = (weights * advantages)[active]
@@ -218,9 +218,9 @@ def _other_advantages(
 
 
 def _donors(trained: Array, given: Array, sample: NDArray[np.int64]) -> tuple[int, int] | None:
-    """A sample that was trained with the advantage of another, and that one; None without any.
+    """A sample that was trained with another sample's advantage, and that sample; or None.
 
-    Only advantages of whole samples can be told apart.
+    This needs advantages that are equal for all tokens of a sample.
     """
     first = np.unique(sample, return_index=True)[1]
     names, was, had = sample[first], trained[first], given[first]

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 HUGGING_FACE = "hugging_face"
-"""The form that is a `transformers.PreTrainedModel`."""
+"""The name of the form of a `transformers.PreTrainedModel`."""
 
 SCALE = 2.0**-16
-"""The factor on gradients: trainers clip norms at 1 or so, and even that of a painted token stays
-far below. It is a power of two, so that nothing is rounded."""
+"""The factor on gradients: trainers clip norms at 1 or so, and even the norm for a step in which
+only one token has an advantage stays far below. It is a power of two, so nothing is rounded."""
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -30,7 +30,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 class StandIn:
-    """The model of one step, and what it shows of the step.
+    """The model of one step, and the gradient that it receives.
 
     Raises:
         WrongUseError: the form is unknown, or the vocabulary has fewer tokens than the step has.
@@ -52,30 +52,30 @@ class StandIn:
         self._capacity = capacity = vocabulary or probe_capacity(size)
         form = "dict" if returns == HUGGING_FACE else returns
         probed = ProbedModel(capacity, self.passes, _scaled(head(form)))
-        self._probed = _with_projections(probed)
+        self._probed = _add_projections(probed)
         self.module = (
             _pretrained(self._probed, capacity) if returns == HUGGING_FACE else self._probed
         )
 
     @property
     def probe(self) -> torch.Tensor:
-        """The parameter, which FSDP replaces by one of its own."""
+        """The probe parameter, which FSDP replaces by a parameter of its own."""
         return self._probed.layer.probe
 
     @property
     def is_frozen(self) -> bool:
-        """Whether its parameter is not to be trained."""
+        """Whether the probe does not require gradients."""
         return not self.probe.requires_grad
 
     def is_held(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer steps the probe itself."""
+        """Whether an optimizer has the probe itself among its parameters."""
         held = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         return any(one is self.probe for one in held)
 
     def gradient(self, stepping: torch.optim.Optimizer) -> NDArray[np.float32] | None:
-        """The whole of the probe's gradient, [capacity], that an optimizer is about to step.
+        """The probe's whole gradient, [capacity], right before an optimizer step.
 
-        None if it does not step the probe, or the probe has no gradient.
+        None if the optimizer does not hold the probe, or the probe has no gradient.
         """
         if not self.is_held(stepping):
             partitioned = partitioned_gradient(stepping, self.probe)
@@ -85,7 +85,7 @@ class StandIn:
 
 
 def _scaled(head: Any) -> Any:
-    """The head, of a probe that has a gradient even if what adapts the model has frozen it."""
+    """The head with scaled gradients; the probe has a gradient even if an adapter froze it."""
 
     def scaled(input_ids: torch.Tensor, probe: torch.Tensor) -> Any:
         if not probe.requires_grad:
@@ -95,11 +95,11 @@ def _scaled(head: Any) -> Any:
     return scaled
 
 
-def _with_projections(probed: ProbedModel) -> ProbedModel:
+def _add_projections(probed: ProbedModel) -> ProbedModel:
     """The model with linear maps of the usual names, which no forward pass uses.
 
-    They are for what looks for maps to adapt, and have no parameters that a loop over all of these
-    would find without a gradient.
+    Libraries such as peft look for these maps to adapt them. They have no parameters, since a loop
+    over parameters would find these without a gradient.
     """
     import torch
     from torch import nn
@@ -116,7 +116,7 @@ def _with_projections(probed: ProbedModel) -> ProbedModel:
 
 
 def _pretrained(probed: ProbedModel, vocabulary: int) -> nn.Module:
-    """The model as a Hugging Face one, whose output has logits, and a loss if it gets labels."""
+    """The model as a Hugging Face model, whose output has logits, and a loss if given labels."""
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutput
@@ -135,7 +135,7 @@ def _pretrained(probed: ProbedModel, vocabulary: int) -> nn.Module:
 
         @property
         def model(self) -> Any:
-            """The attribute in which a transformer has its layers."""
+            """The attribute that holds the layers in a transformer."""
             return SimpleNamespace(layers=[probed.layer])
 
         def get_input_embeddings(self) -> nn.Module:

@@ -28,7 +28,7 @@ LEFT_EARLY = (
 
 
 class WrongLossError(AssertionError):
-    """The trainer does not weigh tokens as its mode says; the message has the mistakes."""
+    """The trainer does not weigh tokens as its mode says; the message lists the mistakes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,13 @@ class Outcome:
         causes: list[Cause],
         traces: Sequence[Trace],
     ) -> Self:
-        """That of causes with their traces, which tell causes that are one; the worst is shown."""
-        told = {trace.finding: trace.of_cause for trace in traces}
+        """The outcome for causes; their traces may merge causes, and the first trace is shown."""
+        merged = {trace.finding: trace.of_cause for trace in traces}
         by_id = {finding.id: finding for finding in findings}
         return cls(
             cells=cells,
             findings=findings,
-            causes=with_traces(causes, told, by_id),
+            causes=with_traces(causes, merged, by_id),
             trace=next(iter(traces), None),
         )
 
@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def _consequences(self) -> list[Cause]:
-        """Wrong logged numbers that no known mistake explains, where gradients are wrong too."""
+        """Causes of wrong logged numbers without an explanation, if gradients are wrong too."""
         if not any(cause.severity is Severity.GRADIENT for cause in self.causes):
             return []
         return [
@@ -86,7 +86,7 @@ class Outcome:
             yield f"the trainer is not {mode}: {wrong} of {total} findings are wrong"
         for cause in self.causes:
             if cause not in self._consequences:
-                yield from self._of_cause(cause)
+                yield from self._cause_lines(cause)
         if self._consequences:
             logged = sum(len(cause.findings) for cause in self._consequences)
             yield f"{logged} logged numbers are wrong as well, which may follow from it"
@@ -95,7 +95,7 @@ class Outcome:
             yield from (f"  {line}" for line in as_text(self.trace))
 
     def _smallest(self, finding: str) -> str:
-        """A sentence on the step of the trace, the smallest."""
+        """A sentence on the smallest step that shows the worst cause, which was traced."""
         [cell] = [one for one in self.cells if one.id == finding]
         tokens = ", ".join(map(str, cell.case.steps[0].active_tokens))
         ranks, micro_batches = cell.layout.dp, cell.layout.micro_batches
@@ -105,7 +105,7 @@ class Outcome:
             f" {'micro-batch' if micro_batches == 1 else 'micro-batches'}:"
         )
 
-    def _of_cause(self, cause: Cause) -> Iterator[str]:
+    def _cause_lines(self, cause: Cause) -> Iterator[str]:
         by_id = {finding.id: finding for finding in self.findings}
         example = by_id[cause.findings[0]]
         count, symbol = len(cause.findings), SYMBOLS[example.verdict]

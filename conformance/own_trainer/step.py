@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from adapters.contract import Job
 
 NEVER = 2.0**13
-"""An old log-probability by which a token's ratio, and thus its loss, is exactly 0."""
+"""An old log-probability so large that a token's ratio, and thus its loss, is exactly 0."""
 
 UNITS = {"token": AdvantageUnit.TOKEN, "sample": AdvantageUnit.SAMPLE}
 
@@ -41,8 +41,8 @@ class Sample:
     """A prompt with its response, on the CPU.
 
     ``prompt`` is int64 [P]; ``response`` int64 [R], ``mask`` bool [R], and the log-probabilities
-    of the old and of the reference policy are float32 [R]. Token ids begin at 1, 0 is padding.
-    ``group`` names the prompt.
+    of the old and of the reference policy are float32 [R]. Token ids begin at 1; 0 is padding.
+    ``group`` identifies the prompt.
     """
 
     prompt: torch.Tensor
@@ -63,15 +63,17 @@ class Shown:
     logged: dict[Metric, float]
     unit: AdvantageUnit
     misuse: str | None
-    """The change to make, if nothing can be said about the trainer."""
+    """The change that the user has to make before anything can be said about the trainer, if
+    any."""
 
 
 class Step:
-    """The data of one optimizer step that a trainer is given on one rank.
+    """The data of one optimizer step for a trainer on one rank.
 
     ``samples`` are those of this rank, to be cut into ``micro_batches`` of equal numbers of
-    samples; ``batch`` those of all ``dp`` ranks. ``watched`` is entered while a step is watched.
-    ``estimator`` is that of a trainer which makes advantages of ``rewards``.
+    samples; ``batch`` has the samples of all ``dp`` ranks. ``watched`` is a context for the time in
+    which a step is watched. ``estimator`` is given if the trainer computes advantages from
+    ``rewards``.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Step:
         )
 
     def model(self, returns: str = "logits", vocabulary: int | None = None) -> nn.Module:
-        """The model to train: it takes token ids, int64 [*, T], and returns logits of their form.
+        """The model to train: it maps token ids, int64 [*, T], to logits, [*, T, vocabulary].
 
         ``returns`` is one of ``logits``, ``output`` (with `.logits`), ``tuple``, ``dict``,
         ``hugging_face`` (a `transformers.PreTrainedModel`), or ``log_probs``, [*, T - 1].
@@ -140,13 +142,13 @@ class Step:
         """
         if self._estimator is not None:
             raise WrongUseError(
-                f"the trainer is to make its advantages itself, by {self._estimator}",
+                f"the trainer has to compute its advantages itself, by {self._estimator}",
                 "give it step.rewards, or leave advantages= out",
             )
         if per not in UNITS:
             raise WrongUseError(f"advantages per {per!r} are unknown", "say token or sample")
         self._unit = UNITS[per]
-        every = self._of_unit(self._unit)
+        every = self._advantages_per(self._unit)
         chosen = self.samples if samples is None else samples
         of_tokens = [every[self.batch.index(sample)] for sample in chosen]
         if self._unit is AdvantageUnit.TOKEN:
@@ -158,11 +160,11 @@ class Step:
         """The rewards of this rank's samples, [samples], for trainers that compute advantages.
 
         Raises:
-            WrongUseError: it was not stated by which estimator.
+            WrongUseError: no estimator was stated.
         """
         if self._estimator is None:
             raise WrongUseError(
-                "it is not known what the trainer makes of rewards",
+                "no estimator is stated for the advantages of rewards",
                 f"state it, as loss_conformance(advantages={next(iter(ESTIMATORS))!r})",
             )
         self._unit = AdvantageUnit.SAMPLE
@@ -171,12 +173,12 @@ class Step:
 
     @property
     def _rewards(self) -> NDArray[np.float32]:
-        """The rewards of all samples: what would be their advantages, [N]."""
-        of_samples = self._of_unit(AdvantageUnit.SAMPLE)
+        """The rewards of all samples, [N]: the numbers that are advantages in other checks."""
+        of_samples = self._advantages_per(AdvantageUnit.SAMPLE)
         return np.array([max(one, key=abs) for one in of_samples], np.float32)
 
     def _as_given(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The gradient as if rewards had been given for advantages."""
+        """The gradient that the step would have if rewards had been the advantages."""
         if self._estimator is None:
             return gradient
         rewards = self._rewards.astype(np.float64)
@@ -186,7 +188,7 @@ class Step:
             gradient[sample.response.numpy()] *= factor
         return gradient
 
-    def _of_unit(self, unit: AdvantageUnit) -> Sequence[NDArray[np.float64]]:
+    def _advantages_per(self, unit: AdvantageUnit) -> Sequence[NDArray[np.float64]]:
         if unit is AdvantageUnit.SAMPLE and not self._is_painted:
             probed = ProbedBatch(self._probed.steps, advantage_unit=unit)
             return probed.raw_advantages[self._of_step]
@@ -194,16 +196,16 @@ class Step:
 
     @contextmanager
     def watch(self, optimizer: Any = None) -> Iterator[None]:
-        """Read the gradient of each step that an optimizer makes in the context.
+        """Read the gradient at each optimizer step in the context.
 
-        It is read right before the optimizer reads it, after clipping and unscaling. Without an
-        ``optimizer``, such as of a trainer that makes its own, every one is watched.
+        The gradient is read right before the optimizer uses it, after clipping and unscaling.
+        Without an ``optimizer``, as for a trainer that makes its own, every optimizer is watched.
 
         Raises:
-            WrongUseError: it is no optimizer of torch, nor wraps one.
+            WrongUseError: ``optimizer`` is no torch optimizer and wraps none.
         """
         watched = optimizer
-        while hasattr(watched, "optimizer"):  # Accelerate and DeepSpeed wrap them
+        while hasattr(watched, "optimizer"):  # Accelerate and DeepSpeed wrap optimizers
             watched = watched.optimizer
         if not isinstance(watched, torch.optim.Optimizer | None):
             raise WrongUseError(
@@ -232,10 +234,10 @@ class Step:
             hook.remove()
 
     def logged(self, **numbers: float) -> None:
-        """Tell what the trainer logs of the step: ``policy_loss``.
+        """Record the numbers that the trainer logs for the step: ``policy_loss``.
 
         Raises:
-            WrongUseError: another number is given.
+            WrongUseError: a number has another name.
         """
         for name, number in numbers.items():
             if name not in [*METRIC_SPECS] or self._estimator is not None:
@@ -259,7 +261,7 @@ class Step:
         )
 
     def _misuse(self) -> str | None:
-        """The change to make where the step was not used as it has to be."""
+        """The change to make if the step was not used as documented; None if it was."""
         stand_in = self._stand_in
         if stand_in is None:
             return "the step's model was not made; build the trainer around step.model()"

@@ -1,16 +1,16 @@
 """The ranks of a loop: this process, and copies of it that are made when the loop begins.
 
-Forked copies go on where this process is: they hold the test's imports and fixtures, run the loop's
-body at the same time on their own samples, and end with the loop. A fork takes 30 ms, where a fresh
-interpreter that imports torch and the test's modules takes 4 s (measured on two cores), and cannot
-have what the test made before the loop. What makes it safe:
+Forked copies continue from the state of this process: they have the test's imports and fixtures,
+run the loop's body at the same time on their own samples, and end with the loop. A fork takes 30
+ms. A fresh interpreter that imports torch and the test's modules takes 4 s (measured on two cores),
+and lacks the objects that the test made before the loop. Forking is safe because:
 
-- A copy uses one thread, as workers of torch's data loader do, and starts no pool that its parent
-  had.
-- It never destroys what its parent's threads belong to, such as a process group of an earlier loop:
-  that waits for threads which a copy has not got.
-- CUDA, and autograd's threads for GPUs, do not survive a fork. Both are refused, and `torchrun`
-  starts the ranks instead; then nothing is forked.
+- A copy uses one thread, as workers of torch's data loader do, and restarts no thread pool of its
+parent.
+- It never destroys an object that has threads in the parent, such as the process group of an
+earlier loop: that would wait for threads which do not exist in the copy.
+- CUDA, and autograd's threads for GPUs, do not survive a fork. Processes with either are refused;
+users start the ranks with `torchrun` instead, and nothing is forked.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 WAITED = ("Connection closed by peer", "Timed out", "Connection reset", "gloo")
-"""Words of the errors of a rank that waited for another."""
+"""Words in the errors of a rank that waited for another rank."""
 
 AUTOGRAD_AND_FORK = "Unable to handle autograd's threading"
-"""Torch's words where a process that used autograd on a machine with GPUs was forked."""
+"""Torch's message in a fork of a process that used autograd on a machine with GPUs."""
 
 USE_TORCHRUN = (
     "run `torchrun --nproc-per-node={size} -m pytest` with the same test, or hide the GPUs with"
@@ -51,10 +51,10 @@ USE_TORCHRUN = (
 )
 
 GRACE = 5.0
-"""Seconds that a copy has to end, or to say what it died of."""
+"""Seconds that a copy has to end, or to send its exception."""
 
 _FORMER: list[Any] = []
-"""The process groups of the loop before, which no copy may destroy."""
+"""The process groups of earlier loops, which no copy may destroy."""
 
 
 def launched() -> int | None:
@@ -65,7 +65,7 @@ def launched() -> int | None:
 
 
 class Launched:
-    """Ranks that torchrun started, or a program that has made their process group itself."""
+    """Ranks started by torchrun, or by a program that has initialised the process group itself."""
 
     def __init__(self, size: int, time_limit: float) -> None:
         self._is_owner = not dist.is_initialized()
@@ -77,18 +77,18 @@ class Launched:
         self._group = dist.new_group(backend="gloo", timeout=limit)
 
     def run(self, size: int, what: Any) -> None:
-        """On the first rank: tell all others what to run."""
+        """On the first rank: send the job to all other ranks."""
         dist.broadcast_object_list([what], src=0, group=self._group)
 
-    def told(self) -> Any:
-        """On another rank: what to run; None at the end, after which there may be ``words``."""
+    def next_job(self) -> Any:
+        """On another rank: wait for the next job; None at the end, which may set ``words``."""
         sent: list[Any] = [None]
         dist.broadcast_object_list(sent, src=0, group=self._group)
-        [told] = sent
-        if isinstance(told, str):
-            self.words = told
+        [job] = sent
+        if isinstance(job, str):
+            self.words = job
             return None
-        return told
+        return job
 
     def gather(self, size: int, mine: Any) -> list[Any]:
         """The values of all ranks, on every rank."""
@@ -97,7 +97,7 @@ class Launched:
         return found
 
     def close(self, words: str) -> None:
-        """End the loop on all ranks, with words on what is wrong or none."""
+        """End the loop on all ranks, with a message on what is wrong, or an empty one."""
         if self.rank == 0:
             self.run(self._size, words)
         self.drop()
@@ -107,8 +107,8 @@ class Launched:
         if self._is_owner and dist.is_initialized():
             dist.destroy_process_group()
 
-    def left(self, error: BaseException | None) -> BaseException | None:
-        """The exception to be shown."""
+    def leave(self, error: BaseException | None) -> BaseException | None:
+        """The error to raise after the loop was left."""
         return error
 
 
@@ -134,7 +134,7 @@ class Copies:
         self._worlds = count()
         self._children: dict[int, tuple[int, Connection]] = {}
         self._parent: Connection | None = None
-        gc.collect()  # what is destroyed here need not be kept from copies
+        gc.collect()  # else copies would destroy these objects
         for rank in range(1, size):
             if self._fork(rank):
                 break
@@ -142,12 +142,12 @@ class Copies:
             _FORMER.clear()
 
     def _fork(self, rank: int) -> bool:
-        """Make a copy; returns whether this is it."""
+        """Fork a copy; returns True in the copy."""
         here, there = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads: see above
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, see above
             pid = os.fork()
         if pid:
             there.close()
@@ -159,7 +159,7 @@ class Copies:
         return True
 
     def run(self, size: int, what: Any) -> None:
-        """On the first rank: enter a world of a size, and tell its other ranks what to run."""
+        """On the first rank: join a world of a size, and send the job to its other ranks."""
         is_entered = size == self._size and dist.is_initialized()
         store = "" if is_entered else f"{self._folder}/world-{next(self._worlds)}"
         for rank in range(1, size):
@@ -167,8 +167,8 @@ class Copies:
         if store:
             self._join(size, store)
 
-    def told(self) -> Any:
-        """On another rank: what to run, in the world that it belongs to; None at the end."""
+    def next_job(self) -> Any:
+        """On another rank: wait for the next job, and join its world; None at the end."""
         assert self._parent is not None
         try:
             size, store, what = self._parent.recv()
@@ -179,7 +179,7 @@ class Copies:
         return what
 
     def gather(self, size: int, mine: Any) -> list[Any]:
-        """The values of all ranks, on the first.
+        """The values of all ranks, returned on the first rank only.
 
         Raises:
             RankFailedError: a copy has raised, or died.
@@ -193,7 +193,7 @@ class Copies:
         try:
             answer, failure = self._children[rank][1].recv()
         except (EOFError, OSError):
-            answer, failure = None, "it died without a word"
+            answer, failure = None, "it died without an error message"
         if failure:
             raise RankFailedError(self._words(rank, failure))
         return answer
@@ -203,7 +203,7 @@ class Copies:
         return "\n".join([f"rank {rank} of {self._size} raised:", failure, hint]).rstrip()
 
     def _join(self, size: int, store: str) -> None:
-        """Leave the world of before, and join another."""
+        """Leave the previous world, and join another."""
         self._leave()
         self._size = size
         os.environ |= {
@@ -211,7 +211,7 @@ class Copies:
             "LOCAL_RANK": str(self.rank),
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "localhost",  # some only look whether it is set
+            "MASTER_ADDR": "localhost",  # some frameworks only test whether it is set
             "MASTER_PORT": "29500",
         }
         dist.init_process_group(
@@ -232,13 +232,13 @@ class Copies:
         os.environ.update(self._environment)
 
     def close(self, words: str) -> None:
-        """End the copies, in which this does not return; they have no use for words."""
+        """End the copies; in a copy this does not return, and needs no message."""
         if self._parent is not None:
             _end(0)
         self.drop()
 
     def drop(self) -> None:
-        """Let go of the copies, which may have ended, and of the process group."""
+        """Close the connections to the copies, of which some may have ended; leave the world."""
         for _, connection in self._children.values():
             connection.close()
         self._leave()
@@ -256,11 +256,11 @@ class Copies:
                 time.sleep(0.001)
         self._children = {}
 
-    def left(self, error: BaseException | None) -> BaseException | None:
-        """The loop was left, perhaps by an exception: returns the one to be shown.
+    def leave(self, error: BaseException | None) -> BaseException | None:
+        """End the copies after the loop was left, perhaps by an error; returns the error to raise.
 
-        A copy hands its exception over and ends here. The first rank shows it unless it
-        has an exception of its own that is not a time-out.
+        A copy sends its error to the first rank and ends here. The first rank raises that error
+        unless it has an error of its own that is not a time-out.
         """
         if self._parent is not None:
             if error is not None:
@@ -270,12 +270,12 @@ class Copies:
         shown = error
         if error is not None and any(word in str(error) for word in WAITED):
             shown = self._first_failure() or error
-        for pid, _ in self._children.values():  # they may wait for this rank
+        for pid, _ in self._children.values():  # the copy may wait for this rank
             os.kill(pid, signal.SIGKILL)
         return shown
 
     def _first_failure(self) -> RankFailedError | None:
-        """The exception of the first copy that handed one over."""
+        """The error of the first copy that sent one."""
         for rank, (_, connection) in self._children.items():
             with suppress(EOFError, OSError):
                 if connection.poll(GRACE):
@@ -286,7 +286,7 @@ class Copies:
 
 
 def _forget_worlds() -> None:
-    """Have Accelerate and DeepSpeed, which keep the first world's ranks, look at this one."""
+    """Reset Accelerate and DeepSpeed, which keep the ranks of the first world."""
     if "deepspeed" in sys.modules:
         deepspeed.import_deepspeed()
         deepspeed.forget_engines()
@@ -296,7 +296,7 @@ def _forget_worlds() -> None:
 
 
 def _end(status: int) -> None:
-    """End a copy at once: what its parent does at its end is not its to do."""
+    """End a copy at once, without the exit handlers of its parent."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,7 +1,7 @@
-"""The checks: what each one has a framework train, and which numbers it reads.
+"""The checks: for each, the objective that a framework trains, and the numbers that are compared.
 
 A check is one line of the contract. It has an objective, which says what the ranks train, and the
-cases that it takes to tell right from wrong; checks of one objective share a run.
+cases that distinguish right from wrong results; checks with the same objective share jobs.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def _cases(*names: str) -> tuple[Case, ...]:
 
 
 TELLING = _cases("fully_masked_sample", "split_groups", "nine_samples", "ten_samples", "two_steps")
-"""Empty samples, groups over several ranks and micro-batches, numbers of samples that are no
-multiple of either, more than one step."""
+"""Cases with empty samples, groups over several ranks and micro-batches, numbers of samples that
+are multiples of neither, and more than one step."""
 
 ONE = _cases("fully_masked_sample")
 OF_LOSSES = _cases("fully_masked_sample", "split_groups")
-"""A step with a rare sample, and an ordinary one with groups larger than any number of ranks, so
-that no count is another's."""
+"""Cases with an empty sample, and with groups larger than any number of ranks, so that no two
+counts are equal."""
 
 REJECTED_TOKENS = "rejected_tokens"
 
@@ -69,9 +69,9 @@ OF_ESTIMATORS = {
     Objective.GAE: _cases("short_responses", "long_prompts", "nine_samples"),
     Objective.PENALISED_GAE: _cases("long_prompts", "two_steps"),
 }
-"""Groups over several ranks, means over two steps, samples and slices without tokens, masks with
-holes, ranks with unequal numbers of samples: each where an estimator, or a mean that is logged of
-rollouts, can go wrong with it."""
+"""The cases for each estimator: those in which the estimator, or a logged mean over rollouts, can
+go wrong. They have groups over several ranks, two steps, samples and slices without tokens, masks
+with holes, or ranks with unequal numbers of samples."""
 
 IRREGULAR = {
     Objective.GROUP_NORMALISED: ROLLOUTS,
@@ -85,7 +85,7 @@ IRREGULAR = {
     Objective.OTHERS_NORMALISED: ROLLOUTS,
     Objective.REINFORCE_PP_BASELINE: _cases("lone_samples"),
 }
-"""Irregular batches, all of them for a standard deviation of a prompt's rewards."""
+"""Irregular batches for some estimators; for a standard deviation of rewards, all of them."""
 
 LOGGED_OF_ROLLOUTS = {
     Objective.GROUP_CENTRED: (Metric.REWARD, Metric.ADVANTAGE),
@@ -94,8 +94,9 @@ LOGGED_OF_ROLLOUTS = {
     Objective.REINFORCE_PP_BASELINE: (Metric.REFERENCE_LOG_PROB,),
     Objective.GAE: (Metric.RESPONSE_LENGTH, Metric.ADVANTAGE, Metric.VALUE),
 }
-"""Numbers of rollouts, each with an estimator that needs it. A mean over tokens of whitened
-advantages is 0, and so is one over samples of centred ones: together they show both."""
+"""Logged numbers of rollouts, by an estimator whose batches show each. The token mean of whitened
+advantages is 0, and the sample mean of centred ones is 0, so both estimators are needed to show
+errors in the mean advantage."""
 
 WITHOUT_PAIRS = frozenset(
     {
@@ -127,11 +128,10 @@ WITHOUT_PAIRS = frozenset(
     Objective.SEQUENCE_MASKED,
     Objective.TIS_SEQUENCE,
 }
-"""Objectives whose combinations of properties another objective already covers: `COMBINED` covers
-its own terms and losses that are reduced like them, PPO's loss covers those in which a rank needs
-nothing else from other tokens, and `VALUE`, which a trainer of its own computes, all of a critic.
-Corrections of sequences are made where `SEQUENCE_MASKED` is, and tokens are compared in one place,
-whatever the case has."""
+"""Objectives whose pairs of properties another objective covers: `COMBINED` covers its own terms
+and losses that are reduced like them, PPO's loss covers losses that need no other tokens, and
+`VALUE` covers all losses of a critic. Corrections of sequences share the code of `SEQUENCE_MASKED`,
+and losses that compare tokens do so in one function, for every case."""
 
 SHARDED = _cases(
     "split_groups",
@@ -145,12 +145,12 @@ SHARDED = _cases(
     "dropped_rollouts",
     "two_steps",
 )
-"""Groups of every size and number, next to each other and not, on shards of unequal length."""
+"""Cases with groups of every size and number, adjacent or not, and shards of unequal length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSpec:
-    """One property that is looked at: weights, or a number that is logged."""
+    """One checked property: weights, or a logged number."""
 
     check: Check
     name: str = ""
@@ -161,13 +161,13 @@ class CheckSpec:
     cases: tuple[Case, ...] = CORPUS
     modes: tuple[Mode, ...] = tuple(Mode)
     is_logged: bool = False
-    """Whether all logged numbers are compared where a column is poisoned, and not weights."""
+    """Whether a check with a poisoned column compares all logged numbers instead of weights."""
 
     law: Law | None = None
     """The change that must not matter."""
 
     def takes(self, case: Case) -> bool:
-        """Whether a case tells something here; of one that is not of the corpus, its masks say."""
+        """Whether the check uses a case; for cases outside the corpus, their masks decide."""
         if case in ALL_CASES:
             return case in self.cases
         rejected = any(step.original_mask is not None for step in case.steps)
@@ -180,22 +180,22 @@ class CheckSpec:
 
     @property
     def is_of_advantages(self) -> bool:
-        """Whether it is of advantages that the framework computes, looked at in one mode alone."""
+        """Whether the framework computes the advantages; such checks run in one mode only."""
         return self.objective in FROM_REWARDS
 
     @property
     def is_seen_in_every_mode(self) -> bool:
-        """Whether modes may differ in what it looks at: in how they leave out masked tokens."""
+        """Whether the result may depend on how a mode leaves out masked tokens."""
         poison = self.law.poison if self.law else None
         is_elsewhere = poison is not None and poison.place is not Place.MASKED
         return not (self.is_of_advantages or is_elsewhere)
 
     def is_seen_on(self, layout: Layout) -> bool:
-        """Whether a layout can tell right from wrong here.
+        """Whether a layout can distinguish right from wrong results of the check.
 
-        Auxiliary losses go wrong where micro-batches are averaged: on layouts
-        that have one, only the policy loss is looked at. Where whole models are to be kept equal,
-        what can go wrong is the same for every loss.
+        Auxiliary losses go wrong where micro-batches are averaged, so on layouts with one
+        micro-batch only the policy loss is checked. On layouts with whole models on each rank,
+        every loss shows the same mistakes.
         """
         if self.objective is Objective.POLICY:
             return True
@@ -205,18 +205,18 @@ class CheckSpec:
 
     @property
     def slug(self) -> str:
-        """The beginning of the ids of its findings."""
+        """The first part of the ids of the check's findings."""
         return slug(self.check, self.name)
 
     def finding_id(self, mode: Mode, case: str, layout: Layout) -> str:
-        """The id of its finding on one mode, case and layout."""
+        """The id of the check's finding for one mode, case and layout."""
         return str(FindingId(self.check, self.name or None, mode, case, layout))
 
     def is_seen_at(self, depth: Depth) -> bool:
-        """Whether a depth goes far enough.
+        """Whether the check can run at a depth.
 
-        Below the whole step nothing is logged. A loss function is given other losses than the
-        plain one and their terms, a reducer is not.
+        Only the whole step logs numbers. A loss function computes off-policy losses and auxiliary
+        terms; a reducer has only the plain loss.
         """
         if depth is Depth.STEP:
             return True
@@ -241,14 +241,14 @@ OF_KEPT = (
     ),
     ("combined", Objective.REJECTION_COMBINED, (Metric.ENTROPY, Metric.KL)),
 )
-"""Gradients and logged numbers with rejection sampling, of one of its two masks."""
+"""Objectives and metrics that are compared after rejection sampling."""
 
 
 def _rejection(name: str, metric: Metric | None, objective: Objective) -> CheckSpec:
     """A check with rejection sampling.
 
-    Rows that fill up a batch are looked at in each term alone: in a sum of three, two of them over
-    other masks, no mistake could be told from another.
+    Rows that pad a batch are checked in each term separately: in a sum of three terms, two of them
+    over other masks, mistakes could not be distinguished.
     """
     is_sum = metric is None and objective is Objective.REJECTION_COMBINED
     left_out = {"rejected_of_ten"} if is_sum else set()
@@ -260,8 +260,8 @@ def _rejection(name: str, metric: Metric | None, objective: Objective) -> CheckS
     )
 
 
-def _of_estimator(objective: Objective) -> Iterator[CheckSpec]:
-    """Yield what is looked at where a framework computes advantages: these, and what it logs."""
+def _estimator_checks(objective: Objective) -> Iterator[CheckSpec]:
+    """Yield the checks of an estimator: of its advantages, and of logged numbers of rollouts."""
     plain = CheckSpec(
         check=Check.ADVANTAGES,
         name=objective,
@@ -328,14 +328,14 @@ CHECK_SPECS = (
         CheckSpec(check=Check.OFF_POLICY, name=objective, objective=objective, cases=OF_LOSSES)
         for objective in (*POLICY_LOSSES, *CORRECTIONS)
     ),
-    *chain.from_iterable(map(_of_estimator, OF_ESTIMATORS)),
+    *chain.from_iterable(map(_estimator_checks, OF_ESTIMATORS)),
     *(
         CheckSpec(check=Check.OTHER_LOSSES, name=objective, objective=objective, cases=OF_LOSSES)
         for objective in (*OF_TEACHER, Objective.SFT, Objective.VALUE_CLIPPED, Objective.VALUE)
     ),
     _metric(Metric.VALUE_LOSS, Objective.VALUE, (*OF_LOSSES, *_cases("nine_samples"))),
 )
-"""All of them, those of one objective next to each other."""
+"""All checks of the matrix, those with the same objective adjacent."""
 
 
 def usual_case(objective: Objective) -> Case:
@@ -377,7 +377,7 @@ LAWFUL = tuple(
     for law in LAWS.values()
     if objective in law.objectives
 )
-"""Each law with every kind of numbers that it is about; those of one objective share steps."""
+"""Checks of each law, for every objective that it concerns; one objective's laws share steps."""
 
 DEFAULTED = tuple(_usual(Check.DEFAULTS, one, one, DEFAULTS) for one in DEFAULTS.objectives)
 """Each objective, for records of frameworks that document defaults of its options."""
@@ -386,5 +386,5 @@ ALL_SPECS = (*CHECK_SPECS, *ALTERED, *LAWFUL, *DEFAULTED)
 
 
 def check_spec(slug: str) -> CheckSpec:
-    """The one whose findings have ids that begin so."""
+    """The check whose finding ids begin with a slug."""
     return next(one for one in ALL_SPECS if one.slug == slug)

@@ -1,4 +1,4 @@
-"""The places of the table of findings: what is looked at, on which case, mode and layout."""
+"""The cells of the matrix of findings: a check with its case, mode and layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixCell:
-    """One place in the table of findings: a check on one mode, case and layout."""
+    """A cell of the matrix: a check on one mode, case and layout."""
 
     aggregation: Aggregation
     case: Case
@@ -38,18 +38,18 @@ class MatrixCell:
 
     @property
     def job_id(self) -> str:
-        """Names what runs for the cell; cells of one name share a job."""
+        """The name of the cell's job; cells with the same name share the job."""
         plain = f"{self.spec.objective}/{self.aggregation.mode}/{self.case.name}/{self.layout}"
         return f"{plain}/{self.spec.law.says}" if self.spec.law else plain
 
     @property
     def job(self) -> Job:
-        """The job for the ranks: everything but what to expect."""
+        """The job for the ranks, without expected numbers."""
         return self.spec.law.after(self._job) if self.spec.law else self._job
 
     @property
     def job_before(self) -> Job:
-        """The same before a law's change."""
+        """The job before a law's change."""
         return self.spec.law.before(self._job) if self.spec.law else self._job
 
     @property
@@ -65,24 +65,24 @@ class MatrixCell:
 
 @dataclass(frozen=True, kw_only=True)
 class StartupCell(MatrixCell):
-    """One place in the table of findings: a configuration in one mode."""
+    """A cell of the matrix: a configuration in one mode."""
 
     config_case: ConfigCase
 
     @property
     def job_id(self) -> str:
-        """Names what runs for all cells of its kind: one process tells what an adapter ignores."""
+        """The name that all startup cells share: one process finds all ignored settings."""
         return Check.ARGUMENTS
 
     @property
     def job(self) -> Job:
-        """An ordinary one, with the configuration of its case."""
+        """An ordinary job, with the configuration of the case."""
         return replace(super().job, configuration=self.config_case.configuration)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogCell:
-    """One place in the table of findings: entries that are to be made one log of."""
+    """A cell of the matrix: entries of micro-batches that the framework joins to one log."""
 
     log_case: LogCase
     depth: Depth = Depth.STEP
@@ -90,7 +90,7 @@ class LogCell:
 
     @property
     def spec(self) -> CheckSpec:
-        """The only check of its kind."""
+        """The only check of logs."""
         return CheckSpec(check=Check.LOGGING)
 
     @property
@@ -100,15 +100,15 @@ class LogCell:
 
     @property
     def job_id(self) -> str:
-        """Names what runs for all cells of its kind: one process makes all logs."""
+        """The name that all log cells share: one process makes all logs."""
         return self.spec.slug
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedCell:
-    """One place in the table of findings: a check on one mode, many generated cases and a layout.
+    """A cell of the matrix: a check on one mode, many generated cases and a layout.
 
-    The cases follow from ``seed`` and from the place itself.
+    The cases are determined by ``seed`` and by the cell's mode and layout.
     """
 
     mode: Mode
@@ -128,11 +128,11 @@ class GeneratedCell:
 
     @property
     def job_id(self) -> str:
-        """Names what runs for this cell alone."""
+        """The name of the cell's own jobs, which no other cell shares."""
         return self.id
 
     def of(self, case: Case) -> MatrixCell:
-        """The same check on one case."""
+        """The cell of the same check on one case."""
         return MatrixCell(
             aggregation=case.aggregation(self.mode),
             case=case,
@@ -152,8 +152,8 @@ MODES_OF_OBJECTIVE = {
 }
 """Modes in which an objective may be declined.
 
-In miles' pull request 1498, sample-normalised terms are not mixed into `token_mean`, and where a
-normaliser spans the step, no custom function may change the mask after micro-batches are cut.
+By miles' pull request 1498, sample-normalised terms may not be mixed into `token_mean`, and if a
+normaliser spans the step, no custom function may change the mask after the step is cut.
 """
 
 
@@ -164,7 +164,7 @@ def may_decline(cell: MatrixCell) -> bool:
     that are not adjacent (SkyRL documents that it takes them to be); samples or rollouts that
     cannot be divided evenly among the data-parallel ranks (SkyRL asserts that batch sizes are
     multiples, slime that micro-batches can be aligned); and in `prompt_mean` prompt groups that
-    cannot (miles' pull request 1498 keeps groups whole on a rank).
+    cannot be divided evenly (miles' pull request 1498 keeps groups whole on a rank).
     """
     steps, dp, mode = cell.case.steps, cell.layout.dp, cell.aggregation.mode
     return (

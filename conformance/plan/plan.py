@@ -31,10 +31,10 @@ Cell = TypeVar("Cell", bound=AnyMatrixCell)
 
 
 def mode_of_advantages(adapter: Adapter, chosen_modes: Collection[Mode] = tuple(Mode)) -> Mode:
-    """The mode in which an adapter's advantages are looked at, as no mode changes them.
+    """The mode in which an adapter's advantages are checked; they do not depend on the mode.
 
-    It is a mode that needs no option, which every version has, else `sample_mean`, if there may be;
-    or the first of the modes that are run, if it is not among them.
+    It is a mode that needs no option, which every version has, or else `sample_mean`. If that mode
+    is not among those that are run, it is the first of these.
     """
     of_record = adapter.framework.modes.values() if adapter.framework else ()
     named = [_mode(text) for text in adapter.mode_names.values()]
@@ -44,13 +44,13 @@ def mode_of_advantages(adapter: Adapter, chosen_modes: Collection[Mode] = tuple(
 
 
 def _mode(text: str) -> Mode:
-    """The mode of a text that may have a divisor."""
+    """The mode in a text such as ``constant:40``, with or without a divisor."""
     return Mode(text.partition(":")[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The cells that a run looks at."""
+    """The choices that determine the cells of a run."""
 
     layouts: tuple[Layout, ...]
     aggregations: dict[Mode, Aggregation | None] = field(
@@ -68,7 +68,7 @@ class Plan:
     """The seed of generated cases."""
 
     mode_of_advantages: Mode = Mode.SAMPLE_MEAN
-    """The only mode in which advantages are looked at, as no mode changes them."""
+    """The only mode in which advantages are checked; they do not depend on the mode."""
 
     with_defaults: frozenset[Objective] = frozenset()
     """The objectives with options whose defaults the framework documents."""
@@ -77,14 +77,14 @@ class Plan:
     """Whether steps may have fewer samples than all ranks have micro-batches."""
 
     cases: frozenset[str] = frozenset()
-    """The names of the only cases that are run; none leaves no case out."""
+    """The names of the cases to run; if empty, all cases."""
 
     case: Case | None = None
-    """A step that a user gave, which replaces all other cases."""
+    """A user's own case, which replaces all other cases."""
 
     @property
     def request(self) -> Request:
-        """The report's record of these settings."""
+        """These settings as a report records them."""
         constant = self.aggregations.get(Mode.CONSTANT)
         return Request(
             plan=self.size,
@@ -96,11 +96,11 @@ class Plan:
 
     @property
     def ranks(self) -> int:
-        """The most ranks that a layout takes."""
+        """The number of ranks of the largest layout."""
         return max(layout.world_size for layout in self.layouts)
 
     def extended_to(self, layouts: Iterable[Layout]) -> Plan:
-        """Everything that could be looked at on these layouts and on its own."""
+        """A full plan of the same checks, on these layouts and on the plan's own."""
         return replace(
             self,
             aggregations=dict.fromkeys(Mode),
@@ -112,7 +112,7 @@ class Plan:
         )
 
     def cells(self) -> list[AnyMatrixCell]:
-        """Every finding to be made, those on one layout together, generated cases last."""
+        """The cells of all findings, those on one layout together, generated cases last."""
         cells: list[AnyMatrixCell] = [*self._chosen()]
         if self.case is None:
             cells += [
@@ -133,29 +133,29 @@ class Plan:
         ]
 
     def _chosen(self) -> Sequence[MatrixCell]:
-        """The cells of the jobs that a plan of this size has."""
+        """The cells of all jobs of a full plan, or of the chosen jobs of a quick plan."""
         if self.size is PlanSize.FULL:
             return self.cells_of_cases
         return [cell for cell in self.cells_of_cases if cell.job_id in self.quick_jobs]
 
     @cached_property
     def quick_jobs(self) -> Mapping[str, AbstractSet[Combination]]:
-        """The jobs of the quick plan, each with what it is the first to show."""
+        """The jobs of the quick plan, each with the combinations that it is the first to show."""
         return quick_jobs(cell for cell in self.cells_of_cases if cell.spec.check in self.checks)
 
     def substitutes(self, is_offered: Callable[[AnyMatrixCell], bool]) -> Substitutes:
-        """The cells for what a quick plan does not see because a framework declines it.
+        """The cells that replace those of a quick plan that a framework declines.
 
-        A full plan has nothing that could be looked at instead.
+        A full plan has no further cells that could replace any.
         """
         cells = () if self.size is PlanSize.FULL else self.chosen_of_cases
         return Substitutes(cell for cell in cells if is_offered(cell))
 
     def require_something_to_run(self, named: Sequence[Layout]) -> None:
-        """Require a chosen case to fit each layout that a user named, and something to be made.
+        """Require a chosen case to fit each layout that a user named, and the plan to have a cell.
 
         Raises:
-            InvalidSettingsError: nothing would be looked at.
+            InvalidSettingsError: a layout, or the whole plan, would have no finding.
         """
         if self.case is not None:
             cases = [self.case]
@@ -179,12 +179,12 @@ class Plan:
 
     @property
     def chosen_of_cases(self) -> list[MatrixCell]:
-        """The cells that a full plan of the chosen checks and cases has."""
+        """The cells of a full plan of the chosen checks and cases."""
         return self._checked(self.cells_of_cases)
 
     @cached_property
     def cells_of_cases(self) -> list[MatrixCell]:
-        """The cells of cases, in an order in which those that share a run are neighbours."""
+        """The cells of all cases, with cells that share a job adjacent."""
         cases = ALL_CASES if self.case is None else (self.case,)
         seen = [spec for spec in CHECK_SPECS if spec.is_seen_at(self.depth)]
         specs = [
@@ -226,7 +226,7 @@ class Plan:
         return [*self._altered_cells(), *self._lawful_cells()]
 
     def _altered_cells(self) -> list[MatrixCell]:
-        """On the first layout, and in a full plan on the first with context parallelism as well."""
+        """The cells of altered columns, on the first layout; a full plan adds one with CP."""
         if self.depth is not Depth.STEP:
             return []
         sliced = [one for one in self.layouts[1:] if one.cp > self.layouts[0].cp == 1]
@@ -242,7 +242,7 @@ class Plan:
         ]
 
     def _lawful_cells(self) -> list[MatrixCell]:
-        """In one mode, each on the smallest layout that it can be seen on."""
+        """The cells of laws: in one mode, each on the smallest layout that can show a violation."""
         if self.depth is not Depth.STEP:
             return []
         by_size = sorted(self.layouts, key=lambda one: (one.world_size, one.micro_batches != 1))
@@ -259,7 +259,7 @@ class Plan:
         ]
 
     def _startup_cells(self) -> list[StartupCell]:
-        """On the first layout that each configuration can be seen on, if there is one."""
+        """The cells of configurations: each on the first layout that fits, if one does."""
         if self.depth is not Depth.STEP:
             return []
         pairs = [

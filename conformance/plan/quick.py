@@ -1,16 +1,16 @@
 """Chooses a subset of the jobs that detects the same mistakes: the quick plan.
 
-The condition under which a mistake shows has at most two facts (`conformance.explain.conditions`):
-a mode, what a case has, a property of the layout. So the chosen jobs have, for every check, every
-pair of a mode, a case and the properties of a layout that any job has; but a case of production
-size, which takes seconds, is looked at once. Rollouts of several samples do not fill the
-micro-batches that a framework counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of equal
-micro-batches: they are trained in each format and number of micro-batches. Each mode sees a step
-with fewer active tokens than data-parallel ranks, and several steps of one generation. Each check
-sees a step whose ranks, micro-batches, samples and samples of a prompt are different numbers, so
-that a factor is that of one count alone. That these jobs still kill all mutants, each as one cause,
-is tested. Objectives that another one speaks for are seen with every mode, case and property of a
-layout, but not with every pair.
+The condition under which a mistake shows has at most two facts (`conformance.explain.conditions`),
+such as a mode, a property of the case or a property of the layout. So the chosen jobs cover, for
+every check, every pair of a mode, a case and the properties of a layout that any job has. A case of
+production size, which takes seconds, is trained once. Rollouts of several samples do not fill the
+micro-batches of a framework that counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of
+equal micro-batches: these cases are trained in each format and number of micro-batches. Each mode
+sees a step with fewer active tokens than data-parallel ranks, and several steps of one generation.
+Each check sees a step whose ranks, micro-batches, samples and samples of a prompt are different
+numbers, so that a factor identifies one count. A test checks that these jobs still detect all
+mutants, each as one cause. Objectives in `WITHOUT_PAIRS`, which another objective covers, are run
+with every mode, case and property of a layout, but not with every pair.
 """
 
 from __future__ import annotations
@@ -37,42 +37,42 @@ if TYPE_CHECKING:
 
 
 Combination = tuple[str, ...]
-"""A check and what is looked at together, such as ``weights, token_mean, cp=2``."""
+"""A check with properties that occur together, such as ``weights, token_mean, cp=2``."""
 
 
 OF_PIPELINES = {"pp=2", "pp=4", f"option={Option.INTERLEAVED}"}
-"""Properties of layouts that need not be seen on every case: a pipeline hands on micro-batches
-whatever they hold, and its last stage trains them as one stage alone does."""
+"""Properties of layouts that need not be combined with every case: a pipeline passes on
+micro-batches whatever they contain, and its last stage computes the loss as a single stage does."""
 
 IN_ALL_VERSIONS = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
-"""Modes that older versions have as well, and do not skip."""
+"""Modes that all versions of frameworks have, older ones included."""
 
 MOST_TRIES = 6
-"""Declined findings after which a part of their ids is tried no more, if none with it ever ran."""
+"""The number of declined findings after which a part of their ids is not tried again."""
 
 Candidate = TypeVar("Candidate")
 Shown = TypeVar("Shown")
 
 
 def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination]]:
-    """The ids of the jobs to run, each with the combinations that it is the first to show.
+    """The names of the jobs to run, each with the combinations that it is the first to show.
 
-    Of jobs that show as much, those on few ranks are chosen.
+    Of jobs that show equally many combinations, the one with fewest ranks is chosen.
     """
     of_job: dict[str, list[MatrixCell]] = defaultdict(list)
     for cell in sorted(cells, key=lambda cell: cell.layout.world_size):
         of_job[cell.job_id].append(cell)
     shown = {job: {*_combinations(sharing)} for job, sharing in of_job.items()}
-    of_three = {job: {*_of_three(sharing)} for job, sharing in of_job.items()}
+    of_three = {job: {*_triples(sharing)} for job, sharing in of_job.items()}
     chosen = covering(shown)
     known = set[Combination]().union(*(of_three[job] for job in chosen))
-    # On top: rules for a few jobs do not change which others are chosen.
+    # These jobs are added afterwards, so that rules for a few jobs do not change the others.
     on_top = covering({job: several - known for job, several in of_three.items()})
     return {**chosen, **on_top}
 
 
 class Substitutes:
-    """The cells that may be looked at in place of those whose jobs a framework declines."""
+    """Cells that can replace those whose jobs a framework declines."""
 
     def __init__(self, cells: Iterable[MatrixCell]) -> None:
         self._cells = {cell.id: cell for cell in cells}
@@ -80,11 +80,11 @@ class Substitutes:
         self._parts = {name: _parts(cell) for name, cell in self._cells.items()}
 
     def of_declined(self, ran: Mapping[str, bool]) -> list[MatrixCell]:
-        """The cells of jobs that show what declined jobs were chosen to show.
+        """The cells of jobs that show the combinations that declined jobs were chosen for.
 
-        ``ran`` says of every finding that was made, by its id, whether its job ran. Of jobs that
-        show as much, those come first that share the fewest parts of their ids with findings that
-        were always declined, then those on few ranks.
+        ``ran`` tells for the id of every finding so far whether its job ran. Of jobs that show
+        equally many combinations, those come first that share the fewest parts of their ids with
+        declined findings, where no job with that part ran; then those on few ranks.
         """
         made = [name for name in self._cells if name in ran]
         left = [name for name in self._cells if name not in ran]
@@ -108,13 +108,13 @@ class Substitutes:
 
 
 def _parts(cell: MatrixCell) -> tuple[Combination, ...]:
-    """The parts of a cell's id, and all pairs of them."""
+    """The parts of a cell's id, and all pairs of these parts."""
     parts = cell.spec.slug, cell.aggregation.mode, cell.case.name, str(cell.layout)
     return (*combinations(parts, 1), *combinations(parts, 2))
 
 
 def _combinations(sharing: Sequence[MatrixCell]) -> Iterator[Combination]:
-    """Yield what cells that share a job show together."""
+    """Yield the combinations of cells that share a job."""
     together = [*_together(sharing[0])]
     for cell in sharing:
         yield from map(_of_check(cell.spec.slug).__getitem__, together)
@@ -127,7 +127,7 @@ def _combinations(sharing: Sequence[MatrixCell]) -> Iterator[Combination]:
 
 
 class _OfCheck(dict[Combination, Combination]):
-    """Properties with the name of a check before them, made once, as many jobs show the same."""
+    """Combinations that begin with a check's slug, by their properties; many jobs share them."""
 
     def __init__(self, slug: str) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ _of_check = cache(_OfCheck)
 
 
 def _together(cell: MatrixCell) -> Iterable[Combination]:
-    """Properties, mostly in pairs, that a cell has in common with those that share its job."""
+    """The properties, mostly in pairs, that all cells of a job have in common."""
     if cell.case.layouts:
         return [(cell.case.name,)]
     of_layout = layout_properties(cell.layout)
@@ -153,15 +153,15 @@ def _together(cell: MatrixCell) -> Iterable[Combination]:
     return (pair for pair in combinations(properties, 2) if pair not in of_case)
 
 
-def _of_three(sharing: Sequence[MatrixCell]) -> Iterator[Combination]:
-    """Yield what cells that share a job show and no pair does, each with its check and mode.
+def _triples(sharing: Sequence[MatrixCell]) -> Iterator[Combination]:
+    """Yield the combinations of a job's cells that depend on mode, case and layout at once.
 
-    That a share of less than one active token per data-parallel rank is clamped to 1 depends on the
-    mode, the case and the layout at once, and an option may hide it. Whether a step is divided by
-    the tokens of all steps of its generation depends on the mode, the case and the option at once.
+    One mistake clamps a share of less than one active token per data-parallel rank to 1, unless an
+    option hides it. Another divides a step by the tokens of all steps of its generation, with one
+    option.
 
-    Counts that all differ are seen in each mode where modes are seen apart: a mistake that shows in
-    few modes may still be ambiguous, which a run tells at its end.
+    Steps in which all counts differ are trained in each mode, except for `WITHOUT_PAIRS`. A mistake
+    in few modes may still be ambiguous, which a run resolves at its end.
     """
     case, layout, mode = sharing[0].case, sharing[0].layout, sharing[0].aggregation.mode
     found: list[Combination] = []
@@ -177,14 +177,14 @@ def _of_three(sharing: Sequence[MatrixCell]) -> Iterator[Combination]:
 
 @dataclass(frozen=True)
 class _Counts:
-    """The counts of a case that decide what it shows."""
+    """The counts of a case that decide which mistakes it shows."""
 
     has_several_samples_of_a_rollout: bool
     fewest_active: float
-    """The active tokens of the step that has fewest, of those that have any."""
+    """The number of active tokens of the step with fewest, among steps with active tokens."""
 
     of_steps: tuple[tuple[int, ...], ...]
-    """The number of samples of each step, and each size that its prompt groups have."""
+    """For each step, the number of samples and the distinct sizes of prompt groups."""
 
 
 @cache
@@ -203,7 +203,7 @@ def _counts_of(case: Case) -> _Counts:
 def has_different_counts(cell: MatrixCell) -> bool:
     """Whether ranks, micro-batches, samples and samples of a prompt are different numbers.
 
-    Where two counts are equal, nothing tells which of them a gradient was divided by.
+    If two counts are equal, a gradient cannot show which of them divided it.
     """
     layout = cell.layout
     if layout.micro_batches == 1 or layout.dp == 1:
@@ -222,9 +222,10 @@ def covering(
 ) -> dict[Candidate, AbstractSet[Shown]]:
     """The chosen candidates, each with what no candidate chosen before it shows.
 
-    The choice is greedy: next is the candidate that shows most of what is still missing, of equals
-    the first. That takes at most ln(n) + 1 times the fewest candidates that would do, where a
-    candidate shows at most n (Chvátal 1979, A greedy heuristic for the set-covering problem).
+    The choice is greedy: next comes the candidate that shows most of what is still missing, and the
+    first of equal ones. The result has at most ln(n) + 1 times as many candidates as the smallest
+    cover, where a candidate shows at most n things (Chvátal 1979, A greedy heuristic for the
+    set-covering problem).
     """
     order = [*candidates]
     showing: dict[Shown, list[int]] = defaultdict(list)
@@ -245,7 +246,7 @@ def covering(
 def layout_properties(layout: Layout) -> tuple[str, ...]:
     """The properties of a layout, such as ``cp=2`` and ``format=thd``.
 
-    That there is no pipeline is said of none: every other property is seen without one too.
+    The absence of a pipeline is not listed, since every other property also occurs without one.
     """
     kept = {name: value for name, value in vars(layout).items() if name not in ("pp", "options")}
     sizes = kept | ({"pp": layout.pp} if layout.pp > 1 else {})
@@ -257,7 +258,7 @@ def layout_properties(layout: Layout) -> tuple[str, ...]:
 
 
 def pairwise(layouts: Iterable[Layout]) -> list[Layout]:
-    """Layouts that have all pairs of properties that the given ones have, small worlds first."""
+    """A subset of layouts with all pairs of properties of the given ones, small worlds first."""
     by_size = sorted(layouts, key=lambda layout: layout.world_size)
     pairs = {one: {*combinations(layout_properties(one), 2)} for one in by_size}
     return sorted(covering(pairs), key=lambda layout: layout.world_size)

@@ -1,7 +1,8 @@
 """Orders the jobs of a review: those that run changed statements come first.
 
-For each objective one job, its scout, shows which changed statements its code runs. A statement
-that few kinds of jobs run counts more for each of them. Jobs that run none come last.
+For each objective one job, the scout, shows which changed statements the objective's code runs. A
+statement that few kinds of jobs run counts more for each of these kinds. Jobs that run no changed
+statement come last.
 """
 
 from __future__ import annotations
@@ -23,24 +24,23 @@ if TYPE_CHECKING:
     from conformance.ranks.changed import Place
 
 JOBS = 96
-"""Run at most, after the scouts."""
+"""The largest number of jobs to run after the scouts."""
 
 MOST_RANKS = 4
 
 LEAST_OF_A_FORMAT = 0.2
-"""The least share of layouts of a format that is chosen: slime has a few for a format that only old
-versions have."""
+"""The smallest share of an adapter's layouts that a format needs to be chosen: slime has a few
+layouts in a format that only old versions support."""
 
 UNKNOWN = 0.01
-"""The weight of a job that no scout has run, as where only laws or poison are looked at."""
+"""The weight of a job of a kind without a scout, as when only laws or poison are checked."""
 
 OF_ALL_CHECKS = 4
-"""Each so manieth job is one of a check, or of a mode, that was not looked at yet."""
+"""One in this many jobs is taken from a check, or a mode, without any findings so far."""
 
 OF_SEVERAL_STEPS = 3
-"""The factor for a batch with several steps: few cases have them, and a number of the step
-before shows in no other.
-"""
+"""The factor for a batch with several steps: few cases have several, and only they show a number of
+the step before."""
 
 PARALLEL = ("tp", "pp")
 
@@ -50,15 +50,16 @@ class Layouts:
     """The layouts of a review."""
 
     usual: tuple[Layout, ...]
-    """The one on which most mistakes show, the one that most users have, and one of one rank, which
-    takes cases that others cannot cut."""
+    """The layout on which most mistakes show, the layout of most users, and one with a single rank,
+    on which cases run that cannot be cut for the others."""
 
     special: tuple[Layout, ...] = ()
-    """Smallest ones with a pipeline, tensor parallelism or an option, for code that they have."""
+    """The smallest layouts with a pipeline, tensor parallelism or a layout option, which run code
+    that the usual layouts do not run."""
 
     @classmethod
     def of(cls, adapter: Adapter) -> Layouts:
-        """Choose them for an adapter."""
+        """Choose the layouts of an adapter."""
         usual = adapter.layouts()[0].format
         small = [one for one in adapter.layouts() if one.world_size <= MOST_RANKS]
         formats = Counter(one.format for one in small)
@@ -95,7 +96,7 @@ def _is_plain(layout: Layout) -> bool:
 
 
 class Jobs:
-    """The jobs that a review may run, with their cells, and those that show which code there is."""
+    """The jobs that a review may run, with their cells, and the scouts among them."""
 
     def __init__(self, plan: Plan, adapter: Adapter, layouts: Layouts) -> None:
         usual = replace(plan, layouts=layouts.usual)
@@ -135,21 +136,22 @@ class Jobs:
 
 
 def name_of(cell: MatrixCell) -> str:
-    """The name of the job that a cell is judged by; configurations have one each."""
+    """The name of a cell's job; each configuration has a job of its own."""
     return cell.id if isinstance(cell, StartupCell) else cell.job_id
 
 
 class Turn(NamedTuple):
-    """A job, with the cells that are judged by it; a scout is run and not judged."""
+    """A job to run, with the cells to judge; a scout is run without judging any."""
 
     cells: tuple[MatrixCell, ...]
     is_scout: bool = False
 
 
 class Order:
-    """The order of jobs, by what the jobs before have run of the changed ``places``.
+    """The order of jobs, by the changed ``places`` that earlier jobs have run.
 
-    ``is_everywhere`` says that statements change which run on import, so that any job may tell.
+    ``is_everywhere`` says that changed statements run on import, so that any job may show the
+    change.
     """
 
     def __init__(
@@ -184,28 +186,28 @@ class Order:
         self._upcoming: Turn | None = None
 
     def note(self, cell: MatrixCell, ran: frozenset[Place]) -> None:
-        """Take in which changed statements a cell's job has run."""
+        """Record which changed statements a cell's job has run."""
         self.not_run -= ran
         self._ran[_kind(cell)] = self._ran.get(_kind(cell), frozenset()) | ran
 
     def note_declined(self, cell: MatrixCell) -> None:
-        """Take in that a cell's job did not run, so that others are to tell what it was to."""
+        """Record that a cell's job did not run, so that other jobs have to show its facts."""
         self._known -= self._new.pop(name_of(cell), frozenset())
         self._made -= 1
 
     def upcoming(self) -> Turn | None:
-        """The next job, or None if no other tells anything."""
+        """The next job, which stays the next one; None if no job would show anything new."""
         if self._upcoming is None:
             self._upcoming = self._scout() or self._next()
         return self._upcoming
 
     def next(self) -> Turn | None:
-        """The same, which is then done."""
+        """Take the next job; None if no job would show anything new."""
         turn, self._upcoming = self.upcoming(), None
         return turn
 
     def _scout(self) -> Turn | None:
-        """A job that is run for what it runs alone, in turn with those that tell something."""
+        """The next scout; scouts alternate with jobs that are judged."""
         self._was_scout = not self._was_scout
         if not self._was_scout and self._best() is not None:
             return None
@@ -228,7 +230,7 @@ class Order:
         return Turn(cells)
 
     def _best(self) -> str | None:
-        """The job with most new facts, weighted by the changed statements that it runs."""
+        """The job with most new facts, weighted by the changed statements that its kind runs."""
         often = Counter(chain.from_iterable(self._ran.values()))
         weights = {
             kind: self._base + sum(1 / often[place] for place in ran)
@@ -244,7 +246,7 @@ class Order:
         return best if best is not None and gains[best] else None
 
     def _weight(self, kind: Kind, weights: Mapping[Kind, float]) -> float:
-        """The weight of a kind, or of the same objective in another mode."""
+        """The weight of a kind, or else of the same objective in another mode."""
         if kind in weights:
             return weights[kind]
         alike = [one for one in weights if (one.objective, one.layout) == (kind[0], kind[2])]
@@ -257,9 +259,10 @@ class Order:
 
 
 def _part(cell: MatrixCell) -> Hashable:
-    """A part of the contract that is looked at in each review: a check, of the loss in each mode.
+    """The part of the contract that a cell belongs to: a check, for the policy loss in one mode.
 
-    Findings that are right where the change is not run show the condition of a mistake.
+    Every review covers each part: findings that do not run the change and are right show the
+    condition of a mistake.
     """
     is_of_loss = cell.spec.objective is Objective.POLICY
     return cell.spec.check, cell.aggregation.mode if is_of_loss else None
@@ -271,7 +274,7 @@ class Kind(NamedTuple):
     objective: str
     mode: Mode
     layout: Layout | None = None
-    """One with a pipeline, tensor parallelism or an option."""
+    """The layout, if it has a pipeline, tensor parallelism or an option."""
 
 
 def _kind(cell: MatrixCell) -> Kind:
@@ -282,9 +285,9 @@ def _kind(cell: MatrixCell) -> Kind:
 
 
 def _facts(cell: MatrixCell) -> Iterator[Hashable]:
-    """Yield what a cell tells: its mode on its layout above all, and of the loss, every case.
+    """Yield the facts that a cell shows: mode with layout, and for the policy loss, every case.
 
-    Each law, and each column that is altered, counts as two.
+    A cell of a law, or of an altered column, shows three facts.
     """
     slug, mode, case = cell.spec.slug, cell.aggregation.mode, cell.case.name
     if isinstance(cell, StartupCell):
@@ -303,7 +306,7 @@ def _facts(cell: MatrixCell) -> Iterator[Hashable]:
 
 
 def _is_offered(cell: MatrixCell, adapter: Adapter) -> bool:
-    """Whether some version of the framework has a cell's mode and objective, by its record."""
+    """Whether the framework's record has a cell's mode and objective, in some version."""
     record = adapter.framework
     if record is None:
         return True

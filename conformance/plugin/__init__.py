@@ -1,8 +1,9 @@
 """The pytest plugin: options, one test per finding, the report and its summary.
 
-It does nothing in a pytest run that neither names an adapter nor collects the suite. `controller`
-shows progress and writes the report, `options` reads the command line, `launching` starts ranks,
-here or by torchrun; `loss_conformance` is the fixture for a trainer of one's own.
+The plugin does nothing in a pytest run that neither names an adapter nor collects the suite.
+`controller` shows progress and writes the report, `options` reads the command line, `launching`
+starts ranks on this machine or by torchrun, and `loss_conformance` is the fixture for a user's own
+trainer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 SUITE = Path(__file__).parents[1] / "suite"
 
 CONTROLLER = "conformance-controller"
-"""The name of the plugin of the process that writes the report."""
+"""The name of the plugin in the process that writes the report."""
 
 FINDING_MESSAGE: pytest.StashKey[FindingMessage] = pytest.StashKey()
 
@@ -44,19 +45,19 @@ NEXT: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare what a user may type."""
+    """Declare the command line options."""
     options.declare(parser.getgroup("conformance", "conformance of RL losses"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """In a process that torchrun started for another rank than 0: serve that one, and no more."""
+    """In torchrun's processes other than rank 0: serve rank 0 instead of running tests."""
     return launching.serve_elsewhere(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """With an adapter named, check everything at once and run the suite unless told otherwise."""
+    """If an adapter is named, check all settings, and run the suite unless tests are named."""
     controller = None if _is_worker(config) else Controller(config)
     if controller is not None:
         config.pluginmanager.register(controller, CONTROLLER)
@@ -73,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Turn every cell into a test of its own."""
+    """Make a test of every cell."""
     if {"cell", "find"} <= set(metafunc.fixturenames):
         cells = settings_of(metafunc.config).plan.cells()
         metafunc.parametrize("cell", cells, ids=[cell.id for cell in cells])
@@ -81,7 +82,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
-    """The jobs of the selected cells, on ranks that are started once."""
+    """The jobs of the selected cells, on ranks that start once."""
     from conformance.plan.matrix import LogCell
     from conformance.ranks.pool import RankPool
     from conformance.runs.jobs import SharedJobs
@@ -120,7 +121,7 @@ def shared_jobs(request: pytest.FixtureRequest) -> Iterator[SharedJobs]:
 
 @pytest.fixture(scope="session")
 def report_header(shared_jobs: SharedJobs, request: pytest.FixtureRequest) -> Header:
-    """The facts that every finding of this run has in common."""
+    """The header of the report: facts that all findings of this run share."""
     from conformance.runs.recorder import header
 
     return header(settings_of(request.config), shared_jobs.pool.description)
@@ -128,13 +129,13 @@ def report_header(shared_jobs: SharedJobs, request: pytest.FixtureRequest) -> He
 
 @pytest.fixture(scope="session")
 def headers(report_header: Header) -> Iterator[str]:
-    """The report's header for the first message of this process, and nothing for the others."""
+    """Yields the report's header for the first message of this process, and nothing for others."""
     return chain([report_header.model_dump_json()], repeat(""))
 
 
 @pytest.fixture(scope="session")
 def gate(request: pytest.FixtureRequest) -> Gate:
-    """The gate, by which findings fail."""
+    """The gate, which decides which findings fail."""
     return settings_of(request.config).gate
 
 
@@ -142,7 +143,7 @@ def gate(request: pytest.FixtureRequest) -> Gate:
 def find(
     shared_jobs: SharedJobs, headers: Iterator[str], request: pytest.FixtureRequest
 ) -> Callable[[AnyMatrixCell], Judgement]:
-    """Judges a cell and keeps its finding for the report."""
+    """Returns a function that judges a cell and keeps its finding for the report."""
     from conformance.runs.check import job_cells, make
     from conformance.runs.recorder import fault_message, message
 
@@ -166,7 +167,7 @@ def find(
 def review(
     shared_jobs: SharedJobs, headers: Iterator[str], request: pytest.FixtureRequest
 ) -> Callable[[], None]:
-    """Makes the findings of one version in a review."""
+    """Returns a function that makes the findings of one version in a review."""
     from conformance.plugin.reviewing import Side
 
     controller = request.config.pluginmanager.get_plugin(CONTROLLER)
@@ -177,7 +178,7 @@ def review(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Note what comes next, with pytest-xdist too, so that the ranks need not wait for it."""
+    """Record the next test, also with pytest-xdist, so that the ranks can begin its job early."""
     item.stash[NEXT] = nextitem
 
 
@@ -185,7 +186,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Hang the finding on pytest's own report, which pytest-xdist carries to the controller."""
+    """Attach the finding to pytest's report, which pytest-xdist sends to the controller."""
     report = yield
     if report.when == "call" and FINDING_MESSAGE in item.stash:
         setattr(report, ATTRIBUTE, item.stash[FINDING_MESSAGE])
@@ -193,7 +194,7 @@ def pytest_runtest_makereport(
 
 
 def _following(item: pytest.Item) -> Iterator[pytest.Item]:
-    """Yield the tests that follow in this process; with pytest-xdist only the next is known."""
+    """Yield the following tests of this process; with pytest-xdist only the next one is known."""
     following = item.stash.get(NEXT, None)
     while following is not None:
         yield following
@@ -201,7 +202,7 @@ def _following(item: pytest.Item) -> Iterator[pytest.Item]:
 
 
 def _cell(item: pytest.Item) -> AnyMatrixCell | None:
-    """The cell of a test that makes a finding; other tests may have parameters of that name."""
+    """The cell of a test; None if the test makes no finding but has a parameter of that name."""
     if not isinstance(item, pytest.Function) or find.__name__ not in item.fixturenames:
         return None
     return cast("AnyMatrixCell", item.callspec.params["cell"])

@@ -1,4 +1,4 @@
-"""The one process of a run that writes the report, and shows how far the run has come."""
+"""The process of a run that writes the report and shows progress."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from conformance.runs.recorder import FindingMessage, FindingRecorder
 
 NOT_DRIVEN = 6
-"""Exit status of a run in which the adapter could not drive something that it was asked for and
-nothing is wrong, or could drive nothing; pytest's own are 0 to 5."""
+"""Exit status of a run in which nothing is wrong and the adapter could not run some of the
+requested findings, or any finding; pytest's own statuses are 0 to 5."""
 
 ATTRIBUTE = "rl_loss_conformance"
-"""An attribute of pytest's own reports of tests, which pytest-xdist passes on as they are."""
+"""The attribute of pytest's test reports for our findings; pytest-xdist keeps attributes."""
 
 
 class Controller:
-    """Hooks of the one process that writes the report."""
+    """Hooks of the process that writes the report."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -56,7 +56,7 @@ class Controller:
         self._start = time.time()
         self._first_finding: float | None = None
         self._unproven = 0
-        """The number of causes whose lines no time was left to prove."""
+        """The number of causes whose lines were not proven for lack of time."""
 
     def recorder(self) -> FindingRecorder:
         """The recorder of this run, made when first needed."""
@@ -73,11 +73,11 @@ class Controller:
         return self._recorder
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Keep what a run is stopped by, and what will know its exit status."""
+        """Keep the session, through which a run is stopped and which has the exit status."""
         self._session = session
 
     def trace(self, jobs: SharedJobs) -> None:
-        """Trace the causes of a run that came to its end, on ranks such as made its findings."""
+        """Trace the causes of a completed run, on the same kind of ranks as its findings."""
         is_asked = self._came_to_its_end and not self._config.getoption("no_trace")
         if self._recorder is not None and is_asked:
             self._trace(self._recorder.causes(), self._recorder, jobs)
@@ -93,15 +93,15 @@ class Controller:
         self._unproven += prover.given_up
 
     def review(self, side: Side) -> None:
-        """Make the findings of one version in a review, and trace what is worse than before."""
+        """Make the findings of one version in a review, and trace the causes of worse findings."""
         try:
             side.run()
         except HarnessFaultError as fault:
             self._problem = f"fault of the harness: {fault}"
             return
-        except pytest.exit.Exception:  # it is told to end, and what it has found counts
+        except pytest.exit.Exception:  # the run is told to end; its findings count
             raise
-        except Exception as error:  # its findings until then are no verdict
+        except Exception as error:  # the findings so far are no verdict
             self._problem = f"{type(error).__name__}: {error}"
             raise
         if side.task.follows is not None:
@@ -117,7 +117,7 @@ class Controller:
         return not (was_stopped or self._problem)
 
     def _end_for_workers(self) -> None:
-        """With pytest-xdist: use ranks of this process, as no worker knows all findings."""
+        """With pytest-xdist: trace on ranks of this process, as no worker has all findings."""
         if self._recorder is None or not self._came_to_its_end:
             return
         if self._config.pluginmanager.hasplugin("dsession") and self._recorder.causes():
@@ -162,13 +162,13 @@ class Controller:
             if finding is not None and self._progress is not None:
                 self._progress.show(finding)
         elif self._first_finding is None and finding_id(report.nodeid) is None:
-            self._start = report.stop  # another test, which ran before the suite began
+            self._start = report.stop  # the report is of a test before the suite
 
     def experiment(self, jobs: SharedJobs) -> None:
-        """Look further than a whole plan, while the ranks still run.
+        """Make findings beyond the plan, while the ranks still run.
 
-        First come other steps in place of those that the framework declined, then experiments on
-        the conditions of causes.
+        First come substitutes for steps that the framework declined, then experiments on the
+        conditions of causes.
         """
         from conformance.plugin import experiments
         from conformance.runs.beyond_plan import instead_of_declined
@@ -179,11 +179,11 @@ class Controller:
         experiments.run(self.recorder(), jobs)
 
     def pytest_unconfigure(self) -> None:
-        """Let the other processes of torchrun go, if it started this run."""
+        """Dismiss torchrun's other processes, if torchrun started this run."""
         launching.dismiss_workers(self._config, self._session)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the report, also of a run that was stopped."""
+        """Write the report, even if the run was stopped."""
         if self._recorder is not None:
             try:
                 self._end_for_workers()
@@ -200,7 +200,7 @@ class Controller:
             session.exitstatus = self._exit_status(report, session.exitstatus)
 
     def _exit_status(self, report: Report, of_tests: int | pytest.ExitCode) -> int:
-        """That of the tests, unless the report as a whole says otherwise."""
+        """The exit status: that of the tests, unless the whole report requires another."""
         verdicts = report.summary.verdicts.keys()
         is_judged = bool(verdicts - {*UNJUDGED})
         if Verdict.NOT_DRIVEN in verdicts and (
@@ -213,14 +213,14 @@ class Controller:
         return of_tests
 
     def _fails_beyond_tests(self, report: Report) -> bool:
-        """Whether a finding fails; those beyond the plan are made by no test."""
+        """Whether a finding beyond the plan fails, for which there is no test."""
         return next(self.recorder().settings.gate.failing(report), None) is not None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, None, None]:
-        """Show the causes instead of every wrong finding."""
+        """Show causes instead of a message for every wrong finding."""
         failed = terminalreporter.stats.get("failed", [])
         if self._report is not None and self._config.option.tbstyle == "auto":
             others = [report for report in failed if not _is_finding(report)]
@@ -281,12 +281,12 @@ class Controller:
             terminalreporter.line(words, red=True)
 
     def _record(self, finding_message: FindingMessage) -> Finding | None:
-        """Keep a finding; a fault of the harness ends the run, as it may spoil any verdict."""
+        """Keep a finding; a fault of the harness ends the run, as no verdict is reliable then."""
         try:
             return self.recorder().record(finding_message)
         except HarnessFaultError as fault:
             self._problem = self._problem or f"fault of the harness: {fault}"
-            # pytest-xdist runs a loop of its own, which looks at its plugin alone.
+            # pytest-xdist has its own loop, which only its plugin can stop.
             for loop in (self._session, self._config.pluginmanager.get_plugin("dsession")):
                 if loop is not None:
                     loop.shouldstop = self._problem
@@ -306,7 +306,7 @@ class Controller:
 class ProgressLine:
     """The progress of a run, in one line of the terminal that rich writes over and over.
 
-    It counts findings instead of pytest's dots, and is a plugin, because pytest must be told so.
+    It counts findings and replaces pytest's dots, for which it has to be a plugin.
     """
 
     def __init__(self, console: Console, total: int) -> None:
@@ -320,9 +320,9 @@ class ProgressLine:
             TextColumn("left; {task.fields[layout]}"),
             console=console,
             auto_refresh=False,
-            redirect_stdout=False,  # pytest captures both itself
+            redirect_stdout=False,  # pytest captures both streams itself
             redirect_stderr=False,
-            speed_estimate_period=math.inf,  # findings may take longer than any shorter one
+            speed_estimate_period=math.inf,  # the speed of slow findings counts too
         )
         self._task = self._line.add_task("", total=total, layout="")
 
@@ -338,26 +338,26 @@ class ProgressLine:
         self._line.update(
             self._task,
             advance=1,
-            total=max(task.total or 0, task.completed + 1),  # some are beyond the plan
+            total=max(task.total or 0, task.completed + 1),  # some findings are beyond the plan
             description=wrong,
             layout=layout,
             refresh=True,
         )
 
     def pytest_sessionfinish(self) -> None:
-        """Leave the line as it is before pytest goes on."""
+        """Stop updating the line before pytest prints more."""
         self._line.stop()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """No letter for a finding."""
+        """Suppress pytest's letter for a finding."""
         if not hasattr(report, ATTRIBUTE):
             return None
         return "xfailed" if hasattr(report, "wasxfail") else report.outcome, "", ""
 
 
 def progress_line(config: pytest.Config, total: int) -> ProgressLine | None:
-    """The line, if there is a terminal and the user left pytest's verbosity alone."""
+    """The progress line, if there is a terminal and pytest's verbosity is the default."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if not isinstance(terminal, pytest.TerminalReporter) or not terminal.isatty:
         return None
@@ -371,20 +371,20 @@ def progress_line(config: pytest.Config, total: int) -> ProgressLine | None:
 
 
 def job_scheduling(config: pytest.Config, log: Producer | None) -> LoadFileScheduling:
-    """A scheduling by which one worker makes all findings of a job, so that no job runs twice.
+    """A pytest-xdist scheduler that gives all findings of a job to one worker, so it runs once.
 
-    Files stay whole. Its base class is imported only in runs that pytest-xdist spreads.
+    Other files of tests stay whole. The base class is imported only in runs with pytest-xdist.
     """
     from xdist.scheduler import LoadFileScheduling
 
     class JobScheduling(LoadFileScheduling):  # type: ignore[misc]
         @cached_property
         def _jobs(self) -> dict[str, str]:
-            """The job of each finding, looked up only where the suite is run."""
+            """The job of each finding by node id, computed only in runs of the suite."""
             return {cell.id: cell.job_id for cell in settings_of(config).plan.cells()}
 
         def _split_scope(self, nodeid: str) -> str:
-            """The name of what one worker runs as a whole."""
+            """The name of the group of tests that one worker runs."""
             finding = finding_id(nodeid)
             if finding is None:
                 return str(super()._split_scope(nodeid))
@@ -394,16 +394,16 @@ def job_scheduling(config: pytest.Config, log: Producer | None) -> LoadFileSched
 
 
 def _is_finding(report: pytest.TestReport) -> bool:
-    """Whether a test made a finding, which the report has."""
+    """Whether the report of a test contains a finding."""
     message: FindingMessage | None = getattr(report, ATTRIBUTE, None)
     return message is not None and bool(message["finding"])
 
 
 def _require_traces(folder: Path | None) -> None:
-    """Require the folder for traces to be writable before the run, which fills it at its end.
+    """Require the folder for traces to be writable, since the run writes it only at its end.
 
     Raises:
-        pytest.UsageError: it is not.
+        pytest.UsageError: the folder cannot be written.
     """
     from conformance.findings.files import require_room
 
@@ -416,10 +416,10 @@ def _require_traces(folder: Path | None) -> None:
 
 
 def _require_summary() -> None:
-    """Require GitHub's summary to be writable before the run, which appends to it at its end.
+    """Require GitHub's summary to be writable, since the run appends to it only at its end.
 
     Raises:
-        pytest.UsageError: it cannot.
+        pytest.UsageError: the summary cannot be written.
     """
     from conformance.comparing.report_file import require_regular
 

@@ -1,9 +1,9 @@
-"""Further findings at the end of a run, which tell on which facts its causes depend.
+"""Further findings at the end of a run, which test the conditions of its causes.
 
-A plan sees a mistake where it happens to look. A fact that all findings of a cause share is part
-of its condition only if the mistake is gone without it. So for each fact and option that a cause
-claims the nearest finding is made that lacks it: if that is wrong too, the cause claims one less.
-Where a factor may be that of several counts, a finding is made in which these are different.
+A plan shows a mistake only in its own cells. A fact that all findings of a cause share is part of
+its condition only if the mistake does not show without it. So for each fact and option in a
+condition, the nearest finding without it is made: if that finding is wrong too, the fact is
+dropped. If a factor may be one of several counts, a finding is made in which these counts differ.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from conformance.runs.recorder import FindingRecorder
 
 MOST = 18
-"""Findings that a run makes beyond its plan."""
+"""The most findings that a run makes beyond its plan."""
 
 TESTED = ((Severity.GRADIENT, Severity.LOGGED, Severity.NOT_TRAINED), (Severity.ADVICE,))
-"""The causes that are tested, in turn: advice has what the others leave."""
+"""Severities of the causes to test, in order: advice gets the findings that are left."""
 
 
 def run(recorder: FindingRecorder, jobs: SharedJobs) -> None:
-    """Test the claims of the causes of a complete run with at most `MOST` further findings.
+    """Test the conditions of the causes of a complete run with at most `MOST` further findings.
 
-    A claim that is dropped may bring up another one, so that there are several rounds.
+    Dropping a fact may change causes and their conditions, so there are several rounds.
     """
     left = MOST
     for severities in TESTED:
@@ -58,7 +58,7 @@ def run(recorder: FindingRecorder, jobs: SharedJobs) -> None:
 def chosen(
     report: Report, plan: Plan, description: Description, severities: Sequence[Severity]
 ) -> list[MatrixCell]:
-    """The cells that lack what causes claim to depend on, those of the worst causes first."""
+    """The cells that lack a fact of a cause's condition, those for the worst causes first."""
     findings = {finding.id: finding for finding in report.findings}
     tested = [
         (cause, [one for one in cause.findings if is_worst(findings[one], cause)])
@@ -66,7 +66,7 @@ def chosen(
         if cause.severity in severities
     ]
     slugs = {findings[name].identity.slug for _, names in tested for name in names}
-    slugs.add(Check.REJECTION)  # which alone rejects tokens
+    slugs.add(Check.REJECTION)  # only this objective rejects tokens
     of_slugs = (cell for cell in plan.chosen_of_cases if cell.spec.slug in slugs)
     cells = job_cells(of_slugs, description)
     candidates = [_candidate(cell, report) for cell in cells]
@@ -75,20 +75,20 @@ def chosen(
 
 
 class _Candidate(NamedTuple):
-    """A cell that may be run, and what is known of it before."""
+    """A cell that may be run, with its facts known in advance."""
 
     cell: MatrixCell
     options: frozenset[str]
     facts: frozenset[str]
 
     def is_looked_at_as(self, other: _Candidate) -> bool:
-        """Whether another cell is of the same check and mode."""
+        """Whether another cell has the same check and mode."""
         return self.cell.spec.slug == other.cell.spec.slug and (
             self.cell.aggregation.mode is other.cell.aggregation.mode
         )
 
     def distance(self, other: _Candidate) -> tuple[int, int, str]:
-        """A sort key: fewest facts that differ, then fewest ranks."""
+        """A sort key: fewest different facts first, then fewest ranks."""
         return len(self.facts ^ other.facts), self.cell.layout.world_size, self.cell.id
 
 
@@ -107,11 +107,11 @@ def _candidate(cell: MatrixCell, report: Report) -> _Candidate:
 def _telling(
     cause: Cause, findings: Sequence[str], candidates: Sequence[_Candidate]
 ) -> Iterator[MatrixCell]:
-    """Yield the nearest cell whose counts differ, for an ambiguous cause, and without each claim.
+    """Yield the nearest cells that test a cause: with different counts, and without each fact.
 
-    That is nearest to the finding which needs the fewest options, and of the same check if any such
-    lacks the fact. How a framework cuts a step is not known before it has: samples are taken to be
-    dealt in order.
+    Nearest means nearest to the finding with fewest options, on the same check if a cell of that
+    check lacks the fact. The framework's cut of a step is not known in advance: samples are assumed
+    to be dealt in order.
     """
     alike = [one for one in candidates if one.cell.id in findings]
     if not alike:

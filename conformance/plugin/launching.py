@@ -1,4 +1,4 @@
-"""The processes of a pytest run: its ranks, which torchrun may start, and signals that end it."""
+"""The processes of a pytest run: its ranks, perhaps started by torchrun, and ending signals."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 REMOTE_WORKERS: pytest.StashKey[RemoteWorkers] = pytest.StashKey()
 
 SOUND = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}
-"""Exit statuses of complete runs, in which the other processes have done what they should."""
+"""Exit statuses of complete runs, in which the other processes did their part."""
 
 
 def serve_elsewhere(config: pytest.Config) -> int | None:
-    """In a process that torchrun started for another rank than 0, serve; returns its exit status.
+    """In torchrun's processes other than rank 0, serve rank 0; returns the exit status.
 
     Raises:
-        pytest.UsageError: torchrun was told something that ranks cannot be run under.
+        pytest.UsageError: ranks cannot run with torchrun's options.
     """
     launch = _launch(config)
     if launch is None or launch.rank == 0:
@@ -42,10 +42,10 @@ def serve_elsewhere(config: pytest.Config) -> int | None:
 
 
 def connect_workers(config: pytest.Config) -> None:
-    """Wait for the other processes that torchrun started, if it did, and keep them until the end.
+    """Wait for torchrun's other processes, if torchrun started this run, and keep them to the end.
 
     Raises:
-        pytest.UsageError: pytest-xdist is there as well.
+        pytest.UsageError: the run uses pytest-xdist as well.
     """
     launch = _launch(config)
     if launch is None:
@@ -61,14 +61,14 @@ def connect_workers(config: pytest.Config) -> None:
 
 
 def dismiss_workers(config: pytest.Config, session: pytest.Session | None) -> None:
-    """Dismiss the other processes of torchrun; without a session the command line was at fault."""
+    """Dismiss torchrun's other processes; without a session the command line was wrong."""
     if REMOTE_WORKERS in config.stash:
         status = pytest.ExitCode.USAGE_ERROR if session is None else session.exitstatus
         config.stash[REMOTE_WORKERS].dismiss(0 if status in SOUND else status)
 
 
 def launcher(config: pytest.Config) -> LocalLauncher:
-    """The launcher, which starts the ranks."""
+    """The launcher that starts the ranks."""
     launch = _launch(config)
     if launch is None:
         from conformance.ranks.processes import LocalLauncher
@@ -90,7 +90,7 @@ def rank_budget(config: pytest.Config) -> RankBudget:
 
 
 def _launch(config: pytest.Config) -> Launch | None:
-    """The launch that torchrun describes, where it started this run of an adapter."""
+    """The launch by which torchrun started this run; None if it did not, or without an adapter."""
     if config.getoption("adapter") is None:
         return None
     from conformance.ranks.torchrun import Launch
@@ -102,10 +102,10 @@ def _launch(config: pytest.Config) -> Launch | None:
 
 
 class EndingSignals:
-    """Has SIGTERM and SIGHUP end a run as Ctrl-C does: ranks end and the report is written.
+    """Makes SIGTERM and SIGHUP end a run as Ctrl-C does: ranks end and the report is written.
 
-    Python drops what a handler raises during a weak reference's callback, as on an import. So it is
-    raised again before the next test.
+    Python drops an exception that a handler raises during a weak reference's callback, which
+    imports run. So the exception is raised again before the next test.
     """
 
     def __init__(self) -> None:
@@ -113,15 +113,15 @@ class EndingSignals:
 
         self._ending: BaseException | None = None
         signal.signal(signal.SIGTERM, self._end)
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # as it is not with nohup
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup sets SIG_IGN
             signal.signal(signal.SIGHUP, self._end)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and is not ignored
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored
             signal.signal(signal.SIGINT, self._end)
         # Stopping a process that is ending anyway would leave its temporary folders.
         atexit.register(_ignore)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        if self._ending is not None:  # it ends already, and nothing of it is to be left behind
+        if self._ending is not None:  # the run is ending, and must clean up
             return
         if number == signal.SIGINT:
             self._ending = KeyboardInterrupt()
@@ -131,14 +131,14 @@ class EndingSignals:
         raise self._ending
 
     def pytest_runtest_logstart(self) -> None:
-        """Raise what was dropped."""
+        """Raise the exception that Python dropped."""
         if self._ending is not None:
             raise self._ending
 
 
 @contextmanager
 def too_late() -> Iterator[None]:
-    """A run that writes its report has come to its end: to stop it would lose what it found."""
+    """Ignore ending signals in the context: a run that writes its report must not lose it."""
     former = _ignore()
     try:
         yield
@@ -148,6 +148,6 @@ def too_late() -> Iterator[None]:
 
 
 def _ignore() -> dict[signal.Signals, Any]:
-    """Ignore what ends a run; returns the handlers before."""
+    """Ignore the signals that end a run; returns the previous handlers."""
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return {sign: signal.signal(sign, signal.SIG_IGN) for sign in ending}

@@ -1,4 +1,4 @@
-"""The fixture that checks a trainer of one's own."""
+"""The fixture that checks a user's own trainer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from conformance.own_trainer.step import Step
 
 CHECKS: pytest.StashKey[list[OwnTrainerCheck]] = pytest.StashKey()
-"""The checks that a test has begun."""
+"""The stash key of the checks that a test has begun."""
 
 
 @pytest.fixture
 def loss_conformance(request: pytest.FixtureRequest) -> Callable[..., Iterator[Step]]:
-    """Yields steps to train with a trainer of one's own, and fails the test if it is wrong.
+    """Yields steps to train with the user's own trainer, and fails the test if it is wrong.
 
     ``mode`` is `sample_mean`, `prompt_mean`, `token_mean`, or `constant` with its ``divisor``.
     ``dp`` and ``micro_batches`` are numbers of data-parallel ranks, and of micro-batches on each,
-    to try. ``packed`` says that micro-batches are packed rows; ``cases`` are names of the corpus,
+    to try. ``packed`` says that micro-batches are packed rows; ``cases`` are names in the corpus,
     and ``time_limit`` the seconds that a rank may wait for another. ``advantages`` is the estimator
-    of a trainer that makes advantages of rewards itself.
+    of a trainer that computes advantages from rewards itself.
     """
     from conformance.own_trainer.check import OwnTrainerCheck
     from conformance.own_trainer.jobs import TELLING, asked
@@ -61,7 +61,7 @@ def _steps_of(check: OwnTrainerCheck) -> Iterator[Step]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """End the copies of this process that a check has made, if a test leaves its loop early."""
+    """End the processes that a check has forked, if a test leaves its loop early."""
     if loss_conformance.__name__ not in pyfuncitem.fixturenames:
         return (yield)
     from conformance.own_trainer.outcome import LEFT_EARLY, WrongLossError
@@ -73,7 +73,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     except BaseException as raised:
         error = raised
     for check in pyfuncitem.stash.get(CHECKS, ()):
-        shown = check.left(error)
+        shown = check.leave(error)
         if isinstance(shown, WrongLossError):
             raise pytest.fail.Exception(str(shown), pytrace=False) from None
         if shown is not None and shown is not error:

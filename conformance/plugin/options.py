@@ -21,7 +21,7 @@ DEFAULT_ADAPTER = "native"
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
 NODE_ID = "test_conformance.py::test_finding["
-"""In the node id of every finding, before the finding's own id."""
+"""The text before a finding's id in the node id of its test."""
 
 
 def declare(group: pytest.OptionGroup) -> None:
@@ -40,7 +40,7 @@ def settings_of(config: pytest.Config) -> Settings:
     """The settings of this run, checked the first time.
 
     Raises:
-        pytest.UsageError: what is wrong with it, and the way out.
+        pytest.UsageError: a setting is wrong; the message has a hint.
     """
     if SETTINGS not in config.stash:
         try:
@@ -51,7 +51,7 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def announce_changes(config: pytest.Config) -> None:
-    """Have ranks note which changed statements they run, in a review."""
+    """Have ranks record which changed statements they run, in a review."""
     if (path := config.getoption("review")) is not None:
         from conformance.ranks import changed
         from conformance.runs.review_task import ReviewTask
@@ -92,7 +92,7 @@ def _read_options(config: pytest.Config) -> Settings:
 
 
 def _plan_size(config: pytest.Config) -> str:
-    """The plan that ``--plan`` names; else the full one if a layout, case or finding is named."""
+    """The plan that ``--plan`` names; by default the full plan if a layout, case or id is named."""
     option = config.getoption
     named = any("::" in argument for argument in config.invocation_params.args)
     named = named or any(map(option, ("layout", "case", "case_file")))
@@ -102,6 +102,6 @@ def _plan_size(config: pytest.Config) -> str:
 
 
 def _given_path(config: pytest.Config, name: str) -> Path | None:
-    """The path that an option names, seen from where the user is, who may be in another folder."""
+    """The path that an option names, relative to the folder in which the user started pytest."""
     path: Path | None = config.getoption(name)
     return None if path is None else config.invocation_params.dir / path

@@ -1,6 +1,6 @@
-"""One side of a review, as it runs: the head runs what the change touches, and the base the same.
+"""Runs one version in a review: the head chooses jobs by the change, and the base runs the same.
 
-The base is one job behind, so that both have the same findings whenever they are ended.
+The base is one job behind, so that both have the same findings whenever they are stopped.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from conformance.runs.recorder import FindingRecorder
 
 POLL = 0.1
-"""Seconds between two looks at what the other side has made."""
+"""Seconds between two readings of the other side's findings."""
 
 MOST_BEHIND = 20.0
-"""Seconds that the head waits for what the base has not made yet, before it traces."""
+"""Seconds that the head waits for missing findings of the base before it traces."""
 
 
 @dataclass
 class Side:
-    """The run of one version; ``path`` names the file with its task."""
+    """The run of one version; ``path`` is the file that describes its task."""
 
     path: Path
     recorder: FindingRecorder
@@ -61,7 +61,7 @@ class Side:
             self._follow(Path(self.task.follows))
 
     def _lead(self) -> None:
-        """Make findings, those of jobs that run most of the change first."""
+        """Make findings, starting with jobs that run most of the change."""
         lines = self.task.lines or {}
         marks = [changed.marks(Path(name), several) for name, several in lines.items()]
         order = Order(
@@ -81,7 +81,7 @@ class Side:
                 self._make(turn.cells, order)
 
     def _scouted(self, scout: MatrixCell) -> frozenset[Place]:
-        """The changed statements that a job runs; its outcome is kept for its findings."""
+        """The changed statements that a job runs; the job's outcome is kept for its findings."""
         if isinstance(scout, StartupCell):
             self.jobs.run(scout.job)
         else:
@@ -95,7 +95,7 @@ class Side:
         return self.jobs.pool.ran.get(cell.job, frozenset())
 
     def _make(self, cells: Sequence[MatrixCell], order: Order | None = None) -> None:
-        """Make the findings of one job, and begin the next one meanwhile."""
+        """Make the findings of one job, and begin the next job meanwhile."""
         self.jobs.share(cells)
         for cell in cells:
             self.jobs.expect(self._upcoming(cell, order))
@@ -122,7 +122,7 @@ class Side:
             yield from job_cells(turn.cells[:1], self.jobs.description)
 
     def _follow(self, head: Path) -> None:
-        """Make the findings that the head has made, in its order, until that has ended."""
+        """Make the head's findings, in the same order, until the head has ended."""
         done = {*self.task.kept}
         while True:
             has_ended = head.exists()
@@ -145,12 +145,12 @@ class Side:
         return [*worse(_made_by(self.task.base), self.findings.values())]
 
     def new_causes(self) -> list[Cause]:
-        """The causes of what is worse."""
+        """The causes of findings that are worse."""
         worse = {finding.id for finding in self.worse()}
         return [one for one in self.recorder.causes() if worse.intersection(one.findings)]
 
     def name_what_is_carried(self) -> None:
-        """Make one cause of those whose numbers are of the job that was run before."""
+        """Merge causes of findings that carry numbers over from the job before."""
         carried = [*carried_over.of_causes(self.new_causes(), self._made_cells, self.jobs)]
         for finding in carried_over.renamed(carried, self.findings):
             self.findings[finding.id] = finding
@@ -162,12 +162,12 @@ class Side:
         return {name: self.candidates.by_id[name] for name in ran}
 
     def wait_for_base(self) -> None:
-        """Wait until the base has made what the head has, unless it takes too long."""
+        """Wait until the base has made the head's findings, for `MOST_BEHIND` seconds at most."""
         latest = time.monotonic() + MOST_BEHIND
         while time.monotonic() < latest and {*self.findings} - {*_made_by(self.task.base)}:
             time.sleep(POLL)
 
 
 def _made_by(reports: Sequence[str]) -> dict[str, Finding]:
-    """The findings of several runs, which may be under way."""
+    """The findings of several runs by id; runs may not have ended."""
     return {one.id: one for report in reports for one in journal.findings(Path(report))}

@@ -1,11 +1,11 @@
-"""Decides whose failure an exception is: the framework's, which may be a refusal, or the adapter's.
+"""Decides who is to blame for an exception: the framework, which may have refused, or the adapter.
 
-An adapter is made for some versions of its framework. Where another version asks a stub for an
-attribute that it lacks, or has no option of a name that the adapter sets, the framework did nothing
-wrong: this version is not driven.
+An adapter is made for some versions of its framework. If another version asks a stub for an
+attribute that the stub lacks, or lacks an option that the adapter sets, the framework did nothing
+wrong: the adapter does not support this version.
 
-A refusal comes before training. Where a micro-batch of the job has been trained already, an error
-in words breaks the step off, often over rows that the framework added itself.
+A refusal comes before training. If a micro-batch of the job has already been trained, a deliberate
+error counts as a crash, often about rows that the framework added itself.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 PASSES_CALLS_ON = "__tracebackhide__"
 """The local variable by which pytest hides a frame; here it marks functions that only pass calls
-on, so that an exception raised below them is their caller's."""
+on, so that an exception raised below them is attributed to their caller."""
 
 FEWEST_WORDS = 3
 """The fewest words of a deliberate error's message: ``f"{shape} {other}"`` explains nothing."""
 
 
 def blame(error: BaseException, adapter: Adapter, source: Path | None) -> Raised:
-    """Returns what there is to say about an exception, with the verdict that follows from it."""
+    """Returns the verdict on an exception, with its words and place."""
     stack = _Stack(error, type(adapter))
     place = stack.place()
     return Raised(
@@ -72,7 +72,7 @@ def telling_line(error: BaseException) -> str:
 
 
 def _remedy(stack: _Stack, source: Path | None) -> str:
-    """The way out for a missing package or a file of a newer Python; often none."""
+    """A hint for a missing package or a file that needs a newer Python; else empty."""
     error = stack.error
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         extras, own = _extras_with(error.name.partition(".")[0]), stack.adapter.name
@@ -89,9 +89,9 @@ def _this_python() -> str:
 
 
 def _extras_with(package: str) -> list[str]:
-    """The extras that require a package, by the names that distributions give to theirs."""
+    """The extras of this project that require the distribution of an imported package."""
     name = canonicalize_name(package)
-    names = {name, f"py{name}", f"{name}-core"}  # pyyaml has yaml, megatron-core has megatron
+    names = {name, f"py{name}", f"{name}-core"}  # such as pyyaml for yaml
     requirements = map(Requirement, importlib.metadata.requires("rl-loss-conformance") or ())
     markers = [one.marker for one in requirements if canonicalize_name(one.name) in names]
     extras = importlib.metadata.metadata("rl-loss-conformance").get_all("Provides-Extra") or []
@@ -102,14 +102,14 @@ def _extras_with(package: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Stack:
-    """The frames that an exception of a job or of loading a framework went through."""
+    """The frames of an exception that was raised by a job, or on loading a framework."""
 
     error: BaseException
     adapter: type[Adapter]
 
     @cached_property
     def entries(self) -> list[TracebackType]:
-        """The innermost first, without functions that only pass calls on."""
+        """The frames, the innermost first, without functions that only pass calls on."""
         return [
             entry
             for entry in reversed([*_entries(self.error.__traceback__)])
@@ -117,7 +117,7 @@ class _Stack:
         ]
 
     def is_of_framework(self, module: str) -> bool:
-        """An adapter without a package is its own framework, with the modules next to it."""
+        """Whether a module is the framework's: for an adapter without a package, one next to it."""
         package = self.adapter.package
         return _is_in(module, self._homes if package is None else {package})
 
@@ -127,7 +127,7 @@ class _Stack:
         return ours and not self.is_of_framework(module)
 
     def is_raised_by_ours(self) -> bool:
-        """Whether the adapter is the innermost of framework and adapter; the rest are libraries."""
+        """Whether the innermost frame, apart from those of libraries, is the adapter's."""
         modules = map(_module, self.entries)
         owned = (one for one in modules if self.is_ours(one) or self.is_of_framework(one))
         return self.is_ours(next(owned, "adapters"))
@@ -138,9 +138,9 @@ class _Stack:
         return isinstance(self.error, SyntaxError) or any(map(self.is_of_framework, modules))
 
     def place(self) -> str | None:
-        """The innermost line of the framework, or function of the adapter if that raised.
+        """The innermost line of the framework, or the function of the adapter that raised.
 
-        The latter is without a line number, so that reports do not change with edits of adapters.
+        A function has no line number, so that reports do not change with edits of adapters.
         """
         if self.is_raised_by_ours():
             ours = [entry for entry in self.entries if self.is_ours(_module(entry))]
@@ -172,7 +172,7 @@ def _verdict(error: BaseException, stack: _Stack) -> Verdict:
 def _lacks_its_own_module(error: BaseException, stack: _Stack) -> bool:
     """Whether a function of the framework imports a module of the framework that does not exist.
 
-    Modules that import others when they are loaded may wait for files that an installation makes.
+    Imports at the top of a module do not count: they may need files that an installation generates.
     """
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return False
@@ -182,7 +182,7 @@ def _lacks_its_own_module(error: BaseException, stack: _Stack) -> bool:
 
 
 def _asked_too_much(error: BaseException, stack: _Stack) -> bool:
-    """Whether the framework asked an object of the adapter's for what that does not have."""
+    """Whether the framework asked an object of the adapter for an attribute that it lacks."""
     if isinstance(error, AttributeError):
         return _is_made_by_ours(error.obj, error.name, stack)
     return isinstance(error, TypeError) and _was_called_wrongly(str(error), stack)
@@ -191,8 +191,8 @@ def _asked_too_much(error: BaseException, stack: _Stack) -> bool:
 def _was_called_wrongly(words: str, stack: _Stack) -> bool:
     """Whether a function of the adapter's got arguments that it does not take.
 
-    Python gives the qualified name. If a patch has ended in the meantime, the name already belongs
-    to another function, and ours is looked up in the adapter's modules.
+    Python's message has the qualified name. If a patch has ended in the meantime, the name belongs
+    to another function again, so the adapter's function is looked up in the adapter's modules.
     """
     name, is_call, _ = words.partition("() ")
     callee = _callee(stack.entries[0])
@@ -203,7 +203,7 @@ def _was_called_wrongly(words: str, stack: _Stack) -> bool:
 
 
 def _functions(module: str) -> Iterator[str]:
-    """The qualified names of all functions of a module, of those inside of others too."""
+    """The qualified names of all functions of a module, including nested functions."""
     loader = getattr(sys.modules[module], "__loader__", None)
     codes = [loader.get_code(module)] if isinstance(loader, InspectLoader) else []
     while codes:
@@ -222,7 +222,7 @@ def _is_made_by_ours(thing: Any, attribute: str | None, stack: _Stack) -> bool:
 
 
 def _set_at_start(kind: type[Any]) -> frozenset[str]:
-    """The attributes that constructors of a class assign: an instance lacks them without."""
+    """The attributes that constructors of a class assign, missing if no constructor ran."""
     constructors = [one.__dict__["__init__"] for one in kind.__mro__ if "__init__" in one.__dict__]
     return frozenset(
         instruction.argval
@@ -234,7 +234,7 @@ def _set_at_start(kind: type[Any]) -> frozenset[str]:
 
 
 def _is_deliberate(error: BaseException, stack: _Stack) -> bool:
-    """Whether the framework raised an error of its own that explains something."""
+    """Whether the framework raised an error deliberately, with a message that explains it."""
     entry = stack.entries[0]
     if not stack.is_of_framework(_module(entry)):
         return False
@@ -251,7 +251,7 @@ def _is_deliberate(error: BaseException, stack: _Stack) -> bool:
 
 @cache
 def _statements(file: str) -> tuple[ast.Raise | ast.Assert, ...]:
-    """All statements of a file that raise."""
+    """All ``raise`` and ``assert`` statements of a file."""
     nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
     return tuple(node for node in nodes if isinstance(node, (ast.Raise, ast.Assert)))
 
@@ -276,7 +276,7 @@ def _callee(entry: TracebackType) -> Any:
 
 
 def _resolved(expression: ast.expr, names: dict[str, Any]) -> Any:
-    """The value of a dotted name; None if it has none, or is another kind of expression."""
+    """The value of a dotted name; None if it has no value, or the expression is no dotted name."""
     if isinstance(expression, ast.Name):
         return names.get(expression.id)
     if isinstance(expression, ast.Attribute):

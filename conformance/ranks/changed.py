@@ -1,7 +1,7 @@
-"""Notes which changed statements of a framework a process runs.
+"""Records which changed statements of a framework a process runs.
 
-A file with changed lines is compiled with a call before each changed statement, which keeps its
-place. Lines and columns stay as they are, so that tracebacks and traces do not notice.
+A file with changed lines is compiled with a call before each changed statement, which records the
+statement. Line and column numbers stay the same, so tracebacks and traces are not affected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 VARIABLE = "_RL_LOSS_CONFORMANCE_CHANGED"
 
 NOTE = "_rl_loss_conformance_note"
-"""The name among builtins that a changed statement is preceded by a call of."""
+"""The name of the builtin function that is called before each changed statement."""
 
 NO_CODE = (
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
@@ -54,17 +54,17 @@ def drain() -> frozenset[Place]:
 
 
 def announce(lines: Mapping[str, Sequence[int]]) -> None:
-    """Tell processes that start from this one the changed lines of files, by absolute path."""
+    """Pass the changed lines of files, by absolute path, to processes that this one starts."""
     os.environ[VARIABLE] = json.dumps({name: [*numbers] for name, numbers in lines.items()})
 
 
 def announced() -> str:
-    """The places that this process was told, or has told others."""
+    """The changed lines that this process announces, or was started with."""
     return os.environ.get(VARIABLE, "{}")
 
 
 def note_all_of(told: str) -> None:
-    """Note the statements of these lines, in modules that are imported from here on."""
+    """Record the statements on these lines when they run, in modules imported from now on."""
     lines = {name: {*several} for name, several in json.loads(told).items()}
     finder = _Finder(lines)
     if lines and finder not in sys.meta_path:
@@ -77,7 +77,7 @@ def _note(file: str, first: int, last: int) -> None:
 
 
 def marks(path: Path, lines: Iterable[int]) -> Marks:
-    """The changed statements of a file; none if it is no Python of this version."""
+    """The changed statements of a file; none if this Python version cannot parse it."""
     found = Marks(str(path), {*lines})
     with suppress(OSError, SyntaxError):
         found.marked(path.read_bytes())
@@ -91,13 +91,13 @@ class Marks:
         self._file = file
         self._lines = lines
         self.places: list[Place] = []
-        """The changed statements in functions; others run on import."""
+        """The changed statements inside functions; others run on import."""
 
         self.is_of_module = False
-        """Whether a statement changes that runs on import and is no import itself."""
+        """Whether a changed statement runs on import, and is not itself an import."""
 
     def marked(self, source: bytes) -> ast.Module:
-        """The syntax tree of the file with these calls."""
+        """The syntax tree of the file with calls before changed statements."""
         tree = ast.parse(source, self._file)
         self._lines = self._lines & _lines_of_code(source)
         tree.body = [*self._block(tree.body, is_in_function=False)]
@@ -106,7 +106,7 @@ class Marks:
     def _block(
         self, body: Sequence[ast.stmt], *, is_in_function: bool, header: set[int] | None = None
     ) -> Iterator[ast.stmt]:
-        """Yield the statements of a block; a changed ``header`` counts as its first."""
+        """Yield the statements of a block with calls, the first for a changed ``header``."""
         for statement in body:
             changed = self._own_lines(statement) & self._lines
             if _is_docstring(statement):
@@ -131,7 +131,7 @@ class Marks:
             setattr(owner, name, [*self._block(block, is_in_function=within, header=header)])
 
     def _own_lines(self, statement: ast.stmt) -> set[int]:
-        """The lines of a statement that are in none of the statements inside of it."""
+        """The lines of a statement that are in no nested statement."""
         own = _lines(statement)
         for _, _, block in _blocks(statement):
             for inner in block:
@@ -150,7 +150,7 @@ class Marks:
 
 
 def _blocks(statement: ast.AST) -> Iterator[tuple[ast.AST, str, list[ast.stmt]]]:
-    """Yield each block of statements right inside of a statement, with what has it."""
+    """Yield each block directly inside a statement, with the node and field that contain it."""
     for name, value in ast.iter_fields(statement):
         if not isinstance(value, list):
             continue
@@ -186,7 +186,7 @@ def _imports(statement: ast.stmt) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules of changed files before all others do."""
+    """A finder for modules of changed files, which comes before all other finders."""
 
     def __init__(self, lines: Mapping[str, set[int]]) -> None:
         self._lines = lines
@@ -220,7 +220,7 @@ class _MarkingLoader(importlib.machinery.SourceFileLoader):
         self._lines = lines
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Compile the marked source; nothing is kept in a cache."""
+        """Compile the source with calls, without a bytecode cache."""
         path = self.get_filename(fullname)
         tree = Marks(self._file, self._lines).marked(self.get_data(path))
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)

@@ -21,10 +21,10 @@ MAX_RANKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RankBudget:
-    """The largest number of ranks of a run, and how many of them this machine may hold.
+    """The largest number of ranks of a run, and of ranks on this machine.
 
-    ``rule`` is the option or setting that says so. ``way_out`` is how to change it, with
-    ``{needed}`` for the number of ranks.
+    ``rule`` is the option or setting that limits the number. ``way_out`` tells how to change the
+    limit, with ``{needed}`` for the number of ranks.
     """
 
     ranks: int
@@ -43,7 +43,7 @@ class RankBudget:
         )
 
     def way_out_for(self, ranks: int) -> str:
-        """The way to get this number of ranks."""
+        """A hint on how to get this number of ranks."""
         return self.way_out.format(needed=ranks)
 
 
@@ -78,13 +78,13 @@ class Hardware:
 
     @classmethod
     def of(cls, device: str, backend: str | None, ranks: int, dtype: str = Dtype.FLOAT32) -> Self:
-        """Check what a user typed, for so many ranks on this machine.
+        """Check the options of a user for a number of ranks on this machine.
 
-        Without a backend it is nccl where each of them has a GPU of its own, else gloo.
+        Without a backend, it is nccl if each rank has a GPU of its own, else gloo.
 
         Raises:
-            InvalidSettingsError: there is no hardware of that name.
-            InvalidHardwareError: there is none here, or too little.
+            InvalidSettingsError: an option has an unknown value.
+            InvalidHardwareError: this machine lacks the hardware, or has too few GPUs.
         """
         chosen = choice(Device, "device", device)
         precision = choice(Dtype, "dtype", dtype)
@@ -115,10 +115,10 @@ def gpus() -> int:
 
 
 def choice(known: type[_Choice], option: str, text: str) -> _Choice:
-    """The value of an option.
+    """The value of an option as a member of ``known``.
 
     Raises:
-        InvalidSettingsError: it is none of those known.
+        InvalidSettingsError: the text is no known value.
     """
     try:
         return known(text)

@@ -1,7 +1,7 @@
-"""Has a framework make logs in processes of their own, with asserts and without.
+"""Has a framework make logs in separate processes, one with asserts and one without.
 
-The folder of each has what the framework printed, what came of the request and, for the process
-without asserts, the request itself.
+The folder of each process has the framework's output, the outcome of the request and, for the
+process without asserts, the request itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIMIT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class LogOutcome:
-    """Metrics or an error of one case; the error of all of them if the process died."""
+    """Metrics or an error of one case; if the process died, all cases have its error."""
 
     kind: Literal["logged", "raised", "unsupported", "crashed"]
     log: Mapping[str, float]
@@ -46,7 +46,7 @@ class LogOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class LogRequest:
-    """The entries that a framework is to make logs of, by the name of their case."""
+    """The entries that a framework has to join to logs, by the name of their case."""
 
     adapter: Adapter
     source: Path | None
@@ -63,14 +63,14 @@ class Logs(ExitStack):
         self._plain = self._started(answer)
 
     def of(self, case: str) -> tuple[LogOutcome, LogOutcome]:
-        """The outcome of a case, and that under ``python -O``, which removes asserts."""
+        """The outcome of a case, and its outcome under ``python -O``, which removes asserts."""
         outcome = self._plain.outcomes[case]
         return outcome, self._optimized.outcomes[case] if outcome.kind == "raised" else outcome
 
     def begin(self) -> None:
-        """Start what is still to come, which may be awaited later; the first process is soon done.
+        """Wait for the first process, and start the one without asserts if it is needed.
 
-        Only where it raised an error, an assert may be why.
+        It is needed only if a case raised an error, which may come from an assert.
         """
         if any(outcome.kind == "raised" for outcome in self._plain.outcomes.values()):
             self._optimized  # noqa: B018 - starts it
@@ -86,7 +86,7 @@ class Logs(ExitStack):
 
 
 class LogProcess:
-    """A process that answers a request; it starts at once, and is waited for when asked."""
+    """A process that answers a request; it starts at once, and `outcomes` waits for it."""
 
     def __init__(self, request: LogRequest, target: Callable[[LogRequest, Path], None]) -> None:
         self._source, self._names = request.source, tuple(request.cases)
@@ -99,7 +99,7 @@ class LogProcess:
         self._child.start()
 
     def end(self) -> None:
-        """Put an end to it, whatever it does."""
+        """Kill the process."""
         self._child.kill()
         self._child.join()
         self._folder.cleanup()
@@ -121,7 +121,7 @@ class LogProcess:
         return path.read_bytes() if path.exists() else b""
 
     def _crash_of_all(self, message: str) -> Mapping[str, LogOutcome]:
-        """A crash of every case, as a process that died on one leaves no outcome of the others."""
+        """A crash of every case: a process that died on one case left no outcomes of the others."""
         return dict.fromkeys(self._names, LogOutcome(kind="crashed", log={}, message=message))
 
 

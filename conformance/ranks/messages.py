@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedFile:
-    """The meeting place of the ranks of one machine."""
+    """The rendezvous of ranks on one machine: a file."""
 
     path: Path
 
     def store(self, world_size: int) -> Store:
-        """The store that a world of this size is made through."""
+        """The store by which a world of this size is initialised."""
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         return FileStore(str(self.path), world_size)
@@ -34,14 +34,14 @@ class SharedFile:
 
 @dataclass(frozen=True)
 class SharedStore:
-    """The meeting place of ranks of several machines: keys of a `torch.distributed.TCPStore`."""
+    """The rendezvous of ranks on several machines: keys of a `torch.distributed.TCPStore`."""
 
     host: str
     port: int
     prefix: str
 
     def store(self, world_size: int) -> Store:
-        """The store that a world of any size is made through."""
+        """The store by which a world of any size is initialised."""
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         return PrefixStore(self.prefix, TCPStore(self.host, self.port, is_master=False))
@@ -52,7 +52,7 @@ Rendezvous = SharedFile | SharedStore
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """The specification that a rank is given once, when it starts."""
+    """The specification that a rank gets once, when it starts."""
 
     index: int
     adapter: Adapter
@@ -64,9 +64,9 @@ class WorkerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class HostSlot:
-    """A place for a rank on its machine: the ``index``-th of ``ranks``, with a file for its output.
+    """The slot of a rank on its machine: the ``index``-th of ``ranks``, with a file for its output.
 
-    ``interface`` is what it is to reach the others through, None where gloo is to find out.
+    ``interface`` is the network interface to the other ranks; None if gloo has to find it.
     """
 
     index: int
@@ -77,7 +77,7 @@ class HostSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """A `torch.distributed` world; a new ``rendezvous`` makes a new one of the same size."""
+    """A `torch.distributed` world; a new ``rendezvous`` makes a new world of the same size."""
 
     size: int
     rendezvous: Rendezvous
@@ -86,7 +86,7 @@ class World:
 
 @dataclass(frozen=True)
 class Ready:
-    """The framework is imported, in the process ``pid``."""
+    """The process ``pid`` has imported the framework."""
 
     description: Description
     pid: int
@@ -101,12 +101,12 @@ class Observed:
     """The operations of the rank, in a job that is recorded."""
 
     held: tuple[tuple[float, ...], ...] = ()
-    """The values that were replaced, each time."""
+    """The original values of each replacement."""
 
 
 @dataclass(frozen=True)
 class Declined:
-    """The framework lacks what was asked for, or refused it, in the words of ``message``."""
+    """The framework lacks a capability that the job needs, or refused the job."""
 
     verdict: Literal["unsupported", "refused"]
     message: str
@@ -116,8 +116,8 @@ class Declined:
 class Raised:
     """An exception ended the job.
 
-    ``verdict`` says whose failure that is: crashed, refused or not driven. ``words`` are the type
-    and the telling line of the exception, and ``place`` is where it was raised.
+    ``verdict`` says who is to blame: crashed, refused or not driven. ``words`` are the type and the
+    first meaningful line of the exception, and ``place`` is where it was raised.
     """
 
     verdict: Verdict
@@ -136,4 +136,4 @@ class Answered:
     reply: Reply | Ready
     framework_seconds: float = 0.0
     ran: frozenset[Place] = frozenset()
-    """The changed statements that it ran, in a review."""
+    """The changed statements that the rank ran, in a review."""

@@ -1,7 +1,7 @@
-"""The pool of ranks, as the controlling process sees it.
+"""The controlling process's side of the pool of ranks.
 
 Processes are started once per session and serve worlds of every size up to the pool's by joining
-another `torch.distributed` world. After a failure all are killed and started anew.
+another `torch.distributed` world. After a failure all processes are killed and started anew.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ START_LIMIT = 300.0
 """Seconds for importing a framework; on a cold disk SkyRL was seen to take 40."""
 
 GRACE = 3.0
-"""Seconds for the other ranks to answer once one failed: the rest are usually blocked."""
+"""Seconds for the other ranks to answer once one has failed; they are usually blocked."""
 
 GRACE_TO_DECLINE = 10.0
-"""Seconds once one declined: most others decline too, as soon as they get a core."""
+"""Seconds for the other ranks once one has declined; most decline too when they get a core."""
 
 WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
-"""Gloo's words in a rank whose partner in a collective failed or never came."""
+"""Words in gloo's errors on a rank whose partner in a collective failed or never joined."""
 
 WORDS_OF_A_MISMATCH = "collective mismatch"
-"""Gloo's words where ranks meet in different collectives."""
+"""Words in gloo's errors if ranks call different collectives."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class Ran:
 
     observations: tuple[Observation, ...]
     traces: tuple[RankTrace, ...] = ()
-    """The operations of each rank, of a job that is recorded."""
+    """The operations of each rank, if the job is recorded."""
 
     held: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    """The values that each rank had where values are replaced, each time."""
+    """The original values of each replacement on each rank."""
 
 
 @dataclass(frozen=True)
 class Crashed:
     """A rank raised, died or hung.
 
-    The first line of the ``message`` says how, and ``verdict`` whose failure it is: crashed,
-    refused or not driven. ``place`` is the innermost line of the framework, if it is known.
+    The first line of the ``message`` says how, and ``verdict`` who is to blame: crashed, refused or
+    not driven. ``place`` is the innermost line of the framework, if it is known.
     """
 
     message: str
@@ -83,21 +83,21 @@ class Crashed:
 
 
 class _Blame(IntEnum):
-    """The likelihood that a rank without a usable answer is why there is none from another."""
+    """How likely a rank without a usable answer made other ranks fail, in rising order."""
 
     WAITED = 1
-    """It hangs, or its wait for another rank timed out."""
+    """The rank hangs, or its wait for another rank timed out."""
 
     AT_WORK = 2
-    """It needs more time than the user allows, which excuses those that wait for it."""
+    """The rank needs more time than the user allows, so the ranks that wait for it are excused."""
 
     MISMATCHED = 3
-    """It met others in a collective of another kind or size."""
+    """The rank called another collective, or one of another size, than other ranks."""
 
     FAILED = 4
 
     NOT_DRIVEN = 5
-    """The adapter lacks something, which excuses whatever the other ranks did."""
+    """The adapter lacks something, which excuses all failures of other ranks."""
 
 
 WHAT_HAPPENED = {
@@ -128,7 +128,7 @@ class _Answer:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A job that ranks were told to run; ``dead`` are those that could not be told."""
+    """A job that was sent to the ranks; ``dead`` are ranks that it could not be sent to."""
 
     job: Job
     connections: list[Connection]
@@ -139,8 +139,8 @@ class _Begun:
 class RankPool(AbstractContextManager["RankPool"]):
     """Processes that run jobs through one adapter and source.
 
-    ``size`` is the largest world served, ``time_limit`` the most seconds a job may take; without a
-    ``launcher`` all ranks are on this machine.
+    ``size`` is the size of the largest world, ``time_limit`` the most seconds that a job may take;
+    without a ``launcher`` all ranks are on this machine.
     """
 
     def __init__(
@@ -178,14 +178,14 @@ class RankPool(AbstractContextManager["RankPool"]):
         """The detected capabilities of the framework.
 
         Raises:
-            StartError: it cannot be imported.
+            StartError: the framework cannot be imported.
         """
         self._start()
         assert self._description is not None
         return self._description
 
     def pids(self) -> list[int]:
-        """Process ids of the ranks, starting them if need be."""
+        """Process ids of the ranks, which are started if necessary."""
         self._start()
         return list(self._pids)
 
@@ -201,11 +201,11 @@ class RankPool(AbstractContextManager["RankPool"]):
 
     @property
     def is_running(self) -> bool:
-        """Whether ranks stand ready; after a crash they do not until the next job."""
+        """Whether the processes of the ranks run; after a crash they do not until the next job."""
         return bool(self._ranks)
 
     def begin(self, job: Job) -> None:
-        """Have ranks that stand ready run a job; its `outcome` is taken before another begins."""
+        """Send a job to the running ranks; take its `outcome` before beginning another."""
         assert self._ranks
         assert self._begun is None
         size = job.layout.world_size
@@ -216,7 +216,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         self._begun = _Begun(job, connections, patience, dead)
 
     def outcome(self) -> Ran | Declined | Crashed:
-        """The outcome of the job that was begun, waiting for it if need be."""
+        """Wait for the outcome of the job that was begun."""
         assert self._begun is not None
         begun, self._begun = self._begun, None
         answers = begun.dead or self._gather(begun.connections, begun.patience)
@@ -230,13 +230,13 @@ class RankPool(AbstractContextManager["RankPool"]):
                 self._hung.add(begun.job.objective)
             self._stop()
         elif not isinstance(outcome, Ran):
-            self._world = None  # what the framework left half done goes with the world
+            self._world = None  # a new world discards state that the framework left half done
         return outcome
 
     def drain_framework_seconds(self) -> float:
-        """The slowest ranks' seconds in the framework's own code, of the jobs since the last call.
+        """Seconds in the framework's own code since the last call, of each job's slowest rank.
 
-        What a framework did before it refused a job, or failed, counts.
+        The time until a refusal or a failure counts.
         """
         seconds, self._framework_seconds = self._framework_seconds, 0.0
         return seconds
@@ -249,7 +249,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         return self._world
 
     def _send(self, message: object, connections: list[Connection]) -> list[_Answer]:
-        """Tell every rank, up to the first that is found dead."""
+        """Send a message to every rank, up to the first dead one."""
         for rank, connection in enumerate(connections):
             try:
                 connection.send(message)
@@ -258,7 +258,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         return []
 
     def _gather(self, connections: list[Connection], patience: Patience) -> list[_Answer]:
-        """Each rank's answer, in any order."""
+        """The answers of all ranks, in any order."""
         pending = {connection: rank for rank, connection in enumerate(connections)}
         answers: list[_Answer] = []
         while pending:
@@ -281,7 +281,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         ]
 
     def _gives_up(self, patience: Patience, ranks: Collection[int]) -> bool:
-        """Whether ranks that have not answered are waited for no more."""
+        """Whether to stop waiting for ranks that have not answered."""
         processes = {rank: self._ranks[rank].process for rank in ranks}
         if not patience.ends({rank: one.cpu_seconds() for rank, one in processes.items()}):
             return False
@@ -302,7 +302,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         return _Answer(rank, failed, seconds, answered.ran)
 
     def _failure(self, rank: int, raised: Raised) -> _Failure:
-        """A rank's exception as a failure of the job; one that was left waiting is not to blame."""
+        """A rank's exception as a failure of the job; a rank that only waited is not to blame."""
         message = f"{raised.words}\nrank {rank} raised\n{raised.traceback}"
         if any(words in raised.traceback for words in WORDS_OF_A_WAITING_RANK):
             return _Failure(_Blame.WAITED, Crashed(message), self._waiting(raised.traceback))
@@ -375,7 +375,7 @@ def _not_loaded(adapter: Adapter, failed: Crashed) -> StartError:
 
 
 def _waited(answers: Iterable[_Answer], blame: _Blame) -> Crashed:
-    """Words on what each rank waits for: ranks hang, are slow, or meet in other collectives."""
+    """The crash of ranks that hang, are slow or call different collectives, with their states."""
     states, details = {}, []
     for answer in answers:
         if isinstance(answer.reply, _Failure):
@@ -398,7 +398,7 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
         if declined and likeliest.blame in (_Blame.WAITED, _Blame.MISMATCHED):
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         if observed and likeliest.outcome.verdict is Verdict.REFUSED:
-            return replace(likeliest.outcome, verdict=Verdict.CRASHED)  # others had made the step
+            return replace(likeliest.outcome, verdict=Verdict.CRASHED)  # others trained the step
         if likeliest.blame < _Blame.FAILED:
             return _waited(answers, likeliest.blame)
         return likeliest.outcome

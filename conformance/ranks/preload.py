@@ -1,4 +1,4 @@
-"""Preparations of a process before it is a rank.
+"""Prepares a process before it becomes a rank.
 
 The fork server imports this, so that ranks start with the framework already in memory.
 """
@@ -29,7 +29,7 @@ _loaded: dict[tuple[type[Adapter], Path | None], Description | Exception] = {}
 
 
 def announce(adapter: Adapter, source: Path | None, hardware: Hardware) -> None:
-    """Tell a fork server that starts from this process what to load, and where to find it."""
+    """Tell a fork server started by this process which framework to load, and from where."""
     loading = pickle.dumps((adapter, source, hardware))
     os.environ[VARIABLE] = base64.b64encode(pickle.dumps((sys.path, loading))).decode()
 
@@ -37,8 +37,8 @@ def announce(adapter: Adapter, source: Path | None, hardware: Hardware) -> None:
 def load_once(adapter: Adapter, source: Path | None) -> Description:
     """Load a framework unless this process, or the one it was forked from, already has.
 
-    Its capabilities are detected once too: on miles that takes longer than a fork. A framework that
-    failed to load is not tried again, since a half-loaded one fails in another way.
+    Its capabilities are also detected once: on miles that takes longer than a fork. A framework
+    that failed to load is not loaded again, since a half-loaded one fails in another way.
     """
     key = (type(adapter), source)
     if key not in _loaded:
@@ -53,12 +53,12 @@ def _load(adapter: Adapter, source: Path | None) -> Description | Exception:
     try:
         adapter.load(source)
         return adapter.describe()
-    except Exception as error:  # the ranks report whatever it is
+    except Exception as error:  # the ranks report it
         return error
 
 
 def hide_gpus() -> None:
-    """Have frameworks that look for a GPU find none, where ranks compute on the CPU."""
+    """Hide GPUs from frameworks if ranks compute on the CPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -70,7 +70,7 @@ def die_with_parent(sign: signal.Signals) -> None:
 
 
 def _load_announced() -> None:
-    # torch reads it when imported; else frameworks' compiled losses compile C++ in every rank.
+    # torch reads this on import. Without it, frameworks' compiled losses compile C++ in every rank.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import torch
 
@@ -86,11 +86,12 @@ def _load_announced() -> None:
         load_once(adapter, source)
         import torch._dynamo  # noqa: F401 - a second, which a rank's first optimizer would take
 
-        # Frameworks collect garbage in their steps; what all ranks are forked with is none.
+        # Frameworks collect garbage in their steps; objects from before the fork need no
+        # collection.
         gc.freeze()
 
 
 if VARIABLE in os.environ:
-    # A failure is left to the ranks, which report it.
+    # The ranks will report a failure.
     with suppress(Exception):
         _load_announced()

@@ -1,4 +1,4 @@
-"""Processes of ranks: how they are started, how they ended, and how they are put an end to."""
+"""Processes of ranks: starting them, killing them, and finding out how they ended."""
 
 from __future__ import annotations
 
@@ -30,44 +30,45 @@ if TYPE_CHECKING:
 
 
 SECONDS_TO_DIE = 3.0
-"""Between the end of a rank's connection and that of its process."""
+"""The most seconds between the end of a rank's connection and the end of its process."""
 
 LONGEST_TEMPORARY_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
-"""Bytes of its name: those of a socket of Unix, less what multiprocessing adds."""
+"""Bytes of the folder's path: the limit for Unix sockets, less the names that multiprocessing
+adds."""
 
 WHAT = "what():"
 """The prefix that C++ prints before the message of an uncaught exception."""
 
 LOG_LINES = 5
-"""Lines of a dead process's output that a finding quotes."""
+"""The number of lines of a dead process's output that a finding quotes."""
 
 LOG_TAIL = 100_000
-"""Bytes at the end of a dead process's output in which its last lines and stacks are looked for."""
+"""Bytes at the end of a dead process's output that are searched for last lines and stacks."""
 
 FATAL = "Fatal Python error:"
 """The line of `faulthandler` before the stacks of a process that a signal kills."""
 
 STACK = re.compile(r"^(?:Current thread|Thread) 0x.*\n(?:  File .*\n?)+", re.MULTILINE)
-"""A stack, the most recent call first: of the thread that was running, or of the others."""
+"""The stack of the running thread, or of another one, the most recent call first."""
 
 SECONDS_TO_PRINT = 3.0
-"""For a process to print the stacks of its threads."""
+"""Seconds for a process to print the stacks of its threads."""
 
 CURRENT = "Current thread 0x"
 
 POLLING = ("gloo_tcp_loop", "pt_gloo_runloop")
-"""Threads of gloo's process groups: those of the dozens that Megatron makes use some hundredths of
-a core while all ranks wait."""
+"""Names of the threads of gloo's process groups, which poll: those of Megatron's dozens of groups
+use some hundredths of a core while all ranks wait."""
 
 RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
-"""Bytes in gloo's words on a collective mismatch: which of two collectives meet is a race."""
+"""Sizes in gloo's error on a collective mismatch, which differ from run to run as ranks race."""
 
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a rank, with its last words, and whether its job can be why it ended.
+    """The end of a rank, with its last words, and whether its job may be the reason.
 
-    ``stack`` has all its last calls from Python, if a signal killed it in native code.
+    ``stack`` is its whole Python stack, if a signal killed it in native code.
     """
 
     words: str
@@ -76,19 +77,19 @@ class Death:
 
 
 class RankProcess(Protocol):
-    """The process of one rank, wherever it runs."""
+    """The process of one rank, on this machine or another."""
 
     def death(self) -> Death:
-        """The end of the rank, without folders of its machine."""
+        """The end of the rank, in words without folders of its machine."""
 
     def stacks(self) -> str:
-        """The stacks of its threads, that of the main one last; empty if they are not known."""
+        """The stacks of its threads, the main thread's last; empty if unknown."""
 
     def cpu_seconds(self) -> float:
-        """The CPU seconds of it and of all that it started, up to now; 0 if it is lost."""
+        """The CPU seconds so far of the process and its children; 0 if the process is lost."""
 
     def kill(self) -> None:
-        """Put an end to it, whatever it does."""
+        """Kill the process."""
 
     def reap(self) -> None:
         """Wait for that end."""
@@ -96,14 +97,14 @@ class RankProcess(Protocol):
 
 @dataclass(frozen=True)
 class Running:
-    """A rank's process and the connection to what runs in it."""
+    """A rank's process and the connection to the rank."""
 
     process: RankProcess
     connection: Connection
 
 
 class LocalLauncher:
-    """Starts ranks on this machine from this process, and says where they meet."""
+    """Starts ranks on this machine from this process, and provides their rendezvous."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="rl-loss-conformance-")
@@ -111,11 +112,11 @@ class LocalLauncher:
 
     @property
     def folder(self) -> Path:
-        """The folder of the ranks' output and of their meeting place; removed in the end."""
+        """The folder of the ranks' output and rendezvous files; `close` removes it."""
         return Path(self._folder.name)
 
     def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
-        """A process for each worker, in their order."""
+        """Start a process for each worker, in order."""
         slots = [
             HostSlot(
                 index=spec.index,
@@ -128,11 +129,11 @@ class LocalLauncher:
         return [running(spec, slot) for spec, slot in zip(specs, slots, strict=True)]
 
     def rendezvous(self) -> Rendezvous:
-        """A place where no world has met yet: a file."""
+        """A new rendezvous: an unused file."""
         return SharedFile(self.folder / f"world-{next(self.meetings)}")
 
     def close(self) -> None:
-        """Remove logs and rendezvous files; all ranks have been put an end to."""
+        """Remove logs and rendezvous files, after all ranks have ended."""
         self._folder.cleanup()
 
 
@@ -143,7 +144,7 @@ class LocalProcess:
         context = start_server(spec)
         self._spec = spec
         self._log = slot.log
-        self._log.write_bytes(b"")  # of the rank before; and this one may die before it opens it
+        self._log.write_bytes(b"")  # an earlier rank may have filled it
         self._process = context.Process(target=_serve, args=(connection, spec, slot), daemon=True)
         self._process.start()
         connection.close()
@@ -160,7 +161,7 @@ class LocalProcess:
         )
 
     def stacks(self) -> str:
-        """The stacks of its threads, which it prints on a signal."""
+        """The stacks of its threads, which the process prints on a signal."""
         assert self._process.pid is not None
         before = self._log.stat().st_size
         with suppress(ProcessLookupError):
@@ -175,16 +176,16 @@ class LocalProcess:
         return printed
 
     def cpu_seconds(self) -> float:
-        """The CPU seconds of its threads, except of process groups, which poll, and of children."""
+        """The CPU seconds of its threads and children, except polling threads of process groups."""
         with suppress(psutil.Error):
             process = psutil.Process(self._process.pid)
             threads = (one for one in process.threads() if not _polls(one.id))
             own = sum(one.user_time + one.system_time for one in threads)
-            return own + _of_children(process)
+            return own + _children_seconds(process)
         return 0.0
 
     def kill(self) -> None:
-        """Put an end to it, and to the processes that it started."""
+        """Kill the process and the processes that it started."""
         assert self._process.pid is not None
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -201,22 +202,22 @@ def _fork_server_is_dead() -> bool:
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is None:
         return False
-    with suppress(ChildProcessError):  # tests share the server of the process that forked them
+    with suppress(ChildProcessError):  # tests share the fork server of their parent process
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return False
 
 
 def _serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
-    """Be a rank; torch is imported in its process alone."""
+    """Run as a rank; only this process imports torch."""
     from conformance.ranks.worker import serve
 
     serve(connection, spec, slot)
 
 
 def last_words(who: str, code: int | None, output: bytes, source: Path | None) -> str:
-    """The end of a process, with the error that C++ names, and the last that it printed.
+    """Words on the end of a process, with the C++ error, if any, and its last output.
 
-    If a signal killed it in native code, its last calls from Python follow, the most recent first.
+    If a signal killed it in native code, its Python stack follows, the most recent call first.
     """
     how = (
         f"was killed by {signal.Signals(-code).name}"
@@ -234,7 +235,7 @@ def last_words(who: str, code: int | None, output: bytes, source: Path | None) -
 def stack_of_the_dead(output: bytes) -> str:
     """The stack of the thread that a signal killed in native code, as `faulthandler` prints it.
 
-    If that was no thread of Python's, it is the stack of the main one; empty if there is none.
+    If no Python thread was running, it is the stack of the main thread; empty if there is none.
     """
     stacks = _tail(output).partition(FATAL)[2]
     of_threads = STACK.findall(stacks)
@@ -246,29 +247,29 @@ def _tail(output: bytes) -> str:
 
 
 def require_room_for_sockets() -> None:
-    """Require a temporary folder whose name is short enough for processes to be started.
+    """Require a temporary folder with a path short enough for the sockets of processes.
 
     Raises:
-        TemporaryFolderError: the names of their sockets would be too long.
+        TemporaryFolderError: the paths of sockets would be too long.
     """
     folder = tempfile.gettempdir()
     length = len(os.fsencode(folder))
     if length > LONGEST_TEMPORARY_FOLDER:
         raise TemporaryFolderError(
-            f"the folder for temporary files, {folder}, has a name of {length} bytes, and that of"
-            f" a socket in it leaves room for {LONGEST_TEMPORARY_FOLDER}",
+            f"the folder for temporary files, {folder}, has a path of {length} bytes, and sockets"
+            f" in it need one of at most {LONGEST_TEMPORARY_FOLDER}",
             "set TMPDIR to a shorter one, such as /tmp",
         )
 
 
 def running(spec: WorkerSpec, slot: HostSlot) -> Running:
-    """A rank of this machine, connected to this process."""
+    """Start a rank on this machine, connected to this process."""
     ours, theirs = start_server(spec).Pipe()
     return Running(LocalProcess(spec, slot, theirs), ours)
 
 
 def start_server(spec: WorkerSpec) -> ForkServerContext:
-    """Have a fork server that loads what a worker needs; the first of a process is its only one."""
+    """Start a fork server that preloads a worker's modules, unless this process already has one."""
     preload.announce(spec.adapter, spec.source, spec.hardware)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload.__name__, "conformance.ranks.worker"])
@@ -276,8 +277,8 @@ def start_server(spec: WorkerSpec) -> ForkServerContext:
     return context
 
 
-def _of_children(process: psutil.Process) -> float:
-    """Seconds of CPU time of the processes that one started: of those that ended, too."""
+def _children_seconds(process: psutil.Process) -> float:
+    """Seconds of CPU time of a process's children, including ended ones."""
     ended = process.cpu_times()
     seconds = ended.children_user + ended.children_system
     for child in process.children(recursive=True):
@@ -288,7 +289,7 @@ def _of_children(process: psutil.Process) -> float:
 
 
 def _polls(thread: int) -> bool:
-    """Whether a thread, by its number in the system, is one that a process group polls in."""
+    """Whether a thread, by its system id, is a polling thread of a process group."""
     with suppress(psutil.Error):
         return psutil.Process(thread).name() in POLLING
-    return True  # it has ended
+    return True  # the thread has ended

@@ -1,8 +1,8 @@
-"""The time to wait for a job: until its ranks wait for each other, or as the user allows.
+"""The time to wait for a job: until its ranks hang, or until the user's time limit.
 
-Ranks that wait for each other use next to no CPU time. One that still does is slow; one that uses
-none may wait for a disk or a GPU. So a job is given up early if all its ranks are quiet and each is
-seen to wait in a collective, or if one like it did before.
+Ranks that wait for each other use next to no CPU time. A rank that uses CPU time is slow; a rank
+that uses none may wait for a disk or a GPU. So a job is given up early if all its ranks use no CPU
+time and each one's stack shows a collective, or if a similar job hung before.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SECONDS_OF_QUIET = 5.0
-"""In which no rank of a job that hangs uses CPU time."""
+"""Seconds without CPU time on any rank after which a job counts as hanging."""
 
 SHARE_AT_WORK = 0.015
-"""The least share of a core of a rank at work, as dozens of processes may share it; ranks that wait
-for each other to make a process group were seen to use 0.004."""
+"""The smallest share of a core that a working rank uses, as dozens of processes may share the core;
+ranks that waited for each other in making a process group used 0.004."""
 
 
 class Patience:
     """Stop waiting for ranks once none of them is at work, at the latest after ``limit``.
 
-    They are looked at every ``quiet`` seconds, twice at least; ``at_work`` are those that were
-    between the last two looks. If no hang is expected, quiet ranks must be seen to wait.
+    Ranks are examined every ``quiet`` seconds, at least twice; ``at_work`` are the ranks that used
+    CPU time between the last two times. If no hang is expected, the stacks of quiet ranks must also
+    show that they wait.
     """
 
     def __init__(self, limit: float, quiet: float, *, expects_a_hang: bool = False) -> None:
@@ -38,26 +39,26 @@ class Patience:
         self._look_every(min(quiet, limit / 2))
 
     def seconds(self) -> float:
-        """The seconds until the next look at the ranks that have not answered."""
+        """The seconds until the ranks that have not answered are examined next."""
         return max(self._next - time.monotonic(), 0.0)
 
     def look_within(self, seconds: float) -> None:
-        """Give up earlier on ranks that are not at work by then: they will not answer."""
+        """Give up within some seconds on ranks that are not at work: they will not answer."""
         self.expects_a_hang = True
         self._look_every(seconds / 2)
 
     def end_within(self, seconds: float) -> None:
-        """Give up by then on those that are at work too."""
+        """Give up within some seconds on all ranks, even those at work."""
         self._latest = min(self._latest, time.monotonic() + seconds)
         self._look_every(seconds / 2)
 
     @property
     def is_over(self) -> bool:
-        """Whether the user allows no more."""
+        """Whether the time limit is over."""
         return time.monotonic() >= self._latest
 
     def ends(self, cpu_seconds: Mapping[int, float]) -> bool:
-        """Look at what each rank has used up to now; returns whether to stop waiting."""
+        """Record the CPU seconds of each rank so far; returns whether to stop waiting."""
         now = time.monotonic()
         if now < self._next:
             return False

@@ -1,8 +1,8 @@
 """Ranks in the processes that torchrun started, on one machine or several.
 
-Rank 0 of them runs pytest. Each of the others serves it: on request it starts a rank in a process
-of its own, which connects to rank 0 by itself, and puts an end to it. A rank that dies takes
-no other process with it. They find rank 0 through the store that torchrun keeps.
+Rank 0 runs pytest. Each other process serves rank 0: on request it starts a rank in a child
+process, which connects to rank 0 directly, and kills it. A rank that dies takes no other process
+with it. All find rank 0 through torchrun's store.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ PREFIX = "rl-loss-conformance"
 """The prefix of keys in torchrun's store."""
 
 LOST = 3
-"""Exit status of a process that rank 0 left without a word: that of pytest's internal errors."""
+"""Exit status of a process whose rank 0 vanished: the status of pytest's internal errors."""
 
 SECONDS_TO_LEAVE = 5.0
-"""For the other processes, once rank 0 has told them to."""
+"""Seconds for the other processes to end, once rank 0 has told them to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The place that torchrun gave to a process: ``local`` is on this machine, the rest on all."""
+    """A process in torchrun's launch: ``local`` fields are of its machine, the others of all."""
 
     rank: int
     world_size: int
@@ -51,20 +51,20 @@ class Launch:
     machines: int
     host: str
     port: int
-    """The address of torchrun's store."""
+    """The port of torchrun's store, at ``host``."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Launch | None:
-        """Read what torchrun set; None where it did not start this process.
+        """Read torchrun's environment variables; None if torchrun did not start this process.
 
         Raises:
-            LaunchError: torchrun keeps no store.
+            LaunchError: torchrun keeps no store that its processes share.
         """
         if "TORCHELASTIC_RUN_ID" not in environ:
             return None
         if environ["TORCHELASTIC_USE_AGENT_STORE"] != "True":
             raise LaunchError(
-                "torchrun keeps its store from its processes, which find each other there",
+                "torchrun does not share its store, through which ranks find each other",
                 "unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
             )
         return cls(
@@ -78,7 +78,7 @@ class Launch:
         )
 
     def rank_budget(self, max_ranks: int | None) -> RankBudget:
-        """As many as torchrun started, if a user does not want fewer."""
+        """The number of processes that torchrun started, or fewer if the user wants fewer."""
         if max_ranks is not None and max_ranks < self.world_size:
             return replace(RankBudget.of(max_ranks), here=self.local_world_size)
         return RankBudget(
@@ -93,7 +93,7 @@ class Launch:
         return SharedStore(self.host, self.port, f"{PREFIX}/{name}")
 
     def slot(self, folder: Path) -> HostSlot:
-        """The place that this machine has for the rank of this process."""
+        """The slot of this process's rank on its machine."""
         return HostSlot(
             index=self.local_rank,
             ranks=self.local_world_size,
@@ -104,7 +104,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Address:
-    """The address of rank 0, and the key to be heard."""
+    """The address of rank 0, and the key that authenticates connections."""
 
     host: str
     port: int
@@ -132,10 +132,10 @@ class Shutdown:
 
 
 class RemoteWorkers:
-    """The other processes, as rank 0 commands them."""
+    """Rank 0's connections to the other processes, which follow its orders."""
 
     def __init__(self, launch: Launch) -> None:
-        die_with_parent(signal.SIGINT)  # which pytest takes for the end of a run
+        die_with_parent(signal.SIGINT)  # pytest ends the run on it
         host, key = _own_address(launch), secrets.token_bytes(32)
         self._listener = Listener((host, 0), backlog=launch.world_size, authkey=key)
         port = self._listener.address[1]
@@ -144,17 +144,17 @@ class RemoteWorkers:
         self._orders = {connection.recv(): connection for connection in arrivals}
 
     def start(self, spec: WorkerSpec) -> Running:
-        """The rank that a spec describes, connected to this process."""
+        """Start the rank of a spec, connected to this process."""
         orders = self._orders[spec.index]
         orders.send(spec)
         return Running(_RemoteProcess(spec.index, orders), self._listener.accept())
 
     def dismiss(self, status: int) -> None:
-        """Have all leave with this exit status."""
+        """Have all other processes exit with this status."""
         for orders in self._orders.values():
             with suppress(OSError):
                 orders.send(Shutdown(status))
-        # torchrun ends the others once we have failed: not before they have cleaned up.
+        # torchrun kills the others once this process has failed; they must clean up before.
         deadline = time.monotonic() + SECONDS_TO_LEAVE
         staying = set(self._orders.values())
         while staying and (leaving := wait(staying, max(deadline - time.monotonic(), 0))):
@@ -163,7 +163,7 @@ class RemoteWorkers:
 
 
 class _RemoteProcess:
-    """A rank in the care of another process."""
+    """A rank that another process has started and watches."""
 
     def __init__(self, index: int, orders: Connection) -> None:
         self._index = index
@@ -189,7 +189,7 @@ class _RemoteProcess:
         return stacks
 
     def cpu_seconds(self) -> float:
-        """The CPU seconds that it has used, from the process that started it."""
+        """The CPU seconds of the rank so far, from the process that started it."""
         try:
             self._orders.send(WorkerCommand.TELL_ITS_CPU_SECONDS)
             seconds: float = self._orders.recv()
@@ -198,18 +198,18 @@ class _RemoteProcess:
         return seconds
 
     def kill(self) -> None:
-        """Put an end to it."""
+        """Have the other process kill the rank."""
         with suppress(OSError):
             self._orders.send(WorkerCommand.KILL)
 
     def reap(self) -> None:
-        """Nothing to wait for: no order is followed before the one that kills."""
+        """Do nothing: the other process follows no order before it has killed the rank."""
 
 
 class TorchrunLauncher(LocalLauncher):
-    """A rank for each process that torchrun started, the first of them in our care.
+    """Starts a rank for each of torchrun's processes; this process watches the first rank itself.
 
-    The others remove their logs when they leave.
+    The other processes remove their logs when they exit.
     """
 
     def __init__(self, launch: Launch, workers: RemoteWorkers) -> None:
@@ -218,18 +218,18 @@ class TorchrunLauncher(LocalLauncher):
         self._workers = workers
 
     def start(self, specs: Sequence[WorkerSpec]) -> list[Running]:
-        """The others first: they load the framework while we do."""
+        """Start the ranks, the remote ones first, so that all load the framework at once."""
         others = [self._workers.start(spec) for spec in specs[1:]]
         return [running(specs[0], self._launch.slot(self.folder)), *others]
 
     def rendezvous(self) -> Rendezvous:
-        """A part of torchrun's store, which all machines reach."""
+        """A new rendezvous in torchrun's store, which all machines reach."""
         return self._launch.shared(f"world-{next(self.meetings)}")
 
 
 def serve(launch: Launch) -> int:
-    """Follow the orders of rank 0 until it has us leave; returns the exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends on it, and says so
+    """Follow the orders of rank 0 until it dismisses this process; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends on Ctrl-C, and reports it
     die_with_parent(signal.SIGKILL)
     address = _find(launch)
     with address.connect() as orders, tempfile.TemporaryDirectory(prefix=f"{PREFIX}-") as folder:
@@ -254,7 +254,7 @@ def _follow(orders: Connection, address: Address, slot: HostSlot) -> int:
 
 
 def _obey(order: WorkerCommand, process: LocalProcess, orders: Connection) -> LocalProcess | None:
-    """The state of a rank's process after an order."""
+    """Follow an order; returns the process of the rank after it, if there is one."""
     if order is WorkerCommand.TELL_ITS_DEATH:
         orders.send(process.death())
         return process
@@ -275,14 +275,14 @@ def _publish(launch: Launch, address: Address) -> None:
 
 
 def _find(launch: Launch) -> Address:
-    """The address of rank 0, as soon as it listens."""
+    """Wait for the address of rank 0, which it publishes once it listens."""
     text: bytes = launch.shared("address").store(launch.world_size).get("rank-0")
     host, port, key = text.decode().split()
     return Address(host, int(port), bytes.fromhex(key))
 
 
 def _own_address(launch: Launch) -> str:
-    """The address of this machine in the network in which it reaches torchrun's store."""
+    """The address of this machine in the network of torchrun's store."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((launch.host, launch.port))  # sends nothing
+        probe.connect((launch.host, launch.port))  # this sends nothing
         return str(probe.getsockname()[0])

@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     Backend.GLOO: "gloo",
-    # Frameworks gather what they log from the CPU also where they train with NCCL.
+    # Frameworks gather logged numbers on the CPU even if they train with NCCL.
     Backend.NCCL: "cpu:gloo,cuda:nccl",
 }
-"""The names that torch has for them."""
+"""torch's names for the backends."""
 
 
 LOCAL_RANK = "LOCAL_RANK"
-"""Environment variable that torchrun sets, and that frameworks take for the number of a GPU."""
+"""Environment variable of torchrun that frameworks use as the index of a GPU."""
 
 
 def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
@@ -91,7 +91,7 @@ def serve(connection: Connection, spec: WorkerSpec, slot: HostSlot) -> None:
 
 
 def _forget_output() -> None:
-    """A rank's last words are of the job that it died in; and no output may fill the disk."""
+    """Empty the log: last words must belong to the last job, and output must not fill the disk."""
     with suppress(OSError, ValueError):  # a framework may have closed the file
         sys.stdout.flush()
         os.ftruncate(1, 0)
@@ -104,7 +104,7 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
             if job.is_recorded:
                 return _recorded(spec, job, rank)
             if job.replaced is not None:
-                return _with_others(spec, job, rank, job.replaced)
+                return _observe_replacing(spec, job, rank, job.replaced)
             observation = _observed(spec.adapter, job, rank)
     except Unsupported as reason:
         return Declined("unsupported", sanitize(str(reason), spec.source))
@@ -118,21 +118,21 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
 
 
 def _observed(adapter: Adapter, job: Job, rank: Rank) -> Observation:
-    """The adapter's observation, and all numbers that the framework logs."""
+    """The adapter's observation, with all numbers that the framework logs."""
     LOGGED.drain()
     observation = _altered(adapter, job, rank)
     return replace(observation, logged=LOGGED.drain())
 
 
 def _altered(adapter: Adapter, job: Job, rank: Rank) -> Observation:
-    """The adapter's observation, and the record of an altered column or a router."""
+    """The adapter's observation, with the record of an altered column or of the router, if any."""
     if job.poison is not None:
         AlteredBatch.read.clear()
         observation = adapter.observe(job, rank)
         return replace(observation, reads_poison=job.poison.column in AlteredBatch.read)
     if job.attached is None and job.objective is not Objective.ROUTER:
         return adapter.observe(job, rank)
-    from adapters.toolkit import probe  # costs time, and few jobs need it
+    from adapters.toolkit import probe  # it takes time, and few jobs need it
 
     probe.LEAVES.clear()
     probe.ROUTED.clear()
@@ -148,8 +148,10 @@ def _recorded(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
     return Observed(observation, recorder.trace)
 
 
-def _with_others(spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement | Edit) -> Observed:
-    """The adapter's observation where values or operations of the framework's are replaced."""
+def _observe_replacing(
+    spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement | Edit
+) -> Observed:
+    """The adapter's observation while values or operations of the framework are replaced."""
     from conformance.ranks.recording.replacing import replacing_mode
 
     with replacing_mode(replaced, rank.index, passes_by(spec.adapter)) as replacing:
@@ -158,7 +160,7 @@ def _with_others(spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement |
 
 
 def _recorder(adapter: Adapter) -> Recorder | JaxRecorder:
-    """The mode that sees the operations of the library that a framework computes with."""
+    """The recorder for operations of the framework's library, torch or JAX."""
     if adapter.library == "jax":
         from conformance.ranks.recording.jaxprs import JaxRecorder
 
@@ -169,7 +171,7 @@ def _recorder(adapter: Adapter) -> Recorder | JaxRecorder:
 
 
 def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:
-    """Leave the world this process is in, if any, and join another."""
+    """Leave the process's current world, if any, and join another."""
     old.cache.clear()
     if dist.is_initialized():
         spec.adapter.leave_world()
@@ -205,10 +207,10 @@ def _device(hardware: Hardware, slot: HostSlot) -> str:
 
 
 def _settle(slot: HostSlot) -> None:
-    """Make this process quiet, share the machine, and end with the process that started it."""
+    """Make this process log to its file, yield to other processes, and die with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.setpgid(0, 0)  # with all that the framework starts in it
-    # What a rank that is killed leaves behind goes with the folder of the ranks.
+    os.setpgid(0, 0)  # child processes of the framework join the group
+    # The ranks' folder is removed with the temporary files of killed ranks.
     tempfile.tempdir = os.environ["TMPDIR"] = str(slot.log.parent)
     _die_with_the_fork_server()
     with slot.log.open("ab", buffering=0) as log:
@@ -220,13 +222,13 @@ def _settle(slot: HostSlot) -> None:
     faulthandler.enable()
     faulthandler.register(PRINTS_STACKS, file=2)
     torch.set_num_threads(1)
-    # Each is shown once in a process, so that last words would depend on the jobs before.
+    # Python shows a warning once in a process, so last words would depend on earlier jobs.
     warnings.showwarning = _ignore
     if sys.platform == "linux":
         if slot.interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", slot.interface)
         if slot.ranks > (os.cpu_count() or 1):
-            # Waiting ranks then leave the core to those with work: a small all_reduce on 4 ranks
+            # Waiting ranks then leave the core to working ranks: a small all_reduce on 4 ranks
             # and 2 cores takes 0.8 ms instead of 4.8.
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
@@ -236,7 +238,7 @@ def _ignore(*_: object, **__: object) -> None:
 
 
 def _die_with_the_fork_server() -> None:
-    """End with the fork server, which ends once no process holds its life line: ranks let go."""
+    """End with the fork server, which ends when all processes have closed its pipe, as ranks do."""
     preload.die_with_parent(signal.SIGKILL)
     life_line = getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None)
     if life_line is not None:

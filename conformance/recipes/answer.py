@@ -1,4 +1,4 @@
-"""What a run of a recipe answers: which known mistakes reach it, and which numbers are wrong."""
+"""The answer to a user about a recipe: which mistakes reach it, and which numbers are wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conformance.findings.verdict import Check, Verdict
 from conformance.laws.law import LAWS
 from conformance.plan.checks import CHECK_SPECS, check_spec
 from conformance.recipes import words
-from conformance.recipes.matching import looked_at, of_match
+from conformance.recipes.matching import chosen_options, looked_at
 from conformance.recipes.running import BUDGET, MOST_RANKS, Run, run
 from conformance.recipes.scaling import ORDER
 from conformance.recipes.size import effect
@@ -37,20 +37,20 @@ OF_NUMBERS = (Check.METRIC, Check.ROLLOUTS, Check.LAWS)
 """Checks of logged numbers; `Check.REJECTION` has some as well."""
 
 SEEN = (Verdict.CONFORMS, Verdict.MISMATCH, Verdict.ADVICE)
-"""Verdicts on numbers that a step gave."""
+"""Verdicts of findings whose step gave numbers to compare."""
 
 METRICS = {spec.slug: spec.metric for spec in CHECK_SPECS if spec.metric is not None}
 
 NOT_LOOKED_AT = "not looked at"
 
 NAMED_KEY = re.compile(r"`([^`]+)` changes from")
-"""How a law's finding names a number that the framework logs."""
+"""The words in which a law's finding names a number that the framework logs."""
 
 OF_LAWS = {law.mistake for law in LAWS.values()}
-"""Mistakes that say which change moves a number, and not which number."""
+"""Mistakes named after the change that moves a logged number, and not after the number."""
 
 OF_REWARDS = "depends_on_reward_level"
-"""The mistake of laws that change rewards into some that few recipes have."""
+"""The mistake whose laws change rewards to values that few recipes have."""
 
 
 class Reached(FrozenModel):
@@ -63,21 +63,21 @@ class Reached(FrozenModel):
     severity: Severity
     is_known: bool
     on_purpose: str | None
-    """The pull request or document that made it on purpose."""
+    """The pull request or document by which the framework does so on purpose."""
 
     rare: list[str]
-    """What all batches that show it have, and an ordinary one has not."""
+    """Properties of every batch that shows the mistake, which ordinary batches lack."""
 
     keys: list[str]
-    """The logged numbers that it makes wrong."""
+    """The logged numbers that the mistake makes wrong."""
 
     at_size: str
-    """What it does to a step of the recipe's own size."""
+    """The effect of the mistake on a step of the recipe's own size."""
 
     line: str | None
     upstream: str | None
     example: str
-    """A finding that shows it, in words."""
+    """A finding that shows the mistake, in words."""
 
     finding: str
 
@@ -89,11 +89,11 @@ class NotReached(FrozenModel):
     says: str
     reach: str | None
     finding: str | None
-    """The finding in which it would show; None if none was made."""
+    """A finding that would show the mistake; None if no such finding was made."""
 
 
 class Key(FrozenModel):
-    """A number of the log."""
+    """A number that the framework logs."""
 
     name: str
     means: str
@@ -101,7 +101,7 @@ class Key(FrozenModel):
 
 
 class Answer(FrozenModel):
-    """Everything that is said of a recipe."""
+    """Everything that a user is told about a recipe."""
 
     sentence: str
     is_right: bool
@@ -120,7 +120,7 @@ class Answer(FrozenModel):
     not_reached: list[NotReached]
     not_tested: list[NotReached]
     unsteady: list[str]
-    """Findings that were wrong once, and right when they were made again."""
+    """Findings that were wrong at first, and right when the check was repeated."""
 
     logged: list[Key]
     instead: list[str]
@@ -146,13 +146,13 @@ def answered(
     )
 
 
-def of_object(config: object, ranks: int = 1, **options: Any) -> Answer:
-    """Which known mistakes reach a run with a framework's configuration object, on so many ranks.
+def answer_for_config(config: object, ranks: int = 1, **options: Any) -> Answer:
+    """Reads and runs a framework's configuration object as a recipe for a number of ranks.
 
     ``options`` are ``engine``, ``source``, ``most_ranks`` and ``budget``.
 
     Raises:
-        ConformanceError: no adapter reads such an object.
+        ConformanceError: no adapter reads objects of this type.
     """
     package = type(config).__module__.partition(".")[0]
     name = next((name for name in registry.known() if _package(name) == package), None)
@@ -169,7 +169,7 @@ def _package(name: str) -> str | None:
 
 
 def _plain(config: object) -> dict[str, Any]:
-    """The fields of an object that another process can be given."""
+    """The fields of an object that can be pickled for another process."""
     return {name: value for name, value in vars(config).items() if _is_portable(value)}
 
 
@@ -182,13 +182,13 @@ def _is_portable(value: object) -> bool:
 
 
 def answer(run: Run) -> Answer:
-    """The answer of a run."""
+    """The answer that a run gives."""
     record = run.record
     report = run.report
     reached = [_reached(cause, run) for cause in report.causes]
     absent = [*_absent(run)]
     known_options = looked_at(record)
-    telling = of_match(record, run.match)
+    telling = chosen_options(record, run.match)
     values, chosen = run.recipe.values, run.recipe.chosen
     return Answer(
         sentence=_sentence(run, reached),
@@ -220,7 +220,7 @@ def answer(run: Run) -> Answer:
 
 
 def _is_switch(value: object) -> bool:
-    """Whether a default says which of several losses is trained, and is no number of another."""
+    """Whether a default chooses between losses, rather than being a constant of one."""
     return isinstance(value, str | bool)
 
 
@@ -229,7 +229,7 @@ def _seen(run: Run) -> list[Finding]:
 
 
 def _ran(run: Run) -> str:
-    """What was run, in words."""
+    """The number of findings and the layout that they were made on, in words."""
     layout = run.layout
     made = len(run.report.findings)
     cut = "" if made == run.planned else f" of {run.planned}; a larger --budget makes the others,"
@@ -242,7 +242,7 @@ def _is_gradient(finding_id: str) -> bool:
 
 
 def _keys_check(finding_id: str) -> str | None:
-    """The slug of a finding that is of a logged number; None if it is of a gradient."""
+    """The slug of a finding about a logged number; None for a finding about a gradient."""
     slug = finding_id.partition("/")[0]
     return slug if slug in METRICS or slug.partition(".")[0] == Check.LAWS else None
 
@@ -262,7 +262,7 @@ def _keys(cause: Cause, run: Run) -> list[str]:
 
 
 def _reached(cause: Cause, run: Run) -> Reached:
-    """What is said of a cause."""
+    """A cause in the words of the answer."""
     entry = _entry(cause, run)
     [example] = [one for one in run.report.findings if one.id == cause.findings[0]]
     keys = _keys(cause, run)
@@ -288,14 +288,14 @@ def _reached(cause: Cause, run: Run) -> Reached:
 
 
 def _rare_rewards(cause: Cause) -> Iterator[str]:
-    """Yield the rewards that a cause needs, if it shows in no ordinary ones."""
+    """Yield the rewards that a cause needs, if it does not show with ordinary rewards."""
     laws = [check_spec(one.partition("/")[0]).law for one in cause.findings]
     if all(law is not None and law.mistake == OF_REWARDS for law in laws):
         yield from dict.fromkeys(f"where {law.says}" for law in laws if law is not None)
 
 
 def _entry(cause: Cause, run: Run) -> KnownMistake | KnownFailure | None:
-    """The entry that describes a cause, which is not traced: its line is not asked for."""
+    """The entry of `reports/known` for a cause; its line is not compared, as none was traced."""
     audited = known(run.report.adapter, run.report.engine)
     if audited is None:
         return None
@@ -307,7 +307,7 @@ def _entry(cause: Cause, run: Run) -> KnownMistake | KnownFailure | None:
 
 
 def _untold(cause: Cause, run: Run) -> set[str]:
-    """The other mistakes that each finding of a cause may be."""
+    """The other mistakes that would explain every finding of a cause as well."""
     of_cause = [one for one in run.report.findings if one.id in cause.findings]
     return set.intersection(
         *({*one.diagnosis.also} if one.diagnosis else set() for one in of_cause)
@@ -315,7 +315,7 @@ def _untold(cause: Cause, run: Run) -> set[str]:
 
 
 def _names_one(reason: str, keys: Sequence[str]) -> bool:
-    """Whether a reason names a logged number: entries are of others that the same change moves."""
+    """Whether a reason names one of these logged numbers, and not others that a change moves."""
     named = re.findall(r"`([^`]+)`", reason)
     return any(fnmatch(key, one) for key in keys for one in named)
 
@@ -325,7 +325,7 @@ def _upstream(entry: KnownMistake | KnownFailure | None) -> str | None:
 
 
 def _absent(run: Run) -> Iterator[NotReached]:
-    """Yield the known mistakes of the engine that no cause is."""
+    """Yield the known mistakes of the engine that are not among the causes."""
     audited = known(run.report.adapter, run.report.engine)
     if audited is None:
         return
@@ -401,7 +401,7 @@ def _sentence(run: Run, reached: Sequence[Reached]) -> str:
 
 
 def _numbers(run: Run, wrong: Sequence[str]) -> str:
-    """What the first sentence says of the log."""
+    """The part of the first sentence about the log."""
     looked_at = sum(one.state != NOT_LOOKED_AT for one in _logged(run))
     if wrong:
         verb = "is" if len(wrong) == 1 else "are"
@@ -414,7 +414,7 @@ def _numbers(run: Run, wrong: Sequence[str]) -> str:
 
 
 def _gradient(run: Run, reached: Sequence[Reached]) -> str:
-    """What the first sentence says of the gradient."""
+    """The part of the first sentence about the gradient."""
     wrong = [one for one in reached if one.severity is Severity.GRADIENT]
     failed = [one for one in reached if one.severity is Severity.NOT_TRAINED]
     chosen = [one for one in reached if one.severity is Severity.ADVICE and _turns(one)]
@@ -434,7 +434,7 @@ def _gradient(run: Run, reached: Sequence[Reached]) -> str:
 
 
 def _only(wrong: Sequence[Reached]) -> str:
-    """The batches that mistakes need, unless one of them needs none."""
+    """Words on the rare batches that mistakes need; empty if none needs any."""
     needed = [" and ".join(one.rare) for one in wrong if one.rare]
     if not needed:
         return ""
@@ -443,11 +443,11 @@ def _only(wrong: Sequence[Reached]) -> str:
 
 
 def _turns(one: Reached) -> bool:
-    """Whether what a framework does on purpose is about the mean that a loss is."""
+    """Whether a mistake changes which mean the loss is, and not how advantages are computed."""
     return _is_gradient(one.finding) and not one.finding.startswith(Check.ADVANTAGES)
 
 
 def _names(reached: Sequence[Reached], *severities: Severity) -> list[str]:
-    """The logged numbers of mistakes of some severities."""
+    """The logged numbers that mistakes of some severities make wrong."""
     of_severity = (one.keys for one in reached if one.severity in severities)
     return [*dict.fromkeys(chain.from_iterable(of_severity))]

@@ -1,4 +1,4 @@
-"""Which losses, estimators and terms of an adapter's record a recipe chooses."""
+"""Finds the losses, estimators and terms of an adapter's record that a recipe chooses."""
 
 from __future__ import annotations
 
@@ -29,61 +29,61 @@ OF_POLICY = (
     *POLICY_LOSSES,
     *CORRECTIONS,
 )
-"""Policy losses with their corrections: a recipe has one."""
+"""Policy losses, corrected ones too; a recipe has exactly one."""
 
 OF_TERMS = (Objective.ENTROPY, Objective.KL, Objective.ROUTER, *OF_CRITIC)
-"""Terms besides the policy loss: a recipe may have several."""
+"""Loss terms besides the policy loss; a recipe may have several."""
 
 USER_DIVISOR = 40
-"""L of `constant` in runs of recipes whose own divisor no small step can have."""
+"""L of `constant` where the record states none: a recipe's own does not fit small steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """What a recipe chooses, by the record of its framework."""
+    """The entries of a framework's record that a recipe chooses."""
 
     reduction: str
-    """The framework's own name of it."""
+    """The framework's own name for the reduction."""
 
     aggregation: Aggregation
     policy: Objective
     estimator: Objective | None
     terms: tuple[Objective, ...]
     instead: Mapping[str, tuple[Any, Any]]
-    """Options that are run with another value than the recipe's, each with both values."""
+    """Options run with another value than the recipe's: the recipe's value and ours of each."""
 
     not_looked_at: Mapping[str, str]
-    """Options of the recipe that no check looks at, each with its row of docs/options.md."""
+    """Options of the recipe that no check looks at, each with its text in docs/options.md."""
 
 
 def match(record: Framework, recipe: Recipe) -> Match:
-    """Hold a recipe against a record.
+    """Find the entries of a record that a recipe chooses.
 
     Raises:
-        InvalidRecipeError: the record has no reduction like it.
+        InvalidRecipeError: the record has no reduction with the recipe's options.
     """
     reduction, aggregation = _reduction(record, recipe)
     terms = tuple(one for one in OF_TERMS if _is_on(one, record.objectives.get(one, {}), recipe))
     policy, of_policy = _nearest(record, OF_POLICY, recipe)
     estimator, of_estimator = _nearest(record, _estimators(record, terms), recipe)
     if any(_is_kind(ours) for _, ours in of_estimator.values()):
-        estimator, of_estimator = None, {}  # no check has its formula
+        estimator, of_estimator = None, {}  # no check has this estimator's formula
     return Match(
         reduction=reduction,
         aggregation=aggregation,
         policy=policy or Objective.OFF_POLICY,
         estimator=estimator,
         terms=terms,
-        instead=of_policy | of_estimator | _of_terms(record, terms, recipe),
+        instead=of_policy | of_estimator | _kinds_of_terms(record, terms, recipe),
         not_looked_at=dict(_not_looked_at(record, recipe)),
     )
 
 
 def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
-    """The reduction of a recipe by its name: that which most options choose, else the first.
+    """The name and aggregation of a recipe's reduction: the one that most options choose.
 
-    An option that a version does not have chooses nothing, and neither does one whose value depends
-    on a job unless that is the reduction's own name.
+    The first of several wins. Options that a version lacks do not count, nor do options whose value
+    depends on a job, unless the value is the reduction's own name.
     """
     found = {
         name: sum(
@@ -112,16 +112,16 @@ def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
 
 
 def _estimators(record: Framework, terms: Iterable[Objective]) -> list[Objective]:
-    """The estimators that a recipe may have: those of a critic only if it trains the critic.
+    """The estimators that a recipe may have; those that use a critic only if it trains one.
 
-    Where a critic has no option of its own, each estimator says whether there is one.
+    A framework without an option for the critic chooses it by the estimator.
     """
     without = bool(record.objectives.get(Objective.VALUE)) and not {*terms} & {*OF_CRITIC}
     return [one for one in FROM_REWARDS if not (without and one in OF_VALUES)]
 
 
 def _is_on(term: Objective, chosen: Settings, recipe: Recipe) -> bool:
-    """Whether a recipe has a term: of a divergence, a text only says by which estimator."""
+    """Whether a recipe has a term. A text option of a divergence only names the estimator."""
     of_kind = {name for name, value in chosen.items() if _is_kind(value)}
     switches = chosen.keys() - (of_kind if term is Objective.KL else set())
     return bool(switches) and all(
@@ -133,10 +133,10 @@ def _is_kind(value: Any) -> bool:
     return isinstance(value, str) and not isinstance(value, Substitute)
 
 
-def _of_terms(
+def _kinds_of_terms(
     record: Framework, terms: Iterable[Objective], recipe: Recipe
 ) -> dict[str, tuple[Any, Any]]:
-    """The kinds of terms that a recipe has and no check."""
+    """Options for the kind of a term whose value no check uses: the recipe's value and ours."""
     return {
         name: (recipe.values.get(name), value)
         for one in terms
@@ -148,10 +148,11 @@ def _of_terms(
 def _nearest(
     record: Framework, objectives: Iterable[Objective], recipe: Recipe
 ) -> tuple[Objective | None, dict[str, tuple[Any, Any]]]:
-    """The objective whose options are most like a recipe's, and how they differ.
+    """The objective whose options are most like a recipe's, and both values where they differ.
 
-    Each option counts that has not one value in all objectives; one that leaves it out has the
-    value of all jobs, or its default, unless it is a size, a folder, or of a mode.
+    Options with one value in all objectives do not count. An objective that leaves an option out
+    has its value in all jobs, or its default; options that are sizes, folders or part of a mode
+    count only where an objective sets them.
     """
     offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
     of_modes = {name for _, chosen in record.modes.values() for name in chosen}
@@ -163,7 +164,7 @@ def _nearest(
     }
     names = {name for chosen in offered.values() for name in chosen} - recipe.ours
     of_all = {name for name in names if all(name in chosen for chosen in offered.values())}
-    # A divergence has a kind of its own, unless one option chooses among all of these.
+    # Options of the KL term belong to the term, unless every objective sets them.
     names -= record.objectives.get(Objective.KL, {}).keys() - of_all
     names -= {name for name in names if _is_alike(name, offered.values())}
     left_out = {**recipe.defaults, **record.always}
@@ -181,14 +182,14 @@ def _nearest(
 
 
 def _is_alike(name: str, offered: Iterable[Settings]) -> bool:
-    """Whether an option has one value in all objectives, and so tells none from another."""
+    """Whether an option has the same value in all objectives, and so distinguishes none."""
     return len({repr(chosen.get(name, chosen)) for chosen in offered}) == 1
 
 
 def _is_same(value: Any, of_recipe: Any) -> bool:
-    """Whether a recipe has a value of a record; two numbers need only both be zero or not.
+    """Whether a recipe's value matches a record's; numbers match if both or neither are 0.
 
-    A value that depends on a job, or is ours, is the same as any that is set.
+    A value that depends on a job matches anything; a value of ours matches any value that is set.
     """
     if callable(value) or value == "" or not (value or of_recipe):
         return True
@@ -213,8 +214,8 @@ def looked_at(record: Framework) -> set[str]:
     }
 
 
-def of_match(record: Framework, found: Match) -> set[str]:
-    """The options that choose and tune what a recipe trains."""
+def chosen_options(record: Framework, found: Match) -> set[str]:
+    """The options that choose the recipe's loss, estimator, terms and layout, or tune them."""
     chosen = (found.policy, found.estimator, *found.terms)
     settings = [record.objectives.get(one, {}) for one in chosen if one is not None]
     of_all = (record.modes[found.reduction][1], *settings, *record.layout.values())
@@ -222,7 +223,7 @@ def of_match(record: Framework, found: Match) -> set[str]:
 
 
 def _not_looked_at(record: Framework, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield the options of a recipe that the record names and no job sets as it does."""
+    """Yield the options of a recipe that no check looks at, with the reason for each."""
     yield from (
         (name, "no package that is installed here reads it") for name in sorted(recipe.unread)
     )

@@ -1,4 +1,4 @@
-"""Reads a recipe where its framework is loaded, and runs what is looked at of it on the ranks."""
+"""Reads a recipe in a process that loads its framework, and runs its checks on the ranks."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ MOST_RANKS = 4
 """Ranks that a recipe is run on unless a user allows more."""
 
 BUDGET = 90.0
-"""Seconds from reading a recipe to the answer; each check is made once, however long it takes."""
+"""Seconds from reading a recipe to the answer; every check is made at least once even so."""
 
 AGAIN = 0.1
-"""The share of the budget that is left for what is run again."""
+"""The share of the budget that is reserved for repeating checks that were wrong."""
 
 OUTPUT = (1, 2)
-"""The streams that frameworks print to."""
+"""File descriptors of the streams that frameworks print to."""
 
 PLAIN = (bool, int, float, str, type(None))
-"""Types of values that need no framework."""
+"""Types of values that can be read without the framework."""
 
 TIME_LIMIT = 300.0
-"""Seconds that a job may take: the first of some frameworks is compiled."""
+"""Seconds that a job may take, as some frameworks compile during the first job."""
 
 
 class Excluded(NamedTuple):
-    """A mistake that would show in a finding and does not."""
+    """A mistake that would show in a finding, and does not show there."""
 
     finding: str
     mistake: str
@@ -78,32 +78,32 @@ class Excluded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What came of a recipe."""
+    """A recipe that was run, and the report of its findings."""
 
     recipe: Recipe
     match: Match
     record: Framework
     layout: Layout
-    """The small one that it was run on."""
+    """The small layout that the recipe was run on."""
 
     report: Report
     excluded: frozenset[Excluded]
 
     left_out: tuple[str, ...]
-    """Kinds of ranks that there was no room for, and what the adapter does not drive."""
+    """Kinds of ranks that did not fit, and layout options that the adapter does not support."""
 
     unsteady: tuple[str, ...]
-    """Findings that were wrong once, and right when they were made again."""
+    """Findings that were wrong at first, and right when the check was repeated."""
 
     planned: int
-    """How many findings were to be made."""
+    """The number of findings that the budget was meant for."""
 
 
 def read(adapter: Adapter, source: Path | None, typed: Typed) -> Recipe:
-    """What the framework of an adapter makes of a recipe, in a process of its own.
+    """Have an adapter's framework read a recipe, in a separate process.
 
     Raises:
-        InvalidRecipeError: it refuses the recipe, in its words.
+        InvalidRecipeError: the framework refuses the recipe; the message is the framework's.
         AdapterError: the adapter reads no recipes, or the framework cannot be loaded.
     """
     if not adapter.recipes:
@@ -112,7 +112,7 @@ def read(adapter: Adapter, source: Path | None, typed: Typed) -> Recipe:
         )
     if typed.file is not None and not typed.file.is_file():
         raise InvalidRecipeError(f"there is no file {typed.file}", "name the file of a recipe")
-    # Ranks are forked from a server that has loaded the engine which the recipe turns out to name.
+    # The server that ranks are forked from must load only the engine that the recipe names.
     context = multiprocessing.get_context("spawn")
     with (
         _silent(),
@@ -137,7 +137,7 @@ def _read(adapter: Adapter, source: Path | None, typed: Typed) -> Recipe:
 
 
 def _plain(value: Any) -> Any:
-    """A value that can be read where no framework is loaded: objects of its own are their text."""
+    """The value, with objects of the framework's own types replaced by their text."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -154,7 +154,7 @@ def run(
     most_ranks: int,
     budget: float = BUDGET,
 ) -> Run:
-    """Read a recipe, and look at it for as long as the budget lasts.
+    """Read a recipe, and make its checks for as long as the budget lasts.
 
     Raises:
         ConformanceError: the recipe or an option is wrong; nothing was started.
@@ -198,7 +198,7 @@ def run(
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Start processes whose frameworks print nothing, not even when they end."""
+    """Start processes in the context that print nothing, not even when they end."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept, nowhere = [os.dup(stream) for stream in OUTPUT], os.open(os.devnull, os.O_WRONLY)
@@ -216,7 +216,7 @@ def _silent() -> Iterator[None]:
 def _look_at(
     planned: Sequence[MatrixCell], jobs: SharedJobs, settings: Settings, until: float
 ) -> tuple[Report, frozenset[Excluded], tuple[str, ...]]:
-    """The report of all cells that are begun in time, and the rest of a `Run`.
+    """The report of all cells begun in time, the excluded mistakes and the unsteady findings.
 
     Each check is made at least once, even after the time is over: an answer needs evidence.
     """
@@ -249,9 +249,10 @@ def _look_at(
 
 
 def _steady(made: Sequence[Made], jobs: SharedJobs) -> list[Made]:
-    """What is wrong a second time as well, and the second judgement of what is not.
+    """Repeat wrong findings, and replace those that are right the second time.
 
-    Of findings with one diagnosis the first is made again, and the others only if that is right.
+    Of findings with the same diagnosis, the first is repeated, and the next only if that one was
+    right.
     """
     again, confirmed = SharedJobs(jobs.pool), set[str]()
     steady: list[Made] = []
@@ -265,7 +266,7 @@ def _steady(made: Sequence[Made], jobs: SharedJobs) -> list[Made]:
 
 
 def _numbered(made: Sequence[Made]) -> tuple[list[Finding], list[Clues]]:
-    """The findings, and what they say about the known mistakes, by its place."""
+    """The findings, and the clues that their ``clues`` index."""
     findings: list[Finding] = []
     clues: list[Clues] = []
     for cell, judgement in made:

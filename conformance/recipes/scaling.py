@@ -1,4 +1,4 @@
-"""A recipe's parallelism on few ranks, and the checks that are run of it."""
+"""Scales a recipe's layout down to few ranks, and chooses its checks."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from conformance.recipes.matching import Match
 
 SEVERAL = 2
-"""How many ranks of a kind, and micro-batches, show what several do."""
+"""The size of each dimension of a small layout, and the number of its micro-batches."""
 
 DIMENSIONS = ("dp", "cp", "tp", "pp")
-"""Kinds of ranks, those first that mistakes are most often made with."""
+"""Kinds of parallelism, the ones with most mistakes first."""
 
 USUAL = ("two_steps", "split_groups", "fully_masked_sample", "uneven_lengths", "odd_groups")
-"""Cases of ordinary batches, the most telling first: several steps, whose counts differ, prompts
-that are split over ranks, a sample without active tokens."""
+"""Cases of ordinary batches, those that detect most mistakes first: several steps of different
+counts, prompts split over ranks, a sample without active tokens."""
 
 UNUSUAL = ("lone_samples", "groups_of_one", "several_samples", "step_rewards")
-"""Cases that few recipes have: prompts with one sample, and rollouts that become several."""
+"""Cases that few recipes can meet: prompts with one sample, rollouts of several samples."""
 
 MOST_CASES = 3
-"""Cases that a check is made on."""
+"""The number of cases that each check is made on."""
 
 ORDER = (
     Check.WEIGHTS,
@@ -60,17 +60,17 @@ ORDER = (
     Check.ROLLOUTS,
     Check.LAWS,
 )
-"""The checks of a recipe in their order; bad input and NaN at masked tokens are of no recipe."""
+"""The checks of a recipe in their order; bad input and NaN at masked tokens are left out."""
 
 
 def scaled(layout: Layout, ranks: int) -> tuple[Layout, list[str]]:
-    """A small layout of the same shape, and the kinds of ranks that it has no room for.
+    """A small layout of the same shape, and the dimensions that do not fit on the ranks.
 
     Raises:
-        InvalidRecipeError: there is not even one rank.
+        InvalidRecipeError: ``ranks`` is less than 1.
     """
     if ranks < 1:
-        raise InvalidRecipeError(f"{ranks} ranks are none", "give 1 or more")
+        raise InvalidRecipeError(f"a recipe needs at least one rank, not {ranks}", "give 1 or more")
     sizes, left = dict.fromkeys(DIMENSIONS, 1), []
     for name in DIMENSIONS:
         if getattr(layout, name) > 1:
@@ -84,7 +84,7 @@ def scaled(layout: Layout, ranks: int) -> tuple[Layout, list[str]]:
 
 
 def driven(layout: Layout, description: Description) -> tuple[Layout, list[str]]:
-    """A layout with what an engine is driven with, and what that leaves out."""
+    """The part of a layout that the adapter's engine supports, and what that leaves out."""
     options = tuple(one for one in layout.options if one in description.options)
     left = [str(one) for one in layout.options if one not in options]
     sizes = {"tp": description.largest_tp, "pp": description.largest_pp}
@@ -100,9 +100,9 @@ def driven(layout: Layout, description: Description) -> tuple[Layout, list[str]]
 def cells(
     match: Match, layout: Layout, description: Description, unlike: Collection[str] = ()
 ) -> list[MatrixCell]:
-    """The cells of a recipe, the most telling first; those of one job are together.
+    """The cells of a recipe, those that detect most mistakes first, cells of one job together.
 
-    None of them is of a case with a fact that the recipe's batches are ``unlike``.
+    Cases with a fact in ``unlike``, which the recipe's batches never have, are left out.
     """
     made = [
         MatrixCell(
@@ -125,7 +125,7 @@ def cells(
 
 
 def _facts(cell: MatrixCell) -> set[str]:
-    """The facts of a cell's steps. Every sample has a reward where advantages are made of them."""
+    """The facts of a cell's steps, including masked ends if advantages come from rewards."""
     steps = cell.job.steps
     facts = {*of_steps(steps, cell.layout)}
     if cell.spec.objective in FROM_REWARDS and any(map(ends_masked, steps)):
@@ -134,7 +134,7 @@ def _facts(cell: MatrixCell) -> set[str]:
 
 
 def _layout(spec: CheckSpec, layout: Layout) -> Layout:
-    """The layout of a check: a law changes steps that no other batch comes before."""
+    """The layout of a check; for a law, without the short batch that would be trained first."""
     if spec.law is None:
         return layout
     kept = tuple(one for one in layout.options if one is not Option.SHORT_BATCH)
@@ -142,7 +142,7 @@ def _layout(spec: CheckSpec, layout: Layout) -> Layout:
 
 
 def _rank(cell: MatrixCell) -> tuple[int, int]:
-    """A sort key: the case first, so that each check is made before one is made again."""
+    """A sort key: by case and then by check, so that every check comes before any is repeated."""
     names = [*USUAL]
     of_case = names.index(cell.case.name) if cell.case.name in names else len(names)
     is_law = cell.spec.check is Check.LAWS
@@ -150,7 +150,7 @@ def _rank(cell: MatrixCell) -> tuple[int, int]:
 
 
 def _cases(spec: CheckSpec, layout: Layout) -> Iterable[Case]:
-    """The most telling cases of a check that a layout has room for."""
+    """The cases of a check that detect most mistakes, of those that fit a layout."""
     by_name = {
         case.name: case for case in ALL_CASES if case.runs_on(layout) and case.name not in UNUSUAL
     }
@@ -164,7 +164,7 @@ def _cases(spec: CheckSpec, layout: Layout) -> Iterable[Case]:
 
 
 def _specs(match: Match, layout: Layout) -> Iterator[CheckSpec]:
-    """Yield the checks of what a recipe trains and logs, each with an objective of its own."""
+    """Yield the checks of a recipe, each with the recipe's objective for it."""
     for spec in (*CHECK_SPECS, *LAWFUL):
         objective = _objective(spec, match)
         fits = spec.law is None or (
@@ -177,14 +177,14 @@ def _specs(match: Match, layout: Layout) -> Iterator[CheckSpec]:
 
 
 def _objective(spec: CheckSpec, match: Match) -> Objective | None:
-    """The objective of a recipe that a check is made with; None if it has none."""
+    """The recipe's objective for a check; None if the check does not apply to the recipe."""
     chosen = objectives(match)
     if spec.objective in chosen:
         return spec.objective
     if spec.metric is None or spec.check is not Check.METRIC:
         return None
     if spec.objective is Objective.OFF_POLICY and match.policy in CORRECTIONS:
-        return match.policy  # which clips the same ratios
+        return match.policy  # a corrected loss clips the same ratios
     if spec.objective in OF_TERMS and spec.metric in (Metric.ENTROPY, Metric.LOSS):
         return Objective.POLICY if Objective.POLICY in chosen else None
     has_kl = Objective.KL in chosen and spec.metric is Metric.KL
@@ -192,7 +192,7 @@ def _objective(spec: CheckSpec, match: Match) -> Objective | None:
 
 
 def objectives(match: Match) -> set[Objective]:
-    """The objectives that show what a recipe trains."""
+    """The objectives whose checks apply to a recipe."""
     chosen = {match.policy, *match.terms}
     if match.policy not in OF_SEQUENCES:
         chosen.add(Objective.POLICY)

@@ -1,4 +1,4 @@
-"""What a known mistake does to a recipe's own step: as many samples, ranks and micro-batches."""
+"""Predicts the effect of a mistake at a recipe's own samples, ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from reference.aggregation import Aggregation, Conventions
 
 MOST_SAMPLES, MOST_TOKENS = 1024, 512
-"""The largest step that is made: relative sizes do not depend on more."""
+"""The size of the largest simulated step: larger ones have about the same relative effects."""
 
 SPREAD = 1.0
-"""Standard deviation of the logarithm of lengths, as of the corpus' production step."""
+"""Standard deviation of the logarithm of lengths, as in the corpus' production step."""
 
 
 def effect(mistake: str, recipe: Recipe, match: Match, conventions: Conventions) -> Impact:
-    """What the catalogue predicts of a mistake; empty if it predicts nothing, or several things."""
+    """The effect that the catalogue predicts; empty if its predictions are none or disagree."""
     found = _effects(
         recipe.samples,
         recipe.per_prompt,
@@ -47,7 +47,7 @@ def effect(mistake: str, recipe: Recipe, match: Match, conventions: Conventions)
 
 
 def _cut(recipe: Recipe) -> Layout:
-    """The cut of a step into parts that may have denominators of their own."""
+    """The layout reduced to the dimensions that can have separate denominators."""
     layout = replace(recipe.layout, tp=1, pp=1, options=())
     return replace(layout, micro_batches=recipe.generations) if recipe.generations > 1 else layout
 
@@ -61,7 +61,7 @@ def _effects(
     aggregation: Aggregation,
     conventions: Conventions,
 ) -> dict[str, list[tuple[float, float]]]:
-    """Scale and cosine of each mistake's gradients to the right one."""
+    """Scale and cosine of the gradients of each mistake, relative to the right gradient."""
     made = tuple(_step(samples, per_prompt, seed) for seed in range(min(steps, 4)))
     context = StepContext(
         steps=made,
@@ -98,5 +98,5 @@ def _step(samples: int, per_prompt: int, seed: int) -> Step:
 
 
 def _length(lengths: NormalDist, quantile: float, seed: int) -> int:
-    """A length; those of other steps are longer or shorter by a tenth."""
+    """A length in tokens, a tenth longer for each further ``seed``."""
     return max(1, min(MOST_TOKENS, round(math.exp(lengths.inv_cdf(quantile)) * (1 + 0.1 * seed))))

@@ -1,4 +1,4 @@
-"""A recipe in plain words: what a token weighs, and what is computed from what."""
+"""A recipe in plain words: the weight of a token, its losses and its logged numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from reference.aggregation import Conventions
 
 TYPICAL = 512
-"""Tokens of a response, where a recipe does not limit them."""
+"""Assumed mean length of responses in tokens, if a recipe does not limit it."""
 
 WEIGHTS = {
     Mode.TOKEN_MEAN: "1/M, where M counts the active tokens of the step: all weigh the same",
@@ -64,7 +64,7 @@ METRICS = {
     Metric.REFERENCE_LOG_PROB: "the reference policy's log-probability",
     Metric.DIVERGENCE: "the divergence from the reference policy, in rollouts",
 }
-"""What each logged number is of."""
+"""The quantity that each logged number is the mean of."""
 
 MEANS = {
     AuxiliaryAggregation.WITH_TOKEN_MEAN: "a mean over tokens or samples, as the loss",
@@ -77,7 +77,7 @@ MEANS = {
 
 
 def weight(recipe: Recipe, match: Match, record: Framework) -> Iterator[str]:
-    """Yield what a token of the recipe weighs, with the numbers of its own step."""
+    """Yield sentences on the weight of a token, with the numbers of the recipe's own step."""
     mode = match.aggregation.mode
     yield f"A token weighs {WEIGHTS[mode]}."
     prompts = max(recipe.samples // recipe.per_prompt, 1)
@@ -106,7 +106,7 @@ def _parallelism(layout: Layout) -> str:
 
 
 def _divisor(recipe: Recipe, match: Match, record: Framework) -> int | None:
-    """L of a recipe: the value of the option that depends on a job, or what the record says."""
+    """L of a recipe: the recipe's value of the option for L, or else the record's divisor."""
     text, chosen = record.modes[match.reduction]
     sized = [recipe.values.get(name) for name, value in chosen.items() if callable(value)]
     known = [int(value) for value in sized if isinstance(value, int | float) and value]
@@ -129,12 +129,12 @@ def elsewhere(report: Report, match: Match, record: Framework) -> Iterator[str]:
 
 
 def _has_correction(match: Match) -> bool:
-    """Whether a recipe masks tokens that it trains no more, which denominators may count."""
+    """Whether a recipe masks tokens by a correction; denominators may still count them."""
     return match.policy in (*CORRECTIONS, *WITH_REJECTION)
 
 
 def losses(match: Match, conventions: Conventions) -> Iterator[str]:
-    """Yield the policy loss, how advantages are computed, and the terms besides."""
+    """Yield sentences on the policy loss, the advantages and the other loss terms."""
     name = "PPO's clipped" if match.policy is Objective.OFF_POLICY else f"the {spelt(match.policy)}"
     yield f"Policy loss: {name} loss."
     if _has_correction(match) and conventions.denominator_mask is DenominatorMask.ORIGINAL:
@@ -149,7 +149,7 @@ def losses(match: Match, conventions: Conventions) -> Iterator[str]:
 
 
 def meaning(metric: Metric, conventions: Conventions) -> str:
-    """What a logged number is, and what it is a mean over."""
+    """The quantity that a logged number measures, and how it is averaged."""
     if metric in OF_ROLLOUTS:
         over = "samples" if metric in OF_SAMPLES else "tokens"
         return f"{METRICS[metric]}: a mean over the {over} of a batch of rollouts"

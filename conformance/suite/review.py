@@ -1,4 +1,4 @@
-"""The only test of a run that `rl-loss-conformance review` starts: it makes findings as it goes."""
+"""The only test in a run of `rl-loss-conformance review`, which makes all findings."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_finding(
 
 
 def _case(cell: AnyMatrixCell) -> str | None:
-    """The purpose of a case of the corpus; a generated one is in the message."""
+    """Words on the purpose of a corpus case; generated cases are in the message instead."""
     if isinstance(cell, GeneratedCell):
         return None
     return (

@@ -1,4 +1,4 @@
-"""The changes for a step that moves from one framework's reduction to another's."""
+"""The effect on a step of moving from one framework's reduction to another's."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ WORDS = {
     "empty_units": "samples without active tokens",
     "denominator_mask": "mask of denominators after rejection sampling",
 }
-"""Fields of `Declared` that reductions may differ in."""
+"""The fields of `Declared` in which reductions may differ, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepChange:
-    """The gradient of a step under another reduction, compared with that before.
+    """The gradient of a step under another reduction, compared with the gradient before.
 
-    Gradients of tokens count as orthogonal and of one length, as in all reports.
+    Gradients of different tokens count as orthogonal and equally long, as in all reports.
     """
 
     step: Step
 
     scale: float | None
-    """The factor on the learning rate, by least squares; None if the gradient before is 0."""
+    """The least-squares factor on the learning rate; None if the gradient before is 0."""
 
     cosine: float | None
-    """That of the angle between both gradients; None if one is 0."""
+    """The cosine of the angle between both gradients; None if one of them is 0."""
 
     @property
     def norm(self) -> float | None:
@@ -46,7 +46,7 @@ class StepChange:
 
 
 def differences(case: Case, before: Reduction, after: Reduction) -> list[StepChange]:
-    """Returns what changes in each step of a batch that moves from one reduction to another."""
+    """Returns the change of each step of a batch that moves from one reduction to another."""
     found = []
     for step in case.steps:
         old, new = (one.weights(step, case.divisor) for one in (before, after))
@@ -56,7 +56,7 @@ def differences(case: Case, before: Reduction, after: Reduction) -> list[StepCha
 
 
 def as_text(case: Case, before: Reduction, after: Reduction) -> Iterator[str]:
-    """Yields what both reductions are, and the factor and the angle in each step of a batch."""
+    """Yields lines on both reductions, and the factor and the cosine in each step of a batch."""
     yield from text_table(
         ["from" if one is before else "to", str(one), one.declared.version, one.mode]
         for one in (before, after)

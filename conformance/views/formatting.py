@@ -1,6 +1,6 @@
 """Parts of views: counts of verdicts, tables of text, and GitHub's Markdown.
 
-Words of others have no effect in Markdown.
+Text from outside is escaped, so that it has no effect in Markdown.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ SPECIAL_CHARACTERS = re.compile(
     """,
     re.VERBOSE,
 )
-"""Characters of a line to which Markdown, or GitHub's dialect of it, gives a meaning."""
+"""Characters of a line that have a meaning in Markdown, or in GitHub's dialect of it."""
 
 LINKING = re.compile(r"@|\#(?=\d)")
 """The beginning of GitHub's mentions of users, issues and pull requests."""
 
 ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
-"""Cannot be seen, and behind an @ or # it keeps GitHub from linking, which a backslash does not."""
+"""An invisible character. After an @ or # it keeps GitHub from linking, unlike a backslash."""
 
 Row = TypeVar("Row")
 
@@ -82,21 +82,21 @@ def markdown_table(header: Sequence[str], rows: Iterable[Iterable[str]]) -> Iter
 
 
 def escape_markdown(text: str) -> str:
-    """Returns one line of Markdown that reads as ``text``, rendered or not, with no other effect.
+    """Returns one line of Markdown that reads as ``text``, rendered or not, without other effects.
 
-    Only what would have an effect is escaped, with a backslash.
+    Only characters that would have an effect are escaped, with a backslash.
     """
     return _unlinked(SPECIAL_CHARACTERS.sub(_escaped, " ".join(text.split())))
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """Returns the characters with a backslash before each; that of a list's number is behind it."""
+    """Returns the characters, each after a backslash, or a list's number before a backslash."""
     characters = found[0]
     return f"{characters}\\" if characters.isdigit() else "".join(f"\\{one}" for one in characters)
 
 
 def escape_html(text: str) -> str:
-    """Returns a line for the inside of a block of HTML, in which Markdown has no effect."""
+    """Returns a line for a block of HTML, inside which Markdown has no effect."""
     return _unlinked(html.escape(" ".join(text.split()), quote=False))
 
 
@@ -105,7 +105,7 @@ def _unlinked(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Returns one line of Markdown that shows ``text`` as code, in which nothing has an effect."""
+    """Returns one line of Markdown that shows ``text`` as code, so no character has an effect."""
     line = " ".join(text.split())
     ticks = "`" * (_longest_run("`", line) + 1)
     space = " " if "`" in line else ""
@@ -113,7 +113,7 @@ def code(text: str) -> str:
 
 
 def preformatted(lines: Iterable[str]) -> Iterator[str]:
-    """Yields Markdown that shows lines as they are, in which nothing has an effect."""
+    """Yields a block of Markdown that shows lines unchanged, where no character has an effect."""
     shown = [*lines]
     fence = "`" * max(3, *(_longest_run("`", line) + 1 for line in shown), 0)
     yield f"{fence}text"
@@ -126,18 +126,18 @@ def _longest_run(character: str, text: str) -> int:
 
 
 class _Unindented(Extension):
-    """Leaves out the indentation of HTML templates, a twentieth of a page."""
+    """Removes the indentation of HTML templates, which is a twentieth of a page."""
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        """A template as it is read."""
+        """The source of a template, without indentation if it is HTML."""
         is_html = name is not None and name.endswith(".html")
         return re.sub(r"^ +", "", source, flags=re.MULTILINE) if is_html else source
 
 
 def environment(**filters: Callable[..., str]) -> Environment:
-    """Returns an environment for our templates: `md`, `code` and `table`, and further filters.
+    """Returns an environment for our templates with the filters `md`, `code`, `table` and others.
 
-    Only HTML is escaped of its own accord: words of others in Markdown go through a filter.
+    Only HTML is escaped automatically: text from outside in Markdown must go through a filter.
     """
     found = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -150,25 +150,25 @@ def environment(**filters: Callable[..., str]) -> Environment:
         keep_trailing_newline=True,
     )
     found.filters |= {"md": escape_markdown, "html": escape_html, "code": code, "table": _table}
-    found.filters["with_code"] = _with_code
+    found.filters["with_code"] = _code_marked
     found.filters |= filters
     return found
 
 
 @pass_eval_context
 def _escaped_in_html(context: EvalContext, value: object) -> object:
-    """Returns a value with all that has a meaning in HTML escaped, if the template is of HTML.
+    """Returns a value with HTML's special characters escaped, if the template is HTML.
 
     Jinja would escape apostrophes as well, which makes sentences and commands hard to read in the
-    page's source. They only end attributes in single quotes, and our templates have none.
+    page's source. Apostrophes only end attributes in single quotes, and our templates have none.
     """
     if not context.autoescape or hasattr(value, "__html__"):
         return value
     return Markup(html.escape(str(value), quote=False).replace('"', "&quot;"))
 
 
-def _with_code(markdown: str) -> Markup:
-    """Returns words as HTML, with what stands between backticks as code."""
+def _code_marked(markdown: str) -> Markup:
+    """Returns words as HTML, with text between backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(markdown, quote=False)))
 
 
@@ -195,7 +195,7 @@ def verdict_words(verdicts: Mapping[Verdict, int]) -> dict[Verdict, str]:
 def verdict_matrix(
     findings: Iterable[Finding], field: str, rows: Iterable[Row]
 ) -> dict[Row, dict[Mode, Counter[Verdict]]]:
-    """Counts verdicts by a field of the findings and by mode; what does not occur is left out."""
+    """Counts verdicts by a field of the findings and by mode; counts of 0 are left out."""
     counts: dict[tuple[Row, Mode], Counter[Verdict]] = defaultdict(Counter)
     for finding in findings:
         counts[getattr(finding, field), finding.mode][finding.verdict] += 1
@@ -223,7 +223,7 @@ def _counts(verdicts: Counter[Verdict]) -> str:
 
 @dataclass(frozen=True)
 class Tally:
-    """The numbers of findings that are wrong, right, refused and not looked at."""
+    """The numbers of findings that are wrong, right, refused and not judged."""
 
     verdicts: Counter[Verdict]
     rightly_refused: int
@@ -237,20 +237,20 @@ class Tally:
 
     @property
     def wrong(self) -> int:
-        """Mismatches, crashes, and ordinary steps declined against a promise."""
+        """The number of mismatches, crashes, and ordinary steps declined against a promise."""
         return sum(self.verdicts[verdict] for verdict in WRONG)
 
     @property
     def right(self) -> int:
-        """They conform, or bad input is refused."""
+        """The number of findings that conform, or in which bad input is refused."""
         return self.verdicts[Verdict.CONFORMS] + self.rightly_refused
 
     @property
     def refused(self) -> int:
-        """Ordinary steps that the framework refuses: nothing is known of their numbers."""
+        """The number of ordinary steps that the framework refuses, so that no weights are known."""
         return self.verdicts[Verdict.REFUSED] - self.rightly_refused
 
     @property
     def seen(self) -> int:
-        """The number of verdicts on what a framework does."""
+        """The number of wrong, right and refused findings."""
         return self.wrong + self.right + self.refused

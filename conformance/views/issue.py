@@ -1,6 +1,6 @@
 """A cause as a bug report for the framework's tracker, in GitHub's Markdown.
 
-Every number in it stands in the report, or is one that the reference expects of the same step.
+Every number in the bug report is in the report, or is the reference's for the same step.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 PROJECT = "rl-loss-conformance"
 
 FRAME_AND_CODE = re.compile(r'^(  File "[^\n]*\n)(?: {4}[^\n]*\n)+', re.MULTILINE)
-"""A frame of a traceback with the framework's own code, which is left to it."""
+"""A frame of a traceback with the framework's own code, which is not repeated."""
 
 MOST_LINES = 40
-"""Last lines of a message that are shown."""
+"""The number of last lines of a message that are shown."""
 
 RULES = (Check.ARGUMENTS, Check.LOGGING)
-"""Checks of what a framework refuses, which compare no step."""
+"""Checks of whether a framework refuses bad input, which compare no step."""
 
 
 class Heading(NamedTuple):
-    """The beginning of the title and of the first sentence on a kind of cause."""
+    """The beginnings of the title and of the first sentence for one kind of cause."""
 
     title: str
     sentence: str
@@ -58,13 +58,13 @@ GRADIENT = Heading("Wrong gradient", "{} computes a wrong gradient in a training
 NUMBER = Heading("Wrong logged number", "{} logs a wrong number for a training step")
 
 FAILURES = (CRASH, HANG, DECLINED)
-"""Kinds of causes that end before there are numbers."""
+"""Kinds of causes that end a step before it gives numbers."""
 
 HANGING = "hang: "
-"""The beginning of the words on a step that does not end."""
+"""The beginning of the message on a step that does not end."""
 
 FOLDERS = re.compile(r"(?<= at )\S+/")
-"""The folders of a place, which the traceback has."""
+"""The folders in a place, which are left out as the traceback has them."""
 
 BY_VERDICT = {Verdict.CRASHED: CRASH, Verdict.DECLINED: DECLINED}
 
@@ -84,7 +84,7 @@ BY_CHECK = {
 
 
 def as_markdown(report: Report, cause: Cause, elsewhere: Sequence[str] = ()) -> Iterator[str]:
-    """Yields the lines of a bug report; ``elsewhere`` says where else the mistake was found."""
+    """Yields the lines of a bug report; ``elsewhere`` names other engines with the mistake."""
     shown = ShownCause(report, cause)
     example, kind = shown.example, _kind(shown)
     is_of_rules = kind is ADVICE or example.check in RULES
@@ -100,7 +100,7 @@ def as_markdown(report: Report, cause: Cause, elsewhere: Sequence[str] = ()) -> 
         title=_title(shown, kind, _title_of_rules(shown) if is_of_rules else statement, entry),
         sentence=kind.sentence.format(f"{report.adapter} (engine {report.engine})", _step(shown)),
         what=(is_of_rules and escape_markdown(_explanation(example))) or statement,
-        judged="the" if kind is ADVICE else judged,  # advice is not one of the judged
+        judged="the" if kind is ADVICE else judged,  # advice is not among the judged verdicts
         known=entry,
         reach=(entry and entry.reach) or escape_markdown(str(cause.reach)),
         impact=(entry and entry.impact) or str(cause.impact),
@@ -127,14 +127,14 @@ def as_markdown(report: Report, cause: Cause, elsewhere: Sequence[str] = ()) -> 
 def _title(
     shown: ShownCause, kind: Heading, statement: str, entry: KnownMistake | KnownFailure | None
 ) -> str:
-    """Returns the kind of the mistake, the number if it is one, and what is wrong."""
+    """Returns the kind of mistake, the logged number if it concerns one, and the mistake."""
     key = _key(shown.report, shown.example) if kind is NUMBER else ""
     number = f" `{key}`" if key else ""
     return f"{kind.title}{number}: {entry.reason.removesuffix('.') if entry else statement}"
 
 
 def _key(report: Report, finding: Finding) -> str:
-    """Returns the name of a finding's number in the framework's own log, if it is known."""
+    """Returns the framework's own name of a finding's logged number, if it is known."""
     if finding.logged is None:
         return ""
     spec = next((one for one in CHECK_SPECS if one.slug == finding.identity.slug), None)
@@ -142,7 +142,7 @@ def _key(report: Report, finding: Finding) -> str:
 
 
 def _step(shown: ShownCause) -> str:
-    """Returns what the example trains: an ordinary step only if nothing about it is rare."""
+    """Returns words on the step of the example: a training step, with its rare properties."""
     if not shown.rare:
         return "an ordinary training step"
     return f"a training step {' and '.join(shown.rare)}"
@@ -159,7 +159,7 @@ def _kind(shown: ShownCause) -> Heading:
 
 
 def _failed(shown: ShownCause, kind: Heading) -> str:
-    """Returns the framework's words; of a hang, where the ranks of the example wait."""
+    """Returns the framework's message, or for a hang the places where the example's ranks wait."""
     if kind is not HANG:
         return _name(shown.cause.words)
     return _name(FOLDERS.sub("", failure(shown.example).removeprefix("hang: ")))
@@ -178,14 +178,14 @@ def _fact(words: str) -> str:
 
 
 def _explanation(finding: Finding) -> str:
-    """Returns what the diagnosis says of a finding, or else the framework's last words."""
+    """Returns the diagnosis of a finding, or else the end of the framework's message."""
     if finding.diagnosis is None:
         return explain(finding)
     return finding.diagnosis.first_explanation
 
 
 def _message(finding: Finding) -> str:
-    """Returns the end of what the framework said."""
+    """Returns the end of the framework's message."""
     without_code = FRAME_AND_CODE.sub(r"\1", finding.message or "")
     return "\n".join(preformatted(without_code.splitlines()[-MOST_LINES:]))
 

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 LONGEST_MASK = 40
-"""Digits of a mask that fit a row; of a longer mask, the lengths of its stretches are shown."""
+"""The most digits of a mask in a row; longer masks are shown by the lengths of their runs."""
 
 MOST_CHECKS = 4
-"""Checks of a job that are named."""
+"""The largest number of a job's checks that are named."""
 
 MOST_SAMPLES = 64
-"""Samples of a step whose weights are shown; larger denominators say little to a reader."""
+"""The most samples of a step whose weights are shown; larger denominators help no reader."""
 
 
 def find(name: str) -> Case:
     """Returns the case of that name.
 
     Raises:
-        UnknownCaseError: there is none.
+        UnknownCaseError: there is no such case.
     """
     if name not in CASES_BY_NAME:
         hint = did_you_mean(name, CASES_BY_NAME, f"choose {', '.join(CASES_BY_NAME)}")
@@ -58,9 +58,9 @@ def table() -> list[str]:
 
 
 def detail(case: Case) -> Iterator[str]:
-    """Yields one case: its samples, and the weight of an active token of each in every mode.
+    """Yields one case: its samples, and the weight of each sample's active tokens in every mode.
 
-    Weights of `sample_mean` count samples; a framework that counts rollouts has others.
+    For `sample_mean`, N counts samples; frameworks that count rollouts have other weights.
     """
     layouts = ", ".join(map(str, case.layouts)) or "all with a sample for each micro-batch"
     yield case.name
@@ -77,9 +77,9 @@ def detail(case: Case) -> Iterator[str]:
 
 
 def plan_table(plan: Plan, description: Description | None = None) -> Iterator[str]:
-    """Yields the jobs of the quick plan, with their checks and what each is there for.
+    """Yields the jobs of the quick plan, each with its checks and its reason.
 
-    With the description of a version, they are those that it has what they need for.
+    With the description of a version, only jobs that the version supports are shown.
     """
 
     def offered(cells: Iterable[AnyMatrixCell]) -> list[AnyMatrixCell]:
@@ -108,7 +108,7 @@ def _first_of(slugs: Sequence[str]) -> str:
 
 
 def _reasons(combinations: Collection[Combination]) -> str:
-    """Returns the first of what a job is the first to show."""
+    """Returns one of the combinations that a job is the first to show, in words."""
     if not combinations:
         return "what is looked at once"
     first, *others = sorted(combinations)
@@ -146,13 +146,13 @@ def _samples(case: Case, step: Step) -> list[list[str]]:
 
 
 def _weights(case: Case, step: Step, mode: Mode) -> list[str]:
-    """Returns the weight of an active token of each sample, 0 where it has none."""
+    """Returns the weight of an active token of each sample, 0 for samples without any."""
     tokens = exact.token_weights(step, case.aggregation(mode))
     return [str(max(of_sample)) for of_sample in tokens]
 
 
 def mask_digits(mask: NDArray[np.bool_]) -> str:
-    """Returns the mask digit by digit, or as ``300·1 20·0 7·1`` where that would be long."""
+    """Returns the mask digit by digit, or a long one as ``300·1 20·0 7·1``."""
     digits = "".join(map(str, mask.astype(int)))
     if len(digits) <= LONGEST_MASK:
         return digits

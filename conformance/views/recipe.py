@@ -1,4 +1,4 @@
-"""The answer to a recipe as text, JSON and a page: one sentence first."""
+"""The answer about a recipe as text, JSON and a web page, with one sentence first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 100
 
 
 def as_text(answer: Answer) -> Iterator[str]:
-    """Yields the sentence, what it rests on, and what reaches the recipe."""
+    """Yields the sentence, the findings behind it, and the mistakes that reach the recipe."""
     yield from _wrapped(answer.sentence, "")
     yield ""
     yield _ran(answer)
@@ -33,7 +33,7 @@ def as_text(answer: Answer) -> Iterator[str]:
 
 
 def as_html(answer: Answer) -> Iterator[str]:
-    """Yields one page that needs nothing else, with the same content."""
+    """Yields one self-contained web page with the same content."""
     style = "".join((PARTS / name).read_text("utf-8") for name in ("style.css", "recipe.css"))
     yield (
         environment()
@@ -53,7 +53,7 @@ def _ran(answer: Answer) -> str:
 
 
 def _sections(answer: Answer) -> Iterator[tuple[str, list[str]]]:
-    """Yield each heading that has lines, with these."""
+    """Yield each heading that has lines, with its lines."""
     elsewhere = ", ".join(answer.elsewhere)
     every: dict[str, Iterable[str]] = {
         "What your recipe trains": [*answer.weight, *answer.losses],
@@ -78,7 +78,7 @@ def _sections(answer: Answer) -> Iterator[tuple[str, list[str]]]:
 
 
 def as_json(answer: Answer) -> Iterator[str]:
-    """Yields one document for programs, with the same content."""
+    """Yields one JSON document for programs, with the same content."""
     yield json.dumps(answer.model_dump(mode="json"), indent=1, ensure_ascii=False)
 
 
@@ -87,7 +87,7 @@ def _options(options: Mapping[str, str]) -> list[str]:
 
 
 def _not_tested(answer: Answer) -> Iterator[str]:
-    """Yields known mistakes whose options a recipe does not have; advice is only counted."""
+    """Yields known mistakes that the run would not show; advice is only counted."""
     yield from (f"{one.says} It reaches {one.reach}." for one in answer.not_tested if one.reach)
     others = sum(one.reach is None for one in answer.not_tested)
     if others:

@@ -1,4 +1,4 @@
-"""A report for its readers: the end of a run, a terminal, Markdown, JSON, and a job on GitHub."""
+"""A report as text for the terminal, Markdown, JSON, and annotations of a job on GitHub."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ STYLES = {
 }
 
 PIPED_WIDTH = 120
-"""Columns of text where there is no terminal to ask."""
+"""The width of text in columns if output is no terminal."""
 
 NO_FINDINGS = "–"
-"""Content of a cell that counts no findings."""
+"""The content of a cell without findings."""
 
 
 MOST_BYTES = 1_000_000
-"""Size of a step's summary; GitHub refuses one of more than 1 MiB altogether."""
+"""The largest summary of a step; GitHub refuses summaries of more than 1 MiB."""
 
 MOST_ANNOTATIONS = 10
-"""Annotations of one kind in a step; GitHub silently drops others."""
+"""The most annotations of one kind in a step; GitHub silently drops more."""
 
 
 def title(report: Report) -> str:
-    """Returns one line that says what was run."""
+    """Returns one line on the version, engine and hardware of a run."""
     source = report.source
     code = source.version or (source.revision or "")[:12]
     ref = f" ({source.ref})" if source.ref else ""
@@ -77,22 +77,22 @@ def _fault(fault: str) -> str:
 
 
 def _advice(report: Report) -> Iterator[str]:
-    """Yields a line for each form of advice, with the number of its findings and an example."""
+    """Yields a line for each kind of advice, with its number of findings and an example."""
     for group in advice_groups(report):
         words = f"for example {group.example.id}: {explain(group.example)}"
         yield f"advice ({len(group.findings)}): {group.cause.statement}; {words}"
 
 
 def _new_options(report: Report) -> Iterator[str]:
-    """Yields a line with what the version offers and nothing looked at, if there is anything."""
+    """Yields a line with the version's options that the adapter does not know, if there are any."""
     if report.new_options:
         yield f"offers {', '.join(report.new_options)}: not looked at, as the adapter knows none"
 
 
 def _reasons_not_run(report: Report) -> Iterator[str]:
-    """Yields a line for each verdict with all reasons why something was not run, commonest first.
+    """Yields a line for each verdict that means not run, with all reasons, the commonest first.
 
-    Refusals that the contract demands are left out.
+    Refusals that the contract requires are left out.
     """
     for verdict in (Verdict.REFUSED, Verdict.UNSUPPORTED, Verdict.NOT_DRIVEN):
         reasons: dict[str, list[str]] = defaultdict(list)
@@ -160,7 +160,7 @@ def _coloured_matrix(report: Report) -> Table:
 
 
 def _coloured_counts(verdicts: Mapping[Verdict, int]) -> Text:
-    """Returns each verdict in its colour and in words, for readers who do not see colours."""
+    """Returns the count of each verdict, in its colour and in words."""
     words = verdict_words(verdicts).items()
     counts = [Text(text, style=STYLES[verdict]) for verdict, text in words]
     return Text("\n").join(counts or [Text(NO_FINDINGS)])
@@ -170,11 +170,11 @@ def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableT
     yield Text(_heading(group), style=STYLES[group.example.verdict])
     for line in _details(report, group):
         yield Padding(Text(line, overflow="fold"), (0, 0, 0, 2))
-    yield Text(f"  {command(report, group.smallest)}", no_wrap=True)  # to be copied
+    yield Text(f"  {command(report, group.smallest)}", no_wrap=True)  # so that it can be copied
 
 
 def _details(report: Report, group: FindingGroup) -> Iterator[str]:
-    """Yields what a cause does and where."""
+    """Yields the effect of a cause and its place."""
     said = str(group.cause.impact)
     yield f"{group.cause.effect}{f': {said}' if said else ''}"
     yield from _known(report, group.cause)
@@ -187,7 +187,7 @@ def _details(report: Report, group: FindingGroup) -> Iterator[str]:
 
 
 def _known(report: Report, cause: Cause) -> Iterator[str]:
-    """Yields the known fault that a cause is, or that it is none, if the framework was audited."""
+    """Yields the known fault that is the cause, or says there is none, for audited frameworks."""
     audited = known(report.adapter, report.engine)
     if audited is None:
         return
@@ -201,7 +201,7 @@ def _known(report: Report, cause: Cause) -> Iterator[str]:
 
 
 def _heading(group: FindingGroup) -> str:
-    """Returns one line on a cause: how many findings it explains, and what it is."""
+    """Returns one line on a cause: the number of its findings, and its statement."""
     symbol, count = SYMBOLS[group.example.verdict], len(group.findings)
     return f"{symbol} {count} × {group.cause.statement} [{group.cause.name}]"
 
@@ -213,7 +213,7 @@ def _where(group: FindingGroup) -> str:
 
 
 def as_markdown(report: Report) -> Iterator[str]:
-    """Yields lines of a page of GitHub's Markdown with the content of the text, details folded."""
+    """Yields a page in GitHub's Markdown with the same content as the text, with details folded."""
     from conformance.views.formatting import environment
 
     header, *rows = matrix_rows("check", _matrix(report), empty=NO_FINDINGS)
@@ -239,7 +239,7 @@ def as_markdown(report: Report) -> Iterator[str]:
 
 
 def as_json(report: Report) -> Iterator[str]:
-    """Yields one document for programs, with the same content."""
+    """Yields one JSON document for programs, with the same content."""
     yield json.dumps(
         {
             "report": report.model_dump(
@@ -273,7 +273,7 @@ def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
     """Appends the report as Markdown, and lines of text, to the summary of the job's step.
 
     Raises:
-        OSError: they cannot be, with ``path`` as its file.
+        OSError: they cannot be written; the error's file name is ``path``.
     """
     from conformance.views.formatting import preformatted
 
@@ -288,7 +288,7 @@ def add_summary(report: Report, more: Sequence[str], path: Path) -> None:
 
 
 def _suspected(cause: Cause) -> tuple[str, int] | None:
-    """Returns the line to look at first, if there is one."""
+    """Returns the file and line of the first suspect, if there is one."""
     return next(((one.file, one.line) for one in cause.suspects), None)
 
 
@@ -298,9 +298,9 @@ def error_commands(
     objections: Sequence[str] = (),
     place: Callable[[Cause], tuple[str, int] | None] = _suspected,
 ) -> Iterator[str]:
-    """Yields runner commands that annotate the run and each cause at its place, the worst first.
+    """Yields GitHub runner commands that annotate the run, and each cause at its place.
 
-    A fault of the harness is the only annotation of its run.
+    The worst cause comes first. A run with a fault of the harness has no other annotation.
     """
     if report.fault is not None:
         yield f"::error::{_data(_fault(report.fault))}"
@@ -317,7 +317,7 @@ def error_commands(
 
 
 def _data(text: str) -> str:
-    """Escapes a command's text as the runner's own toolkit does."""
+    """Escapes the text of a GitHub runner command, as GitHub's own toolkit does."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

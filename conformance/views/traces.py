@@ -1,4 +1,4 @@
-"""A trace for a reader: the factors of a weight as a tree in the terminal, Markdown and JSON."""
+"""A trace as text, Markdown and JSON: the tree of factors of a token's weight."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conformance.tracing.trace import Trace
 
 MOST_LINES = 25
-"""Lines of a tree, unless all are asked for."""
+"""The most lines of a tree, unless the whole tree is requested."""
 
 LONGEST_SOURCE = 76
 
@@ -32,9 +32,9 @@ PENDING = "by the reduction that the train step has yet to do"
 
 
 def as_text(trace: Trace, other: Trace | None = None, *, whole: bool = False) -> list[str]:
-    """The tree of a trace: a line for each factor, the value first; divisors unfolded below.
+    """The tree of a trace: a line for each factor, followed by the counts of its divisor.
 
-    That of another follows, and which factors the two do not share.
+    If another trace is given, its tree follows, and the factors that only one of them has.
     """
     if other is not None:
         trees = [*as_text(trace, whole=whole), "", *as_text(other, whole=whole)]
@@ -65,13 +65,13 @@ def _factor_lines(trace: Trace) -> list[str]:
 
 
 def as_markdown(trace: Trace, other: Trace | None = None, *, whole: bool = False) -> list[str]:
-    """The same as a block of text in Markdown."""
+    """The text of `as_text` as a block in Markdown."""
     text = as_text(trace, other, whole=whole)
     return [f"### Trace of `{trace.finding}`", "", "```text", *text, "```"]
 
 
 def as_json(trace: Trace, other: Trace | None = None, *, whole: bool = False) -> list[str]:
-    """All of it as one JSON document, without lines of source."""
+    """One JSON document with whole traces, without source code."""
     against = {} if other is None else {"against": document(other)}
     return [json.dumps({**document(trace), **against}, indent=1, ensure_ascii=False)]
 
@@ -130,7 +130,7 @@ def _count(trace: Trace, count: Count) -> dict[str, Any]:
 def _headline(trace: Trace) -> str:
     job = trace.job
     if isinstance(job, TracedAdvantage):
-        return f"{trace.finding}: {_of_reward(job)}"
+        return f"{trace.finding}: {_advantage_words(job)}"
     if job.is_of_all:
         right = f" and should be {number(job.expected)}" if job.is_wrong else ", as it should be"
         return f"{trace.finding}: the logged number is {number(job.observed)}{right}"
@@ -140,15 +140,15 @@ def _headline(trace: Trace) -> str:
     return f"{trace.finding}: token {job.token} {weights}{right}"
 
 
-def _of_reward(job: TracedAdvantage) -> str:
-    """The advantage of a token, and what it is made of."""
+def _advantage_words(job: TracedAdvantage) -> str:
+    """A sentence on a token's advantage, and on the rewards or values in its step."""
     right = f" and should have {job.expected + 0.0:.6g}" if job.is_wrong else ", as it should"
     made_of = _made_of(job.job.painted)
     return f"token {job.token} has an advantage of {job.observed + 0.0:.6g}{right}, {made_of}"
 
 
 def _made_of(paint: Paint | None) -> str:
-    """The rewards and values of a traced step in words."""
+    """Words on the rewards or values that the traced step has."""
     if paint is None:
         return "where all samples have their rewards, and is right where only one has"
     if paint.column is Column.REWARDS:
@@ -181,15 +181,15 @@ def _shown(chain: Chain) -> list[Factor]:
 
 
 def _tree(trace: Trace, factor: Factor, whole: bool) -> Iterator[str]:
-    """Yield the line of a factor, and below it those of what it was made of."""
+    """Yield the line of a factor, and below it the lines of the counts in it."""
     assert trace.chain is not None
     operation = trace.chain.operation(factor)
-    yield f"× {number(factor.value):<12} {_at(trace, operation.line)}"
+    yield f"× {number(factor.value):<12} {_location(trace, operation.line)}"
     for row in unfolded(trace.chain, factor, whole=whole):
-        yield f"{'  ' * row.depth}= {row.words}  {_at(trace, row.line)}".rstrip()
+        yield f"{'  ' * row.depth}= {row.words}  {_location(trace, row.line)}".rstrip()
 
 
-def _at(trace: Trace, line: Line | None) -> str:
+def _location(trace: Trace, line: Line | None) -> str:
     if line is None:
         return ""
     return f"{trace.place(line)}  | {source_line(line)[:LONGEST_SOURCE]}"

@@ -1,4 +1,4 @@
-"""A worked-out step in words: its samples, right denominators, and what was observed or logged."""
+"""A worked-out step in words: its samples, right denominators, and observed or logged numbers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ DENOMINATORS = {
     Mode.TOKEN_MEAN: "the active tokens of the whole step",
     Mode.CONSTANT: "L · the number of samples",
 }
-"""The divisors of the loss of an active token."""
+"""The divisor of an active token's loss in each mode."""
 
 MOST_ROWS = 64
-"""Rows of a table."""
+"""The largest number of rows in a table."""
 
 WHOLE = 5e-6
-"""Relative distance from a whole number that six digits of a weight leave unknown."""
+"""The relative distance from a whole number that is within the rounding to six digits."""
 
 MEAN_OF_MEANS = "the mean over data-parallel ranks and micro-batches of each micro-batch's"
 
 
 def layout_words(layout: Layout, chosen_by: Mapping[str, Sequence[str]]) -> str:
-    """Returns how a step is cut over ranks and micro-batches, and options as users type them."""
+    """Returns words on the cut of a step over ranks and micro-batches, and the options of users."""
     sizes = (("data", layout.dp), ("context", layout.cp), ("tensor", layout.tp))
     named = " × ".join(f"{size} {what}-parallel" for what, size in sizes if size > 1)
     micro_batches = {
@@ -64,7 +64,7 @@ def layout_words(layout: Layout, chosen_by: Mapping[str, Sequence[str]]) -> str:
 
 
 def open_choices(worked: WorkedStep) -> dict[str, str]:
-    """Returns what the modes leave open and this step depends on, by convention."""
+    """Returns sentences, by convention, on choices of the framework that the step depends on."""
     conventions = worked.context.conventions
     counts = "still counts" if conventions.empty_units is EmptyUnits.COUNTED else "does not count"
     choices = {"empty_units": f"a sample or prompt without active tokens adds 0 and {counts}"}
@@ -121,7 +121,7 @@ def _denominators(term: WorkedTerm, observed: NDArray[np.float64] | None) -> Ite
 
 
 def cut_unknown(term: WorkedTerm) -> str:
-    """Returns why a term's weights are not known."""
+    """Returns a sentence on why the weights of a term are unknown."""
     return (
         f"`{term.name}` is {MEAN_OF_MEANS} mean; the report does not say how the step was cut into"
         " micro-batches."
@@ -129,7 +129,7 @@ def cut_unknown(term: WorkedTerm) -> str:
 
 
 def _seen(observed: NDArray[np.float64], right: float) -> str:
-    """Returns the observed weights of tokens that must weigh the same, as the end of a line."""
+    """Returns the end of a line: the observed weights of tokens that must weigh the same."""
     known = observed[~np.isnan(observed)]
     if not len(known):
         return ""
@@ -142,13 +142,13 @@ def _seen(observed: NDArray[np.float64], right: float) -> str:
 
 
 def factors(term: WorkedTerm) -> str:
-    """Returns what all weights of a term are multiplied by."""
+    """Returns a sentence on the factors of all weights of a term."""
     different = np.unique(term.term.factors)
     return f"{different[0]:g}" if len(different) == 1 else "minus each token's advantage"
 
 
 def logged(worked: WorkedStep) -> str:
-    """Returns how the right number is composed, and what was logged in its place."""
+    """Returns the composition of the right number, and the number that was logged instead."""
     return "\n".join(_logged(worked))
 
 
@@ -177,9 +177,9 @@ def _addends(term: WorkedTerm) -> Iterator[list[str]]:
 
 
 def _divided(term: WorkedTerm, reported: float | None) -> str:
-    """Returns by what all values would have to be divided to give what was logged.
+    """Returns the divisor of all values that would give the logged number, in words.
 
-    Empty where they have several right denominators.
+    Empty if the values have several right denominators.
     """
     total = math.fsum(term.term.factors[term.context.step.mask])
     if not reported or not total or len(term.denominators) > 1:
@@ -188,7 +188,7 @@ def _divided(term: WorkedTerm, reported: float | None) -> str:
 
 
 def token_table(picture: Picture) -> str:
-    """Returns a table of the right and the observed weights of tokens, in runs of equal ones."""
+    """Returns a table of right and observed weights, a row for each run of equal tokens."""
     rows = []
     for sample in picture.samples:
         first = 1
@@ -205,7 +205,7 @@ def token_table(picture: Picture) -> str:
 
 
 def table(rows: Sequence[Iterable[str]], header: Sequence[str]) -> str:
-    """Returns a table of at most `MOST_ROWS` rows, and how many others there are."""
+    """Returns a table of at most `MOST_ROWS` rows, and the number of rows left out."""
     lines = [*markdown_table(header, rows[:MOST_ROWS])]
     if len(rows) > MOST_ROWS:
         lines += ["", f"{len(rows) - MOST_ROWS} further rows are left out."]

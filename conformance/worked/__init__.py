@@ -2,5 +2,6 @@
 
 The input is a report and one of its causes; the output is the finding that shows the cause best,
 its step with the right denominators, and the formulas of the factors on its weights. Right numbers
-are the reference's, observed ones are read from the report. `conformance.views` words it.
+are the reference's; observed numbers are read from the report. `conformance.views` puts this into
+words.
 """

@@ -160,11 +160,11 @@ ADVANTAGES = {
     Objective.GAE: _GAE,
     Objective.PENALISED_GAE: _GAE,
 }
-"""Each estimator of advantages, before they are whitened; with the framework's own ``{std}`` and
-``{epsilon}``."""
+"""The formula of each estimator of advantages before whitening; ``{std}`` and ``{epsilon}`` stand
+for the framework's own."""
 
 MOST_NAMED = 32
-"""Summands of a count, and samples of a prompt, that are written out."""
+"""The most summands of a count, and samples of a prompt, that are written out."""
 
 
 class Formula(NamedTuple):
@@ -173,11 +173,11 @@ class Formula(NamedTuple):
     words: str
     header: list[str]
     rows: list[list[str]]
-    """A row for each active token: sample, token, inputs, and what comes of them."""
+    """A row for each active token: sample, token, inputs and the resulting factor."""
 
 
 def formula(term: LossTerm, objective: Objective) -> Formula | None:
-    """Returns the formula of an objective; None if its weights are multiplied by constants."""
+    """Returns the formula of an objective; None if the factors on its weights are constant."""
     if objective in OFF_POLICY:
         return _derivative(term, objective)
     return _advantage(term, objective) if objective in FROM_REWARDS else None
@@ -240,7 +240,7 @@ def raw_advantage(objective: Objective, declared: EstimatorConventions) -> str:
 
 
 def _convention_words(declared: EstimatorConventions, objective: Objective) -> Iterator[str]:
-    """Yield the choices that the advantages depend on."""
+    """Yield sentences on the framework's choices that the advantages depend on."""
     if objective not in OF_GROUPS:
         yield f"Returns pass through {TOKENS[declared.transitions]}."
         yield f"The reward is at the last of {TOKENS[declared.rewarded]}."
@@ -281,13 +281,13 @@ class Denominator(NamedTuple):
     """The right denominator of some tokens of a step, written out."""
 
     whose: str
-    """Their unit, such as ``prompt 0 (samples 0 and 1)``."""
+    """The unit of the tokens, such as ``prompt 0 (samples 0 and 1)``."""
 
     composition: str
-    """Such as ``3 + 0 = 3 active tokens · 4 prompts = 12``."""
+    """The denominator, such as ``3 + 0 = 3 active tokens · 4 prompts = 12``."""
 
     weight: float
-    """The right weight of each of them; 0 if there are none."""
+    """The right weight of each of the tokens; 0 if there are none."""
 
     tokens: NDArray[np.bool_]
     """The mask that selects them: [tokens]."""
@@ -308,7 +308,7 @@ def denominators(context: StepContext) -> Iterator[Denominator]:
 
 
 def _parts(context: StepContext) -> NDArray[np.int64]:
-    """Number of the part of the step within which tokens share a denominator: [tokens]."""
+    """The part of the step, as a number, in which a token shares a denominator: [tokens]."""
     if context.mode is Mode.CONSTANT:
         return np.zeros_like(context.sample)
     if not context.per_micro_batch:
@@ -362,7 +362,7 @@ def _composition(context: StepContext, samples: NDArray[np.int64], weight: float
 
 
 def _cut_factors(context: StepContext, sample: int, factor: float) -> str:
-    """Returns the factors of a denominator besides tokens, in a mean over micro-batches."""
+    """Returns the factors of a denominator other than tokens, for a mean over micro-batches."""
     assert context.placement is not None
     micro_batches = int(context.placement.micro_batches[context.step.offsets[sample]])
     total = micro_batches * context.layout.dp
@@ -375,7 +375,7 @@ def _cut_factors(context: StepContext, sample: int, factor: float) -> str:
 
 
 def _counted(context: StepContext) -> str:
-    """Returns the name of one of the tokens that denominators count."""
+    """Returns the word for a token that denominators count."""
     original = context.conventions.denominator_mask is DenominatorMask.ORIGINAL
     before = original and context.step.original_mask is not None and not context.per_micro_batch
     return "active or rejected token" if before else "active token"
@@ -386,7 +386,7 @@ def _equals(weight: float) -> str:
 
 
 def _summed(counts: list[int]) -> str:
-    """Returns a sum written out, such as ``3 + 0 = 3``; of a long one only the total."""
+    """Returns a sum written out, such as ``3 + 0 = 3``; for a long sum only the total."""
     if len(counts) == 1 or len(counts) > MOST_NAMED:
         return f"{sum(counts):,}"
     return f"{' + '.join(map(str, counts))} = {sum(counts)}"

@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 
 OF_MASKED_SAMPLES = (EMPTY_SAMPLE, MASKED_SAMPLE, MASKED_ROW)
-"""Rare facts that say nothing of the other samples of a step."""
+"""Rare facts about one sample, which do not affect the other samples of a step."""
 
 
 class WorkedTerm:
-    """One term of a step's loss, or of a number that it logs, with its right denominators."""
+    """One term of a step's loss, or of a logged number, with its right denominators."""
 
     def __init__(self, term: LossTerm, convention: str) -> None:
         self.term, self.name, self.convention = term, str(term.metric), convention
@@ -59,7 +59,7 @@ class WorkedTerm:
 
     @property
     def is_known(self) -> bool:
-        """Whether the right weights are known: without the cut, or because the cut is known."""
+        """Whether the right weights are known: they do not need the cut, or the cut is known."""
         return not self.context.per_micro_batch or self.context.placement is not None
 
     @cached_property
@@ -69,7 +69,7 @@ class WorkedTerm:
 
     @property
     def addends(self) -> list[tuple[Denominator, float, float]]:
-        """Each denominator with the sum of its tokens' values, and what they add to the term."""
+        """Each denominator with the sum of its tokens' values, and their share of the term."""
         term = self.term
         return [
             (one, math.fsum(term.factors[one.tokens]), math.fsum(term.products[one.tokens]))
@@ -78,7 +78,7 @@ class WorkedTerm:
 
 
 class WorkedStep:
-    """The step that a finding of a check is about, reconstructed from case and report."""
+    """The step of a finding, reconstructed from case and report."""
 
     def __init__(self, report: Report, finding: Finding, spec: CheckSpec, case: Case) -> None:
         self.finding, self.spec = finding, spec
@@ -111,7 +111,7 @@ class WorkedStep:
 
     @cached_property
     def formula(self) -> Formula | None:
-        """The factors on weights; None if they are constant, or for a logged number."""
+        """The factors on weights; None if the factors are constant, or for a logged number."""
         if self.finding.logged is not None:
             return None
         return formula(self.terms[0].term, self.spec.objective)
@@ -130,7 +130,7 @@ class WorkedStep:
         return observed
 
     def _convention(self, term: LossTerm) -> str:
-        """The convention by which a term that is averaged over micro-batches is aggregated."""
+        """The name of the convention that aggregates a term averaged over micro-batches."""
         if self.spec.metric in (None, Metric.LOSS):
             return str(term.metric)
         return str(loss_terms.convention_of_log(self.spec.metric, term.context.conventions))
@@ -146,7 +146,7 @@ class WorkedStep:
         return math.isclose(total, logged.expected, rel_tol=1e-9)
 
     def _terms(self, context: StepContext) -> list[LossTerm]:
-        """The terms that the check looks at, with the factors on their weights."""
+        """The loss terms that the check compares, with the factors on their weights."""
         objective = self.spec.objective
         if self.spec.metric is not None:
             return loss_terms.logged_terms(context, objective, self.spec.metric)
@@ -170,7 +170,7 @@ class WorkedStep:
         ]
 
     def _advantage_term(self, context: StepContext) -> LossTerm:
-        """The term of a step, whose advantages may depend on the others of its batch."""
+        """The policy loss of a step, whose advantages may depend on other steps of the batch."""
         batch = [
             replace(context, step_index=index, forward_pass_of_token=None)
             for index in range(len(context.steps))
@@ -179,7 +179,7 @@ class WorkedStep:
 
 
 def worked_step(report: Report, finding: Finding) -> WorkedStep | None:
-    """Returns the step of a finding; None if it is of no check or case that is known."""
+    """Returns the step of a finding; None if its check or case is unknown."""
     slug = finding.identity.slug
     spec = next((one for one in CHECK_SPECS if one.slug == slug), None)
     case = CASES_BY_NAME.get(finding.case)
@@ -215,7 +215,7 @@ def _spans(picture: Picture, step: Step) -> Iterator[tuple[slice, Run]]:
 
 @dataclass(frozen=True)
 class ShownCause:
-    """A cause of a report, with the finding by which it is shown."""
+    """A cause of a report, with the finding that shows it best."""
 
     report: Report
     cause: Cause
@@ -234,7 +234,7 @@ class ShownCause:
 
     @cached_property
     def example(self) -> Finding:
-        """The smallest of the plainest findings whose own run would name this cause alone."""
+        """The smallest of the plainest findings for which a run would report only this cause."""
         plainest = [
             one for one in self.findings if self._oddity(one) == self._oddity(self.findings[0])
         ]
@@ -243,7 +243,7 @@ class ShownCause:
 
     @cached_property
     def named(self) -> list[str]:
-        """The names of the causes that a run of the example alone ends with."""
+        """The names of the causes that a run of only the example would report."""
         return self._named(self.example)
 
     @property
@@ -260,14 +260,14 @@ class ShownCause:
 
     @cached_property
     def _other_findings(self) -> frozenset[str]:
-        """The ids of the findings that other causes have a part in."""
+        """The ids of the findings to which other causes contribute."""
         others = (one for one in self.report.causes if one is not self.cause)
         return frozenset(chain.from_iterable(one.findings for one in others))
 
     def _oddity(self, finding: Finding) -> tuple[bool, bool, int]:
-        """A sort key: milder than the cause, shared with other causes, needless rare facts.
+        """A sort key: milder findings, shared ones and those with needless rare facts come last.
 
-        A masked sample among others does not make a step harder to read.
+        A fully masked sample does not count as rare, since it makes a step no harder to read.
         """
         expected = (*self.cause.reach.rare, *OF_MASKED_SAMPLES)
         needless = [fact for fact in self._rare(finding) if fact not in expected]
@@ -275,7 +275,7 @@ class ShownCause:
         return is_less, finding.id in self._other_findings, len(needless)
 
     def _size(self, finding: Finding) -> tuple[bool, bool, int, bool, int, bool, int, int, str]:
-        """A sort key: the plainest, then fewest ranks and tokens, and the plainest check."""
+        """A sort key: the plainest finding first, by ranks, tokens and check."""
         gradient = self.cause.severity is Severity.GRADIENT
         case = CASES_BY_NAME.get(finding.case)
         tokens = sum(len(step.mask) for step in case.steps) if case else 0

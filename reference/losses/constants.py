@@ -19,9 +19,9 @@ class LossConstants:
     (`reference.losses.value_losses`).
 
     clip-cov clips covariances between ``covariance_low`` and ``covariance_high``, kl-cov penalises
-    the ``covariance_fraction`` of tokens of the largest. DPPO bounds a fall of a token's
-    probability by ``variation_low`` and a rise by ``variation_high``, or their divergences by
-    ``divergence_low`` and ``divergence_high``. OPSM bounds the divergence of a sequence by
+    the ``covariance_fraction`` of tokens with the largest covariances. DPPO bounds a fall of a
+    token's probability by ``variation_low`` and a rise by ``variation_high``, or their divergences
+    by ``divergence_low`` and ``divergence_high``. OPSM bounds the divergence of a sequence by
     ``sequence_divergence``, and M2PO the mean of squared log-ratios by ``second_moment``.
     """
 

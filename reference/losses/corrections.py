@@ -1,7 +1,7 @@
 """Derivatives of policy losses that are corrected, or that select tokens, in float64.
 
-A, r, ε, β and sg are those of `reference.losses.policy_losses`; q is the ratio of the old policy to
-that of the rollouts. Bounds on q are b and B, its truncation is C. Corrections multiply ppo by a
+A, r, ε, β and sg are defined in `reference.losses.policy_losses`; q is the ratio of the old policy
+to that of the rollouts. Bounds on q are b and B, its truncation is C. Corrections multiply ppo by a
 factor without gradient:
 
     tis             min(q, C), of a token or multiplied over a sequence (Yao et al., On the
@@ -88,7 +88,7 @@ def covariance_penalised(tokens: PolicyTokens, constants: LossConstants) -> Valu
 def are_largest(
     covariance: Values, tokens: PolicyTokens, constants: LossConstants
 ) -> NDArray[np.bool_]:
-    """Whether kl-cov penalises a token: ⌊fraction · tokens⌋ of a batch, or one.
+    """Whether kl-cov penalises a token: the ⌊fraction · tokens⌋ largest of a batch, at least one.
 
     Of equal covariances the first are chosen, which is as right as any other choice (`tied`).
     """
@@ -100,9 +100,9 @@ def are_largest(
 
 
 def tied(tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
-    """Whether kl-cov might as well choose otherwise: equal covariances are chosen and are not.
+    """Whether kl-cov's choice of a token is arbitrary: one of equal covariances, not all chosen.
 
-    Those of a batch of two tokens always are equal.
+    The covariances of a batch of two tokens are always equal.
     """
     covariance = covariances(tokens)
     is_chosen = are_largest(covariance, tokens, constants)
@@ -121,7 +121,7 @@ def covariances(tokens: PolicyTokens) -> Values:
 
 
 def batch_places(tokens: PolicyTokens) -> list[NDArray[np.int64]]:
-    """The places of the active tokens of each batch that has any."""
+    """The indices of the active tokens of each batch that has some."""
     numbers = np.unique(tokens.batch[tokens.mask])
     return [np.flatnonzero(tokens.mask & (tokens.batch == number)) for number in numbers]
 
@@ -195,8 +195,8 @@ def m2po(tokens: PolicyTokens, constants: LossConstants) -> Values:
 def of_small_moment(tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
     """Whether M2PO keeps a token.
 
-    Of every batch it keeps as many as have a mean squared log-ratio of the new to the rollout
-    policy below the bound, those of the smallest squares, and always one.
+    In every batch it keeps the tokens with the smallest squared log-ratios of the new to the
+    rollout policy: as many as have a mean square below the bound, and at least one.
     """
     squares = (tokens.log_ratios + tokens.rollout_log_ratios) ** 2
     is_kept = np.zeros(len(squares), np.bool_)

@@ -49,8 +49,8 @@ class PolicyTokens:
 
     ``log_probs`` are those of the new policy, ``log_ratios`` those of the new to the old policy,
     ``rollout_log_ratios`` those of the old to the rollout policy. ``sequence`` is the index of the
-    token's sequence, whose active tokens (by ``mask``) share a ratio, and ``batch`` that of the
-    batch whose active tokens are compared where a loss selects some of them or takes a mean.
+    token's sequence, whose active tokens (by ``mask``) share a ratio; ``batch`` is the index of the
+    batch from whose active tokens a loss selects some, or takes a mean.
     """
 
     advantages: Values
@@ -133,7 +133,7 @@ def gate_inputs(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 
 def kl_cov(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """-A·r + β·sign(log r), with every token chosen."""
+    """-A·r + β·sign(log r): kl-cov's derivative where it penalises every token."""
     penalty = constants.kl_penalty * np.sign(tokens.log_ratios)
     return -tokens.advantages * tokens.ratios + penalty
 
@@ -166,7 +166,7 @@ def dppo_tv(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 
 def dppo_kl(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """-A·r, 0 where it has moved with A, and the divergence of having the token or not is large."""
+    """-A·r, 0 where the probability has moved with A and its binary divergence is too large."""
     bounds = constants.divergence_low, constants.divergence_high
     return trusted(binary_divergence(tokens), bounds, tokens)
 
@@ -185,7 +185,7 @@ def binary_divergence(tokens: PolicyTokens) -> Values:
 
 
 def trusted(moved: Values, bounds: tuple[float, float], tokens: PolicyTokens) -> Values:
-    """-A·r, 0 for tokens that have fallen by more than the first bound, or risen by the second."""
+    """-A·r, 0 if ``moved`` exceeds the first bound of a fall, or the second bound of a rise."""
     low, high = bounds
     fallen = (tokens.advantages < 0) & (tokens.log_ratios < 0) & (moved > low)
     risen = (tokens.advantages > 0) & (tokens.log_ratios > 0) & (moved > high)

@@ -50,7 +50,7 @@ class ValueTokens:
 
 
 def clipped(tokens: ValueTokens, bound: float) -> NDArray[np.bool_]:
-    """Whether the loss is that of the bounded value, which has no derivative."""
+    """Whether the loss uses the bounded value, whose derivative is 0."""
     of_value = (tokens.values - tokens.returns) ** 2
     of_bounded = (tokens.bounded(bound) - tokens.returns) ** 2
     return np.asarray(~tokens.within(bound) & (of_bounded > of_value))

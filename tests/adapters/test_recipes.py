@@ -8,7 +8,7 @@ from adapters.contract import Layout, Option
 from adapters.contract.objective import Objective
 from adapters.contract.recipe import Recipe, Typed
 from conformance.findings.errors import InvalidRecipeError
-from conformance.recipes.answer import Answer, answered, of_object
+from conformance.recipes.answer import Answer, answer_for_config, answered
 from conformance.recipes.matching import match
 from conformance.recipes.running import read
 from conformance.runs import registry
@@ -108,7 +108,7 @@ class TestTrl:
         from trl import GRPOConfig
 
         config = GRPOConfig("nowhere", use_cpu=True, bf16=False, loss_type="grpo")
-        found: Answer = of_object(config, ranks=2, budget=0.0)
+        found: Answer = answer_for_config(config, ranks=2, budget=0.0)
 
         assert found.chosen["loss_type"] == "grpo"
         assert found.engine == "ddp"

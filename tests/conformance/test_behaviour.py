@@ -6,7 +6,7 @@ import pytest
 
 from adapters.contract.objective import Objective
 from conformance.comparing import advised
-from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
+from conformance.comparing.behaviour import BehaviourChange, final_clause, said
 from conformance.comparing.diff import difference
 from conformance.comparing.refused import newly_refused, no_longer_refused
 from conformance.findings.finding import Behaviour, Diagnosis, Finding
@@ -50,7 +50,7 @@ WITH_ENTROPY = {name: {"entropy": 0.5} for name in STEPS}
 def test_a_refactoring_changes_no_number() -> None:
     same = BehaviourChange(OLD, version())
 
-    assert [*said(same)] == [*in_a_clause(same)] == ["no number changed in 3 steps"]
+    assert [*said(same)] == [*final_clause(same)] == ["no number changed in 3 steps"]
 
 
 def test_rounding_is_no_change() -> None:
@@ -67,7 +67,7 @@ def test_a_changed_number_is_told_with_its_steps() -> None:
         "gradients are the same in all 3 steps",
         "`reward/mean` is 0.4 instead of 0.8 in 1 of 2 steps",
     ]
-    assert [*in_a_clause(found)] == ["gradients are the same, and `reward/mean` changed"]
+    assert [*final_clause(found)] == ["gradients are the same, and `reward/mean` changed"]
 
 
 def test_what_only_the_changed_steps_have_is_named() -> None:
@@ -85,7 +85,7 @@ def test_another_gradient_is_told_whatever_it_should_be(
     found = BehaviourChange(OLD, version(gradients=other))
 
     assert next(said(found)) == "the gradient is another in 3 of 3 steps"
-    assert not [*in_a_clause(found)]
+    assert not [*final_clause(found)]
 
 
 def test_what_is_not_finite_stays_in_a_report_and_is_a_change() -> None:
@@ -162,7 +162,7 @@ def test_advice_that_comes_and_goes_is_told_once() -> None:
     assert [*advised.said(difference(advising(first), OLD))] == [
         f"advice gone: {first}: `loss` changes [depends_on_cut]"
     ]
-    assert [*advised.in_clauses(difference(after, OLD))] == [
+    assert [*advised.clauses(difference(after, OLD))] == [
         "advice gone: a gradient or a logged number depends on how a step is cut (2 findings)"
     ]
     assert not [*advised.said(difference(after, after))]

@@ -323,8 +323,8 @@ def test_an_entry_that_says_too_little_or_too_much_or_what_no_report_can_have_is
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"cause = [", r"known\.toml is no TOML"),
-        (b"\xff", r"known\.toml is no TOML"),
+        (b"cause = [", r"known\.toml is not TOML"),
+        (b"\xff", r"known\.toml is not TOML"),
         (None, r"known\.toml cannot be read: No such file"),
         (b'framework = "native"', r"engine: Field required; say what the file is of, such as"),
         (b'engine = "torch"', r"framework: Field required; say what the file is of, such as"),

@@ -19,7 +19,7 @@ from conformance.runs.versions.history import Row
 from conformance.runs.versions.watch import targets
 from conformance.views.overview import committed
 from conformance.views.overview.committed import CommittedReport
-from conformance.views.versions.history_table import as_text, of_watch
+from conformance.views.versions.history_table import as_text, watch_table
 from tests import command, room
 from tests.findings import CP, EMPTY, MICRO, OTHER, A, B, report, right, with_verdict, wrong
 from tests.history_page import with_causes
@@ -198,7 +198,7 @@ def cells(reported: Report | None, row: Row) -> list[str]:
     """The cells of a version that has run."""
     target = targets(["slime"], Path())[0]
     known = reported and CommittedReport(name="v1", path=Path("slime/v1.json.gz"), report=reported)
-    *_, line = of_watch([(target, row, known)])
+    *_, line = watch_table([(target, row, known)])
     return [cell.strip() for cell in line.split("|")[4:-1]]
 
 

@@ -358,7 +358,7 @@ def test_folder_for_temporary_files_that_no_socket_fits_into_is_refused(
     result = command.run(tmp_path, "native", "-k", "one_token")
 
     assert result.status == pytest.ExitCode.USAGE_ERROR
-    assert "leaves room for 75; set TMPDIR to a shorter one, such as /tmp" in result.output
+    assert "one of at most 75; set TMPDIR to a shorter one, such as /tmp" in result.output
     assert not result.report_path.exists()
 
 

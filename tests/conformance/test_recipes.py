@@ -237,7 +237,7 @@ def test_json_has_the_same_answer(capsys: pytest.CaptureFixture[str], tmp_path: 
     [
         (["--", "colour=red"], "Toy refuses this recipe: unrecognized arguments: colour"),
         (["nowhere.yaml"], "there is no file nowhere.yaml; name the file of a recipe"),
-        (["--max-ranks=0"], "0 ranks are none; give 1 or more"),
+        (["--max-ranks=0"], "a recipe needs at least one rank, not 0; give 1 or more"),
         (
             ["--", "reduction=primes"],
             "no check knows how Toy reduces losses with longest=100, reduction=primes; Toy is"

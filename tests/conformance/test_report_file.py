@@ -70,10 +70,10 @@ def swapped(text: str) -> str:
         (replaced("/b/dp1", "/dp1"), r"line 21, findings\.1: '.*' is not of the form weights/"),
         (replaced('"engine": "torch"', '"motor": "torch"'), r"engine: Field required"),
         (replaced('"dirty": false', '"dirty": "perhaps"'), r"line 6, source.dirty: "),
-        (replaced('"conforms": 2', '"conforms": 3'), r"the summary does not count what"),
-        (without_a_line, r"the summary does not count what the findings say"),
+        (replaced('"conforms": 2', '"conforms": 3'), r"the summary's counts are not those"),
+        (without_a_line, r"the summary's counts are not those of the findings"),
         (replaced('"selected": 2', '"selected": 3'), r"complete is True with 2 of 3 findings"),
-        (swapped, rf"finding '{IDS[0]}' stands behind '{IDS[1]}'"),
+        (swapped, rf"finding '{IDS[0]}' comes after '{IDS[1]}'"),
     ],
 )
 def test_a_file_cut_short_or_edited_is_refused_with_the_place_that_is_wrong(

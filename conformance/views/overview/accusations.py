@@ -1,8 +1,8 @@
-"""The mistakes of the newest versions, each told once.
+"""The mistakes of the newest versions, each listed once.
 
-A mistake of a framework may be several causes of its reports: on each engine one, or under several
-names. What is known of it by hand (`conformance.comparing.known`) says which are one mistake, and
-its words go before those of any report.
+A mistake of a framework may be several causes of its reports: one on each engine, or under several
+names. The entries written by hand (`conformance.comparing.known`) say which causes are one mistake,
+and their words replace those of reports.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Shown(NamedTuple):
     version: CommittedReport
     cause: Cause
     place: int
-    """Its place among the causes of the report, the worst first."""
+    """Its index among the causes of the report, the worst first."""
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """A sort key: the worst first, and of these the one with most findings."""
+        """A sort key: the worst first, then the one with most findings."""
         return self.cause.harm.rank, -len(self.cause.findings), self.place
 
     @property
@@ -52,20 +52,20 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Accusation:
-    """A mistake of a framework, with the causes that it is in its newest reports."""
+    """A mistake of a framework, with its causes in the newest reports."""
 
     shown: tuple[Shown, ...]
-    """The worst first."""
+    """The causes in reports, the worst first."""
 
     entry: KnownMistake | KnownFailure | None
-    """Its entry in `reports/known`; None if it has none."""
+    """The mistake's entry in `reports/known`; None if there is none."""
 
     path: Path
-    """Its bug report."""
+    """The path of the bug report."""
 
     @property
     def worst(self) -> Shown:
-        """The cause by which it is told."""
+        """The worst cause, which describes the mistake."""
         return self.shown[0]
 
     @property
@@ -75,7 +75,7 @@ class Accusation:
 
     @property
     def elsewhere(self) -> list[str]:
-        """The other engines that show it, and how often."""
+        """The other engines that show the mistake, with numbers of findings."""
         found: dict[str, set[str]] = defaultdict(set)
         for one in self.shown:
             if one.version is not self.worst.version:
@@ -101,7 +101,7 @@ class Accusation:
 
     @property
     def line(self) -> str:
-        """The line to change, in Markdown; without an entry, the first suspect."""
+        """The line to change, in Markdown; the first suspect if there is no entry."""
         if self.entry is None or self.entry.line is None:
             return code(self.worst.cause.where) if self.worst.cause.where else "–"
         file = PurePosixPath(self.entry.line).name
@@ -109,7 +109,7 @@ class Accusation:
 
     @property
     def upstream(self) -> str:
-        """Its fate upstream, in Markdown."""
+        """The state upstream, in Markdown."""
         if self.entry is None:
             return "not looked up"
         words = escape_markdown(self.entry.upstream)
@@ -117,7 +117,7 @@ class Accusation:
 
     @property
     def rank(self) -> tuple[int, int, int, str, str]:
-        """A sort key: the worst first, and of these what the plainest check sees."""
+        """A sort key: the worst first, then mistakes that simpler checks show."""
         checks = (FindingId.parse(name).check for name in self.worst.cause.findings)
         plainest = min(map([*Check].index, checks))
         return self.harm.rank, plainest, self.worst.place, self.framework, str(self.path)
@@ -126,7 +126,7 @@ class Accusation:
 def accusations(newest: Sequence[CommittedReport]) -> list[Accusation]:
     """Returns the mistakes of the newest versions, the worst over all frameworks first.
 
-    Advice, and what a framework does on purpose, is no mistake.
+    Advice and deliberate behaviour are no mistakes.
     """
     groups: dict[tuple[str, object], list[Shown]] = defaultdict(list)
     for shown in _shown(newest):
@@ -148,7 +148,7 @@ def accusations(newest: Sequence[CommittedReport]) -> list[Accusation]:
 
 
 def _shown(newest: Sequence[CommittedReport]) -> Iterator[Shown]:
-    """Yields the causes that are no advice."""
+    """Yields the causes that are not advice."""
     for version in newest:
         for place, cause in enumerate(version.report.causes):
             if cause.severity is not Severity.ADVICE:

@@ -1,4 +1,4 @@
-"""The committed reports, and which of them are of the newest versions."""
+"""The committed reports, and those of the newest versions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class CommittedReport:
 
     @property
     def framework(self) -> str:
-        """The framework's name with that of its engine."""
+        """The framework's name, with the name of its engine."""
         return f"{self.report.adapter} {self.report.engine}"
 
     @property
     def file(self) -> str:
-        """The path below the folder of reports."""
+        """The path relative to the folder of reports."""
         return "/".join(self.path.parts[-2:])
 
     @property
@@ -75,7 +75,7 @@ def versions(folder: Path) -> list[CommittedReport]:
 
 
 def _version_name(path: Path, report: Report) -> str:
-    """Returns what a version is called."""
+    """Returns the name of a version."""
     return path.name.removesuffix(".json.gz").removesuffix(f"-{report.engine}")
 
 

@@ -1,6 +1,6 @@
 """docs/frameworks.md and docs/options.md: how frameworks are driven, their modes and options.
 
-The second says which options are covered, and by which checks. It is made of the records of
+docs/options.md says which options are covered, and by which checks. It is made from the records of
 frameworks (`adapters.contract.framework`).
 """
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 PAGE = Path("docs/frameworks.md")
 
 EXAMPLE = "unequal_groups"
-"""The case whose step the factors between reductions are told of."""
+"""The case by whose step the factors between reductions are computed."""
 
 OPTIONS = Path("docs/options.md")
 
 KNOWN_CHECKS = tuple(f"`{name}`" for name in (*Check, *(spec.slug for spec in CHECK_SPECS)))
-"""The beginning of a note on checks that look at options which no job sets."""
+"""The beginning of a note on an option that no job sets, if a check covers it anyway."""
 
 HEAD = """\
 # Options and the checks that cover them
@@ -78,7 +78,7 @@ def pages(found: Sequence[CommittedReport]) -> dict[Path, str]:
 
 
 def declared(latest: Sequence[CommittedReport]) -> dict[str, dict[str, Declared]]:
-    """Returns what the newest versions declare, the default engine of each framework first."""
+    """Returns the declarations of the newest versions, the default engine of a framework first."""
     reports = {(one.report.adapter, one.report.engine): one for one in latest}
     return {
         framework: {
@@ -91,7 +91,7 @@ def declared(latest: Sequence[CommittedReport]) -> dict[str, dict[str, Declared]
 
 
 def _declared(version: CommittedReport, names: Mapping[str, str]) -> Declared:
-    """Returns a version's own conventions, and its names of the modes that were looked at."""
+    """Returns a version's declared conventions, and its names of the modes that were checked."""
     report = version.report
     conventions = report.conventions
     seen = {finding.mode for finding in report.findings if finding.verdict in JUDGED}
@@ -185,7 +185,7 @@ def option_pages() -> dict[Path, str]:
 
 
 def records() -> list[list[Framework]]:
-    """Returns the records of engines that have one title, by that title."""
+    """Returns the records of engines, grouped by title."""
     of_engines = (one.framework for name in known() for one in adapter_classes(name).values())
     documented = [one for one in of_engines if one is not None and one.options]
     by_title = sorted(documented, key=lambda one: one.title.lower())
@@ -193,7 +193,7 @@ def records() -> list[list[Framework]]:
 
 
 def option_section(engines: list[Framework]) -> Iterator[str]:
-    """Yields the lines about one framework: a table for engines whose records have one scope."""
+    """Yields the lines about one framework: a table for all engines with the same scope."""
     yield f"## {engines[0].title}"
     for scope in dict.fromkeys(one.scope for one in engines):
         within = [one for one in engines if one.scope == scope]
@@ -215,12 +215,12 @@ def _covered(row: OptionRow, engines: list[Framework]) -> str:
 
 
 def _checks(row: OptionRow, engines: list[Framework]) -> Iterator[str]:
-    """Yields the checks of jobs that set one of a row's options, on the layouts where they do."""
+    """Yields the checks of jobs that set one of a row's options, with the layouts that do so."""
     names, [of_all, *_] = {*row.names}, engines
     of_modes = [settings for _, settings in of_all.modes.values() if names & {*settings}]
     words = [_word(row, settings) for settings in of_modes]
     if words:
-        yield f"`{Check.WEIGHTS}`{_for(*words)}"
+        yield f"`{Check.WEIGHTS}`{_named_for(*words)}"
     for objective, specs in groupby(CHECK_SPECS, lambda spec: spec.objective):
         settings = of_all.objectives.get(objective, {})
         if names & {*settings}:
@@ -228,7 +228,7 @@ def _checks(row: OptionRow, engines: list[Framework]) -> Iterator[str]:
                 f"`{spec.slug}`"
                 for spec in specs
                 if spec.metric is None or spec.metric in of_all.metrics
-            ) + _for(_word(row, settings))
+            ) + _named_for(_word(row, settings))
     if any(names & {*chosen.settings} for chosen in of_all.configurations.values()):
         yield f"`{Check.ARGUMENTS}`"
     of_layouts = [
@@ -244,11 +244,11 @@ def _checks(row: OptionRow, engines: list[Framework]) -> Iterator[str]:
 
 
 def _word(row: OptionRow, settings: Settings) -> str:
-    """The word that the first of a row's options is set to; empty if it is no word."""
+    """The word that the first of a row's options is set to; empty for other values."""
     value = settings.get(row.names[0])
     return value if isinstance(value, str) else ""
 
 
-def _for(*words: str) -> str:
+def _named_for(*words: str) -> str:
     named = ", ".join(f"`{word}`" for word in dict.fromkeys(words) if word)
     return f" for {' and '.join(named.rsplit(', ', 1))}" if named else ""

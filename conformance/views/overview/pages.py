@@ -43,7 +43,7 @@ MISTAKES = ["framework", "what users get", "mistake", "who meets it", "line", "u
 """The header of tables of mistakes."""
 
 MOST_ROWS = 20
-"""Mistakes in README.md's table; all of them are in `CAUSES`."""
+"""The most mistakes in README.md's table; `CAUSES` lists all."""
 
 
 def mistake_rows(accused: Iterable[Accusation]) -> Iterator[list[str]]:
@@ -109,9 +109,9 @@ def _cause(shared: SharedCause, versions: Sequence[CommittedReport]) -> list[str
 def wrong_of_seen(
     found: Sequence[CommittedReport], field: str, values: Collection[StrEnum]
 ) -> list[list[str]]:
-    """Returns a row for each report and a column for each value of a field of its findings.
+    """Returns a row for each report with a column for each value of a field of its findings.
 
-    A cell says how many findings are wrong, of how many.
+    A cell has the number of wrong findings and of all.
     """
     return [
         [
@@ -171,7 +171,7 @@ def _departures(found: Sequence[CommittedReport]) -> Iterator[list[str]]:
 
 
 def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
-    """Returns the text of each page, that of README.md with its table renewed."""
+    """Returns the text of each page; in README.md's only the table is replaced."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     conventions, convention_header = _conventions(found)
@@ -208,7 +208,7 @@ def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
 
 
 def _new_options(report: Report) -> str:
-    """The number of options and choices of a version that nothing looks at."""
+    """The number of options and choices of a version that no check covers."""
     if report.new_options is None:
         return "not looked up"
     return str(len(report.new_options))
@@ -219,7 +219,7 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def web_page(found: Sequence[CommittedReport]) -> dict[Path, str]:
-    """Returns the web page of the newest versions, which lists what is wrong, refused or advice."""
+    """Returns the web page of the newest versions: wrong and refused findings, and advice."""
     issues = {
         (f"{shown.report.adapter} {shown.report.engine}", shown.cause.statement): str(one.path)
         for one in _below(WEB_PAGE.parent, accusations(newest(found)))
@@ -240,6 +240,6 @@ def issues(found: Sequence[CommittedReport]) -> dict[Path, str]:
 
 
 def _below(folder: Path, accused: Iterable[Accusation]) -> Iterator[Accusation]:
-    """Yields mistakes with the paths of their reports as a page in a folder links them."""
+    """Yields mistakes with the paths of bug reports relative to the folder of a page."""
     for one in accused:
         yield replace(one, path=one.path.relative_to(folder))

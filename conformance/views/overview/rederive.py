@@ -1,7 +1,7 @@
-"""Derives the causes of committed reports anew, as this version of the project does.
+"""Derives the causes of committed reports again, by the rules of this version.
 
-``python -m conformance.views.overview.rederive`` is for changes in how findings are grouped into
-causes and worded. Observations and traces stay as they are. A mistake that was renamed is given as
+Use ``python -m conformance.views.overview.rederive`` after a change in how findings are grouped
+into causes and worded. Observations and traces stay the same. A renamed mistake is given as
 ``OLD=NEW``.
 """
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def rederived(report: Report, renamed: Mapping[str, str]) -> Report:
-    """Returns a report with its findings, under the names of today, and the causes of these."""
+    """Returns a report with renamed mistakes in its findings, and with new causes."""
     findings = [_renamed(one, renamed) for one in report.findings]
-    clues = [_of_today(one, renamed) for one in report.clues]
+    clues = [_renamed_clues(one, renamed) for one in report.clues]
     traces = {
         name: CauseTrace(suspects=one.suspects, chain=one.chain, token=one.token)
-        for one in reversed(report.causes)  # so that the worst cause of a finding wins
+        for one in reversed(report.causes)  # the worst cause comes last, and wins
         if one.suspects
         for name in one.findings
     }
@@ -47,7 +47,7 @@ def _renamed(finding: Finding, renamed: Mapping[str, str]) -> Finding:
     return finding.model_copy(update={"diagnosis": diagnosis.model_copy(update=names)})
 
 
-def _of_today(clues: Clues, renamed: Mapping[str, str]) -> Clues:
+def _renamed_clues(clues: Clues, renamed: Mapping[str, str]) -> Clues:
     def name(one: TermMistake) -> TermMistake:
         return TermMistake.of(one.term, renamed.get(one.mistake, one.mistake))
 

@@ -1,4 +1,4 @@
-"""Changes from one version of a framework to another, for readers.
+"""Text on the changes between versions of a framework.
 
-`diff_formats` shows two reports, `history_table` a list of them, and `review` a change in words.
+`diff_formats` shows two reports, `history_table` a list of reports, and `review` a change in words.
 """

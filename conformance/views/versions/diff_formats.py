@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 SCHEMA = "rl-loss-conformance/diff/1"
 
 CAUSE = 80
-"""Characters of a mistake's name, or of a crash's last line, in the title of a group."""
+"""The most characters of a mistake's name, or of a crash's last line, in a group's title."""
 
 MOST_CHARACTERS = 65_000
-"""Length of the Markdown; a comment on GitHub holds 65,536 characters."""
+"""The largest length of the Markdown; a comment on GitHub holds 65,536 characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputLimits:
-    """The most that is listed."""
+    """The largest numbers of listed items."""
 
     groups: int = sys.maxsize
     """Groups of each kind."""
@@ -57,10 +57,10 @@ class OutputLimits:
 ALL = OutputLimits()
 
 GIST = OutputLimits(groups=4, findings=1, values=6, words=120)
-"""Fits one screen."""
+"""Limits for text that fits one screen."""
 
 FOLDED = OutputLimits(findings=5, values=100, words=300)
-"""Limits of Markdown, where a group is one line until it is opened."""
+"""Limits for Markdown, where a group is one line until it is unfolded."""
 
 PROGRESS = {
     ChangeKind.WORSE: "worse",
@@ -75,7 +75,7 @@ PROGRESS = {
     ChangeKind.ONLY_NEW: "in parts that only NEW looked at",
     ChangeKind.SAME: "the same",
 }
-"""Headings where two versions of one framework are compared."""
+"""Headings for two versions of one framework."""
 
 SIDE_BY_SIDE = PROGRESS | {
     ChangeKind.WORSE: "differ, OLD fares better",
@@ -87,16 +87,16 @@ SIDE_BY_SIDE = PROGRESS | {
     ChangeKind.VANISHED: "only OLD has them",
     ChangeKind.APPEARED: "only NEW has them",
 }
-"""Headings if two frameworks or engines are compared, which have no order in time."""
+"""Headings for two frameworks or engines, which have no order in time."""
 
 ALONE = (ChangeKind.VANISHED, ChangeKind.APPEARED, ChangeKind.ONLY_OLD, ChangeKind.ONLY_NEW)
 """Kinds of findings that only one report has."""
 
 
 def gate_lines(gate: Gate, report: Report) -> Iterator[str]:
-    """Yields the decision of a gate, and what changed since the report that it compares with.
+    """Yields the decision of a gate, and the changes since the report that it compares with.
 
-    A fault of the harness leaves nothing to decide.
+    After a fault of the harness there is nothing to decide.
     """
     if report.fault is not None:
         return
@@ -114,12 +114,12 @@ def as_text(difference: Difference, limits: OutputLimits = GIST) -> Iterator[str
 def as_markdown(difference: Difference) -> Iterator[str]:
     """Yields a comment for a pull request: a table of counts, then the groups, folded.
 
-    It is at most `MOST_CHARACTERS` long: groups that do not fit are left out and counted.
+    The comment is at most `MOST_CHARACTERS` long: groups that do not fit are left out and counted.
     """
     from conformance.views.formatting import code, environment, escape_html
 
     def quoted(lines: Iterable[str]) -> list[str]:
-        """As code, in which GitHub links neither users nor issues nor commits."""
+        """Lines as code, in which GitHub links neither users nor issues nor commits."""
         return [code(printable(line)) for line in lines]
 
     def cut(words: str) -> str:
@@ -146,13 +146,13 @@ def as_markdown(difference: Difference) -> Iterator[str]:
         "legend": quoted(_legend(difference)),
     }
 
-    def with_first(count: int) -> str:
+    def render_first(count: int) -> str:
         return template.render(known, folds=folds[:count], left_out=len(folds) - count)
 
     fitting = bisect(
-        range(len(folds) + 1), MOST_CHARACTERS, key=lambda count: len(with_first(count))
+        range(len(folds) + 1), MOST_CHARACTERS, key=lambda count: len(render_first(count))
     )
-    yield from with_first(max(fitting - 1, 0)).rstrip().split("\n")
+    yield from render_first(max(fitting - 1, 0)).rstrip().split("\n")
 
 
 def as_json(difference: Difference) -> Iterator[str]:
@@ -163,8 +163,8 @@ def as_json(difference: Difference) -> Iterator[str]:
     kind; ``settings`` that differ (section, name, old, new); ``parts`` of the suite that only one
     report covers (kind, check, dimension, value, findings); ``changes`` outside of these parts,
     each with its kind and the old and the new finding, which may be null; ``causes`` of what is
-    wrong in either report (fate, statement, findings, what became of these where that leaves the
-    fate open, and the lines to look at).
+    wrong in either report (fate, statement, findings, the state of these in the other report if the
+    fate is open, and the lines to look at).
     """
     document = {
         "schema": SCHEMA,
@@ -226,7 +226,7 @@ def _text(difference: Difference, limits: OutputLimits) -> Iterator[str]:
 
 
 def _behaviour(difference: Difference) -> Iterator[str]:
-    """Yields what two versions of one framework do differently, right or wrong."""
+    """Yields differences in behaviour of two versions of one framework, right or wrong."""
     if difference.is_of_one_framework:
         yield from said(BehaviourChange(difference.old, difference.new))
 
@@ -241,7 +241,7 @@ def _causes(difference: Difference) -> Iterator[str]:
 
 
 def _same_source(difference: Difference) -> Iterator[str]:
-    """Yields a line if both reports are of one commit or version, so that no change is its own."""
+    """Yields a line if both reports have the same commit or version, so the code did not change."""
     if difference.same_source is not None:
         yield f"OLD and NEW are of the same {difference.same_source}"
 
@@ -261,7 +261,7 @@ def _words(difference: Difference) -> dict[ChangeKind, str]:
 def _counts(difference: Difference) -> Iterator[tuple[str, int, int]]:
     """Yields each kind's words, its number of findings and how many of these are wrong.
 
-    The last number is 0 where the words say already whether they are wrong.
+    The last number is 0 if the words already say whether the findings are wrong.
     """
     for kind, words in _words(difference).items():
         changes = difference.of(kind)
@@ -272,7 +272,7 @@ def _counts(difference: Difference) -> Iterator[tuple[str, int, int]]:
 
 
 def _stopped(difference: Difference) -> Iterator[str]:
-    """Yields a warning for each report of a stopped run: what it lacks has not vanished."""
+    """Yields a warning for each stopped run: findings that it lacks may not have been reached."""
     for name, report in _sides(difference):
         if not report.complete:
             yield (
@@ -282,7 +282,7 @@ def _stopped(difference: Difference) -> Iterator[str]:
 
 
 def _legend(difference: Difference) -> Iterator[str]:
-    """Yields what "off by a factor" means, if a group says it."""
+    """Yields the meaning of "off by a factor", if the title of a group has it."""
     changes = chain.from_iterable(group.changes for group in difference.groups())
     return legend(one for change in changes for one in (change.old, change.new) if one)
 
@@ -317,7 +317,7 @@ def _state(state: State) -> str:
 
 
 def _line(change: Change, limits: OutputLimits) -> str:
-    """Returns a finding's id with its explanations before and after."""
+    """Returns a finding's id, with its explanation before and after the change."""
     told = [explain(one) for one in (change.old, change.new) if one is not None]
     words = " -> ".join(_cut(one, limits.words) for one in told if one)
     return f"{change.finding.id}: {words}" if words else change.finding.id
@@ -334,7 +334,7 @@ def _cut(words: str, most: int) -> str:
 
 
 def _others(difference: Difference, limits: OutputLimits) -> Iterator[tuple[str, list[str]]]:
-    """Yields a heading and lines for the parts that are not compared, and for other settings."""
+    """Yields a heading and lines for parts that are not compared, and for different settings."""
     for kind, name in ((ChangeKind.ONLY_OLD, "OLD"), (ChangeKind.ONLY_NEW, "NEW")):
         parts = difference.parts(kind)
         if parts:
@@ -348,7 +348,7 @@ def _others(difference: Difference, limits: OutputLimits) -> Iterator[tuple[str,
 
 
 def _parts(parts: dict[Slice, int], limits: OutputLimits) -> Iterator[str]:
-    """Yields a line for each dimension of each check."""
+    """Yields a line for each dimension of each check, with its parts."""
     values: dict[str, list[str]] = defaultdict(list)
     for part, count in parts.items():
         of_check = "" if part.dimension == "check" else f" of {part.check}"

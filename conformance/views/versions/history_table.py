@@ -1,6 +1,6 @@
-"""The runs of a list of commits as a table: verdicts and causes by commit, and what changed.
+"""Tables of the runs of several commits: verdicts and causes by commit, and changes.
 
-`of_watch` is the table of many frameworks, each version next to a committed report.
+`watch_table` is the table of many frameworks, with each version next to a committed report.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     Cells = dict[tuple[Check, Mode], str]
 
 SUBJECT_WIDTH = 50
-"""Characters of a commit's subject that a line shows."""
+"""The most characters of a commit's subject in a line."""
 
 NAME_WIDTH = 100
-"""Characters of the longest name of a cause that is shown with its condition."""
+"""The most characters of a cause's name for which its condition is shown as well."""
 
 FAILURE_WIDTH = 90
-"""Characters that are shown of how a framework failed."""
+"""The most characters of a framework's failure in a cell."""
 
 PROBLEM_WIDTH = 300
-"""Characters of the reason that a version is not driven."""
+"""The most characters of the reason why a version is not driven."""
 
 FOUND = (Fate.NEW, Fate.CHANGED, Fate.UNSEEN_BEFORE)
-"""The fates of a cause that the watch shows among the new ones."""
+"""The fates of causes that `watch_table` lists as new."""
 
 EXPLAINED = (ChangeKind.WORSE, ChangeKind.UNSEEN, ChangeKind.CHANGED)
-"""Changes of findings whose commonest reason is shown if no cause gives it."""
+"""Changes of findings whose commonest reason is shown if no cause explains them."""
 
 WATCH = (
     "framework",
@@ -67,7 +67,7 @@ WATCH = (
 
 
 def as_text(rows: Sequence[Row]) -> Iterator[str]:
-    """Yields a table for each check, with a line for each commit, then the commits' causes."""
+    """Yields a table for each check, with a line for each commit, and then the causes by commit."""
     labels = [_label(row) for row in rows]
     cells = [_cells(row) for row in rows]
     for check, modes in _columns(cells).items():
@@ -91,7 +91,7 @@ def as_text(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def as_markdown(rows: Sequence[Row]) -> Iterator[str]:
-    """Yields one table; its last columns have the causes and the reason if a run failed."""
+    """Yields one table; the last columns have the causes, and the reason for a failed run."""
     cells = [_cells(row) for row in rows]
     columns = [(check, mode) for check, modes in _columns(cells).items() for mode in modes]
     header = ["ref", "commit", *(f"{check} {mode}" for check, mode in columns), "causes", ""]
@@ -110,13 +110,13 @@ def as_markdown(rows: Sequence[Row]) -> Iterator[str]:
     yield from markdown_table(header, lines)
 
 
-def of_watch(rows: Iterable[tuple[Target, Row, CommittedReport | None]]) -> Iterator[str]:
+def watch_table(rows: Iterable[tuple[Target, Row, CommittedReport | None]]) -> Iterator[str]:
     """Yields one table of Markdown, each line as soon as its version has run."""
     yield from markdown_table(WATCH, (_watched(*row) for row in rows))
 
 
 def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iterator[str]:
-    """Yields the cells of one version, next to the report that it is compared with."""
+    """Yields the cells of one version, compared with a committed report."""
     revision = row.commit.revision[:SHORT] if row.commit.date else ""
     old = reported.report if reported else None
     words, new, gone = _compared(old, row.report) if row.report else ("", [], [])
@@ -134,9 +134,9 @@ def _watched(target: Target, row: Row, reported: CommittedReport | None) -> Iter
 
 
 def _compared(old: Report | None, new: Report) -> tuple[str, list[CauseChange], list[CauseChange]]:
-    """Returns what became of the findings that both have, and the new and the gone causes.
+    """Returns words on changed findings, the new causes and the causes that are gone.
 
-    Why findings are no longer what they were is told by the commonest reason, or by their causes.
+    The words include the commonest reason for changes, unless causes explain them.
     """
     if old is None:
         return f"{len(new.findings)} findings", cause_changes(difference(new, new)), []
@@ -163,7 +163,7 @@ def _label(row: Row) -> str:
 
 
 def _changes(rows: Sequence[Row]) -> Iterator[list[CauseChange]]:
-    """Yields the causes of each commit, and those that are gone since the last complete run."""
+    """Yields the changes of causes of each commit since the last complete run before it."""
     for row, last in zip(rows, _complete_before(rows), strict=True):
         if row.report is None:
             yield []
@@ -174,7 +174,7 @@ def _changes(rows: Sequence[Row]) -> Iterator[list[CauseChange]]:
 
 
 def _behaviours(rows: Sequence[Row]) -> Iterator[list[str]]:
-    """Yields refusals, advice and numbers that differ from the last complete run before."""
+    """Yields refusals, advice and numbers of each commit that differ from the last complete run."""
     for row, last in zip(rows, _complete_before(rows), strict=True):
         if row.report is None or last is None:
             yield []
@@ -194,7 +194,7 @@ def _complete_before(rows: Sequence[Row]) -> Iterator[Report | None]:
 
 
 def _change(change: CauseChange) -> str:
-    """Returns the name of a cause, after what became of it unless it is the same."""
+    """Returns a cause's fate, unless it is the same, and its name."""
     name, *before = [_name(one) for one in (change.new, change.old) if one is not None]
     if change.fate is Fate.SAME:
         return name
@@ -203,7 +203,7 @@ def _change(change: CauseChange) -> str:
 
 
 def _name(cause: Cause) -> str:
-    """Returns the mistake and its condition, or how the framework failed, where they are short."""
+    """Returns the mistake, with its condition if that is short, or the framework's failure."""
     if cause.name not in MISTAKES or MISTAKES[cause.name].kind is Kind.RULE:
         return f"{cause.name}: {cause.statement[:FAILURE_WIDTH]}"
     named = " ".join([cause.name, *cause.condition])
@@ -211,7 +211,7 @@ def _name(cause: Cause) -> str:
 
 
 def _columns(cells: Sequence[Cells]) -> dict[Check, list[Mode]]:
-    """Returns the modes of each check that any commit has findings of."""
+    """Returns the modes of each check for which any commit has findings."""
     columns = {
         check: [mode for mode in Mode if any((check, mode) in cell for cell in cells)]
         for check in Check

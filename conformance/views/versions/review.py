@@ -1,4 +1,4 @@
-"""A version and its base for who reviews it: what changed, with its lines, and one sentence."""
+"""Text for the reviewer of a change: what got worse, with its lines, and one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adapters.contract.objective import OF_CRITIC, Metric
 from adapters.toolkit.changes import HUNK
 from adapters.toolkit.source import SHORT
 from conformance.comparing import advised
-from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
+from conformance.comparing.behaviour import BehaviourChange, final_clause, said
 from conformance.comparing.cause_changes import Fate
 from conformance.comparing.refused import no_longer_refused
 from conformance.explain.conditions.findings import NEGATIVE
@@ -38,32 +38,32 @@ if TYPE_CHECKING:
     from conformance.runs.versions.review import Progress, Review
 
 MOST = 3
-"""Causes of one kind that the sentence names."""
+"""The most causes of one kind that the sentence names."""
 
 MOST_FILES = 4
 
 MOST_HUNKS = 3
-"""Places of a change that is small enough to name them all."""
+"""The most hunks of a change for which all are named."""
 
 MOST_RANGES = 4
 
 GAP = 3
-"""Lines between changed statements that are named as one range."""
+"""The most lines between changed statements that count as one range."""
 
 
 ORDINARY = f"of the {Metric.POLICY_LOSS} term"
-"""A fact of a condition that goes without saying."""
+"""A fact of a condition that is not mentioned, as most steps have it."""
 
 ERROR_WIDTH = 100
 
 RAISED = re.compile(r"(.+?):(\d+)(?: |$)")
-"""File and line of the place of a crash."""
+"""The file and line in the place of a crash."""
 
 BY_VERDICT = {Verdict.REFUSED: "refused", Verdict.UNSUPPORTED: "no longer offered"}
 
 
 def begins(review: Review, budget: float) -> Iterator[str]:
-    """Yields lines on what is about to be run."""
+    """Yields lines on the versions and layouts that are about to be run."""
     base, head = review.versions.base, review.versions.head
     lines = {name: text.count("\n") for name, text in review.changed.items()}
     most = sorted(lines, key=lambda name: -lines[name])
@@ -79,7 +79,7 @@ def begins(review: Review, budget: float) -> Iterator[str]:
 
 
 def so_far(progress: Progress) -> str:
-    """Returns how much both runs have looked at."""
+    """Returns the number of findings that both runs have, and the last finding."""
     if not progress.head:
         return "both versions start"
     both = sum(one.id in progress.base for one in progress.head)
@@ -94,7 +94,7 @@ def first_worse(before: Finding, after: Finding) -> str:
 
 
 def cut_short(found: Reviewed, seconds: float, budget: float) -> str:
-    """Returns how much was looked at when the budget was used up."""
+    """Returns a sentence on the number of findings when the budget was used up."""
     count = len(found.head.findings)
     return (
         f" That is after {seconds:.0f} s and {counted(count, 'finding')} of each;"
@@ -103,7 +103,7 @@ def cut_short(found: Reviewed, seconds: float, budget: float) -> str:
 
 
 def not_looked_at(places: Iterable[Place], changed: Collection[str]) -> str:
-    """Returns the changed lines that no job has run; empty if there are none."""
+    """Returns a sentence on changed lines that no job has run; empty if there are none."""
     ranges: list[tuple[str, int, int]] = []
     for file, first, last in sorted(places):
         name = next((one for one in changed if file.endswith(f"/{one}")), file)
@@ -119,7 +119,7 @@ def not_looked_at(places: Iterable[Place], changed: Collection[str]) -> str:
 def as_text(found: Reviewed, changed: Mapping[str, str]) -> Iterator[str]:
     """Yields the causes that are new, changed or gone, each with its lines, then one sentence.
 
-    ``changed`` has the hunks of each file that the version changes.
+    ``changed`` has the hunks of the diff for each changed file.
     """
     yield from map(printable, _lines(found, changed))
     yield ""
@@ -147,9 +147,10 @@ def _lines(found: Reviewed, changed: Collection[str]) -> Iterator[str]:
 
 
 def _change(change: CauseChange, changed: Collection[str]) -> Iterator[str]:
-    """Yields a cause that is new, changed or gone, and lines to look at in the changed files.
+    """Yields a cause that is new, changed or gone, and suspected lines in changed files.
 
-    The base has the same lines in all other files, whose numbers fit by coincidence.
+    Suspects in unchanged files are left out: the base has the same lines, so they fit by
+    coincidence.
     """
     became = f" ({change.became})" if change.became else ""
     yield f"{change.fate}: {change.statement}{became}"
@@ -164,7 +165,7 @@ def _change(change: CauseChange, changed: Collection[str]) -> Iterator[str]:
 
 
 def _effect(cause: Cause) -> str:
-    """Returns what a cause does, and to whom by the few layouts and cases of a review."""
+    """Returns the effect of a cause, and its reach as far as a review's few layouts show it."""
     if not cause.reach.untested:
         return cause.effect
     tested = {*cause.reach.tested}
@@ -176,9 +177,9 @@ def _effect(cause: Cause) -> str:
 
 
 def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
-    """Returns one sentence on what got worse and what was fixed, each mistake once, as its worst.
+    """Returns one sentence on new and fixed mistakes; each is named once, by its worst cause.
 
-    A line is named for a wrong number only if the version changes its file: no other explains it.
+    For a wrong number, only lines in changed files are named: others cannot explain it.
     """
     if found.objection is not None:
         return f"No verdict: {found.objection}."
@@ -189,7 +190,7 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
         mistakes.setdefault(group.cause.words if is_number else group.cause.statement, group)
     groups = sorted(mistakes.values(), key=_telling, reverse=True)
     clauses = [_worse(group, found, lines) for group in groups]
-    is_one = sum(map(len, lines.values())) == 1  # which all of them come of
+    is_one = sum(map(len, lines.values())) == 1  # all of them come from this change
     named = clauses[: 1 if is_one else MOST]
     more = _more(clauses[len(named) :], " of the same change" if is_one else "")
     clauses = [*named, *more, *_refused(found.no_longer_trained, found)]
@@ -199,25 +200,25 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
     fixed = list(dict.fromkeys(_cause(change.old, lines) for change in found.fixed if change.old))
     clauses += [f"fixed: {words}" for words in fixed[:MOST]]
     clauses += _more(fixed[MOST:])
-    clauses += advised.in_clauses(found.difference)
-    clauses += in_a_clause(behaviour(found))
+    clauses += advised.clauses(found.difference)
+    clauses += final_clause(behaviour(found))
     text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _telling(group: FindingGroup) -> tuple[int, bool, int]:
-    """A sort key: the harm of a cause, whether it is explained, its number of findings."""
+    """A sort key: the harm of a cause, whether it is explained, and its number of findings."""
     cause = group.cause
     return -cause.harm.rank, cause.name != UNEXPLAINED, len(group.findings)
 
 
 def behaviour(found: Reviewed) -> BehaviourChange:
-    """Returns what differs between the steps of the base and of the head."""
+    """Returns the numbers that differ between steps of the base and of the head."""
     return BehaviourChange(found.difference.old, found.difference.new)
 
 
 def _new_modes(found: Reviewed) -> Iterator[str]:
-    """Yields what chooses each mode that the base does not offer, and that is nowhere wrong."""
+    """Yields the option of each mode that only the head has, and that is right in all findings."""
     for mode in Mode:
         before = {one.verdict for one in found.difference.old.findings if one.mode is mode}
         after = {one.verdict for one in found.head.findings if one.mode is mode}
@@ -230,7 +231,7 @@ def _more(rest: Sequence[str], words: str = "") -> list[str]:
 
 
 def _changed_lines(changed: Mapping[str, str]) -> dict[str, list[range]]:
-    """Returns the lines of each hunk, by file; of one that only removes lines, the one before."""
+    """Returns the lines of each hunk by file; if it only removes lines, the line before."""
     return {
         name: [
             range(int(first), int(first) + max(int(count or 1), 1))
@@ -249,10 +250,10 @@ def _worse(group: FindingGroup, found: Reviewed, changed: Mapping[str, Sequence[
 
 
 def _cause(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
-    """Returns what a cause is, whom it reaches and its line.
+    """Returns the statement of a cause, its reach and its line.
 
-    Facts that hold of most steps are left out, and options that were not tested: two layouts do not
-    show that they matter.
+    Facts of most steps are left out, and so are untested options: two layouts do not show whether
+    these matter.
     """
     typed = " ".join(one for one in cause.reach.options if one in cause.reach.tested)
     facts = [
@@ -265,16 +266,16 @@ def _cause(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
 
 
 def _line(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
-    """Returns the lines to look at in brackets."""
+    """Returns the lines to look at, in brackets."""
     places = _places(cause, changed)
     named = ", ".join(f"{PurePosixPath(file).name}:{line}" for file, line in places)
     return f" ({named})" if named and named not in cause.words else ""
 
 
 def _places(cause: Cause, changed: Mapping[str, Sequence[range]]) -> list[tuple[str, int]]:
-    """Returns a suspected line that changes, the lines of a small change, or a suspected line.
+    """Returns a changed suspect, or all hunks of a small change, or else the first suspect.
 
-    Suspected lines are named only in files that change.
+    Suspected lines are named only in changed files.
     """
     suspects = [(one.file, one.line) for one in cause.suspects if one.file in changed]
     changing = [one for one in suspects if any(one[1] in hunk for hunk in changed[one[0]])]
@@ -284,9 +285,10 @@ def _places(cause: Cause, changed: Mapping[str, Sequence[range]]) -> list[tuple[
 
 
 def runner_commands(found: Reviewed, changed: Mapping[str, str], folder: str) -> Iterator[str]:
-    """Yields runner commands that annotate lines of the change, seen from where its files are.
+    """Yields GitHub runner commands that annotate lines of the change.
 
-    ``folder`` is that of the package's parent in the workspace, and empty if it is the same.
+    ``folder`` is the path from the workspace to the package's parent folder, empty if they are the
+    same.
     """
     lines = _changed_lines(changed)
 
@@ -303,7 +305,7 @@ def runner_commands(found: Reviewed, changed: Mapping[str, str], folder: str) ->
 
 
 def _place(cause: Cause) -> str:
-    """Returns in brackets where a cause raises; empty if that is not known."""
+    """Returns the place where a cause raises, in brackets; empty if unknown."""
     return f" ({PurePosixPath(cause.place.partition(' ')[0]).name})" if cause.place else ""
 
 
@@ -319,7 +321,7 @@ def _not_trained(group: FindingGroup, head: Report) -> str:
         for one in head.findings
         if one.verdict not in (*UNJUDGED, Verdict.REFUSED)
         and {*typed} <= {*options(one, head.chosen_by)}
-        and OBJECTIVES.get(one.identity.slug) not in OF_CRITIC  # no loss of the policy acts on it
+        and OBJECTIVES.get(one.identity.slug) not in OF_CRITIC  # no policy loss affects it
     }
     extent = "every step" if steps >= others else f"{len(steps)} of {len(steps | others)} steps"
     rare = "".join(f", {fact}" for fact in cause.reach.rare)
@@ -329,14 +331,14 @@ def _not_trained(group: FindingGroup, head: Report) -> str:
 
 
 def _step(finding: Finding) -> tuple[str, ...]:
-    """The step of a finding: several numbers are read off one."""
+    """A key for the step of a finding; several findings may share a step."""
     identity = finding.identity
     objective = OBJECTIVES.get(identity.slug, identity.slug)
     return str(objective), identity.mode, identity.case, str(identity.layout)
 
 
 def _refused(refused: Iterable[Finding], found: Reviewed) -> Iterator[str]:
-    """Yields a clause for each way in which steps that the base trains are refused."""
+    """Yields a clause for each error with which the head refuses steps that the base trains."""
     alike: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in refused:
         alike[finding.verdict, numberless(failure(finding))].append(finding)
@@ -352,5 +354,5 @@ def _refused(refused: Iterable[Finding], found: Reviewed) -> Iterator[str]:
 
 
 def _shared(lists: Iterable[list[str]]) -> list[str]:
-    """Returns what all lists have, in the order of the first."""
+    """Returns the items that all lists have, in the order of the first."""
     return reduce(lambda one, other: [each for each in one if each in other], lists)

@@ -1,5 +1,5 @@
-"""Reports as one web page that needs nothing else.
+"""Reports as one self-contained web page.
 
-In come reports; out comes an HTML file with their causes, matrix, timelines and pictures. What its
-script and style are is in ``page_parts``.
+The input is reports; the output is an HTML file with their causes, matrix, timelines and pictures.
+``page_parts`` has the page's scripts and style.
 """

@@ -1,7 +1,7 @@
 """Reports as one self-contained web page: causes, matrix, timelines, and all findings.
 
-The text of a framework is untrusted. The template escapes it, the data are compressed JSON in
-Base64, in which no tag can begin, the script adds it as text only, and a content security policy
+The text of a framework is untrusted. The template escapes it; the data are compressed JSON in
+Base64, which cannot contain a tag; the script adds text nodes only; and a content security policy
 with the hashes of our own style and script forbids any other.
 """
 
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 PARTS = Path(__file__).with_name("page_parts")
 
 UNFOLDED = 24
-"""Causes that are unfolded at first, of all frameworks together: they fit on a screen."""
+"""The number of causes that are unfolded at first, over all frameworks: they fit on a screen."""
 
 LEAST_UNFOLDED = 1
-"""Causes of each framework that are unfolded at first, however many frameworks there are."""
+"""The number of causes of each framework that are unfolded at first, in any case."""
 
 SCRIPTS = ("data.js", "picture.js", "detail.js", "list.js")
-"""The scripts in the order in which they build on each other."""
+"""The scripts, each after those that it needs."""
 
 
 class Cell(NamedTuple):
@@ -61,7 +61,7 @@ class Cell(NamedTuple):
     tally: Tally
 
     query: dict[str, str]
-    """The filter of the page that lists them."""
+    """The filter of the page that lists these findings."""
 
 
 def cell(version: Version, checks: Collection[Check], modes: Collection[Mode]) -> Cell:
@@ -75,7 +75,7 @@ def cell(version: Version, checks: Collection[Check], modes: Collection[Mode]) -
 
 
 def judged_cells(versions: Sequence[Version]) -> list[tuple[Check, Mode]]:
-    """Returns the checks and modes that any version was judged in."""
+    """Returns the checks and modes for which any version has a verdict."""
     return [
         (check, mode)
         for check, mode in product(Check, Mode)
@@ -85,17 +85,17 @@ def judged_cells(versions: Sequence[Version]) -> list[tuple[Check, Mode]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PageCause:
-    """A cause of a framework, as it is in the last version that has it."""
+    """A cause of a framework, from the last version that has it."""
 
     group: FindingGroup
     run: int
-    """The place of that version's report on the page."""
+    """The index of that version's report on the page."""
 
     change: CauseChange
     """Its fate from version to version."""
 
     counts: dict[str, int]
-    """The number of its findings in each version that has it, by the version's name."""
+    """The number of its findings in each version with the cause, by the version's name."""
 
     query: dict[str, str]
     """The filter of the page that lists its findings."""
@@ -104,40 +104,40 @@ class PageCause:
     """The filter of the page that opens an ordinary finding."""
 
     command: str
-    """Runs the smallest reproduction."""
+    """The command that runs the smallest reproduction."""
 
     entry: KnownMistake | KnownFailure | None
-    """The entry of `reports/known` about it, if there is one."""
+    """The entry of `reports/known` about the cause, if there is one."""
 
     issue: str | None = None
     """The address of its bug report."""
 
     @property
     def where(self) -> str:
-        """The line that was worked out by hand, or else the first that is suspected."""
+        """The line in the entry of `reports/known`, or else the first suspected line."""
         line = getattr(self.entry, "line", None)
         return PurePosixPath(line).name if line else self.group.cause.where
 
     @property
     def drawn(self) -> Finding | None:
-        """The first of its findings that has a picture."""
+        """The first of its findings with a picture."""
         return next((one for one in self.group.findings if one.picture is not None), None)
 
     @property
-    def by_size(self) -> tuple[int, int]:
-        """A sort key of causes that are drawn: the worst first, then by samples."""
+    def size_rank(self) -> tuple[int, int]:
+        """A sort key for causes with pictures: the worst first, then by number of samples."""
         picture = None if self.drawn is None else self.drawn.picture
         return self.group.cause.harm.rank, len(picture.samples) if picture else 0
 
     @property
     def is_named_rightly(self) -> bool:
-        """Whether nothing that was worked out by hand has another name for it first."""
+        """Whether the cause's name is the first in its entry of `reports/known`, if it has one."""
         names = getattr(self.entry, "names", (self.group.cause.name,))
         return bool(names[0] == self.group.cause.name)
 
     @property
     def is_advice(self) -> bool:
-        """Whether nothing that the framework promises is broken."""
+        """Whether the cause is advice, which breaks no promise of the framework."""
         return self.group.cause.severity is Severity.ADVICE
 
 
@@ -148,7 +148,7 @@ class PageFramework:
     name: str
     versions: list[Version]
     causes: list[PageCause]
-    """The causes of all versions, each once, the worst of the last one first."""
+    """The causes of all versions, each once, the worst of the last version first."""
 
     @property
     def mistakes(self) -> list[PageCause]:
@@ -157,19 +157,19 @@ class PageFramework:
 
     @property
     def advice(self) -> list[PageCause]:
-        """Causes that break none."""
+        """Causes that break no promise."""
         return [one for one in self.causes if one.is_advice]
 
     @property
     def rank(self) -> int:
-        """A sort key: what users lose by the worst mistake, those without any last."""
+        """A sort key: the harm of the worst mistake; frameworks without mistakes come last."""
         return min((one.group.cause.harm.rank for one in self.mistakes), default=len(Harm))
 
 
 def headline(frameworks: Iterable[PageFramework]) -> str:
-    """The number of mistakes, and how many of them every user meets in a gradient.
+    """A sentence on the numbers of mistakes, of wrong gradients, and of those with default options.
 
-    An entry describes one mistake, on however many engines.
+    An entry of `reports/known` is one mistake, on any number of engines.
     """
     harms: dict[tuple[str, object], set[Harm]] = defaultdict(set)
     for framework in frameworks:
@@ -191,15 +191,15 @@ def headline(frameworks: Iterable[PageFramework]) -> str:
 
 
 def lead(frameworks: Iterable[PageFramework]) -> PageCause | None:
-    """The mistake whose picture is drawn first: of the worst, the one that fewest samples show."""
+    """The mistake whose picture is drawn first: the worst one, with the fewest samples."""
     drawn = [one for framework in frameworks for one in framework.mistakes if one.drawn]
-    return min(drawn, key=lambda one: one.by_size, default=None)
+    return min(drawn, key=lambda one: one.size_rank, default=None)
 
 
 def page_causes(
     versions: Sequence[Version], issues: Mapping[tuple[str, str], str] | None = None
 ) -> list[PageCause]:
-    """Returns the causes of a framework's versions, each once, the worst of the last one first.
+    """Returns the causes of a framework's versions, each once, the worst of the last version first.
 
     ``issues`` are the addresses of bug reports, by engine and cause.
     """
@@ -234,12 +234,12 @@ def write(reports: Iterable[Report], path: Path) -> None:
     """Writes the page of some reports to ``path``, which is checked before any report is read.
 
     Raises:
-        PagePathError: nothing can be written there.
+        PagePathError: the path cannot be written.
     """
     with _path_errors(path):
         require_room(path.parent)
         require_regular(path)
-    # File names can hold halves of surrogate pairs, which no encoding has.
+    # File names can contain lone surrogates, which no encoding can represent.
     page = render(list(reports)).encode("utf-8", "backslashreplace")
     with _path_errors(path):
         put(page, path.resolve())
@@ -263,7 +263,7 @@ def render(
 ) -> str:
     """Returns the page; reports of one framework's engine are a timeline in the order given.
 
-    Findings with a verdict of ``left_out`` are counted in the tables, and not listed. ``issues``
+    Findings with a verdict in ``left_out`` are counted in the tables, and not listed. ``issues``
     are the addresses of bug reports, by engine and cause.
     """
     versions = name_versions(reports)
@@ -298,9 +298,9 @@ def render(
 
 
 def _packed(data: dict[str, Any]) -> str:
-    """Returns the data as the page holds them: gzip of JSON in UTF-8, in Base64."""
+    """Returns the data in the page's encoding: gzip of JSON in UTF-8, in Base64."""
     text = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    # File names can hold halves of surrogate pairs, which JSON has an escape for and UTF-8 nothing.
+    # File names can contain lone surrogates, which JSON can escape and UTF-8 cannot encode.
     packed = gzip.compress(text.encode("utf-8", "backslashreplace"), mtime=0)
     return base64.b64encode(packed).decode()
 
@@ -310,7 +310,7 @@ def _part(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Returns a content security policy that allows our own style and script alone."""
+    """Returns a content security policy that allows only our own style and script."""
     return (
         f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}';"
         " base-uri 'none'; form-action 'none'"
@@ -318,5 +318,5 @@ def _policy(style: str, script: str) -> str:
 
 
 def digest(text: str) -> str:
-    """Returns what a content security policy calls a style or a script of ours."""
+    """Returns the source expression for a style or script in a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,7 +1,7 @@
-"""The data of a page of reports, small enough to send by mail.
+"""The data of a page of reports, compact enough to send the page by mail.
 
-Findings say the same few things over and over, so that each of their fields is a column: its
-distinct values, and for every finding the index of its own.
+The fields of findings have few distinct values, so each field is a column: its distinct values, and
+for every finding the index of its value.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ DIGITS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A report under the names that the page gives to its framework and version."""
+    """A report, with the page's names for its framework and version."""
 
     framework: str
     name: str
     run: int
-    """The place of the report on the page."""
+    """The index of the report on the page."""
 
     report: Report
 
@@ -64,14 +64,14 @@ class Version:
 
     @property
     def stopped(self) -> str:
-        """The progress of a run that was stopped; empty if it was not."""
+        """The progress of a stopped run; empty for complete runs."""
         report = self.report
         found = f"{len(report.findings)} of {report.selection.selected} findings"
         return "" if report.complete else found
 
 
 def name_versions(reports: Iterable[Report]) -> list[Version]:
-    """Gives names to reports; several of one version of a framework are numbered."""
+    """Names reports; several reports of the same version are numbered."""
     versions: list[Version] = []
     taken: Counter[tuple[str, str]] = Counter()
     for run, report in enumerate(reports):
@@ -84,7 +84,7 @@ def name_versions(reports: Iterable[Report]) -> list[Version]:
 
 
 def _version_name(source: Provenance) -> str:
-    """Returns what people call a version: its release, its ref and commit, whatever there is."""
+    """Returns the usual name of a version: its release, or its ref and commit."""
     ref = (source.ref or "").removeprefix("refs/").removesuffix("/head")
     revision = (source.revision or "")[:9]
     names = [source.version, ref, "" if ref and revision.startswith(ref) else revision]
@@ -94,7 +94,7 @@ def _version_name(source: Provenance) -> str:
 def document(versions: Sequence[Version], left_out: Collection[Verdict] = ()) -> dict[str, Any]:
     """Returns all data that the script of the page reads; findings with the worst causes first.
 
-    Findings with a verdict of ``left_out`` are counted alone.
+    Findings with a verdict in ``left_out`` are only counted.
     """
     everything = [(one.run, finding) for one in versions for finding in one.report.findings]
     found = sorted(
@@ -148,7 +148,7 @@ def _severity(causes: Sequence[Cause]) -> int:
 
 
 def _about(version: Version) -> dict[str, list[tuple[str, str]]]:
-    """Returns which code was run, and what else a result may depend on."""
+    """Returns the source of the code, and the settings and environment of a run, in sections."""
     report = version.report
     source, environment = report.source, report.environment
     return {
@@ -222,7 +222,7 @@ def _diagnosis(diagnosis: Diagnosis | None) -> Hashable:
 
 
 def _trace(causes: Sequence[Cause]) -> Hashable:
-    """Returns the suspects and the factors of the first cause that was traced."""
+    """Returns the suspects and the factors of the first traced cause."""
     for cause in causes:
         if cause.suspects:
             suspects = ((one.place, one.why) for one in cause.suspects)
@@ -232,9 +232,9 @@ def _trace(causes: Sequence[Cause]) -> Hashable:
 
 
 def _picture(picture: Picture | None, runs: Indices, samples: Indices) -> Hashable:
-    """Returns step, size and indices of samples; a sample has the indices of its runs.
+    """Returns a picture's step, size and indices of samples; a sample has the indices of its runs.
 
-    Indices are kept as `_steps`.
+    Indices are stored as differences (`_steps`).
     """
     if picture is None:
         return None
@@ -251,9 +251,9 @@ def _steps(numbers: Iterable[int]) -> tuple[int, ...]:
 
 
 def _command(report: Report, finding: Finding) -> Hashable:
-    """Returns the command before and after the finding's id, which alone differs between findings.
+    """Returns the parts of the command before and after the id, which many findings share.
 
-    Where the shell's quotes have changed the id, it is the whole command and None.
+    If quoting for the shell has changed the id, it returns the whole command and None.
     """
     before, found, after = command(report, finding).partition(finding.id)
     return before, after if found else None
