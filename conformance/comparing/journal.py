@@ -155,7 +155,7 @@ class Journal:
         """
         report = self.report(selection, watched, fault)
         if report is not None:
-            from conformance.explain.causes import with_traces  # imports numpy, as findings did
+            from conformance.explain.causes import with_traces  # imports numpy
 
             by_id = {finding.id: finding for finding in self._findings}
             traced = with_traces(report.causes, traces, by_id)

@@ -135,7 +135,7 @@ def _pretrained(probed: ProbedModel, vocabulary: int) -> nn.Module:
 
         @property
         def model(self) -> Any:
-            """The attribute that holds the layers in a transformer."""
+            """The module that has ``layers``, as Hugging Face's transformers have it."""
             return SimpleNamespace(layers=[probed.layer])
 
         def get_input_embeddings(self) -> nn.Module:

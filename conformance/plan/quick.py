@@ -157,8 +157,8 @@ def _triples(sharing: Sequence[MatrixCell]) -> Iterator[Combination]:
     """Yield the combinations of a job's cells that depend on mode, case and layout at once.
 
     One mistake clamps a share of less than one active token per data-parallel rank to 1, unless an
-    option hides it. Another divides a step by the tokens of all steps of its generation, with one
-    option.
+    option hides it. Another, which shows only with `SHARED_GENERATION`, divides a step by the
+    tokens of all steps of its generation.
 
     Steps in which all counts differ are trained in each mode, except for `WITHOUT_PAIRS`. A mistake
     in few modes may still be ambiguous, which a run resolves at its end.

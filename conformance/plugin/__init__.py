@@ -202,7 +202,7 @@ def _following(item: pytest.Item) -> Iterator[pytest.Item]:
 
 
 def _cell(item: pytest.Item) -> AnyMatrixCell | None:
-    """The cell of a test; None if the test makes no finding but has a parameter of that name."""
+    """The cell of a test that makes a finding; None for tests that use ``cell`` otherwise."""
     if not isinstance(item, pytest.Function) or find.__name__ not in item.fixturenames:
         return None
     return cast("AnyMatrixCell", item.callspec.params["cell"])

@@ -83,7 +83,7 @@ class Crashed:
 
 
 class _Blame(IntEnum):
-    """How likely a rank without a usable answer made other ranks fail, in rising order."""
+    """Likelihoods, in rising order, that a rank without a usable answer made other ranks fail."""
 
     WAITED = 1
     """The rank hangs, or its wait for another rank timed out."""
@@ -394,7 +394,7 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     declined = [reply for reply in by_rank if isinstance(reply, Declined)]
     observed = [reply for reply in by_rank if isinstance(reply, Observed)]
     if failures:
-        likeliest = max(failures, key=lambda failure: failure.blame)  # of equals the lowest rank
+        likeliest = max(failures, key=lambda failure: failure.blame)  # the lowest if equal
         if declined and likeliest.blame in (_Blame.WAITED, _Blame.MISMATCHED):
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         if observed and likeliest.outcome.verdict is Verdict.REFUSED:

@@ -126,7 +126,7 @@ class WorkerCommand(Enum):
 
 @dataclass(frozen=True)
 class Shutdown:
-    """The last order."""
+    """The order to exit with ``status``."""
 
     status: int
 

@@ -220,7 +220,7 @@ def answer(run: Run) -> Answer:
 
 
 def _is_switch(value: object) -> bool:
-    """Whether a default chooses between losses, rather than being a constant of one."""
+    """Whether a default chooses a loss, rather than tuning one by a number."""
     return isinstance(value, str | bool)
 
 
