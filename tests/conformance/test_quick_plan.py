@@ -201,13 +201,6 @@ def test_who_names_a_layout_a_case_or_a_finding_gets_all_of_it(
     assert settings_of(config).plan.size is size
 
 
-def test_unknown_plan_is_named_with_the_way_out(pytester: pytest.Pytester) -> None:
-    config = pytester.parseconfig("--adapter=native", "--plan=short")
-
-    with pytest.raises(pytest.UsageError, match="--plan=short is unknown; choose quick or full"):
-        settings_of(config)
-
-
 def test_what_a_quick_run_leaves_out_has_not_vanished() -> None:
     kept, left_out = (
         Finding(id=f"weights/token_mean/{case}/dp1-cp1-mb1-thd", verdict=Verdict.CONFORMS)
