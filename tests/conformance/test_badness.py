@@ -16,7 +16,7 @@ from conformance.explain.causes import causes
 from conformance.findings.agreement import agreement
 from conformance.findings.badness import badness, factor_text, off_by
 from conformance.findings.finding import Finding
-from conformance.findings.report import Report, Request, Selection
+from conformance.findings.report import Request
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement, judge_weights, largest_error
@@ -24,7 +24,7 @@ from reference.rounding import weight_bound
 from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance.weighed import found, wrong
-from tests.findings import HEADER, finding, mismatch
+from tests.findings import finding, mismatch, report
 from tests.jobs import job_of
 
 STEP = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0, 1], group=group) for group in (0, 1)])
@@ -108,7 +108,7 @@ def test_a_thousandth_is_worse_than_three_times_and_the_reverse_is_better(tmp_pa
         (thrice, thousandth, Outcome.FAILS),
         (thousandth, thrice, Outcome.KNOWN),
     ):
-        baseline = Report.assemble(HEADER, [before], Selection(selected=1, deselected=0))
+        baseline = report(before)
         assert Comparing(tmp_path / "x", baseline, Request()).decision(after).outcome is outcome
 
 

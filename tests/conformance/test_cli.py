@@ -16,9 +16,8 @@ import pytest
 from conformance import cli
 from conformance.comparing.report_file import write
 from conformance.corpus.cases import ALL_CASES
-from conformance.findings.report import Report, Selection
 from tests import command
-from tests.findings import HEADER, finding
+from tests.findings import HEADER, finding, report
 from tests.pools import NEEDS_CLONES
 from tests.tables import table
 from tests.toys import checkout
@@ -156,13 +155,8 @@ def test_without_a_report_the_last_run_is_shown(
 
     for age, adapter in enumerate(("newest", "oldest")):
         path = tmp_path / "reports" / "latest" / f"{adapter}.json"
-        report = Report.assemble(
-            HEADER.model_copy(update={"adapter": adapter}),
-            [finding("a")],
-            Selection(selected=1, deselected=0),
-        )
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(report, path)
+        write(report(finding("a"), header=HEADER.model_copy(update={"adapter": adapter})), path)
         os.utime(path, (1000 - age, 1000 - age))
     assert printed(capsys, "show")[0].startswith("newest ")
 

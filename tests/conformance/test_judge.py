@@ -140,15 +140,6 @@ def test_factor_of_the_layout_is_named(name: str, layout: Layout, verb: str, pow
     assert judgement.diagnosis.numbers[name] == 2
 
 
-def test_empty_sample_counted_as_a_token_is_named_with_its_numbers() -> None:
-    """Clamping every sample's count to 1 makes 12 tokens of 11."""
-    judge = Judge(Mode.TOKEN_MEAN)
-    diagnosis = judge(judge.weights * 11 / 12).diagnosis
-
-    assert diagnosis.name == "empty_samples_counted"
-    assert diagnosis.numbers == pytest.approx({"denominator": 12, "expected_denominator": 11})
-
-
 def test_another_count_is_named_before_a_factor_that_happens_to_be_the_same() -> None:
     """One active token among five samples: clamped counts make 5 of 1, and N is 5 as well."""
     masks = [[1], [0], [0], [0], [0]]
@@ -218,17 +209,6 @@ def test_group_size_is_told_from_sizes_of_the_layout() -> None:
     assert "24 samples are counted instead of 8 prompts" in diagnosis.explanation
 
 
-def test_lost_tokens_are_named_with_the_samples_they_are_of() -> None:
-    """As where SkyRL reduces gradients before the last micro-batch has added to them."""
-    judge = Judge(Mode.TOKEN_MEAN)
-    weights = judge.weights.copy()
-    weights[6:11] = 0
-    diagnosis = judge(weights).diagnosis
-
-    assert diagnosis.name == "samples_lost"
-    assert diagnosis.numbers == {"tokens": 5, "samples": 1}
-
-
 @pytest.mark.parametrize(
     ("layout", "weight"), [(Layout(), 1.0), (Layout(dp=4), 0.25), (Layout(dp=2, cp=2), 0.25)]
 )
@@ -240,46 +220,6 @@ def test_sum_that_is_not_divided_is_named(layout: Layout, weight: float) -> None
     assert diagnosis.numbers == pytest.approx(
         {"denominator": 1 / weight, "expected_denominator": 11}
     )
-
-
-def test_hard_coded_divisor_is_named_with_its_value() -> None:
-    """Miles' pull request 1328: 1000 in the source, whatever was asked for."""
-    judge = Judge(Mode.CONSTANT, divisor=40_960)
-    diagnosis = judge(judge.weights * 40.96).diagnosis
-
-    assert diagnosis.name == "other_divisor"
-    assert diagnosis.numbers["divisor"] == pytest.approx(1000)
-
-
-def test_what_nothing_explains_is_said_to_be_unexplained_with_its_pattern() -> None:
-    judge = Judge()
-    by_sample = np.repeat([1.1, 1.0, 1.3, 1.7, 1.9], STEP.response_lengths)
-    diagnosis = judge(judge.weights * by_sample).diagnosis
-
-    assert diagnosis.name == "unexplained"
-    assert "one ratio per sample" in diagnosis.explanation
-    assert diagnosis.numbers["lowest_ratio"] == pytest.approx(1.1)
-    assert diagnosis.numbers["highest_ratio"] == pytest.approx(1.9)
-
-
-def test_unexplained_denominator_is_given_with_the_right_one() -> None:
-    judge = Judge()
-    diagnosis = judge(judge.weights * 11 / 10.5).diagnosis
-
-    assert "the same for all tokens; a token is divided by 10.5 instead of 11" in (
-        diagnosis.explanation
-    )
-
-
-def test_weight_on_an_inactive_token_is_a_mismatch_however_small() -> None:
-    judge = Judge()
-    leaking = judge.weights
-    leaking[3] = 1e-30
-    judgement = judge(leaking)
-
-    assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis.name == "inactive_tokens_weigh"
-    assert judgement.diagnosis.numbers == {"tokens": 1, "largest": 1e-30}
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -348,14 +288,6 @@ def test_tensor_parallel_ranks_count_once_and_are_each_looked_at() -> None:
     assert judge(half, half, half, 0 * half, pending_reduction=PendingReduction.SUM).error == 0.5
 
 
-def test_step_without_active_tokens_must_weigh_exactly_nothing() -> None:
-    step = step_of([0, 0])
-    judge = Judge(step=step)
-
-    assert judge(np.zeros(2)).verdict is Verdict.CONFORMS
-    assert judge(np.array([0, 1e-9])).verdict is Verdict.MISMATCH
-
-
 @pytest.mark.parametrize(("leak", "error"), [(1e-9, 1.0), (1 / 11, 1.0), (0.5, 5.5), (-0.5, 5.5)])
 def test_weight_on_an_inactive_token_is_a_multiple_of_the_largest_and_at_least_1(
     leak: float, error: float
@@ -367,7 +299,7 @@ def test_weight_on_an_inactive_token_is_a_multiple_of_the_largest_and_at_least_1
     assert judge(leaking).error == pytest.approx(error)
 
 
-@pytest.mark.parametrize(("leak", "error"), [(1e-9, 1.0), (5.0, 5.0)])
+@pytest.mark.parametrize(("leak", "error"), [(0.0, 0.0), (1e-9, 1.0), (5.0, 5.0)])
 def test_weight_in_a_step_without_active_tokens_is_given_as_it_is_and_at_least_as_1(
     leak: float, error: float
 ) -> None:

@@ -276,18 +276,3 @@ def test_reader_hands_over_a_step_at_a_time_and_none_for_a_skipped_one() -> None
     optimizer.step()
     with pytest.raises(ValueError, match="2 optimizer steps were made of 1"):
         reader.take()
-
-
-def test_weights_of_a_skipped_step_are_zero() -> None:
-    batch = ProbedBatch((ONE, ONE))
-    gradient = -np.ones(batch.probe_size, np.float32)
-
-    first, second = batch.weights_of_steps([None, gradient])
-
-    assert not first.any()
-    assert second.all()
-
-
-def test_missing_optimizer_step_says_how_a_skipped_one_is_handed_over() -> None:
-    with pytest.raises(RuntimeError, match=r"0 optimizer steps were made of 1; .*Reader\.take"):
-        ProbedBatch((ONE,)).weights_of_steps([])

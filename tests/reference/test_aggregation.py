@@ -12,6 +12,7 @@ from reference.aggregation import (
     Mode,
     SampleUnit,
 )
+from tests.tables import table
 
 
 @pytest.mark.parametrize("divisor", [0, 0.0, -1, float("nan"), float("inf"), -float("inf")])
@@ -44,35 +45,7 @@ def test_reads_what_a_user_types(text: str, expected: Aggregation) -> None:
     assert Aggregation.parse(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "median",
-            "mode 'median' is unknown; choose one of sample_mean, prompt_mean, token_mean,"
-            " constant",
-        ),
-        (
-            "prompt_mean:4",
-            "divisor 4.0 is given to prompt_mean, but only constant has a divisor; drop the"
-            " divisor or choose constant",
-        ),
-        (
-            "constant",
-            "constant needs a divisor and got None; give a positive number, usually the maximum"
-            " response length",
-        ),
-        (
-            "constant:0",
-            "divisor 0.0 is not a positive finite number; give one, usually the maximum response"
-            " length",
-        ),
-        (
-            "constant:a:b",
-            "divisor 'a:b' of 'constant:a:b' is not a number; write for example constant:40960",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), table("conformance/refusals.toml")["mode"].items())
 def test_refusal_tells_value_rule_and_way_out(text: str, message: str) -> None:
     with pytest.raises(InvalidAggregationError) as refused:
         Aggregation.parse(text)
