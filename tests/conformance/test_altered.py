@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,10 +19,10 @@ from conformance.judging.gradients import judge_router
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import POISONED, CheckSpec, check_spec
 from conformance.ranks.pool import Ran
-from conformance.runs.jobs import SharedJobs
 from conformance.runs.laws import judge_poison
 from reference.aggregation import AdvantageUnit, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
+from tests.conformance.cells import answered
 
 STEP = Step.of(
     [
@@ -141,13 +140,10 @@ def judged(
         )
         return Ran((seen,), 0.0)
 
-    adapter, spec = NativeAdapter(), check_spec(slug)
-    pool = SimpleNamespace(
-        adapter=adapter, description=replace(DESCRIPTION, **described), run=run, is_running=False
-    )
+    spec = check_spec(slug)
     assert spec.law is not None
     job = spec.law.after(replace(JOB, objective=spec.objective))
-    return judge_poison(spec, job, run(job), SharedJobs(pool))  # type: ignore[arg-type]
+    return judge_poison(spec, job, run(job), answered(run, **described))
 
 
 def test_a_column_that_an_adapter_does_not_read_is_not_judged() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.job import DEFAULT_CONFIGURATION, Setting
+from adapters.contract.job import DEFAULT_CONFIGURATION, Configuration, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
@@ -31,6 +31,7 @@ from reference.aggregation import (
     auxiliary_aggregation,
 )
 from reference.weights import token_weights
+from tests.conformance.cells import answered
 
 BY_NAME = {config_case.name: config_case for config_case in CONFIG_CASES}
 ZERO = BY_NAME["divisor_zero"]
@@ -313,54 +314,41 @@ def test_configurations_take_one_rank() -> None:
 PLACE = "trainer.py:7 (step)"
 
 
-class Outcomes:
-    """A pool that runs what deviates, and crashes in what it is compared with."""
-
-    description = Description()
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def run(self, job: Job) -> Ran | Crashed:
-        self.jobs.append(job)
-        if job.configuration == DEFAULT_CONFIGURATION:
-            return Crashed("no kernel image", place=PLACE)
-        return Ran(tuple(observed(job, job.aggregation)))
+def deviating(job: Job) -> Ran | Crashed:
+    """Runs what deviates, and crashes in what it is compared with."""
+    if job.configuration == DEFAULT_CONFIGURATION:
+        return Crashed("no kernel image", place=PLACE)
+    return Ran(tuple(observed(job, job.aggregation)))
 
 
 def test_what_crashes_in_the_ordinary_configuration_is_a_crash_and_breaks_no_rule() -> None:
-    judgement = judge_startup(LEGACY, job_of(LEGACY, Mode.TOKEN_MEAN), Outcomes())  # type: ignore[arg-type]
+    judgement = judge_startup(LEGACY, job_of(LEGACY, Mode.TOKEN_MEAN), answered(deviating))
 
     assert judgement.verdict is Verdict.CRASHED
     assert (judgement.message, judgement.place) == ("no kernel image", PLACE)
     assert by_own_rules(judgement, LEGACY, Description()) == judgement
 
 
-class Crashing:
-    """A pool that crashes at everything, or at what deviates from the ordinary."""
-
-    def __init__(self, *, always: bool) -> None:
-        self.always = always
-
-    def run(self, job: Job) -> Ran | Crashed:
-        if job.configuration != DEFAULT_CONFIGURATION or self.always:
-            return Crashed("Traceback\nTypeError: no number")
-        return Ran(tuple(observed(job, job.aggregation)))
-
-
 def test_crash_is_held_against_a_configuration_that_alone_has_it() -> None:
-    job = job_of(ZERO, Mode.CONSTANT)
-    own, common = (
-        judge_startup(ZERO, job, Crashing(always=always))  # type: ignore[arg-type]
-        for always in (False, True)
-    )
+    job, crash = job_of(ZERO, Mode.CONSTANT), Crashed("Traceback\nTypeError: no number")
 
-    assert own == Crashed("Traceback\nTypeError: no number")
-    assert common == Judgement(verdict=Verdict.CRASHED, message=own.message)
+    def ordinary(given: Job) -> Ran | Crashed:
+        is_ordinary = given.configuration == DEFAULT_CONFIGURATION
+        return Ran(tuple(observed(given, given.aggregation))) if is_ordinary else crash
+
+    own, common = (judge_startup(ZERO, job, answered(run)) for run in (ordinary, lambda _: crash))
+
+    assert own == crash
+    assert common == Judgement(verdict=Verdict.CRASHED, message=crash.message)
 
 
 def test_nothing_ordinary_is_run_where_nothing_is_compared() -> None:
-    pool = Outcomes()
-    judge_startup(ZERO, job_of(ZERO, Mode.CONSTANT), pool)  # type: ignore[arg-type]
+    seen: list[Configuration] = []
 
-    assert [job.configuration for job in pool.jobs] == [ZERO.configuration]
+    def run(job: Job) -> Ran | Crashed:
+        seen.append(job.configuration)
+        return deviating(job)
+
+    judge_startup(ZERO, job_of(ZERO, Mode.CONSTANT), answered(run))
+
+    assert seen == [ZERO.configuration]
