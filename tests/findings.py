@@ -51,14 +51,11 @@ def crash(case: str, message: str) -> Finding:
 
 CP, MICRO = "policy_loss/multiplied_by_cp", "policy_loss/multiplied_by_micro_batches"
 
-
 EMPTY = "policy_loss/empty_samples_counted"
-
 
 UNEXPLAINED = Diagnosis(
     name="unexplained", explanation="weights are 2 to 3 times the expected ones, one ratio per rank"
 )
-
 
 Said = tuple[Finding, Clues]
 
@@ -93,9 +90,7 @@ def explained(
 
 A = "weights/token_mean/a/dp1-cp2-mb1-thd"
 
-
 B = "weights/token_mean/b/dp1-cp2-mb1-thd"
-
 
 OTHER = "weights/sample_mean/a/dp1-cp2-mb1-thd"
 
@@ -116,6 +111,12 @@ def report(
         clues += of_finding
     selection = Selection(selected=len(found) + missing, deselected=0)
     return assembled(header, findings, clues, selection, watched, fault)
+
+
+def recaused(report: Report, **fields: object) -> Report:
+    """A report of one cause, with other fields of that."""
+    [cause] = report.causes
+    return report.model_copy(update={"causes": [cause.model_copy(update=fields)]})
 
 
 def with_verdict(verdict: Verdict, identity: str = A, **fields: str) -> Said:

@@ -48,7 +48,6 @@ from tests.pools import NEEDS_CLONES
 
 CI = (command.ROOT / ".ci" / "run").read_text()
 
-
 NATIVE = commands("pytest --adapter=native ")
 TORCHRUN = commands("torchrun ")
 WITH_SOURCE = commands("pytest .*--source=PATH")

@@ -136,10 +136,8 @@ class Given:
 FILLED_UP = passes([(slice(6), 0)], [(slice(6, 11), 0), (slice(11, 14), 1)])
 """Two ranks: the first three samples in one micro-batch; the fourth, and the last."""
 
-
 ROWS = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
 """Their rows, and two that repeat a sample: one beside the fourth sample, and one on its own."""
-
 
 OF_IRREGULAR = {
     "equal_rewards_divided",

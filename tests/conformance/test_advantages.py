@@ -53,7 +53,6 @@ PLACEMENT = BatchPlacement(
     cp_rank=np.arange(sum(LENGTHS)) // 2 % 2,
 )
 
-
 SKIPS_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 SKIPPING = Conventions(of_returns=SKIPS_TOKENS, of_values=SKIPS_TOKENS)
 """Masked tokens are skipped, and the reward may be at one of them."""

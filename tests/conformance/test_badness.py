@@ -33,7 +33,6 @@ JOB = job_of(STEP)
 
 FACTORS = st.floats(1.01, 1e5)
 
-
 RIGHT = token_weights(STEP, JOB.aggregation)
 
 

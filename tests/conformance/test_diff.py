@@ -85,7 +85,6 @@ UPWARDS = [
 ]
 """From best to worst."""
 
-
 MALFORMED: list[dict[str, Any]] = [
     {"check": Check.ARGUMENTS, "subject": "divisor_nan"},
     {"check": Check.LOGGING},

@@ -37,7 +37,6 @@ STEP = Step.of(
     ]
 )
 
-
 CASES = {case.name: case for case in CORPUS}
 
 ODD_GROUPS = CASES["odd_groups"].steps[0]

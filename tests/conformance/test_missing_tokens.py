@@ -17,7 +17,6 @@ SAMPLES = np.repeat(np.arange(5), [3, 1, 2, 5, 3])
 TWO = Given(layout=Layout(dp=2, micro_batches=2), forward_pass_of_token=BY_SAMPLE)
 FOUR = Given(layout=Layout(dp=2, cp=2, micro_batches=2), forward_pass_of_token=SLICED)
 
-
 FIRST_OF_FOUR = np.arange(14) == 7
 
 OF_OTHER_RANKS = (

@@ -35,7 +35,7 @@ from tests.conformance.pages import (
     traced,
     unpacked,
 )
-from tests.findings import CP, right, wrong
+from tests.findings import CP, recaused, right, wrong
 from tests.findings import report as assembled_of
 
 REPORTS = Path(__file__).parents[2] / "reports"
@@ -290,8 +290,7 @@ def test_the_chain_of_a_traced_cause_is_in_the_data() -> None:
         suspects=[SuspectedLine(file="a.py", line=7, function="f", why="it counts")],
         chain=[TracedFactor(value=0.25, place="a.py:7 (f)"), TracedFactor(value=2.0)],
     )
-    causes = [one.model_copy(update=dict(traced)) for one in report.causes]
-    data = data_of(report.model_copy(update={"causes": causes}))
+    data = data_of(recaused(report, **dict(traced)))
 
     trace = [[["a.py:7 (f)", "it counts"]], [[0.25, "a.py:7 (f)"], [2.0, None]]]
     assert column(data, "trace") == [trace]

@@ -28,7 +28,6 @@ LAYOUTS = (
     Layout(pp=4),
 )
 
-
 pool = pool_of(NativeAdapter, 4)
 
 

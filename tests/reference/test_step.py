@@ -51,7 +51,6 @@ WHOLE: dict[str, np.ndarray] = {
 }
 """A step of one token; each refusal changes one field."""
 
-
 NO_TOKEN = "but a prompt and a response have at least one token"
 LEFT_OUT = "leave the sample out or mask its only token"
 NO_MASK = "but a token is active (1) or not (0); put other weights into the losses"

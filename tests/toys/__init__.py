@@ -53,7 +53,6 @@ def commit(folder: Path) -> None:
 
 WITHOUT_CP = Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens")
 
-
 WITH_CP = Edit("lineage.py", WITHOUT_CP.new, WITHOUT_CP.old)
 
 
