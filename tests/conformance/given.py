@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from adapters.contract import Description, Layout, Observation, PendingReduction
 from conformance.expected.step_context import StepContext
-from conformance.explain.catalogue.groups import ANSWERS
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import Judgement, judge_measurements, judge_weights
@@ -146,12 +145,3 @@ FILLED_UP = passes([(slice(6), 0)], [(slice(6, 11), 0), (slice(11, 14), 1)])
 
 ROWS = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
 """Their rows, and two that repeat a sample: one beside the fourth sample, and one on its own."""
-
-OF_IRREGULAR = {
-    "equal_rewards_divided",
-    "groups_cut_into_runs",
-    "groups_of_a_fixed_size",
-    "missing_siblings_counted",
-    *(name for names in ANSWERS.values() for name in names.values()),
-}
-"""Mistakes that only irregular rollouts show, in `test_irregular_rollouts`."""
