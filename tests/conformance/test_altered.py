@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adapters.contract import Job, Layout, Observation
+from adapters.contract import Job, Observation
 from adapters.contract.batch.altered import Attached
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.job import Column, Depth, Place, Poison
+from adapters.contract.job import Column, Place, Poison
 from adapters.contract.objective import Objective
 from adapters.native.adapter import NativeAdapter
 from adapters.toolkit.probe import token_table
@@ -20,23 +20,12 @@ from conformance.judging.weights import Judgement
 from conformance.plan.checks import POISONED, CheckSpec, check_spec
 from conformance.ranks.pool import Ran
 from conformance.runs.laws import judge_poison
-from reference.aggregation import AdvantageUnit, Aggregation, Conventions, Mode
-from reference.step import Sample, Step
+from reference.aggregation import AdvantageUnit, Conventions
 from tests.conformance.cells import answered
+from tests.jobs import job_of, step_of
 
-STEP = Step.of(
-    [
-        Sample(prompt_length=2, loss_mask=[1, 0, 1], group=0),
-        Sample(prompt_length=1, loss_mask=[0, 0], group=0),
-    ]
-)
-JOB = Job(
-    steps=(STEP,),
-    aggregation=Aggregation(Mode.TOKEN_MEAN),
-    layout=Layout(),
-    depth=Depth.STEP,
-    objective=Objective.OFF_POLICY,
-)
+STEP = step_of([1, 0, 1], [0, 0], prompts=[2, 1])
+JOB = job_of(STEP, objective=Objective.OFF_POLICY)
 DESCRIPTION = NativeAdapter().describe()
 
 

@@ -21,13 +21,12 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement, judge_weights, largest_error
 from reference.rounding import weight_bound
-from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance.weighed import found, wrong
 from tests.findings import finding, mismatch, report
-from tests.jobs import job_of
+from tests.jobs import job_of, step_of
 
-STEP = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0, 1], group=group) for group in (0, 1)])
+STEP = step_of([1, 1, 0, 1], [1, 1, 0, 1], groups=[0, 1])
 
 JOB = job_of(STEP)
 

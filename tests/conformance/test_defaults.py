@@ -1,7 +1,5 @@
 """Documented defaults are those of the configuration, and those that a step is trained with."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -12,13 +10,9 @@ from adapters.contract.objective import Objective
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.defaults import judge_defaults
 from conformance.plan.plan import Plan
-from reference.step import Sample, Step
-from tests.jobs import job_of
+from tests.jobs import job_of, step_of
 
-JOB = replace(
-    job_of(Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=0)])),
-    objective=Objective.CISPO,
-)
+JOB = job_of(step_of([1, 1]), objective=Objective.CISPO)
 DOCUMENTED = documented("config.mdx", {"cispo.low": 1.0})["cispo.low"]
 RIGHT = np.array([0.5, 0.25])
 
