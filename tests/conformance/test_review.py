@@ -40,18 +40,12 @@ from conformance.views.versions.review import as_text, not_looked_at, runner_com
 from reference.aggregation import Mode
 from tests import command, room
 from tests.findings import CP, EMPTY, A, B, Said, recaused, report, right, with_verdict, wrong
-from tests.toys import WITH_CP, WITHOUT_CP, checkout, git
+from tests.toys import WITH_CP, WITHOUT_CP, branched, checkout, git
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """slime's toy on its main branch, and one commit on another that loses a factor."""
-    folder = checkout(tmp_path / "slime")
-    git(folder, "branch", "-M", "main")
-    git(folder, "checkout", "-b", "change")
-    WITHOUT_CP.apply(folder / "slime")
-    git(folder, "commit", "--all", "-m", "Lose it")
-    return folder
+    return branched(tmp_path / "slime")
 
 
 def test_a_version_is_held_to_the_commit_where_it_left_the_default_branch(repository: Path) -> None:
