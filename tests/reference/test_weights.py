@@ -14,8 +14,10 @@ from reference.aggregation import (
     Aggregation,
     Conventions,
     DenominatorMask,
+    Mode,
 )
 from reference.step import Step
+from tests.jobs import step_of
 
 MANY = settings(max_examples=10_000 if settings.get_current_profile_name() == "full" else 500)
 
@@ -55,6 +57,13 @@ def test_weights_after_rejection_are_the_correctly_rounded_exact_ones(
     ]
 
     assert weights.token_weights(rejected, aggregation, conventions).tolist() == rounded
+
+
+@pytest.mark.parametrize("mode", [Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.CONSTANT])
+def test_a_unit_without_active_tokens_has_a_weight_of_0(mode: Mode) -> None:
+    aggregation = Aggregation(mode, 4 if mode is Mode.CONSTANT else None)
+
+    assert weights.sample_weights(step_of([1], [0], groups=[0, 1]), aggregation)[1] == 0
 
 
 @MANY
